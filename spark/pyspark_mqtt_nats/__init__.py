@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Apache Spark on the messages that MQTT clients have published. Nothing public yet."""
