@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings: read once from flags, environment and file, then immutable.
+
+A flag wins over an environment variable (``MQTT_NATS_`` and the name in capitals), which wins over
+the TOML file. docs/configuration.md lists every setting; a test compares the two.
+"""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_args
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, ByteSize, Field, FilePath, SecretStr, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from mqtt_nats.errors import StartupError
+
+ENV_PREFIX = "MQTT_NATS_"
+
+_MIB = 1024 * 1024
+_URL_SCHEMES = ("nats", "tls")  # the data path is not for WebSocket
+
+
+def parse_address(value: str) -> tuple[str, int]:
+    """Split ``HOST:PORT`` or ``[IPv6]:PORT``; raises ValueError. Port 0 asks for a free one."""
+    host, colon, port = value.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError("an IPv6 address needs brackets: [::1]:1883")
+    if not colon or not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
+        raise ValueError("expected HOST:PORT, such as 127.0.0.1:1883")
+    return host, int(port)
+
+
+def _check_address(value: Any) -> Any:
+    if isinstance(value, str):
+        parse_address(value)
+    return value
+
+
+def _split_urls(value: Any) -> Any:
+    if isinstance(value, str):
+        value = value.split(",")
+    if not isinstance(value, list | tuple):
+        return value
+    urls = tuple(url.strip() if isinstance(url, str) else url for url in value)
+    for url in urls:
+        if not isinstance(url, str):
+            continue  # pydantic reports the type
+        try:
+            parts = urlsplit(url)
+            usable = parts.scheme in _URL_SCHEMES and parts.hostname and parts.port != 0
+        except ValueError:
+            usable = False
+        if not usable:
+            raise ValueError("expected URLs such as nats://127.0.0.1:4222, separated by commas")
+    return urls
+
+
+def _never_is_none(value: Any) -> Any:
+    return None if isinstance(value, str) and value.strip().lower() == "never" else value
+
+
+def _lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+class Settings(BaseSettings):
+    """Everything that can be set. Constructing it reads neither environment nor file: ``load`` does."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX,
+        env_ignore_empty=True,
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
+    )
+
+    listen: Annotated[str, BeforeValidator(_check_address)] = Field(
+        "127.0.0.1:1883", description="Address for MQTT over TCP, HOST:PORT; port 0 takes a free one."
+    )
+    nats: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_urls)] = Field(
+        ("nats://127.0.0.1:4222",),
+        min_length=1,
+        description="URLs of the nats-server cluster, separated by commas.",
+    )
+    embedded: bool = Field(
+        False, description="Start a nats-server of our own (extra `embedded`) instead of using `nats`."
+    )
+    embedded_port: int = Field(
+        4222, ge=0, le=65535, description="Port of the embedded nats-server on 127.0.0.1; 0 takes a free one."
+    )
+    data: Path = Field(Path("data"), description="Directory for the data of the embedded nats-server.")
+
+    nats_user: str | None = Field(None, description="User name for NATS.")
+    nats_password: SecretStr | None = Field(None, description="Password for NATS.")
+    nats_token: SecretStr | None = Field(None, description="Token for NATS.")
+    nats_nkey: FilePath | None = Field(None, description="File with an nkey seed for NATS.")
+    nats_creds: FilePath | None = Field(None, description="Credentials file (JWT and seed) for NATS.")
+    nats_tls_ca: FilePath | None = Field(
+        None, description="PEM file with the certificate authorities that may vouch for nats-server."
+    )
+    nats_tls_cert: FilePath | None = Field(
+        None, description="PEM file with the client certificate for NATS; needs `nats_tls_key`."
+    )
+    nats_tls_key: FilePath | None = Field(None, description="PEM file with the key of `nats_tls_cert`.")
+    nats_tls_hostname: str | None = Field(
+        None, description="Name expected in the certificate of nats-server, where it is not the URL's."
+    )
+
+    session_expiry_interval: Annotated[int | None, BeforeValidator(_never_is_none)] = Field(
+        7200,
+        ge=1,
+        le=0xFFFFFFFE,
+        description="Seconds for which the session of an absent 3.1.1 client is kept (clean session 0); "
+        "`never` keeps it for good.",
+    )
+    max_packet_size: ByteSize = Field(
+        ByteSize(_MIB),
+        ge=64,
+        le=268_435_460,
+        description="Largest MQTT packet accepted, in bytes (`1MiB` is understood).",
+    )
+    connect_packet_size: ByteSize = Field(
+        ByteSize(64 * 1024),
+        ge=64,
+        le=268_435_460,
+        description="Largest packet accepted before a CONNECT has been, in bytes.",
+    )
+    connect_timeout: float = Field(
+        15.0, gt=0, allow_inf_nan=False, description="Seconds in which a new connection must have sent its CONNECT."
+    )
+    max_inflight: int = Field(
+        100,
+        ge=1,
+        le=16384,
+        description="QoS 1 and 2 messages sent but not acknowledged, per durable subscription and per regular session.",
+    )
+    max_queued: int = Field(10_000, ge=1, description="QoS 1 and 2 messages waiting in memory for a regular session.")
+    max_outbound_bytes: ByteSize = Field(
+        ByteSize(16 * _MIB),
+        ge=64 * 1024,
+        description="Bytes waiting to be sent to one client; above this QoS 0 messages for it are dropped.",
+    )
+    max_subscriptions: int = Field(1000, ge=1, description="Subscriptions of one session.")
+    max_topic_levels: int = Field(
+        128, ge=1, le=1900, description="Levels in a topic or filter, counted by their slashes."
+    )
+    backlog: int = Field(4096, ge=1, description="Connections that the kernel queues before we accept them.")
+
+    message_retention: int = Field(
+        86_400,
+        ge=1,
+        description="Seconds for which QoS 1 and 2 messages are stored (max_age of `$MQTT_msgs`).",
+    )
+    retention: Literal["limits", "interest"] = Field(
+        "limits",
+        description="`limits` stores messages for `message_retention`; `interest` only until every durable "
+        "session has them, as nats-server's own listener does (nats-server 2.15.1 can lose such a "
+        "stream when consumers are deleted at the same time).",
+    )
+    stream_replicas: int | None = Field(
+        None, ge=1, le=5, description="Replicas of the streams that are created; unset: one."
+    )
+    local_dispatch: bool = Field(
+        True,
+        description="Hand messages to this gateway's own subscribers directly. Turn off in accounts with "
+        "subject mappings, so that all go through NATS.",
+    )
+    publish_client_id: bool = Field(
+        True, description="Name the publisher to NATS clients in the header `Nmqtt-Client`."
+    )
+    log_level: Annotated[Literal["debug", "info", "warning", "error", "critical"], BeforeValidator(_lower)] = Field(
+        "info", description="Least severe messages that are logged."
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only what is passed in: ``load`` merges the sources itself, to know the file by its name."""
+        return (init_settings,)
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        given = self.model_fields_set
+        if self.embedded and "nats" in given:
+            raise ValueError("nats and embedded exclude each other: give --nats or --embedded, not both")
+        ways = [
+            name for name in ("nats_user", "nats_token", "nats_nkey", "nats_creds") if getattr(self, name) is not None
+        ]
+        if len(ways) > 1:
+            raise ValueError(f"{' and '.join(ways)} exclude each other: give one way to log in to NATS")
+        if self.nats_password is not None and self.nats_user is None:
+            raise ValueError("nats_password needs nats_user")
+        if (self.nats_tls_cert is None) != (self.nats_tls_key is None):
+            raise ValueError("nats_tls_cert and nats_tls_key need each other")
+        return self
+
+    @property
+    def listen_address(self) -> tuple[str, int]:
+        """``listen`` as (host, port), the host without brackets."""
+        return parse_address(self.listen)
+
+    @property
+    def nats_display(self) -> str:
+        """``nats`` without user names and passwords, for messages and logs."""
+        return ",".join(_without_userinfo(url) for url in self.nats)
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Keep what a NATS URL may hold before its ``@`` out of ``repr``."""
+        for name, value in super().__repr_args__():
+            yield name, tuple(map(_without_userinfo, value)) if name == "nats" else value
+
+    @classmethod
+    def load(cls, flags: Mapping[str, Any], config: Path | None = None) -> Self:
+        """Merge flags over environment over file and validate the result.
+
+        ``flags`` has setting names as keys; a value of None means not given. ``config`` defaults to
+        the environment variable ``MQTT_NATS_CONFIG``. Unknown environment variables are ignored
+        (Kubernetes invents some for a service of this name), unknown keys of the file are not.
+        Raises StartupError.
+        """
+        if config is None and (named := os.environ.get(ENV_PREFIX + "CONFIG")):
+            config = Path(named)
+        values = _read_file(config) if config is not None else {}
+        values |= EnvSettingsSource(cls)()
+        values |= {name: value for name, value in flags.items() if value is not None}
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise StartupError(_one_line(error, values)) from None
+
+
+def env_name(setting: str) -> str:
+    """The environment variable of a setting."""
+    return ENV_PREFIX + setting.upper()
+
+
+def flag_name(setting: str) -> str:
+    """The command line flag of a setting."""
+    return "--" + setting.replace("_", "-")
+
+
+def is_secret(field: FieldInfo) -> bool:
+    """Whether the setting has no flag, because every user of the machine could read it there."""
+    return SecretStr in get_args(field.annotation)
+
+
+def _without_userinfo(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    return scheme + separator + rest.rpartition("@")[2]
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StartupError(f"cannot read the configuration file {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise StartupError(f"the configuration file {path} is not UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise StartupError(f"the configuration file {path} is not valid TOML: {error}") from None
+    for key in values:
+        if key not in Settings.model_fields:
+            near = difflib.get_close_matches(key, Settings.model_fields, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "docs/configuration.md lists the settings"
+            raise StartupError(f"unknown setting {key!r} in {path}: {hint}")
+    return values
+
+
+def _one_line(error: ValidationError, values: Mapping[str, Any]) -> str:
+    """All that is wrong, in one line, without the value of a secret."""
+    problems = []
+    for detail in error.errors(include_url=False, include_context=False):
+        message = detail["msg"].removeprefix("Value error, ")
+        message = message[:1].lower() + message[1:]
+        name = str(detail["loc"][0]) if detail["loc"] else ""
+        if not name:
+            problems.append(message)
+            continue
+        shown = ""
+        field = Settings.model_fields.get(name)
+        if field is not None and not is_secret(field) and name != "nats":
+            shown = f" = {str(values.get(name))[:80]!r}"
+        problems.append(f"{name}{shown}: {message}")
+    return "invalid setting: " + "; ".join(dict.fromkeys(problems))
