@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names derived from client ids, as nats-server derives them."""
+
+from hashlib import sha256
+from typing import Final
+
+ALPHABET: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+HASH_LENGTH: Final = 8
+NUID_LENGTH: Final = 22
+MAX_PLAIN_BYTES: Final = 200
+"""Longest client id that is used as a subject token as it is."""
+
+_PREFIX: Final = "="
+_NOT_PLAIN: Final = frozenset(".*>\x7f") | frozenset(map(chr, range(0x21)))
+
+
+def name_hash(name: str) -> str:
+    """nats-server's 8-character hash of a client id or server name: eight bytes of SHA-256, each modulo 62."""
+    return "".join(ALPHABET[byte % 62] for byte in sha256(name.encode()).digest()[:HASH_LENGTH])
+
+
+def consumer_name(client_hash: str, nuid: str) -> str:
+    """Durable name of a subscription's consumer."""
+    return f"{client_hash}_{nuid}"
+
+
+def nuid(entropy: bytes) -> str:
+    """22 base-62 characters out of (at least) 17 random bytes."""
+    value = int.from_bytes(entropy, "big")
+    digits = []
+    for _ in range(NUID_LENGTH):
+        value, digit = divmod(value, 62)
+        digits.append(ALPHABET[digit])
+    return "".join(digits)
+
+
+def subject_token(client_id: str) -> str:
+    """One subject token for a client id: itself when it is one plain token, else `=` and its hash.
+
+    Ids that start with `=` are hashed too, so that nobody can name another client's token.
+    """
+    if (
+        not client_id
+        or client_id.startswith(_PREFIX)
+        or len(client_id.encode()) > MAX_PLAIN_BYTES
+        or not _NOT_PLAIN.isdisjoint(client_id)
+    ):
+        return _PREFIX + name_hash(client_id)
+    return client_id

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NATS message headers: names, the raw block, and the values that gateways write."""
+
+from collections.abc import Iterable
+from typing import Final
+from urllib.parse import quote, unquote
+
+PUB: Final = "Nmqtt-Pub"
+ID: Final = "Nmqtt-Id"
+CLIENT: Final = "Nmqtt-Client"
+RETAIN: Final = "Nmqtt-Retain"
+EXPIRY: Final = "Nmqtt-Expiry"
+FORMAT: Final = "Nmqtt-Format"
+CONTENT_TYPE: Final = "Content-Type"
+REPLY: Final = "Nmqtt-Reply"
+CORRELATION: Final = "Nmqtt-Correlation"
+USER: Final = "Nmqtt-User"
+EPOCH: Final = "Nmqtt-Epoch"
+"""`$MQTT_sess` sequence of the write that claimed the session."""
+SUBJECT: Final = "Nmqtt-Subject"
+"""Held QoS 2 publishes: the subject to release to."""
+PUBREL: Final = "Nmqtt-PubRel"
+"""Owed PUBRELs: the packet id."""
+SEQ: Final = "Nmqtt-Seq"
+"""Owed PUBRELs: `$MQTT_msgs` sequence of the message."""
+R_TOPIC: Final = "Nmqtt-RTopic"
+R_FLAGS: Final = "Nmqtt-RFlags"
+"""Retained messages: flags nibble of the PUBLISH as hex, -1 = tombstone."""
+R_ORIGIN: Final = "Nmqtt-ROrigin"
+R_SOURCE: Final = "Nmqtt-RSource"
+
+MSG_ID: Final = "Nats-Msg-Id"
+TTL: Final = "Nats-TTL"
+EXPECTED_LAST_SUBJECT_SEQUENCE: Final = "Nats-Expected-Last-Subject-Sequence"
+MARKER_REASON: Final = "Nats-Marker-Reason"
+STREAM_SUBJECT: Final = "Nats-Subject"
+STREAM_SEQUENCE: Final = "Nats-Sequence"
+STREAM_TIME: Final = "Nats-Time-Stamp"
+NUM_PENDING: Final = "Nats-Num-Pending"
+SCHEDULE: Final = "Nats-Schedule"
+SCHEDULE_TARGET: Final = "Nats-Schedule-Target"
+
+START: Final = b"NATS/1.0\r\n"
+END: Final = b"\r\n"
+PUB_LINES: Final = (b"Nmqtt-Pub:0\r\n", b"Nmqtt-Pub:1\r\n", b"Nmqtt-Pub:2\r\n")
+"""Header line by QoS, for frames built by hand."""
+PUB_BLOCKS: Final = tuple(START + line + END for line in PUB_LINES)
+"""Whole header block by QoS, with nothing else in it."""
+
+
+def parse(block: bytes) -> list[tuple[str, str]]:
+    """All headers of a raw block, in order, repeats kept, values stripped; bytes that are no UTF-8 become U+FFFD."""
+    pairs = []
+    for line in block.split(b"\r\n")[1:]:
+        name, colon, value = line.partition(b":")
+        if colon:
+            pairs.append((name.decode(errors="replace"), value.decode(errors="replace").strip(" \t")))
+    return pairs
+
+
+def get(block: bytes, name: str) -> str | None:
+    """The first header called `name` (exact case, as nats-server compares), without parsing the others."""
+    at = block.find(b"\r\n" + name.encode() + b":")
+    if at < 0:
+        return None
+    start = at + len(name.encode()) + 3
+    end = block.find(b"\r\n", start)
+    return block[start : end if end >= 0 else len(block)].decode(errors="replace").strip(" \t")
+
+
+def get_int(block: bytes, name: str) -> int | None:
+    """The first header called `name` as a number, None when there is none or it is not 1 to 19 ASCII digits."""
+    value = get(block, name)
+    if value is None or not value.isascii() or not value.isdecimal() or len(value) > 19:
+        return None
+    return int(value)
+
+
+def status(block: bytes) -> int | None:
+    """The inline status of a block (`NATS/1.0 404 No Messages`), None when it has none."""
+    digits = block[9:12]
+    return int(digits) if block.startswith(b"NATS/1.0 ") and len(digits) == 3 and digits.isdigit() else None
+
+
+def build(pairs: Iterable[tuple[str, str]]) -> bytes:
+    """A raw block; raises ValueError for a name or value that would break out of its line."""
+    lines = [START]
+    for name, value in pairs:
+        if not name or ":" in name or "\r" in name or "\n" in name or "\r" in value or "\n" in value:
+            raise ValueError(f"not a header: {name!r}")
+        lines.append(f"{name}:{value}\r\n".encode())
+    lines.append(END)
+    return b"".join(lines)
+
+
+def message_id(time_us: int, gateway48: int, counter16: int) -> str:
+    """32 hex digits: 64-bit time in microseconds, 48 bits of gateway and connection, 16-bit counter (each wraps)."""
+    return f"{time_us & 0xFFFFFFFFFFFFFFFF:016x}{gateway48 & 0xFFFFFFFFFFFF:012x}{counter16 & 0xFFFF:04x}"
+
+
+def percent_encode(text: str) -> str:
+    """Any text as a header value: everything but `A-Za-z0-9_.-~` percent-encoded."""
+    return quote(text, safe="")
+
+
+def percent_decode(value: str) -> str:
+    """The inverse of `percent_encode`; bytes that are no UTF-8 become U+FFFD."""
+    return unquote(value, errors="replace")

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MQTT topic names and filters <-> NATS subjects.
+
+nats-server's own MQTT mapping: a level becomes a token, an empty level the token `/`, a `.` in a level `//`.
+That mapping never puts another character after a `/` inside a token, which leaves room to escape what NATS
+cannot carry: a space is `/_`, the rest `/~` and a letter (`ESCAPES`). nats-server drops only the slash of such
+an escape. Escaped are exactly the characters that
+  - end a word of the NATS protocol: space, TAB, LF, CR, and VT, on which nats-py's parser gives up;
+  - JetStream refuses in a filter or cannot look up: FF and DEL;
+  - are NATS wildcards, or look like one: `*` and `>`.
+So the mapping is one-to-one on all legal topics, and the same as nats-server's for every topic without these.
+"""
+
+from typing import Final
+
+MAX_SUBJECT_BYTES: Final = 3800
+"""Longest encoded subject: nats-server drops the connection on a control line over 4096 bytes."""
+
+MAX_TOPIC_BYTES: Final = 65535
+"""Longest MQTT string [MQTT-1.5.4]."""
+
+ESCAPES: Final[dict[str, str]] = {
+    " ": "/_",
+    "\t": "/~t",
+    "\n": "/~n",
+    "\v": "/~v",
+    "\f": "/~f",
+    "\r": "/~r",
+    "\x7f": "/~d",
+    "*": "/~s",
+    ">": "/~g",
+}
+
+SYSTEM_LEVEL: Final = "$SYS"
+SYSTEM_ROOT: Final = "$MQTT_SYS"
+"""Where MQTT's `$SYS/...` lives: `$SYS.>` is nats-server's own."""
+
+RESERVED_ROOTS: Final = frozenset(
+    # nats-server's and JetStream's roots, reply prefixes (_INBOX, _R_, _GR_, $GNR, $GR), and the gateways' own.
+    ("$MQTT", SYSTEM_ROOT, SYSTEM_LEVEL, "$JS", "$JSC", "$KV", "$O", "$OBJ", "$NRG", "$GNR", "$GR", "$LDS")
+    + ("_INBOX", "_R_", "_GR_")
+)
+_HIDDEN: Final = frozenset(("_INBOX", "_R_", "_GR_"))
+_ENCODE: Final = str.maketrans({".": "//", **ESCAPES})
+_SPECIAL: Final = {code[2]: char for char, code in ESCAPES.items() if len(code) == 3}
+
+
+class SubjectTooLong(ValueError):
+    """The encoded subject would exceed MAX_SUBJECT_BYTES."""
+
+
+class ReservedSubject(ValueError):
+    """The subject belongs to NATS or to the gateways."""
+
+
+def _levels(topic: str) -> str:
+    """Encode all levels of a topic without wildcards."""
+    if "/" not in topic:
+        return topic.translate(_ENCODE)
+    return ".".join(level.translate(_ENCODE) or "/" for level in topic.split("/"))
+
+
+def _checked(subject: str) -> str:
+    if len(subject) > MAX_SUBJECT_BYTES or len(subject.encode()) > MAX_SUBJECT_BYTES:
+        raise SubjectTooLong(f"the topic needs a NATS subject of more than {MAX_SUBJECT_BYTES} bytes")
+    return subject
+
+
+def encode_topic(topic: str) -> str:
+    """Map a legal topic name to its subject, reserved or not; raises SubjectTooLong."""
+    return _checked(_levels(topic))
+
+
+def topic_to_subject(topic: str) -> str:
+    """Map the topic name of a client's publish to its subject; raises SubjectTooLong, ReservedSubject.
+
+    `topic` is a legal topic name: not empty, no NUL, no `+` or `#`.
+    """
+    subject = encode_topic(topic)
+    if is_reserved(subject):
+        raise ReservedSubject(f"topics under {root_of(subject)!r} are reserved")
+    return subject
+
+
+def system_subject(topic: str) -> str:
+    """The subject under which gateways publish the topic name `$SYS/<...>`; raises SubjectTooLong, ValueError."""
+    if not topic.startswith("$SYS/"):
+        raise ValueError("not a $SYS/ topic")
+    return _checked(SYSTEM_ROOT + _levels(topic)[len(SYSTEM_LEVEL) :])
+
+
+def filter_to_subjects(topic_filter: str) -> tuple[str, ...]:
+    """Map a topic filter to what to subscribe: `a/#` is (`a.>`, `a`), a bare `#` (`>`,), all others one subject.
+
+    `$SYS/...` is found under SYSTEM_ROOT. Raises SubjectTooLong, ReservedSubject, and ValueError for an illegal
+    filter [MQTT-4.7.1-1, -2]. A shared subscription's `$share/<group>/` must have been removed.
+    """
+    if not topic_filter:
+        raise ValueError("an empty topic filter")
+    levels = topic_filter.split("/")
+    last = len(levels) - 1
+    tokens = []
+    for index, level in enumerate(levels):
+        if level == "+":
+            tokens.append("*")
+        elif level == "#" and index == last:
+            tokens.append(">")
+        elif "+" in level or "#" in level:
+            raise ValueError("a wildcard must be a whole level, and # the last one")
+        else:
+            tokens.append(level.translate(_ENCODE) or "/")
+    root = tokens[0]
+    if root == SYSTEM_LEVEL:
+        tokens[0] = SYSTEM_ROOT
+    elif root in RESERVED_ROOTS:
+        raise ReservedSubject(f"topics under {root!r} are reserved")
+    subject = _checked(".".join(tokens))
+    if last > 0 and tokens[last] == ">":
+        return subject, subject[:-2]
+    return (subject,)
+
+
+def subject_to_topic(subject: str) -> str:
+    """Map any subject to a topic as nats-server does (a lone `/` is dropped), and our escapes exactly.
+
+    Total, so what a NATS client chose as subject need not give a legal topic name: see `wire_topic`.
+    """
+    if subject.startswith(SYSTEM_ROOT) and (len(subject) == len(SYSTEM_ROOT) or subject[len(SYSTEM_ROOT)] == "."):
+        subject = SYSTEM_LEVEL + subject[len(SYSTEM_ROOT) :]
+    if "/" not in subject:
+        return subject.replace(".", "/")
+    parts = iter(subject.split("/"))
+    out = [next(parts).replace(".", "/")]
+    for part in parts:
+        # Each part was preceded by one slash; an empty one means that the next slash is the second of a pair.
+        if not part:
+            following = next(parts, None)
+            if following is None:
+                break
+            out.append(".")
+            part = following
+        elif part[0] == "_":
+            out.append(" ")
+            part = part[1:]
+        elif part[0] == "~" and part[1:2] in _SPECIAL:
+            out.append(_SPECIAL[part[1]])
+            part = part[2:]
+        out.append(part.replace(".", "/"))
+    return "".join(out)
+
+
+def wire_topic(subject: bytes) -> str | None:
+    """The topic name under which to send a message of `subject` to a client, None when no legal one exists.
+
+    NATS clients may use subjects with bytes that are no UTF-8, with NUL, `+` or `#`, or too long.
+    """
+    try:
+        topic = subject_to_topic(subject.decode())
+    except UnicodeDecodeError:
+        return None
+    if not topic or "+" in topic or "#" in topic or "\0" in topic:
+        return None
+    if len(topic) > MAX_TOPIC_BYTES // 4 and len(topic.encode()) > MAX_TOPIC_BYTES:
+        return None
+    return topic
+
+
+def subject_to_filter(subject: str) -> str:
+    """Map the first subject of `filter_to_subjects` back to its topic filter."""
+    tokens = subject.split(".")
+    last = len(tokens) - 1
+    levels = []
+    for index, token in enumerate(tokens):
+        if token == "*":
+            levels.append("+")
+        elif token == ">" and index == last:
+            levels.append("#")
+        elif index == 0 and token == SYSTEM_ROOT:
+            levels.append(SYSTEM_LEVEL)
+        else:
+            levels.append(subject_to_topic(token))
+    return "/".join(levels)
+
+
+def root_of(subject: str) -> str:
+    """The first token of a subject."""
+    return subject.partition(".")[0]
+
+
+def is_reserved(subject: str) -> bool:
+    """Whether clients may neither publish to this subject nor name its root in a filter."""
+    return subject[:1] in "$_" and subject.partition(".")[0] in RESERVED_ROOTS
+
+
+def starts_with_wildcard(subject: str) -> bool:
+    """Whether a subject of `filter_to_subjects` matches any first level."""
+    return subject in (">", "*") or subject.startswith("*.")
+
+
+def visible_to_wildcard(subject: str) -> bool:
+    """Whether a filter that starts with a wildcard may match [MQTT-4.7.2-1]; reply inboxes are hidden too."""
+    first = subject[:1]
+    if first == "$":
+        return False
+    return first != "_" or subject.partition(".")[0] not in _HIDDEN
