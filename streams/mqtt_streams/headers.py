@@ -68,6 +68,12 @@ def get(block: bytes, name: str) -> str | None:
     return block[start : end if end >= 0 else len(block)].decode(errors="replace").strip(" \t")
 
 
+def get_last(block: bytes, name: str) -> str | None:
+    """The last header called `name`: what the server appended, whatever the publisher had put there before."""
+    at = block.rfind(b"\r\n" + name.encode() + b":")
+    return None if at < 0 else get(block[at:], name)
+
+
 def get_int(block: bytes, name: str) -> int | None:
     """The first header called `name` as a number, None when there is none or it is not 1 to 19 ASCII digits."""
     value = get(block, name)

@@ -42,6 +42,7 @@ RESERVED_ROOTS: Final = frozenset(
 )
 _HIDDEN: Final = frozenset(("_INBOX", "_R_", "_GR_"))
 _ENCODE: Final = str.maketrans({".": "//", **ESCAPES})
+_READABLE: Final = str.maketrans({char: code[1:] for char, code in ESCAPES.items()})
 _SPECIAL: Final = {code[2]: char for char, code in ESCAPES.items() if len(code) == 3}
 
 
@@ -80,6 +81,11 @@ def topic_to_subject(topic: str) -> str:
     if is_reserved(subject):
         raise ReservedSubject(f"topics under {root_of(subject)!r} are reserved")
     return subject
+
+
+def readable_topic(topic: str) -> str:
+    """The name under which nats-server's listener knows a topic: the topic itself, unless it needed escapes."""
+    return topic.translate(_READABLE)
 
 
 def system_subject(topic: str) -> str:

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Durable push consumers: their description in session records, management, acknowledgement subjects."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from mqtt_streams.api import ApiError, JetStream, call
+
+ACK_WAIT_NS: Final = 30_000_000_000
+CONSUMER_NOT_FOUND: Final = 10014
+CONSUMER_EXISTS: Final = (10105, 10148)
+CONSUMER_IN_USE: Final = 10013
+
+
+class DeliverSubjectBusy(Exception):
+    """The consumer's present deliver subject still has interest: its old owner has not let go yet."""
+
+
+class ConsumerExists(Exception):
+    """A consumer of that name exists with another configuration."""
+
+
+class ConsumerNotFound(Exception):
+    """There is no such consumer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerRef:
+    """A durable push consumer with explicit acknowledgement, as nats-server's ConsumerConfig.
+
+    `ack_wait` is in nanoseconds. `start_seq`: first stream sequence to deliver, None = new messages only.
+    `inactive_threshold`: nanoseconds without interest after which the server removes the consumer, 0 = never.
+    `extra`: further settings found in a record, written back unchanged.
+    """
+
+    durable_name: str
+    deliver_subject: str
+    filter_subject: str
+    max_ack_pending: int
+    ack_wait: int = ACK_WAIT_NS
+    start_seq: int | None = None
+    inactive_threshold: int = 0
+    num_replicas: int = 0
+    extra: Mapping[str, object] = field(default_factory=dict)
+
+    def to_config(self) -> dict[str, object]:
+        """The JSON object, keys in nats-server's order."""
+        config: dict[str, object] = {
+            "durable_name": self.durable_name,
+            "deliver_policy": "new" if self.start_seq is None else "by_start_sequence",
+        }
+        if self.start_seq is not None:
+            config["opt_start_seq"] = self.start_seq
+        config |= {
+            "ack_policy": "explicit",
+            "ack_wait": self.ack_wait,
+            "filter_subject": self.filter_subject,
+            "replay_policy": "instant",
+            "max_ack_pending": self.max_ack_pending,
+            "deliver_subject": self.deliver_subject,
+        }
+        if not self.filter_subject:
+            del config["filter_subject"]
+        if self.inactive_threshold:
+            config["inactive_threshold"] = self.inactive_threshold
+        config["num_replicas"] = self.num_replicas
+        return config | dict(self.extra)
+
+
+class ConsumerInfo(NamedTuple):
+    """State of a consumer. Sequences are stream sequences, except `delivered_consumer_seq`."""
+
+    config: dict[str, Any]
+    push_bound: bool
+    delivered_seq: int
+    delivered_consumer_seq: int
+    ack_floor_seq: int
+    num_ack_pending: int
+    num_pending: int
+
+
+def _info(answer: dict[str, Any]) -> ConsumerInfo:
+    delivered = answer.get("delivered", {})
+    return ConsumerInfo(
+        answer.get("config", {}),
+        bool(answer.get("push_bound", False)),
+        delivered.get("stream_seq", 0),
+        delivered.get("consumer_seq", 0),
+        answer.get("ack_floor", {}).get("stream_seq", 0),
+        answer.get("num_ack_pending", 0),
+        answer.get("num_pending", 0),
+    )
+
+
+async def _apply(js: JetStream, stream: str, consumer: ConsumerRef, action: str) -> ConsumerInfo:
+    body = {"stream_name": stream, "config": consumer.to_config(), "action": action}
+    try:
+        return _info(await call(js, f"CONSUMER.DURABLE.CREATE.{stream}.{consumer.durable_name}", body))
+    except ApiError as error:
+        if error.err_code == CONSUMER_IN_USE:
+            raise DeliverSubjectBusy(consumer.durable_name) from error
+        if error.err_code in CONSUMER_EXISTS:
+            raise ConsumerExists(consumer.durable_name) from error
+        if error.err_code in (CONSUMER_NOT_FOUND, 10149):
+            raise ConsumerNotFound(consumer.durable_name) from error
+        raise
+
+
+async def create_consumer(js: JetStream, stream: str, consumer: ConsumerRef) -> ConsumerInfo:
+    """Create; creating the same again is no error. Raises ConsumerExists, ApiError."""
+    return await _apply(js, stream, consumer, "create")
+
+
+async def update_consumer(js: JetStream, stream: str, consumer: ConsumerRef) -> ConsumerInfo:
+    """Change an existing consumer. With a new deliver subject the server re-sends what is pending, in order.
+
+    Raises DeliverSubjectBusy (try again until the old owner lets go), ConsumerNotFound, ApiError. Delivery policy and
+    start cannot change: give those that the consumer was created with.
+    """
+    return await _apply(js, stream, consumer, "update")
+
+
+async def delete_consumer(js: JetStream, stream: str, name: str) -> bool:
+    """Delete; False when there is none of that name."""
+    try:
+        await call(js, f"CONSUMER.DELETE.{stream}.{name}")
+    except ApiError as error:
+        if error.err_code == CONSUMER_NOT_FOUND:
+            return False
+        raise
+    return True
+
+
+async def consumer_info(js: JetStream, stream: str, name: str) -> ConsumerInfo | None:
+    """State of a consumer, None when there is none of that name."""
+    try:
+        return _info(await call(js, f"CONSUMER.INFO.{stream}.{name}"))
+    except ApiError as error:
+        if error.err_code == CONSUMER_NOT_FOUND:
+            return None
+        raise
+
+
+async def consumer_names(js: JetStream, stream: str, prefix: str = "") -> list[str]:
+    """Names of all consumers of a stream that start with `prefix`; the server lists all of them, so rarely."""
+    names: list[str] = []
+    offset = 0
+    while True:
+        answer = await call(js, f"CONSUMER.NAMES.{stream}", {"offset": offset})
+        page = answer.get("consumers") or []
+        names += [name for name in page if name.startswith(prefix)]
+        offset += len(page)
+        if not page or offset >= answer.get("total", 0):
+            return names
+
+
+class Ack(NamedTuple):
+    """Content of an acknowledgement subject; `delivered` counts deliveries from 1, `timestamp_ns` is the store time."""
+
+    stream: str
+    consumer: str
+    delivered: int
+    stream_seq: int
+    consumer_seq: int
+    timestamp_ns: int
+    pending: int
+
+
+def parse_ack(reply: bytes) -> Ack | None:
+    """Read `$JS.ACK...` in its form with 9 tokens or the one with domain and account (11 or more); None for others."""
+    tokens = reply.split(b".")
+    at = 2 if len(tokens) == 9 else 4
+    if len(tokens) < 9 or len(tokens) == 10 or tokens[1] != b"ACK":
+        return None
+    try:
+        return Ack(
+            tokens[at].decode(),
+            tokens[at + 1].decode(),
+            int(tokens[at + 2]),
+            int(tokens[at + 3]),
+            int(tokens[at + 4]),
+            int(tokens[at + 5]),
+            int(tokens[at + 6]),
+        )
+    except ValueError:
+        return None

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`$MQTT_msgs`: QoS 1 and 2 messages until every durable subscriber has them (or they are too old)."""
+
+from typing import Final
+
+from mqtt_streams.consumers import ACK_WAIT_NS, ConsumerRef, consumer_names, delete_consumer
+from mqtt_streams.hashing import consumer_name
+from mqtt_streams.api import JetStream
+
+STREAM: Final = "$MQTT_msgs"
+PREFIX: Final = "$MQTT.msgs."
+DELIVER_PREFIX: Final = "$MQTT.sub."
+
+
+def message_subject(subject: str) -> str:
+    """Where the message published on `subject` is stored."""
+    return PREFIX + subject
+
+
+def subscription_consumer(
+    client_hash: str,
+    subject: str,
+    *,
+    name_nuid: str,
+    deliver_nuid: str,
+    max_ack_pending: int,
+    ack_wait: int = ACK_WAIT_NS,
+    start_seq: int | None = None,
+    inactive_threshold: int = 0,
+) -> ConsumerRef:
+    """The consumer of one QoS 1/2 subscription; `subject` is one of `filter_to_subjects`. Times in nanoseconds.
+
+    nats-server's listener uses the stored deliver subject literally, so it must be `$MQTT.sub.<one token>`.
+    """
+    return ConsumerRef(
+        consumer_name(client_hash, name_nuid),
+        DELIVER_PREFIX + deliver_nuid,
+        PREFIX + subject,
+        max_ack_pending,
+        ack_wait,
+        start_seq,
+        inactive_threshold,
+    )
+
+
+async def delete_session_consumers(js: JetStream, client_hash: str, keep: frozenset[str] = frozenset()) -> list[str]:
+    """Delete the consumers of a session other than `keep` and return their names."""
+    stray = [name for name in await consumer_names(js, STREAM, client_hash + "_") if name not in keep]
+    for name in stray:
+        await delete_consumer(js, STREAM, name)
+    return stray

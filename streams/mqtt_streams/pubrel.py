@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`$MQTT_out`: PUBRELs owed to clients, from PUBREC to PUBCOMP."""
+
+from typing import Final, NamedTuple
+
+from mqtt_streams import headers, stored
+from mqtt_streams.api import JetStream
+from mqtt_streams.consumers import ACK_WAIT_NS, ConsumerRef
+
+STREAM: Final = "$MQTT_out"
+PREFIX: Final = "$MQTT.out.pubrel."
+DELIVER_PREFIX: Final = "$MQTT.deliver.pubrel."
+CONSUMER_PREFIX: Final = "$MQTT_PUBREL_"
+
+
+class Owed(NamedTuple):
+    """An owed PUBREL. `seq`: of this record; `message_seq`: of the message in `$MQTT_msgs`, 0 when unknown."""
+
+    packet_id: int
+    seq: int
+    message_seq: int
+
+
+def pubrel_subject(client_hash: str) -> str:
+    """Where PUBRELs owed to a client are stored."""
+    return PREFIX + client_hash
+
+
+def pubrel_block(packet_id: int, message_seq: int) -> bytes:
+    """Header block of an owed PUBREL (its payload is empty)."""
+    return b"NATS/1.0\r\nNmqtt-PubRel:%d\r\nNmqtt-Seq:%d\r\n\r\n" % (packet_id, message_seq)
+
+
+def parse(block: bytes, seq: int) -> Owed | None:
+    """Read an owed PUBREL stored with sequence `seq`; None when it names no packet id."""
+    packet_id = headers.get_int(block, headers.PUBREL)
+    if packet_id is None or not 1 <= packet_id <= 65535:
+        return None
+    return Owed(packet_id, seq, headers.get_int(block, headers.SEQ) or 0)
+
+
+def pubrel_consumer(
+    client_hash: str,
+    *,
+    max_ack_pending: int,
+    deliver_nuid: str = "",
+    ack_wait: int = ACK_WAIT_NS,
+    inactive_threshold: int = 0,
+) -> ConsumerRef:
+    """The consumer of a session's PUBRELs (times in nanoseconds).
+
+    Its deliver subject is nats-server's, or with `deliver_nuid` one below it: a new one makes the server re-send.
+    """
+    return ConsumerRef(
+        CONSUMER_PREFIX + client_hash,
+        DELIVER_PREFIX + client_hash + (f".{deliver_nuid}" if deliver_nuid else ""),
+        PREFIX + client_hash,
+        max_ack_pending,
+        ack_wait,
+        None,
+        inactive_threshold,
+    )
+
+
+class PubrelStore:
+    """Reads and removes owed PUBRELs; the gateway's data path stores and acknowledges them."""
+
+    def __init__(self, js: JetStream) -> None:
+        self._js = js
+
+    async def owed(self, client_hash: str) -> list[Owed]:
+        """What is owed to a client, oldest first; unusable records are deleted."""
+        found = []
+        async for message in stored.scan(self._js, STREAM, PREFIX + client_hash):
+            record = parse(message.headers, message.seq)
+            if record is None:
+                await self.delete(message.seq)
+            else:
+                found.append(record)
+        return found
+
+    async def delete(self, seq: int) -> bool:
+        """Remove one record; False when it was gone."""
+        return await stored.delete(self._js, STREAM, seq)
+
+    async def purge(self, client_hash: str) -> int:
+        """Remove all that is owed to a client (its session ended) and return how many there were."""
+        return await stored.purge(self._js, STREAM, PREFIX + client_hash)

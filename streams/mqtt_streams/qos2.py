@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`$MQTT_qos2in`: QoS 2 publishes from PUBREC to PUBREL, one per client and packet id."""
+
+from typing import Final, NamedTuple
+
+from mqtt_streams import headers, stored
+from mqtt_streams.api import JetStream
+from mqtt_streams.stored import StoredMessage
+
+STREAM: Final = "$MQTT_qos2in"
+PREFIX: Final = "$MQTT.qos2.in."
+ALREADY_HELD: Final = 10077
+"""JetStream's error for a second store under one packet id."""
+
+
+class Held(NamedTuple):
+    """A held publish without its payload.
+
+    `subject`: where to release to; `flags`: flags nibble of the PUBLISH; `epoch`: of the session that held it and
+    `message_id`: its Nmqtt-Id, 0 and "" in a record of nats-server's listener; `time_ns`: store time since 1970.
+    """
+
+    packet_id: int
+    seq: int
+    subject: str
+    flags: int
+    epoch: int
+    message_id: str
+    headers: bytes
+    time_ns: int
+
+    @property
+    def retain(self) -> bool:
+        """Whether the publish had RETAIN set."""
+        return bool(self.flags & 1)
+
+
+def held_subject(client_token: str, packet_id: int) -> str:
+    """Where a publish is held; `client_token` is `hashing.subject_token` of the client id."""
+    return f"{PREFIX}{client_token}.{packet_id}"
+
+
+def held_block(subject: bytes, flags: int, epoch: int, message_id: bytes, lines: bytes = b"") -> bytes:
+    """Header block of a held publish, `lines` being further ready header lines. `flags` without DUP (4 or 5)."""
+    return b"NATS/1.0\r\nNmqtt-Pub:2%x\r\nNmqtt-Subject:%b\r\nNmqtt-Epoch:%d\r\nNmqtt-Id:%b\r\n%b\r\n" % (
+        flags,
+        subject,
+        epoch,
+        message_id,
+        lines,
+    )
+
+
+def release_id(seq: int) -> str:
+    """Nats-Msg-Id of the release of the publish held with this sequence, the same in nats-server's listener."""
+    return f"q2-{seq}"
+
+
+def parse(message: StoredMessage) -> Held | None:
+    """Read a held record; None when it is unusable (no target subject, not QoS 2, no packet id)."""
+    block = message.headers
+    pub = headers.get(block, headers.PUB) or ""
+    subject = headers.get(block, headers.SUBJECT)
+    packet_id = message.subject.rpartition(".")[2]
+    if not subject or pub[:1] != "2" or not packet_id.isascii() or not packet_id.isdecimal() or len(packet_id) > 5:
+        return None
+    flag_digit = pub[1:2]
+    return Held(
+        int(packet_id),
+        message.seq,
+        subject,
+        int(flag_digit, 16) if flag_digit and flag_digit in "0123456789abcdefABCDEF" else 0,
+        headers.get_int(block, headers.EPOCH) or 0,
+        headers.get(block, headers.ID) or "",
+        block,
+        message.time_ns,
+    )
+
+
+class Qos2Store:
+    """Reads and removes held publishes; the gateway's data path stores them."""
+
+    def __init__(self, js: JetStream) -> None:
+        self._js = js
+
+    async def held(self, client_token: str) -> list[Held]:
+        """What is held for a client, in the order of the publishes; unusable records are deleted."""
+        found = []
+        async for message in stored.scan(self._js, STREAM, f"{PREFIX}{client_token}.*"):
+            record = parse(message)
+            if record is None:
+                await self.delete(message.seq)
+            else:
+                found.append(record)
+        return found
+
+    async def find(self, client_token: str, packet_id: int) -> Held | None:
+        """What is held under a packet id, None when nothing usable is."""
+        message = await stored.get_last(self._js, STREAM, held_subject(client_token, packet_id))
+        return None if message is None else parse(message)
+
+    async def load(self, seq: int) -> tuple[Held, bytes] | None:
+        """A held publish and its payload, None when it is gone or unusable."""
+        message = await stored.get_sequence(self._js, STREAM, seq)
+        if message is None or (record := parse(message)) is None:
+            return None
+        return record, message.payload
+
+    async def delete(self, seq: int) -> bool:
+        """Remove a released or stray publish; False when it was gone."""
+        return await stored.delete(self._js, STREAM, seq)
+
+    async def purge(self, client_token: str) -> int:
+        """Remove all that is held for a client (clean start) and return how many there were."""
+        return await stored.purge(self._js, STREAM, f"{PREFIX}{client_token}.*")

@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`$MQTT_sess`: one record per session, in nats-server's JSON plus the key `v5` of the gateways.
+
+nats-server's listener drops `v5` when it rewrites a record; the session then has MQTT 3.1.1 semantics.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+import orjson
+
+from mqtt_streams import stored
+from mqtt_streams.api import ApiError, JetStream, publish
+from mqtt_streams.consumers import ACK_WAIT_NS, ConsumerRef
+from mqtt_streams.hashing import name_hash
+from mqtt_streams.headers import EXPECTED_LAST_SUBJECT_SEQUENCE, build
+
+STREAM: Final = "$MQTT_sess"
+PREFIX: Final = "$MQTT.sess."
+V5_VERSION: Final = 1
+SECOND_SID: Final = " fwc"
+"""Appended to the second subject of a `#` filter to make its key in `cons`."""
+
+WRONG_LAST_SEQUENCE: Final = (10071, 10164)
+_MAX_SEQUENCE: Final = 2**63 - 1
+_MAX_ACK_PENDING: Final = 65535
+_NOT_IN_SUBJECTS: Final = " \t\r\n\f\v\0\x7f"
+
+Kind: TypeAlias = Literal["durable", "regular"]
+
+
+class PoisonedRecord(Exception):
+    """A stored record that cannot be used; the text says why. `seq`: its stream sequence where known, else 0."""
+
+    seq = 0
+
+
+class Conflict(Exception):
+    """Somebody else wrote the record since it was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionOptions:
+    """What MQTT 5 adds to a subscription: its filter as sent, no local, retain as published, retain handling, id."""
+
+    filter: str
+    nl: bool = False
+    rap: bool = False
+    rh: int = 0
+    id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """Consumer of an ended subscription (or lower QoS): delivers at `qos` up to stream sequence `end`, then goes."""
+
+    name: str
+    filter_subject: str
+    qos: int
+    end: int
+
+
+@dataclass(slots=True)
+class V5:
+    """The gateways' part of a session record.
+
+    `expiry`: session expiry in seconds, None = never. `deadline`: Unix time in seconds at which the session ends,
+    set while disconnected. `owner`, `nonce`: who wrote the record, and a value that tells its writes apart.
+    `q2`: QoS 2 publishes were held. `options`: by first subject of the filter. `start`: first stream sequence by
+    consumer key. `replay`: cursor of an unfinished retained replay by consumer key.
+    """
+
+    kind: Kind = "durable"
+    expiry: int | None = None
+    owner: str = ""
+    nonce: str = ""
+    q2: bool = False
+    deadline: float | None = None
+    options: dict[str, SubscriptionOptions] = field(default_factory=dict)
+    start: dict[str, int] = field(default_factory=dict)
+    draining: list[Draining] = field(default_factory=list)
+    replay: dict[str, int] = field(default_factory=dict)
+    version: int = V5_VERSION
+
+
+@dataclass(slots=True)
+class SessionRecord:
+    """One session. `subs`: granted QoS by subject; `cons`: consumer by key (`second_sid` for a `#`'s second one).
+
+    `v5` is None in a record that nats-server's listener wrote last. `extra`: unknown keys, written back unchanged.
+    """
+
+    client_id: str
+    origin: str = ""
+    clean: bool = False
+    subs: dict[str, int] = field(default_factory=dict)
+    cons: dict[str, ConsumerRef] = field(default_factory=dict)
+    pubrel: ConsumerRef | None = None
+    v5: V5 | None = None
+    extra: dict[str, object] = field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        """The stored JSON; empty values are left out, as nats-server does."""
+        body: dict[str, object] = {}
+        if self.origin:
+            body["origin"] = self.origin
+        body["id"] = self.client_id
+        if self.clean:
+            body["clean"] = True
+        if self.subs:
+            body["subs"] = self.subs
+        if self.cons:
+            body["cons"] = {sid: consumer.to_config() for sid, consumer in self.cons.items()}
+        if self.pubrel is not None:
+            body["pubrel"] = self.pubrel.to_config()
+        if self.v5 is not None:
+            body["v5"] = _encode_v5(self.v5)
+        return orjson.dumps(body | self.extra)
+
+
+def second_sid(subject: str) -> str:
+    """Key in `cons` of the second subject of a filter that ends in `#`."""
+    return subject + SECOND_SID
+
+
+def _encode_v5(v5: V5) -> dict[str, object]:
+    body: dict[str, object] = {
+        "version": v5.version,
+        "kind": v5.kind,
+        "expiry": v5.expiry,
+        "owner": v5.owner,
+        "nonce": v5.nonce,
+    }
+    if v5.q2:
+        body["q2"] = True
+    if v5.deadline is not None:
+        body["deadline"] = v5.deadline
+    if v5.options:
+        body["options"] = {
+            subject: {"filter": o.filter, "nl": o.nl, "rap": o.rap, "rh": o.rh, "id": o.id}
+            for subject, o in v5.options.items()
+        }
+    if v5.start:
+        body["start"] = v5.start
+    if v5.draining:
+        body["draining"] = [
+            {"name": d.name, "filter_subject": d.filter_subject, "qos": d.qos, "end": d.end} for d in v5.draining
+        ]
+    if v5.replay:
+        body["replay"] = v5.replay
+    return body
+
+
+class _Reader:
+    """Takes typed values out of a JSON object; every surprise is a PoisonedRecord that names the place."""
+
+    def __init__(self, value: object, where: str) -> None:
+        if not isinstance(value, dict):
+            raise PoisonedRecord(f"{where} is not a JSON object")
+        self.values: dict[str, Any] = dict(value)
+        self.where = where
+
+    def fail(self, key: str, expected: str) -> PoisonedRecord:
+        return PoisonedRecord(f"{self.where}: {key} is not {expected}")
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self.values.pop(key, default)
+        if not isinstance(value, str):
+            raise self.fail(key, "a string")
+        return value
+
+    def flag(self, key: str) -> bool:
+        value = self.values.pop(key, False)
+        if not isinstance(value, bool):
+            raise self.fail(key, "true or false")
+        return value
+
+    def number(self, key: str, low: int, high: int, default: int | None = None) -> int:
+        value = self.values.pop(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise self.fail(key, f"a whole number from {low} to {high}")
+        return value
+
+    def optional_number(self, key: str, low: int, high: int) -> int | None:
+        if self.values.get(key) is None:
+            self.values.pop(key, None)
+            return None
+        return self.number(key, low, high)
+
+    def items(self, key: str) -> dict[str, Any]:
+        value = self.values.pop(key, None)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise self.fail(key, "a JSON object")
+        return value
+
+    def numbers(self, key: str) -> dict[str, int]:
+        inner = _Reader(self.items(key), f"{self.where}: {key}")
+        return {name: inner.number(name, 0, _MAX_SEQUENCE) for name in list(inner.values)}
+
+
+def _is_subject(text: str) -> bool:
+    """Whether NATS takes this as a subject to subscribe."""
+    tokens = text.split(".")
+    last = len(tokens) - 1
+    return all(
+        token
+        and not any(char in _NOT_IN_SUBJECTS for char in token)
+        and ((token == ">" and index == last) or ">" not in token)
+        and (token == "*" or "*" not in token)
+        for index, token in enumerate(tokens)
+    )
+
+
+def _is_literal(text: str) -> bool:
+    return _is_subject(text) and "*" not in text and ">" not in text
+
+
+def _consumer(value: object, where: str) -> ConsumerRef:
+    reader = _Reader(value, where)
+    name = reader.text("durable_name")
+    # The name becomes a token of API subjects, the deliver subject a subscription.
+    if not _is_literal(name) or "." in name:
+        raise PoisonedRecord(f"{where}: durable_name is not a consumer name")
+    deliver = reader.text("deliver_subject")
+    if not _is_literal(deliver) or not deliver.startswith("$MQTT."):
+        raise PoisonedRecord(f"{where}: deliver_subject is not a subject under $MQTT")
+    filter_subject = reader.text("filter_subject", "")
+    if filter_subject and not (_is_subject(filter_subject) and filter_subject.startswith("$MQTT.")):
+        raise PoisonedRecord(f"{where}: filter_subject is not a subject under $MQTT")
+    for key in ("deliver_policy", "ack_policy", "replay_policy"):
+        reader.text(key, "")
+    return ConsumerRef(
+        name,
+        deliver,
+        filter_subject,
+        reader.number("max_ack_pending", 0, _MAX_ACK_PENDING, 0),
+        reader.number("ack_wait", 0, _MAX_SEQUENCE, ACK_WAIT_NS),
+        reader.optional_number("opt_start_seq", 0, _MAX_SEQUENCE),
+        reader.number("inactive_threshold", 0, _MAX_SEQUENCE, 0),
+        reader.number("num_replicas", 0, 5, 0),
+        reader.values,
+    )
+
+
+def _v5(value: object) -> V5:
+    reader = _Reader(value, "v5")
+    version = reader.number("version", 1, _MAX_SEQUENCE)
+    if version > V5_VERSION:
+        raise PoisonedRecord(f"v5: version {version} was written by a newer gateway, this one knows {V5_VERSION}")
+    kind = reader.text("kind")
+    if kind not in get_args(Kind):
+        raise PoisonedRecord("v5: kind is neither durable nor regular")
+    deadline = reader.values.pop("deadline", None)
+    if deadline is not None and (
+        isinstance(deadline, bool) or not isinstance(deadline, (int, float)) or not 0 <= deadline < 2**53
+    ):
+        raise PoisonedRecord("v5: deadline is not a time")
+    options = {}
+    for subject, raw in reader.items("options").items():
+        inner = _Reader(raw, f"v5: options of {subject!r}")
+        options[subject] = SubscriptionOptions(
+            inner.text("filter"),
+            inner.flag("nl"),
+            inner.flag("rap"),
+            inner.number("rh", 0, 2, 0),
+            inner.optional_number("id", 1, 268_435_455),
+        )
+    draining = reader.values.pop("draining", None) or []
+    if not isinstance(draining, list):
+        raise PoisonedRecord("v5: draining is not a list")
+    ended = []
+    for raw in draining:
+        inner = _Reader(raw, "v5: draining")
+        entry = Draining(
+            inner.text("name"),
+            inner.text("filter_subject"),
+            inner.number("qos", 0, 2),
+            inner.number("end", 0, _MAX_SEQUENCE),
+        )
+        if not _is_literal(entry.name) or "." in entry.name or not _is_subject(entry.filter_subject):
+            raise PoisonedRecord("v5: draining does not name a consumer")
+        ended.append(entry)
+    return V5(
+        "durable" if kind == "durable" else "regular",
+        reader.optional_number("expiry", 0, 2**32 - 1),
+        reader.text("owner", ""),
+        reader.text("nonce", ""),
+        reader.flag("q2"),
+        None if deadline is None else float(deadline),
+        options,
+        reader.numbers("start"),
+        ended,
+        reader.numbers("replay"),
+        version,
+    )
+
+
+def decode(data: bytes, *, client_id: str | None = None) -> SessionRecord:
+    """Read a stored record; `client_id`, when given, must be the stored one. Raises PoisonedRecord, nothing else."""
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise PoisonedRecord(f"the session record is not JSON: {error}") from None
+    reader = _Reader(value, "session record")
+    stored_id = reader.text("id", "")
+    if client_id is not None and stored_id != client_id:
+        raise PoisonedRecord(f"the session record belongs to another client: {stored_id[:64]!r}")
+    origin = reader.text("origin", "")
+    clean = reader.flag("clean")
+    subs_reader = _Reader(reader.items("subs"), "session record: subs")
+    subs = {}
+    for subject in list(subs_reader.values):
+        if not _is_subject(subject):
+            raise PoisonedRecord(f"session record: subs has {subject[:64]!r}, which is no subject")
+        subs[subject] = subs_reader.number(subject, 0, 2)
+    cons = {
+        sid: _consumer(raw, f"session record: consumer of {sid[:64]!r}")
+        for sid, raw in reader.items("cons").items()
+        if raw is not None
+    }
+    pubrel = reader.values.pop("pubrel", None)
+    v5 = reader.values.pop("v5", None)
+    return SessionRecord(
+        stored_id,
+        origin,
+        clean,
+        subs,
+        cons,
+        None if pubrel is None else _consumer(pubrel, "session record: pubrel"),
+        None if v5 is None else _v5(v5),
+        reader.values,
+    )
+
+
+class SessionStore:
+    """Reads and writes session records; `domain` is the JetStream domain, "" for none."""
+
+    def __init__(self, js: JetStream, domain: str = "") -> None:
+        self._js = js
+        self._prefix = f"{PREFIX}{domain}." if domain else PREFIX
+
+    def subject(self, client_hash: str) -> str:
+        """Where the record of a client is stored."""
+        return self._prefix + client_hash
+
+    async def load(self, client_hash: str, client_id: str | None = None) -> tuple[SessionRecord, int] | None:
+        """The record and its sequence, None when there is none. Raises PoisonedRecord (with `seq`), ApiError."""
+        message = await stored.get_last(self._js, STREAM, self.subject(client_hash))
+        if message is None:
+            return None
+        try:
+            return decode(message.payload, client_id=client_id), message.seq
+        except PoisonedRecord as error:
+            error.seq = message.seq
+            raise
+
+    async def save(self, record: SessionRecord, *, expected: int | None, reply: str = "") -> int:
+        """Write a record and return its sequence.
+
+        `expected`: the sequence that the client's present record must have, 0 = there must be none, None = any.
+        `reply`: subject at which the store's acknowledgement announces the takeover. Raises Conflict, RequestTimeout
+        (read back: it may have been written), ApiError.
+        """
+        headers = b"" if expected is None else build([(EXPECTED_LAST_SUBJECT_SEQUENCE, str(expected))])
+        try:
+            return await publish(
+                self._js, self.subject(name_hash(record.client_id)), record.encode(), headers, reply=reply
+            )
+        except ApiError as error:
+            if error.err_code in WRONG_LAST_SEQUENCE:
+                raise Conflict(str(error)) from error
+            raise
+
+    async def delete(self, seq: int) -> bool:
+        """Remove the record that was written with this sequence; False when it was gone or replaced."""
+        return await stored.delete(self._js, STREAM, seq)
