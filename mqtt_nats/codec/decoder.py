@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes to packets: every complete packet of a read is parsed in one loop.
+
+Theory of operation. The first byte of a packet selects an action from a table of 256 entries that depends on the
+protocol version and on whose packets are read. PUBLISH and acknowledgements are parsed in the loop itself, without a
+call per packet; everything else goes to the reader of its family. Consecutive packets that differ only in their payload
+become one run, measured by slices instead of a loop. What is incomplete at the end of a read is kept, unless its size is
+known to be too large already, and not looked at again before enough bytes have come.
+"""
+
+from __future__ import annotations
+
+from struct import unpack
+from typing import Final
+
+from mqtt_nats.codec.acks import FIRST, Ack, AckRun, read_ack
+from mqtt_nats.codec.connect import Connack, Connect, read_connack, read_connect, read_protocol
+from mqtt_nats.codec.control import Auth, Disconnect, PingReq, PingResp, read_auth, read_disconnect
+from mqtt_nats.codec.errors import MalformedPacket, MqttError, PacketTooLarge, ProtocolError
+from mqtt_nats.codec.limits import Limits
+from mqtt_nats.codec.publish import Publish, PublishRun, read_publish5
+from mqtt_nats.codec.subscribe import (
+    Suback,
+    Subscribe,
+    Unsuback,
+    Unsubscribe,
+    read_suback,
+    read_subscribe,
+    read_unsuback,
+    read_unsubscribe,
+)
+from mqtt_nats.codec.wire import PacketKind, Reader
+
+_NAMES: Final = {kind.value: kind.name for kind in PacketKind}
+
+Packet = (
+    Publish
+    | PublishRun
+    | AckRun
+    | Ack
+    | Connect
+    | Connack
+    | Subscribe
+    | Suback
+    | Unsubscribe
+    | Unsuback
+    | PingReq
+    | PingResp
+    | Disconnect
+    | Auth
+)
+
+_REFUSE: Final = 0
+_RUN: Final = 1  # PUBLISH that can be part of a run
+_PUBLISH: Final = 2  # any other PUBLISH
+_ACK: Final = 3
+_OTHER: Final = 4
+
+_PINGREQ: Final = PingReq()
+_PINGRESP: Final = PingResp()
+
+_SHORT_RUN: Final = 24  # packets; below, one comparison per packet is cheaper than slicing columns
+_SHORT_HEAD: Final = 40  # bytes; above, one comparison per packet is cheaper than slicing that many columns
+
+
+def _actions(version: int, from_server: bool) -> bytes:
+    """The action for each first byte of what a client, or a server, sends in a version (0: before CONNECT)."""
+    table = bytearray(256)
+    if not version:
+        table[0x10] = _OTHER  # [MQTT-3.1.0-1]
+        return bytes(table)
+    table[0x30] = _RUN
+    for first in (0x31, *range(0x32, 0x36), *range(0x3A, 0x3E)):  # [MQTT-3.3.1-2] [MQTT-3.3.1-4]
+        table[first] = _PUBLISH
+    for first in FIRST.values():
+        table[first] = _ACK
+    others = (0x20, 0x90, 0xB0, 0xD0) if from_server else (0x82, 0xA2, 0xC0, 0xE0)
+    for first in others:
+        table[first] = _OTHER
+    if version == 5:
+        table[0xE0] = table[0xF0] = _OTHER
+    return bytes(table)
+
+
+_ACTIONS: Final = {(version, side): _actions(version, side) for version in (0, 4, 5) for side in (False, True)}
+
+
+class Decoder:
+    """The server's side of a connection: reads what a client sends.
+
+    `version` 0 waits for CONNECT and then speaks its version; 4 (MQTT 3.1.1) or 5 starts after CONNECT.
+    """
+
+    __slots__ = ("_actions", "_held", "_limit", "_limits", "_need", "error", "version")
+
+    from_server = False
+
+    def __init__(self, limits: Limits, version: int = 0) -> None:
+        self._limits = limits
+        self._limit = limits.max_packet_size if version else limits.connect_packet_size
+        self._actions = _ACTIONS[version, self.from_server]
+        self._held: bytearray | None = None  # start of an incomplete packet
+        self._need = 0  # bytes of `_held` before there is anything to parse
+        self.error: MqttError | None = None
+        """The violation that ended decoding."""
+        self.version = version
+        """0 until the version of CONNECT is known, also when the rest of CONNECT is in error."""
+
+    def feed(self, data: bytes) -> list[Packet]:
+        """All packets that `data` completes, in order. After a violation `error` is set and nothing comes any more."""
+        if self.error is not None:
+            return []
+        held = self._held
+        if held is not None:
+            held += data
+            if len(held) < self._need:
+                return []
+            data = bytes(held)
+            self._held = None
+        packets: list[Packet] = []
+        try:
+            self._parse(data, packets)
+        except MqttError as error:
+            self.error = error
+        return packets
+
+    def _parse(self, data: bytes, packets: list[Packet]) -> None:
+        pos = 0
+        end = len(data)
+        actions = self._actions
+        limit = self._limit
+        v5 = self.version == 5
+        startswith = data.startswith
+        append = packets.append
+        while pos < end:
+            first = data[pos]
+            action = actions[first]
+            if not action:
+                raise self._refusal(first)
+            body = pos + 2
+            if body > end:
+                self._hold(data, pos, 2)
+                return
+            size = data[pos + 1]
+            if size > 127:
+                if body == end:
+                    self._hold(data, pos, 3)
+                    return
+                more = data[body]
+                body += 1
+                if 0 < more < 128:
+                    size += (more << 7) - 128
+                else:
+                    size, body = _remaining_length(data, pos, end, v5)
+                    if not body:
+                        self._hold(data, pos, end - pos + 1)
+                        return
+                    if action == _RUN and size < 0x4000:
+                        action = _PUBLISH  # 3.1.1 allows a longer length than needed, which is not to be passed on
+            after = body + size
+            if after - pos > limit:
+                raise PacketTooLarge(f"packet of {after - pos} bytes, more than {limit}")
+            if after > end:
+                self._hold(data, pos, after - pos)
+                return
+
+            if action == _RUN:
+                if size < 2:
+                    raise MalformedPacket("PUBLISH without topic")
+                top = body + 2 + (data[body] << 8 | data[body + 1])
+                if top > after:
+                    raise MalformedPacket("topic ends after the packet")
+                key = data[body:top]
+                if v5:
+                    if top == after or data[top] or top == body + 2:
+                        reader = Reader(data, body, after)
+                        append(read_publish5(first, reader, self.from_server, self._limits.max_user_properties))
+                        pos = after
+                        continue
+                    top += 1
+                step = after - pos
+                if startswith(key, after + body - pos):
+                    count = _run_length(data, pos, end, data[pos:top], step)
+                    after = pos + count * step
+                    append(PublishRun(key, data[pos:after], count, step, top - pos))
+                else:
+                    append(PublishRun(key, data[pos:after], 1, step, top - pos))
+                pos = after
+
+            elif action == _PUBLISH:
+                if size < 2:
+                    raise MalformedPacket("PUBLISH without topic")
+                top = body + 2 + (data[body] << 8 | data[body + 1])
+                at = top
+                packet_id = 0
+                qos = first >> 1 & 3
+                if qos:
+                    at += 2
+                    if at > after:
+                        raise MalformedPacket("PUBLISH ends before its payload")
+                    packet_id = data[top] << 8 | data[top + 1]
+                    if not packet_id:  # [MQTT-2.3.1-1] (3.1.1), [MQTT-2.2.1-4] (5.0)
+                        raise ProtocolError("packet identifier is 0")
+                elif at > after:
+                    raise MalformedPacket("topic ends after the packet")
+                if v5:
+                    if at == after or data[at] or top == body + 2:
+                        reader = Reader(data, body, after)
+                        append(read_publish5(first, reader, self.from_server, self._limits.max_user_properties))
+                        pos = after
+                        continue
+                    at += 1
+                append(Publish(qos, first & 1 != 0, first & 8 != 0, data[body:top], packet_id, data[at:after]))
+                pos = after
+
+            elif action == _ACK:
+                kind = first >> 4
+                if size == 2:
+                    ids = [data[body] << 8 | data[body + 1]]
+                    head = data[pos:body]
+                    if startswith(head, after) and body - pos == 2:
+                        count = _run_length(data, pos, end, head, 4)
+                        after = pos + count * 4
+                        ids = list(unpack(f">{count * 2}H", data[pos:after])[1::2])
+                    if 0 in ids:  # [MQTT-2.3.1-1] (3.1.1), [MQTT-2.2.1-4] (5.0)
+                        ids = ids[: ids.index(0)]
+                        if ids:
+                            append(AckRun(kind, ids))
+                        raise ProtocolError("packet identifier is 0")
+                    append(AckRun(kind, ids))
+                elif size > 2 and v5:
+                    append(read_ack(kind, Reader(data, body, after), self._limits.max_user_properties))
+                else:
+                    raise MalformedPacket("acknowledgement is not two bytes long")
+                pos = after
+
+            else:
+                append(self._read(first, Reader(data, body, after)))
+                if first == 0x10:
+                    actions = self._actions
+                    limit = self._limit
+                    v5 = self.version == 5
+                pos = after
+
+    def _hold(self, data: bytes, pos: int, need: int) -> None:
+        """Keep what starts at `pos` until there are `need` bytes of it. A bytearray: many small reads stay linear."""
+        self._held = bytearray(data[pos:])
+        self._need = need
+
+    def _read(self, first: int, reader: Reader) -> Packet:
+        """Read any packet that is not PUBLISH or an acknowledgement."""
+        kind = first >> 4
+        version = self.version
+        limits = self._limits
+        if kind == PacketKind.CONNECT:
+            level, bridge = read_protocol(reader)
+            self.version = level
+            connect = read_connect(reader, level, bridge, limits)
+            self._actions = _ACTIONS[level, False]
+            self._limit = limits.max_packet_size
+            return connect
+        if kind == PacketKind.CONNACK:
+            return read_connack(reader, version, limits)
+        packet: Packet
+        if kind == PacketKind.SUBSCRIBE:
+            packet = read_subscribe(reader, version, limits)
+        elif kind == PacketKind.UNSUBSCRIBE:
+            packet = read_unsubscribe(reader, version, limits)
+        elif kind == PacketKind.SUBACK:
+            packet = read_suback(reader, version, limits)
+        elif kind == PacketKind.UNSUBACK:
+            packet = read_unsuback(reader, version, limits)
+        elif kind == PacketKind.DISCONNECT:
+            packet = read_disconnect(reader, version, limits, self.from_server)
+        elif kind == PacketKind.AUTH:
+            packet = read_auth(reader, limits, self.from_server)
+        else:
+            packet = _PINGREQ if kind == PacketKind.PINGREQ else _PINGRESP
+        reader.finish()
+        return packet
+
+    def _refusal(self, first: int) -> MqttError:
+        """Why a first byte is not accepted."""
+        kind = first >> 4
+        if not kind or (kind == PacketKind.AUTH and self.version == 4):
+            return MalformedPacket(f"packet type {kind} is reserved")
+        if kind == PacketKind.PUBLISH and self.version:
+            return MalformedPacket("QoS is 3, or DUP is set at QoS 0")  # [MQTT-3.3.1-2] [MQTT-3.3.1-4]
+        flags = 2 if kind in (PacketKind.PUBREL, PacketKind.SUBSCRIBE, PacketKind.UNSUBSCRIBE) else 0
+        # [MQTT-2.2.2-1] [MQTT-2.2.2-2] (3.1.1), [MQTT-2.1.3-1] (5.0)
+        if kind != PacketKind.PUBLISH and first & 0x0F != flags:
+            return MalformedPacket("reserved flags of the fixed header")
+        name = _NAMES[kind]
+        if not self.version and not self.from_server:
+            return ProtocolError(f"{name} before CONNECT")  # [MQTT-3.1.0-1]
+        if kind == PacketKind.CONNECT and not self.from_server:
+            return ProtocolError("second CONNECT")  # [MQTT-3.1.0-2]
+        return ProtocolError(f"{name} is not sent by this side")
+
+
+class ClientDecoder(Decoder):
+    """The client's side: reads what a server sends. The version is the client's own choice, 4 or 5."""
+
+    __slots__ = ()
+
+    from_server = True
+
+    def __init__(self, limits: Limits, version: int) -> None:
+        super().__init__(limits, version)
+
+
+def _remaining_length(data: bytes, pos: int, end: int, v5: bool) -> tuple[int, int]:
+    """(value, offset after it) of the remaining length at `pos + 1`; offset 0 when it is incomplete."""
+    size = shift = 0
+    for at in range(pos + 1, min(end, pos + 5)):
+        byte = data[at]
+        size |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if v5 and shift and not byte:  # [MQTT-1.5.5-1]
+                raise MalformedPacket("remaining length is longer than needed")
+            return size, at + 1
+        shift += 7
+    if shift == 28:
+        raise MalformedPacket("remaining length has more than four bytes")
+    return 0, 0
+
+
+def _run_length(data: bytes, pos: int, end: int, head: bytes, step: int) -> int:
+    """How many complete packets of `step` bytes from `pos` on start with `head`. The one at `pos` does."""
+    startswith = data.startswith
+    whole = (end - pos) // step
+    few = whole if len(head) > _SHORT_HEAD or whole < _SHORT_RUN else _SHORT_RUN
+    count = 1
+    at = pos + step
+    while count < few and startswith(head, at):
+        count += 1
+        at += step
+    if count < few or count == whole:
+        return count
+    # A column is the same header byte of all packets of a window. Windows grow with what has matched already: a failing
+    # one costs no more than what came before, so that no input makes this quadratic.
+    while count < whole:
+        window = good = min(3 * count, whole - count)
+        for column in range(len(head)):
+            want = head[column : column + 1]
+            have = data[at + column : at + good * step : step]
+            if have != want * good:
+                good -= len(have.lstrip(want))
+        count += good
+        at += good * step
+        if good < window:
+            break
+    return count

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packets to bytes: `encode` for any packet, helpers with precomputed parts for the message path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from mqtt_nats.codec.acks import FIRST, Ack, AckRun, put_ack
+from mqtt_nats.codec.connect import Connack, Connect, put_connack, put_connect
+from mqtt_nats.codec.control import Auth, Disconnect, PingReq, PingResp, put_auth, put_disconnect
+from mqtt_nats.codec.decoder import Packet
+from mqtt_nats.codec.errors import EncodeError
+from mqtt_nats.codec.properties import Properties
+from mqtt_nats.codec.publish import Publish, PublishRun, put_publish
+from mqtt_nats.codec.subscribe import (
+    Suback,
+    Subscribe,
+    Unsuback,
+    Unsubscribe,
+    put_suback,
+    put_subscribe,
+    put_unsuback,
+    put_unsubscribe,
+)
+from mqtt_nats.codec.wire import put_varint
+
+PINGREQ: Final = b"\xc0\0"
+PINGRESP: Final = b"\xd0\0"
+
+ID: Final = tuple(number.to_bytes(2, "big") for number in range(0x1_0000))
+"""Every packet identifier in its two bytes; 0 has no legal use."""
+
+_ACK_HEAD: Final = tuple(bytes((FIRST[kind], 2)) if kind in FIRST else b"" for kind in range(8))
+
+
+def ack_bytes(kind: int, packet_id: int) -> bytes:
+    """PUBACK (4), PUBREC (5), PUBREL (6) or PUBCOMP (7) with reason success: four bytes in both versions."""
+    return _ACK_HEAD[kind] + ID[packet_id]
+
+
+def ack_run_bytes(kind: int, ids: list[int]) -> bytes:
+    """Acknowledgements of one kind for at least one packet identifier, in order."""
+    head = _ACK_HEAD[kind]
+    return head + head.join([ID[number] for number in ids])
+
+
+def publish_head(flags_byte: int, key: bytes, body_len_after_key: int) -> bytes:
+    """First byte, remaining length and topic of a PUBLISH whose packet identifier, properties and payload have
+    `body_len_after_key` bytes together. `key` as in Publish. EncodeError above 268,435,455 bytes.
+    """
+    size = len(key) + body_len_after_key
+    if size < 0x80:
+        return bytes((flags_byte, size)) + key
+    if size < 0x4000:
+        return bytes((flags_byte, size & 0x7F | 0x80, size >> 7)) + key
+    return bytes((flags_byte,)) + put_varint(size) + key
+
+
+def encode_publish(
+    key: bytes,
+    payload: bytes,
+    qos: int,
+    retain: bool,
+    dup: bool,
+    packet_id: int,
+    version: int,
+    properties: Properties | None = None,
+) -> bytes:
+    """A whole PUBLISH. `key` as in Publish; `packet_id` 0 at QoS 0. EncodeError when there is no legal encoding."""
+    return put_publish(Publish(qos, retain, dup, key, packet_id, payload, properties), version)
+
+
+def _put_run(packet: PublishRun, version: int) -> bytes:
+    return b"".join([encode_publish(packet.key, payload, 0, False, False, 0, version) for payload in packet.payloads()])
+
+
+def _put_acks(packet: AckRun, version: int) -> bytes:
+    return b"".join([put_ack(Ack(packet.kind, number, 0), version) for number in packet.ids])
+
+
+_PUT: Final[dict[type, Callable[[Any, int], bytes]]] = {
+    Ack: put_ack,
+    AckRun: _put_acks,
+    Auth: put_auth,
+    Connack: put_connack,
+    Connect: put_connect,
+    Disconnect: put_disconnect,
+    PingReq: lambda packet, version: PINGREQ,
+    PingResp: lambda packet, version: PINGRESP,
+    Publish: put_publish,
+    PublishRun: _put_run,
+    Suback: put_suback,
+    Subscribe: put_subscribe,
+    Unsuback: put_unsuback,
+    Unsubscribe: put_unsubscribe,
+}
+
+
+def encode(packet: Packet, version: int) -> bytes:
+    """The bytes of any packet in a version, 4 (MQTT 3.1.1) or 5. EncodeError when there is no legal encoding."""
+    if version not in (4, 5):
+        raise EncodeError(f"version {version} is neither 4 nor 5")
+    return _PUT[type(packet)](packet, version)

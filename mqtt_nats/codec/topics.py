@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Topic names and filters (section 4.7): validation and a reference matcher, linear in their length."""
+
+from __future__ import annotations
+
+from mqtt_nats.codec.errors import MalformedPacket, TopicFilterInvalid, TopicNameInvalid
+from mqtt_nats.codec.wire import text
+
+MAX_LEVELS = 65_535
+"""More levels than a topic can have: no limit."""
+
+
+def validate_topic_name(key: bytes, max_levels: int = MAX_LEVELS) -> str:
+    """The topic of a PUBLISH from its key (two length bytes, then UTF-8).
+
+    Raises MalformedPacket for bytes that are not UTF-8 or contain NUL, TopicNameInvalid as `check_topic_name`.
+    """
+    if len(key) < 2 or key[0] << 8 | key[1] != len(key) - 2:
+        raise MalformedPacket("topic key without its length")
+    topic = text(key[2:])  # [MQTT-3.3.2-1] [MQTT-4.7.3-2]
+    check_topic_name(topic, max_levels)
+    return topic
+
+
+def check_topic_name(topic: str, max_levels: int = MAX_LEVELS) -> None:
+    """Raise TopicNameInvalid for an empty name, a wildcard or more than `max_levels` levels."""
+    if not topic:  # [MQTT-4.7.3-1]
+        raise TopicNameInvalid("topic name is empty")
+    if "+" in topic or "#" in topic:  # [MQTT-3.3.2-2] [MQTT-4.7.1-1]
+        raise TopicNameInvalid("topic name contains a wildcard")
+    if topic.count("/") >= max_levels:
+        raise TopicNameInvalid(f"topic name has more than {max_levels} levels")
+
+
+def validate_topic_filter(topic_filter: str, max_levels: int = MAX_LEVELS) -> None:
+    """Raise TopicFilterInvalid for an empty filter, NUL, a misplaced wildcard or more than `max_levels` levels."""
+    if not topic_filter:  # [MQTT-4.7.3-1]
+        raise TopicFilterInvalid("topic filter is empty")
+    if "\0" in topic_filter:  # [MQTT-4.7.3-2]
+        raise TopicFilterInvalid("topic filter contains U+0000")
+    if topic_filter.count("/") >= max_levels:
+        raise TopicFilterInvalid(f"topic filter has more than {max_levels} levels")
+    if "#" in topic_filter:  # [MQTT-4.7.1-2] (3.1.1), [MQTT-4.7.1-1] (5.0)
+        body = topic_filter[:-1]
+        if "#" in body or topic_filter[-1] != "#" or (body and body[-1] != "/"):
+            raise TopicFilterInvalid("# is not the whole of the last level")
+    if "+" in topic_filter:  # [MQTT-4.7.1-3] (3.1.1), [MQTT-4.7.1-2] (5.0)
+        for level in topic_filter.split("/"):
+            if "+" in level and level != "+":
+                raise TopicFilterInvalid("+ is not the whole of a level")
+
+
+def matches(topic_filter: str, topic: str) -> bool:
+    """Whether a valid filter matches a valid topic name. [MQTT-4.7.2-1]: no leading wildcard matches a leading `$`."""
+    if topic_filter[0] in "+#" and topic[0] == "$":
+        return False
+    wanted = topic_filter.split("/")
+    levels = topic.split("/")
+    if wanted[-1] == "#":
+        wanted.pop()
+        levels_of_prefix = levels[: len(wanted)]  # `a/#` also matches `a`
+    else:
+        levels_of_prefix = levels
+    if len(levels_of_prefix) != len(wanted):
+        return False
+    return all(want in ("+", level) for want, level in zip(wanted, levels_of_prefix, strict=True))
