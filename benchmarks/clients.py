@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MQTT 3.1.1 clients of the load generator: non-blocking sockets, one epoll loop, bulk work per read."""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks import packets
+from benchmarks.packets import Batch, DeliveryError, Layout, Verifier
+
+_READ = 256 * 1024
+_SAMPLES = 1_000_000
+
+
+class LoadError(Exception):
+    """The broker refused, closed a connection or did not answer in time."""
+
+
+class Connection:
+    """One non-blocking socket with what could not be written yet and the start of an unfinished packet."""
+
+    def __init__(self, loop: Loop, sock: socket.socket, name: str) -> None:
+        self.loop, self.sock, self.name = loop, sock, name
+        self.fd = sock.fileno()
+        self.out = bytearray()
+        self.rest = b""
+
+    def send(self, data: bytes | bytearray | memoryview) -> None:
+        """Write now what the socket takes, the rest when it is writable again."""
+        if self.out:
+            self.out += data
+            return
+        try:
+            sent = self.sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            raise LoadError(f"{self.name}: connection lost ({error})") from None
+        if sent < len(data):
+            self.out += memoryview(data)[sent:]
+            self.loop.want_write(self, True)
+
+    def flush(self) -> None:
+        """Write on; the socket is writable."""
+        out, self.out = self.out, bytearray()
+        self.send(out)
+        if not self.out:
+            self.loop.want_write(self, False)
+            self.drained()
+
+    def fill(self) -> int:
+        """Read into the loop's buffer behind the unfinished packet; the number of bytes there now."""
+        loop, kept = self.loop, len(self.rest)
+        view = loop.view
+        if kept:
+            loop.buffer[:kept] = self.rest
+            view = view[kept:]
+        try:
+            got = self.sock.recv_into(view)
+        except BlockingIOError:
+            return kept
+        except OSError as error:
+            raise LoadError(f"{self.name}: connection lost ({error})") from None
+        if not got:
+            raise LoadError(f"{self.name}: closed by the broker")
+        return kept + got
+
+    def keep(self, start: int, end: int) -> None:
+        """Keep the unfinished packet ``buffer[start:end]`` for the next read."""
+        self.rest = bytes(self.loop.view[start:end]) if start < end else b""
+
+    def drained(self) -> None:
+        """All output is written."""
+
+    def readable(self) -> None:
+        """The socket has something to read."""
+        raise NotImplementedError
+
+
+class Loop:
+    """Level-triggered epoll over connections that share one read buffer."""
+
+    def __init__(self, largest_packet: int = 0) -> None:
+        self.buffer = bytearray(max(_READ, 2 * largest_packet + _READ))
+        self.view = memoryview(self.buffer)
+        self.epoll = select.epoll()
+        self.connections: dict[int, Connection] = {}
+        self.ready: set[Publisher] = set()
+
+    def add(self, connection: Connection, *, writing: bool = False) -> None:
+        """Watch a connection, or hand its descriptor to a successor."""
+        mask = select.EPOLLIN | (select.EPOLLOUT if writing else 0)
+        if connection.fd in self.connections:
+            self.epoll.modify(connection.fd, mask)
+        else:
+            self.epoll.register(connection.fd, mask)
+        self.connections[connection.fd] = connection
+
+    def want_write(self, connection: Connection, wanted: bool) -> None:
+        """Ask for (or no longer for) `Connection.flush` calls."""
+        self.epoll.modify(connection.fd, select.EPOLLIN | (select.EPOLLOUT if wanted else 0))
+
+    def turn(self, timeout: float) -> None:
+        """Handle what is ready, waiting at most ``timeout`` seconds (microsecond resolution), then let publishers send."""
+        if 0 < timeout < 0.005:
+            select.select([self.epoll], [], [], timeout)  # epoll itself counts whole milliseconds
+            timeout = 0
+        for fd, event in self.epoll.poll(timeout):
+            connection = self.connections[fd]
+            if event & select.EPOLLOUT:
+                connection.flush()
+                connection = self.connections[fd]
+            if event & ~select.EPOLLOUT:
+                connection.readable()
+        if self.ready:
+            ready, self.ready = self.ready, set()
+            for publisher in ready:
+                publisher.pump()
+
+    def close(self) -> None:
+        """DISCONNECT and close every connection."""
+        for connection in self.connections.values():
+            if not connection.out:
+                try:
+                    connection.sock.send(b"\xe0\x00")
+                except OSError:
+                    pass
+            connection.sock.close()
+        self.connections.clear()
+        self.epoll.close()
+
+
+@dataclass(frozen=True)
+class Client:
+    """What a client says at the start; ``topic_filter`` empty: it does not subscribe."""
+
+    client_id: str
+    topic_filter: str = ""
+    qos: int = 0
+    clean: bool = True
+
+
+class _Greeting(Connection):
+    """From connect() to CONNACK, or to SUBACK where the client subscribes."""
+
+    def __init__(self, loop: Loop, sock: socket.socket, client: Client) -> None:
+        super().__init__(loop, sock, client.client_id)
+        self.client = client
+        self.done = False
+        self.present = False
+        self._greeted = False
+        self.out += packets.connect(client.client_id, clean=client.clean)
+        loop.add(self, writing=True)
+
+    def readable(self) -> None:
+        end = self.fill()
+        data = self.loop.view
+        start = 0
+        while not self.done and end - start >= (5 if self._greeted else 4):
+            answer = bytes(data[start : start + (5 if self._greeted else 4)])
+            start += len(answer)
+            if self._greeted:
+                if answer != bytes((0x90, 3, 0, 1, self.client.qos)):
+                    raise LoadError(f"{self.name}: subscription refused (SUBACK {answer.hex(' ')})")
+                self.done = True
+            else:
+                if answer[:2] != b"\x20\x02" or answer[3]:
+                    raise LoadError(f"{self.name}: connection refused (CONNACK {answer.hex(' ')})")
+                self._greeted, self.present = True, bool(answer[2])
+                if self.client.topic_filter:
+                    self.send(packets.subscribe(self.client.topic_filter, self.client.qos))
+                else:
+                    self.done = True
+        self.keep(start, end)
+
+
+def connect_all(
+    loop: Loop, address: tuple[str, int], clients: Sequence[Client], *, timeout: float, at_once: int = 100
+) -> list[_Greeting]:
+    """Connect and subscribe all clients, at most ``at_once`` under way; in the order of ``clients``."""
+    deadline = time.monotonic() + timeout
+    greetings: list[_Greeting] = []
+    pending: list[_Greeting] = []
+    while len(greetings) < len(clients) or pending:
+        while len(greetings) < len(clients) and len(pending) < at_once:
+            sock = socket.socket()
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            code = sock.connect_ex(address)
+            if code not in (0, errno.EINPROGRESS):
+                raise LoadError(f"cannot connect: {errno.errorcode[code]}")
+            greetings.append(_Greeting(loop, sock, clients[len(greetings)]))
+            pending.append(greetings[-1])
+        loop.turn(0.1)
+        pending = [each for each in pending if not each.done]
+        if time.monotonic() > deadline:
+            raise LoadError(f"{len(pending)} clients not connected and subscribed after {timeout:.0f} s")
+    return greetings
+
+
+class Idle(Connection):
+    """A client that expects nothing more."""
+
+    def readable(self) -> None:
+        end = self.fill()
+        raise LoadError(f"{self.name}: unexpected packet {bytes(self.loop.view[: min(end, 8)]).hex(' ')}")
+
+
+class Subscriber(Connection):
+    """Verifies, acknowledges and counts what arrives on a connection that has subscribed.
+
+    ``samples`` are delivery times in ns of the messages that carry the time at which they were sent.
+    """
+
+    def __init__(self, greeting: _Greeting, verifier: Verifier, samples: list[int]) -> None:
+        super().__init__(greeting.loop, greeting.sock, greeting.name)
+        self.verifier = verifier
+        self.samples = samples
+        self.publishers: tuple[Publisher, ...] = ()
+        self.owed_releases = 0
+        self.loop.add(self)
+        if greeting.rest:
+            self.loop.buffer[: len(greeting.rest)] = greeting.rest
+            self._handle(len(greeting.rest))
+
+    def readable(self) -> None:
+        end = self.fill()
+        now = time.monotonic_ns()
+        self._handle(end)
+        if self._stamp and len(self.samples) < _SAMPLES:
+            self.samples.append(now - self._stamp)
+
+    def _handle(self, end: int) -> None:
+        layout, data = self.verifier.layout, self.loop.buffer
+        self._stamp = 0
+        if layout.qos == 2:
+            start = self._handle_exactly_once(end)
+        else:
+            count = end // layout.size
+            start = count * layout.size
+            if count:
+                self._stamp = packets.stamp_of(layout, data, 0, start)
+                self.verifier.take(data, 0, count)
+                if layout.qos:
+                    self.send(packets.acks(packets.PUBACK, layout, data, 0, count))
+            elif end >= len(layout.head) and not layout.head[0] == data[0] & ~packets.DUP:
+                raise DeliveryError(f"{self.name}: unexpected packet {data[: min(end, 8)].hex(' ')}")
+        if start < end or self.rest:
+            self.keep(start, end)
+        self.loop.ready.update(self.publishers)
+
+    def _handle_exactly_once(self, end: int) -> int:
+        """PUBLISH and PUBREL packets in any mixture; where the unfinished packet starts."""
+        layout, data = self.verifier.layout, self.loop.buffer
+        size, answers, start = layout.size, bytearray(), 0
+        while end - start >= 4:
+            if data[start] == packets.PUBREL:
+                answers += b"\x70\x02" + data[start + 2 : start + 4]
+                self.owed_releases -= 1
+                start += 4
+                continue
+            if end - start < size:
+                if data[start] & ~packets.DUP != layout.head[0]:
+                    raise DeliveryError(f"{self.name}: unexpected packet {data[start : start + 4].hex(' ')}")
+                break
+            self._stamp = self._stamp or packets.stamp_of(layout, data, start, start + size)
+            self.verifier.take(data, start, 1)
+            answers += b"\x50\x02" + data[start + layout.packet_id : start + layout.packet_id + 2]
+            self.owed_releases += 1
+            start += size
+        if answers:
+            self.send(answers)
+        return start
+
+
+class Publisher(Connection):
+    """Sends numbered messages, never more than ``window`` unacknowledged and ``lag`` not yet received by all subscribers.
+
+    At QoS 0 messages go out ``lag // 10`` at a time, at QoS 1 and 2 whenever an acknowledgement makes room.
+    """
+
+    def __init__(
+        self,
+        greeting: _Greeting,
+        layout: Layout,
+        source: int,
+        lanes: Sequence[tuple[list[int], int]],
+        *,
+        window: int,
+        lag: int,
+        stamp_every: int,
+    ) -> None:
+        """``lanes``: where each subscriber counts this publisher's messages; ``stamp_every``: batches per time stamp."""
+        super().__init__(greeting.loop, greeting.sock, greeting.name)
+        self.layout = layout
+        self.lanes = lanes
+        self.window, self.lag = window, lag
+        self.quantum = max(1, lag // 10)
+        self.sent = self.acked = self.received = 0
+        self.limit: int | None = None
+        self.paced = False
+        self._batch = Batch(layout, source, self.quantum if layout.qos == 0 else min(window, lag))
+        self._stamp_every, self._until_stamp = stamp_every, 1
+        self._releasing: set[bytes] = set()
+        self._lane, self._cleared, self._needed = 0, 0, 0
+        self.loop.add(self)
+
+    def drained(self) -> None:
+        self.loop.ready.add(self)
+
+    def pump(self) -> None:
+        """Send what the windows allow."""
+        if not self.paced:
+            while not self.out and self.send_some(self.quantum) and self.lag > 1:
+                pass
+
+    def send_some(self, most: int) -> int:
+        """Send up to ``most`` messages as one batch if the windows allow; how many were sent."""
+        if self.layout.qos:
+            most = min(most, self.window - self.sent + self.acked)
+        if self.limit is not None:
+            most = min(most, self.limit - self.sent)
+        if most < 1 or not self._all_reached(self.sent + most - self.lag):
+            return 0
+        self._until_stamp -= 1
+        stamp = 0
+        if not self._until_stamp:
+            self._until_stamp = self._stamp_every
+            stamp = time.monotonic_ns()
+        data = self._batch.fill(self.sent, most, stamp)
+        self.send(data)
+        count = len(data) // self.layout.size
+        self.sent += count
+        return count
+
+    def _all_reached(self, needed: int) -> bool:
+        """Whether every subscriber has ``needed`` messages; goes on at the one that had not the last time."""
+        if needed <= 0:
+            return True
+        if needed != self._needed:
+            self._needed, self._cleared = needed, 0
+        lanes, lane = self.lanes, self._lane
+        while self._cleared < len(lanes):
+            counts, index = lanes[lane]
+            if counts[index] < needed:
+                self._lane = lane
+                return False
+            self._cleared += 1
+            lane = lane + 1 if lane + 1 < len(lanes) else 0
+        return True
+
+    def settled(self) -> bool:
+        """Whether all that was sent is acknowledged and received by every subscriber."""
+        return (
+            not self.out
+            and (not self.layout.qos or self.acked == self.sent)
+            and all(counts[index] == self.sent for counts, index in self.lanes)
+        )
+
+    def readable(self) -> None:
+        end = self.fill()
+        data = self.loop.buffer
+        count = end // 4
+        if self.layout.qos == 0:
+            raise LoadError(f"{self.name}: unexpected packet {data[: min(end, 8)].hex(' ')}")
+        if self.layout.qos == 1:
+            packets.ack_count(packets.PUBACK, data, count, self.acked)
+            self.acked += count
+        else:
+            self._handle_exactly_once(count)
+        self.keep(count * 4, end)
+        self.loop.ready.add(self)
+
+    def _handle_exactly_once(self, count: int) -> None:
+        data, releases = self.loop.buffer, bytearray()
+        for start in range(0, count * 4, 4):
+            packet_id = bytes(data[start + 2 : start + 4])
+            if data[start] == packets.PUBREC:
+                if int.from_bytes(packet_id) != self.received % packets.PID_PERIOD + 1:
+                    raise DeliveryError(f"{self.name}: PUBREC {packet_id.hex()} is not for message {self.received}")
+                self.received += 1
+                self._releasing.add(packet_id)
+                releases += b"\x62\x02" + packet_id
+            elif data[start] == packets.PUBCOMP and packet_id in self._releasing:
+                self._releasing.remove(packet_id)
+                self.acked += 1
+            else:
+                raise DeliveryError(f"{self.name}: unexpected packet {data[start : start + 4].hex(' ')}")
+        if releases:
+            self.send(releases)

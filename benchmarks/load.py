@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The load generator's process: one job as JSON on standard input, one result as JSON on standard output.
+
+A result has ``error`` (a sentence), or what was measured: ``metrics`` by name, ``cpu`` seconds per 1,000 deliveries (or
+connections) by process and ``generator_busy``, the part of one CPU that the generator itself took.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from benchmarks import proc
+from benchmarks.clients import Client, Idle, LoadError, Loop, Publisher, Subscriber, connect_all
+from benchmarks.packets import DeliveryError, Layout, Verifier
+from benchmarks.scenarios import SCENARIOS, Scenario
+
+CONNECT_TIMEOUT = 60.0
+DRAIN_TIMEOUT = 30.0
+SETTLE = 1.0
+"""Seconds that a broker gets to come to rest before its memory is read."""
+
+_BASELINE_CLIENTS = 100
+_LINGER = 0.1
+_ROOT = "bench"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: a scenario against one broker. Times in seconds, ``processes``: label → pid of the broker's processes."""
+
+    scenario: str
+    host: str
+    port: int
+    payload: int = 128
+    seconds: float = 2.0
+    warmup: float = 0.5
+    processes: dict[str, int] = field(default_factory=dict)
+    clients: int = 0
+    """Replaces the scenario's number of connections or queued messages."""
+
+
+class Meter:
+    """CPU time of the broker's processes and of this process over a stretch of time."""
+
+    def __init__(self, processes: dict[str, int]) -> None:
+        self._processes = processes
+        self._begin = self._read()
+        self.began = time.monotonic()
+        self.cpu: dict[str, float] = {}
+        self.seconds = 0.0
+
+    def _read(self) -> dict[str, float]:
+        return {label: proc.cpu_seconds(pid) for label, pid in self._processes.items()} | {
+            "generator": time.process_time()
+        }
+
+    def stop(self) -> None:
+        """End the stretch."""
+        self.seconds = time.monotonic() - self.began
+        self.cpu = {label: value - self._begin[label] for label, value in self._read().items()}
+
+    def result(self, count: int, metrics: dict[str, float]) -> dict[str, object]:
+        """The job's result for ``count`` deliveries."""
+        return {
+            "metrics": metrics,
+            "count": count,
+            "cpu": {label: value * 1000 / max(count, 1) for label, value in self.cpu.items()},
+            "generator_busy": self.cpu["generator"] / self.seconds,
+        }
+
+
+class Traffic:
+    """Connected publishers and subscribers of a scenario."""
+
+    def __init__(self, job: Job, scenario: Scenario) -> None:
+        self.job, self.scenario = job, scenario
+        self.samples: list[int] = []
+        layout = Layout(self.topic(0), job.payload, scenario.qos)
+        self.loop = Loop(layout.size)
+        self.subscribers: list[Subscriber] = []
+        self.publishers: list[Publisher] = []
+        pairs = scenario.publishers == scenario.subscribers
+        address = (job.host, job.port)
+        clients = [
+            Client(f"sub{i:05}", self.topic(i) if pairs else f"{_ROOT}/+", scenario.qos, not scenario.durable)
+            for i in range(scenario.subscribers)
+        ]
+        if scenario.publishers == 1:
+            clients = [Client(each.client_id, self.topic(0), each.qos, each.clean) for each in clients]
+        for i, greeting in enumerate(connect_all(self.loop, address, clients, timeout=CONNECT_TIMEOUT)):
+            verifier = Verifier(layout, first=i) if pairs else Verifier(layout, scenario.publishers)
+            self.subscribers.append(Subscriber(greeting, verifier, self.samples))
+        self.monitors: list[Subscriber] = []
+        if scenario.monitor:
+            plain = Layout(self.topic(0), job.payload, 0)
+            for greeting in connect_all(self.loop, address, [Client("monitor", "#")], timeout=CONNECT_TIMEOUT):
+                self.monitors.append(Subscriber(greeting, Verifier(plain, scenario.publishers), []))
+        clients = [Client(f"pub{i:05}") for i in range(scenario.publishers)]
+        for i, greeting in enumerate(connect_all(self.loop, address, clients, timeout=CONNECT_TIMEOUT)):
+            readers = [self.subscribers[i]] if pairs else self.subscribers + self.monitors
+            self.publishers.append(
+                Publisher(
+                    greeting,
+                    Layout(self.topic(i), job.payload, scenario.qos),
+                    i,
+                    [(each.verifier.expected, 0 if pairs else i) for each in readers],
+                    window=scenario.window,
+                    lag=scenario.outstanding,
+                    stamp_every=1 if scenario.kind == "latency" else 16,
+                )
+            )
+            for each in readers:
+                each.publishers += (self.publishers[-1],)
+
+    @staticmethod
+    def topic(publisher: int) -> str:
+        """Topic of a publisher; all have the same length."""
+        return f"{_ROOT}/{publisher:05}"
+
+    def delivered(self) -> int:
+        """Messages that all subscribers (but a monitor) have received."""
+        return sum(sum(each.verifier.expected) for each in self.subscribers)
+
+    def run(self, seconds: float, step: Callable[[], float]) -> None:
+        """Turn the loop for ``seconds``; ``step`` is called every turn and answers how long to wait at most."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self.loop.turn(min(left, step()))
+
+    def settle(self) -> None:
+        """Send no more, wait for what is outstanding, and verify that everything has arrived and nothing more comes."""
+        for publisher in self.publishers:
+            publisher.limit = publisher.sent
+        until = time.monotonic() + DRAIN_TIMEOUT
+        while not (
+            all(publisher.settled() for publisher in self.publishers)
+            and all(not each.owed_releases and not each.rest for each in self.subscribers)
+        ):
+            if time.monotonic() > until:
+                raise DeliveryError(self._missing())
+            self.loop.turn(0.05)
+        total = self.delivered()
+        self.run(_LINGER, lambda: 0.05)
+        if self.delivered() != total:
+            raise DeliveryError("more messages arrived than were sent")
+
+    def _missing(self) -> str:
+        sent = sum(publisher.sent * len(publisher.lanes) for publisher in self.publishers)
+        got = sum(counts[index] for publisher in self.publishers for counts, index in publisher.lanes)
+        unacked = sum(publisher.sent - publisher.acked for publisher in self.publishers) if self.scenario.qos else 0
+        return (
+            f"{sent - got} of {sent} deliveries missing and {unacked} publishes not acknowledged "
+            f"{DRAIN_TIMEOUT:.0f} s after the last publish"
+        )
+
+
+def percentiles(samples: list[int]) -> dict[str, float]:
+    """Median and 99th percentile in µs of delivery times in ns; nothing for fewer than 100 samples."""
+    if len(samples) < 100:
+        return {}
+    cuts = statistics.quantiles(samples, n=100)
+    return {"p50": cuts[49] / 1000, "p99": cuts[98] / 1000}
+
+
+def throughput(job: Job, scenario: Scenario) -> dict[str, object]:
+    """Deliveries per second while publishers send as fast as the windows allow."""
+    with _closing(Traffic(job, scenario)) as traffic:
+        traffic.loop.ready.update(traffic.publishers)
+        traffic.run(job.warmup, lambda: 0.05)
+        traffic.samples.clear()
+        before, meter = traffic.delivered(), Meter(job.processes)
+        traffic.run(job.seconds, lambda: 0.05)
+        count = traffic.delivered() - before
+        meter.stop()
+        samples = percentiles(traffic.samples)
+        traffic.settle()
+        return meter.result(count, {"rate": count / meter.seconds, **samples})
+
+
+def latency(job: Job, scenario: Scenario) -> dict[str, object]:
+    """Delivery time of messages sent one by one at a fixed rate, however long the earlier ones take."""
+    with _closing(Traffic(job, scenario)) as traffic:
+        publisher = traffic.publishers[0]
+        publisher.paced = True
+        period = 1 / scenario.rate
+        due = time.monotonic()
+
+        def step() -> float:
+            nonlocal due
+            while (wait := due - time.monotonic()) <= 0:
+                if not publisher.send_some(1):
+                    raise LoadError(f"{scenario.outstanding} messages outstanding at {scenario.rate} per second")
+                due += period
+            return wait
+
+        traffic.run(job.warmup, step)
+        traffic.samples.clear()
+        before, meter = traffic.delivered(), Meter(job.processes)
+        traffic.run(job.seconds, step)
+        count = traffic.delivered() - before
+        meter.stop()
+        samples = percentiles(traffic.samples)
+        traffic.settle()
+        return meter.result(count, samples)
+
+
+def connections(job: Job, scenario: Scenario) -> dict[str, object]:
+    """Clients that connect and subscribe (one filter each) per second, and what memory each then costs."""
+    total = job.clients or scenario.clients
+    loop = Loop()
+    clients = [Client(f"idle{i:05}", f"{_ROOT}/{i:05}") for i in range(_BASELINE_CLIENTS + total)]
+    address = (job.host, job.port)
+
+    def join(some: list[Client]) -> None:
+        for greeting in connect_all(loop, address, some, timeout=CONNECT_TIMEOUT):
+            loop.add(Idle(loop, greeting.sock, greeting.name))
+
+    def memory() -> dict[str, int]:
+        until = time.monotonic() + SETTLE
+        while (left := until - time.monotonic()) > 0:
+            loop.turn(left)
+        return {label: proc.resident_bytes(pid) for label, pid in job.processes.items()}
+
+    try:
+        join(clients[:_BASELINE_CLIENTS])
+        before = memory()
+        meter = Meter(job.processes)
+        join(clients[_BASELINE_CLIENTS:])
+        meter.stop()
+        kilobytes = {label: (value - before[label]) / 1024 / total for label, value in memory().items()}
+    finally:
+        loop.close()
+    metrics = {"connects": total / meter.seconds, "memory": sum(kilobytes.values())}
+    if len(kilobytes) > 1:
+        metrics |= {f"memory {label}": value for label, value in kilobytes.items()}
+    return meter.result(total, metrics)
+
+
+def drain(job: Job, scenario: Scenario) -> dict[str, object]:
+    """Messages per second that a durable subscriber gets which was away while they were published."""
+    total = job.clients or scenario.clients
+    address, topic = (job.host, job.port), f"{_ROOT}/00000"
+    layout = Layout(topic, job.payload, scenario.qos)
+    loop = Loop(layout.size)
+    connect_all(loop, address, [Client("sub00000", topic, scenario.qos, False)], timeout=CONNECT_TIMEOUT)
+    loop.close()
+    loop = Loop(layout.size)
+    try:
+        (greeting,) = connect_all(loop, address, [Client("pub00000")], timeout=CONNECT_TIMEOUT)
+        publisher = Publisher(
+            greeting, layout, 0, [], window=scenario.window, lag=scenario.window, stamp_every=total
+        )
+        publisher.limit = total
+        loop.ready.add(publisher)
+        _until(loop, lambda: publisher.acked == total, f"{total} messages published")
+        meter = Meter(job.processes)
+        (greeting,) = connect_all(loop, address, [Client("sub00000", clean=False)], timeout=CONNECT_TIMEOUT)
+        if not greeting.present:
+            raise DeliveryError("the session of the durable subscriber was lost")
+        subscriber = Subscriber(greeting, Verifier(layout), [])
+        _until(loop, lambda: subscriber.verifier.expected[0] >= total, f"{total} queued messages received")
+        meter.stop()
+        end = time.monotonic() + _LINGER
+        while time.monotonic() < end:
+            loop.turn(0.05)
+        if subscriber.verifier.expected[0] != total:
+            raise DeliveryError("more messages arrived than were sent")
+    finally:
+        loop.close()
+    return meter.result(total, {"rate": total / meter.seconds})
+
+
+def _until(loop: Loop, condition: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + CONNECT_TIMEOUT
+    while not condition():
+        if time.monotonic() > until:
+            raise DeliveryError(f"not {what} within {CONNECT_TIMEOUT:.0f} s")
+        loop.turn(0.05)
+
+
+@contextmanager
+def _closing(traffic: Traffic) -> Iterator[Traffic]:
+    try:
+        yield traffic
+    finally:
+        traffic.loop.close()
+
+
+_RUN: dict[str, Callable[[Job, Scenario], dict[str, object]]] = {
+    "throughput": throughput,
+    "latency": latency,
+    "connections": connections,
+    "drain": drain,
+}
+
+
+def main() -> None:
+    """Do the job on standard input."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    gc.disable()
+    job = Job(**json.load(sys.stdin))
+    scenario = next(each for each in SCENARIOS if each.name == job.scenario)
+    try:
+        result = _RUN[scenario.kind](job, scenario)
+    except (LoadError, DeliveryError) as error:
+        result = {"error": str(error)}
+    json.dump(result, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The brokers: found, started with a fresh data directory on free ports of 127.0.0.1, and ended, by pid."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks import packets
+
+HOST = "127.0.0.1"
+START_TIMEOUT = 20.0
+
+NATS_CONFIG = """\
+server_name: bench
+listen: "{host}:{nats}"
+jetstream {{ store_dir: "{data}", sync_interval: "1s" }}
+"""
+"""The same for both NATS peers; `sync_interval` as in the shipped nats-server.conf."""
+
+NATS_MQTT = """\
+mqtt {{ listen: "{host}:{mqtt}" }}
+"""
+
+MOSQUITTO_CONFIG = """\
+listener {mqtt} {host}
+allow_anonymous true
+user root
+persistence false
+max_queued_messages 0
+max_inflight_messages 0
+set_tcp_nodelay true
+log_dest stderr
+log_type error
+"""
+
+AMQTT_CONFIG = {
+    "listeners": {"default": {"type": "tcp", "bind": "{host}:{mqtt}"}},
+    "plugins": {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
+}
+
+OURS_COMMAND = "mqtt-nats serve --nats nats://{host}:{nats} --listen {host}:{mqtt}"
+
+
+class PeerError(Exception):
+    """A broker that is not installed or does not start."""
+
+
+@dataclass
+class Running:
+    """A broker that accepts MQTT connections; ``processes``: label → pid."""
+
+    port: int
+    processes: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class _Start:
+    """What the starters of one broker share."""
+
+    data: Path
+    ports: dict[str, int]
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    running: Running = field(default_factory=lambda: Running(0))
+
+    def values(self) -> dict[str, object]:
+        return {"host": HOST, "data": self.data / "store", **self.ports}
+
+    def write(self, name: str, text: str) -> str:
+        path = self.data / name
+        path.write_text(text)
+        return str(path)
+
+    def spawn(self, label: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        with (self.data / f"{label}.log").open("wb") as log:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=self.data,
+                start_new_session=True,
+            )  # fmt: skip
+        self.processes.append(process)
+        self.running.processes[label] = process.pid
+        return process
+
+    def wait(self, label: str, ready: Callable[[], bool]) -> None:
+        """Until the process that was started last is ready."""
+        process, until = self.processes[-1], time.monotonic() + START_TIMEOUT
+        while not ready():
+            code = process.poll()
+            if code is not None or time.monotonic() > until:
+                lines = (self.data / f"{label}.log").read_text(errors="replace").strip().splitlines()[-3:]
+                state = f"ended with code {code}" if code is not None else f"is not ready after {START_TIMEOUT:.0f} s"
+                raise PeerError(f"{label} {state}: {' / '.join(lines) or 'no output'}")
+            time.sleep(0.02)
+
+
+def find(program: str) -> str | None:
+    """Path of a program beside this Python, on PATH, or where distributions put servers."""
+    beside = Path(sys.executable).parent / program
+    if beside.is_file():
+        return str(beside)
+    return shutil.which(program, path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/usr/local/sbin")
+
+
+def _required(program: str) -> str:
+    found = find(program)
+    if found is None:
+        raise PeerError(f"{program} is not installed")
+    return found
+
+
+def _ours_command(command: str) -> list[str]:
+    words = shlex.split(command)
+    if found := find(words[0]):
+        return [found, *words[1:]]
+    if words[0] == "mqtt-nats" and importlib.util.find_spec("mqtt_nats.__main__") is not None:
+        return [sys.executable, "-m", "mqtt_nats", *words[1:]]
+    raise PeerError(f"{words[0]} is not installed")
+
+
+def _start_nats(start: _Start, *, mqtt: bool) -> None:
+    text = (NATS_CONFIG + (NATS_MQTT if mqtt else "")).format(**start.values())
+    start.spawn("nats-server", [_required("nats-server"), "-c", start.write("nats.conf", text)])
+    start.wait("nats-server", lambda: _accepts(start.ports["nats"]))
+
+
+def _nats(start: _Start, command: str) -> None:
+    _start_nats(start, mqtt=True)
+
+
+def _ours(start: _Start, command: str) -> None:
+    words = _ours_command(command)
+    _start_nats(start, mqtt=False)
+    start.spawn("gateway", [word.format(**start.values()) for word in words])
+
+
+def _mosquitto(start: _Start, command: str) -> None:
+    start.spawn(
+        "mosquitto",
+        [_required("mosquitto"), "-c", start.write("mosquitto.conf", MOSQUITTO_CONFIG.format(**start.values()))],
+    )
+
+
+def _amqtt(start: _Start, command: str) -> None:
+    config = json.dumps(AMQTT_CONFIG).replace("{host}:{mqtt}", f"{HOST}:{start.ports['mqtt']}")  # JSON is YAML
+    start.spawn("amqtt", [_required("amqtt"), "-c", start.write("amqtt.yaml", config)])
+
+
+def _relay(start: _Start, command: str) -> None:
+    script = Path(__file__).with_name("relay.py")
+    start.spawn("relay", [sys.executable, str(script), str(start.ports["mqtt"])])
+
+
+PEERS: dict[str, Callable[[_Start, str], None]] = {
+    "ours": _ours,
+    "nats": _nats,
+    "mosquitto": _mosquitto,
+    "amqtt": _amqtt,
+    "relay": _relay,
+}
+DEFAULT_PEERS = ("ours", "nats", "mosquitto", "amqtt")
+_PROGRAMS = {"nats": "nats-server", "mosquitto": "mosquitto", "amqtt": "amqtt"}
+
+
+def missing(peer: str, command: str) -> str | None:
+    """Why a peer cannot be started, or None."""
+    try:
+        if peer == "ours":
+            _required("nats-server")
+            _ours_command(command)
+        elif peer in _PROGRAMS:
+            _required(_PROGRAMS[peer])
+    except PeerError as error:
+        return str(error)
+    return None
+
+
+def version(peer: str) -> str:
+    """What a peer's program says of its version."""
+    arguments = {"nats": ["nats-server", "-v"], "mosquitto": ["mosquitto", "-h"], "amqtt": ["amqtt", "--version"]}
+    if peer not in arguments:
+        return ""
+    program, *rest = arguments[peer]
+    run = subprocess.run([_required(program), *rest], capture_output=True, text=True, timeout=20, check=False)
+    lines = (run.stdout + run.stderr).strip().splitlines()
+    return lines[0].strip() if lines else "unknown"
+
+
+@contextmanager
+def running(peer: str, command: str = OURS_COMMAND) -> Iterator[Running]:
+    """A fresh broker; ended, with everything it has started, when the block ends."""
+    with tempfile.TemporaryDirectory(prefix="mqtt-bench-", ignore_cleanup_errors=True) as directory:
+        nats, mqtt = _free_ports(2)
+        start = _Start(Path(directory), {"nats": nats, "mqtt": mqtt})
+        start.running.port = mqtt
+        try:
+            PEERS[peer](start, command)
+            start.wait(next(reversed(start.running.processes)), lambda: _greets(mqtt))
+            yield start.running
+        finally:
+            for process in reversed(start.processes):
+                _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM to the process, then SIGKILL to what is left of the session that it leads."""
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        pass
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server((HOST, 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def _accepts(port: int) -> bool:
+    try:
+        socket.create_connection((HOST, port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _greets(port: int) -> bool:
+    """Whether the broker answers a CONNECT with CONNACK 0."""
+    try:
+        with socket.create_connection((HOST, port), 1) as sock:
+            sock.settimeout(5)
+            sock.sendall(packets.connect("probe", clean=True))
+            answer = sock.recv(4)
+            sock.sendall(b"\xe0\x00")
+            return answer[:2] == b"\x20\x02" and answer[3:] == b"\x00"
+    except OSError:
+        return False

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CPU time and memory of processes and their children, from /proc."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_TICK = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def tree(pid: int) -> list[int]:
+    """``pid`` and all its living descendants."""
+    found, todo = [], [pid]
+    while todo:
+        current = todo.pop()
+        found.append(current)
+        try:
+            for task in Path(f"/proc/{current}/task").iterdir():
+                todo += map(int, (task / "children").read_text().split())
+        except OSError:
+            continue
+    return found
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system CPU time of the process tree at ``pid``."""
+    total = 0
+    for each in tree(pid):
+        try:
+            stat = Path(f"/proc/{each}/stat").read_text()
+        except OSError:
+            continue
+        fields = stat[stat.rindex(")") + 2 :].split()
+        total += int(fields[11]) + int(fields[12])
+    return total / _TICK
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of the process tree at ``pid``."""
+    total = 0
+    for each in tree(pid):
+        try:
+            total += int(Path(f"/proc/{each}/statm").read_text().split()[1]) * _PAGE
+        except OSError:
+            continue
+    return total

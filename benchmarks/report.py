@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results of all rounds as markdown tables with medians, spreads and ratios."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.scenarios import Scenario
+
+BASE = "ours"
+
+METRICS: dict[str, tuple[str, str, bool]] = {
+    "rate": ("", "msg/s", True),
+    "p50": ("p50", "µs", False),
+    "p99": ("p99", "µs", False),
+    "connects": ("connects", "/s", True),
+    "memory": ("memory per connection", "KB", False),
+}
+"""Metric → what is added to the title, unit, whether more is better."""
+
+GENERATOR_BOUND = 0.9
+"""From this part of a CPU on the load generator is marked as a possible limit."""
+
+
+@dataclass
+class Cell:
+    """All rounds of one scenario with one peer."""
+
+    runs: list[Mapping[str, object]] = field(default_factory=list)
+
+    @property
+    def error(self) -> str | None:
+        """The first error of any round: one void round makes the result void."""
+        return next((str(run["error"]) for run in self.runs if "error" in run), None)
+
+    def values(self, metric: str) -> list[float]:
+        """This metric of each round, nothing if the result is void."""
+        if self.error:
+            return []
+        return [found[metric] for run in self.runs if metric in (found := _floats(run.get("metrics")))]
+
+    def median(self, metric: str) -> float | None:
+        """Median over the rounds."""
+        values = self.values(metric)
+        return statistics.median(values) if values else None
+
+    def spread(self, metric: str) -> float:
+        """Half of the range of the rounds as a part of the median."""
+        values = self.values(metric)
+        middle = statistics.median(values) if values else 0.0
+        return (max(values) - min(values)) / 2 / middle if middle else 0.0
+
+    def cost(self) -> dict[str, float]:
+        """Median CPU seconds per 1,000 deliveries by process."""
+        costs = [_floats(run.get("cpu")) for run in self.runs]
+        return {label: statistics.median([each[label] for each in costs if label in each]) for label in costs[0]}
+
+    def busy(self) -> float:
+        """Median part of one CPU that the generator took."""
+        return statistics.median([_float(run.get("generator_busy")) for run in self.runs])
+
+
+Results = dict[str, dict[str, Cell]]
+"""Scenario name → peer → cell."""
+
+
+def _float(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _floats(value: object) -> dict[str, float]:
+    return {str(key): _float(each) for key, each in value.items()} if isinstance(value, Mapping) else {}
+
+
+def ratio(base: float | None, other: float | None) -> float | None:
+    """``base / other``, or None where one of them is missing or zero."""
+    return base / other if base is not None and other else None
+
+
+def figure(value: float) -> str:
+    """A number with three significant digits, thousands as k and M."""
+    for limit, suffix in ((1e6, " M"), (1e4, " k")):
+        if value >= limit:
+            scaled = value / (1e6 if suffix == " M" else 1e3)
+            return f"{scaled:.3g}{suffix}" if scaled < 1000 else f"{scaled:.0f}{suffix}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def main_table(scenarios: Sequence[Scenario], peers: Sequence[str], results: Results) -> list[str]:
+    """Median ± spread of every peer and the ratios of ours to the others."""
+    others = [peer for peer in peers if peer != BASE] if BASE in peers else []
+    rows = [["scenario", "unit", *peers, *(f"{BASE} / {peer}" for peer in others)]]
+    for scenario in scenarios:
+        cells = results.get(scenario.name, {})
+        metrics = [
+            each
+            for each in METRICS
+            if any(cell.values(each) for cell in cells.values()) and (each[0] != "p" or scenario.kind == "latency")
+        ]
+        for metric in metrics or ["rate"]:
+            extra, unit, more = METRICS[metric]
+            row = [scenario.title + (f": {extra}" if extra else ""), unit if more else f"{unit}, less is better"]
+            for peer in peers:
+                row.append(_cell(cells.get(peer), metric))
+            base = cells[BASE].median(metric) if BASE in cells else None
+            for peer in others:
+                found = ratio(base, cells[peer].median(metric) if peer in cells else None)
+                row.append("–" if found is None else f"{found:.2f}")
+            rows.append(row)
+    return _table(rows)
+
+
+def _cell(cell: Cell | None, metric: str) -> str:
+    if cell is None or not cell.runs:
+        return "–"
+    if cell.error:
+        return "void"
+    value = cell.median(metric)
+    return "–" if value is None else f"{figure(value)} ±{cell.spread(metric):.0%}"
+
+
+def cost_table(scenarios: Sequence[Scenario], peers: Sequence[str], results: Results) -> list[str]:
+    """CPU of brokers and generator, delivery times under load, and memory by process."""
+    rows = [["scenario", "peer", "broker CPU s / 1,000", "generator CPU s / 1,000", "generator busy", "p50 / p99 under load"]]
+    for scenario in scenarios:
+        for peer in peers:
+            cell = results.get(scenario.name, {}).get(peer)
+            if cell is None or not cell.runs or cell.error:
+                continue
+            cost = cell.cost()
+            own = cost.pop("generator", 0.0)
+            parts = ", ".join(f"{label} {value:.4f}" for label, value in cost.items())
+            broker = f"{sum(cost.values()):.4f} ({parts})" if len(cost) > 1 else f"{sum(cost.values()):.4f}"
+            busy = f"{cell.busy():.0%}" + (" (limit)" if cell.busy() >= GENERATOR_BOUND else "")
+            p50, p99 = cell.median("p50"), cell.median("p99")
+            times = f"{_time(p50)} / {_time(p99)}" if p50 is not None and p99 is not None else "–"
+            parts_memory = [name for name in _floats(cell.runs[0].get("metrics")) if name.startswith("memory ")]
+            if parts_memory:
+                times = "memory: " + ", ".join(f"{each[7:]} {cell.median(each) or 0:.1f} KB" for each in parts_memory)
+            rows.append([scenario.title, peer, broker, f"{own:.4f}", busy, times])
+    return _table(rows)
+
+
+def _time(microseconds: float) -> str:
+    return f"{microseconds:.0f} µs" if microseconds < 1000 else f"{microseconds / 1000:.1f} ms"
+
+
+def error_list(scenarios: Sequence[Scenario], peers: Sequence[str], results: Results) -> list[str]:
+    """One line for each void result."""
+    return [
+        f"- {scenario.title}, {peer}: {cell.error}"
+        for scenario in scenarios
+        for peer in peers
+        if (cell := results.get(scenario.name, {}).get(peer)) is not None and cell.error
+    ]
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["| " + " | ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) + " |" for row in rows]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return lines
+
+
+def document(
+    scenarios: Sequence[Scenario], peers: Sequence[str], results: Results, *, machine: str, command: str, notes: Sequence[str]
+) -> str:
+    """The whole report."""
+    errors = error_list(scenarios, peers, results)
+    parts = [
+        "# Benchmarks",
+        "",
+        f"{machine}  ",
+        f"`{command}`",
+        "",
+        *(f"- {note}" for note in notes),
+        "",
+        *main_table(scenarios, peers, results),
+        "",
+        "## CPU",
+        "",
+        "Seconds of CPU per 1,000 deliveries (connections), of the broker's processes and of the load generator. Where the",
+        "generator is marked as the limit, the broker can do more than the table says.",
+        "",
+        *cost_table(scenarios, peers, results),
+    ]
+    if errors:
+        parts += ["", "## Void results", "", *errors]
+    return "\n".join(parts) + "\n"
