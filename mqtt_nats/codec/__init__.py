@@ -5,16 +5,7 @@ from mqtt_nats.codec.acks import Ack, AckRun
 from mqtt_nats.codec.connect import Connack, Connect, Will
 from mqtt_nats.codec.control import Auth, Disconnect, PingReq, PingResp
 from mqtt_nats.codec.decoder import ClientDecoder, Decoder, Packet
-from mqtt_nats.codec.encoder import (
-    ID,
-    PINGREQ,
-    PINGRESP,
-    ack_bytes,
-    ack_run_bytes,
-    encode,
-    encode_publish,
-    publish_head,
-)
+from mqtt_nats.codec.encoder import ID, PINGREQ, PINGRESP, ack_bytes, ack_run_bytes, encode
 from mqtt_nats.codec.errors import (
     EncodeError,
     InvalidClientId,
@@ -34,7 +25,7 @@ from mqtt_nats.codec.errors import (
 )
 from mqtt_nats.codec.limits import Limits
 from mqtt_nats.codec.properties import Properties
-from mqtt_nats.codec.publish import Publish, PublishRun
+from mqtt_nats.codec.publish import Publish, PublishRun, encode_publish, publish_head
 from mqtt_nats.codec.reasons import ConnackCode, ReasonCode, connack_code
 from mqtt_nats.codec.subscribe import Suback, Subscribe, Subscription, Unsuback, Unsubscribe
 from mqtt_nats.codec.topics import check_topic_name, matches, validate_topic_filter, validate_topic_name

@@ -4,8 +4,8 @@
 Theory of operation. The first byte of a packet selects an action from a table of 256 entries that depends on the
 protocol version and on whose packets are read. PUBLISH and acknowledgements are parsed in the loop itself, without a
 call per packet; everything else goes to the reader of its family. Consecutive packets that differ only in their payload
-become one run, measured by slices instead of a loop. What is incomplete at the end of a read is kept, unless its size is
-known to be too large already, and not looked at again before enough bytes have come.
+become one run, measured by slices instead of a loop. What is incomplete at the end of a read is kept, unless its size
+is known to be too large already, and not looked at again before enough bytes have come.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class Decoder:
                     if at > after:
                         raise MalformedPacket("PUBLISH ends before its payload")
                     packet_id = data[top] << 8 | data[top + 1]
-                    if not packet_id:  # [MQTT-2.3.1-1] (3.1.1), [MQTT-2.2.1-4] (5.0)
+                    if not packet_id:  # [MQTT-2.3.1-1] (3.1.1), [MQTT-2.2.1-3] (5.0)
                         raise ProtocolError("packet identifier is 0")
                 elif at > after:
                     raise MalformedPacket("topic ends after the packet")
@@ -216,18 +216,18 @@ class Decoder:
             elif action == _ACK:
                 kind = first >> 4
                 if size == 2:
-                    ids = [data[body] << 8 | data[body + 1]]
-                    head = data[pos:body]
-                    if startswith(head, after) and body - pos == 2:
-                        count = _run_length(data, pos, end, head, 4)
-                        after = pos + count * 4
-                        ids = list(unpack(f">{count * 2}H", data[pos:after])[1::2])
-                    if 0 in ids:  # [MQTT-2.3.1-1] (3.1.1), [MQTT-2.2.1-4] (5.0)
-                        ids = ids[: ids.index(0)]
-                        if ids:
-                            append(AckRun(kind, ids))
+                    packet_id = data[body] << 8 | data[body + 1]
+                    if not packet_id:  # [MQTT-2.3.1-6] (3.1.1), [MQTT-2.2.1-5] (5.0)
                         raise ProtocolError("packet identifier is 0")
-                    append(AckRun(kind, ids))
+                    if after < end and data[after] == first and after - pos == 4:
+                        count = _run_length(data, pos, end, data[pos:body], 4)
+                        ids = list(unpack(f">{count * 2}H", data[pos : pos + count * 4])[1::2])
+                        if 0 in ids:
+                            del ids[ids.index(0) :]  # the loop comes back to the 0
+                        append(AckRun(kind, ids))
+                        after = pos + len(ids) * 4
+                    else:
+                        append(AckRun(kind, [packet_id]))
                 elif size > 2 and v5:
                     append(read_ack(kind, Reader(data, body, after), self._limits.max_user_properties))
                 else:

@@ -11,8 +11,7 @@ from mqtt_nats.codec.connect import Connack, Connect, put_connack, put_connect
 from mqtt_nats.codec.control import Auth, Disconnect, PingReq, PingResp, put_auth, put_disconnect
 from mqtt_nats.codec.decoder import Packet
 from mqtt_nats.codec.errors import EncodeError
-from mqtt_nats.codec.properties import Properties
-from mqtt_nats.codec.publish import Publish, PublishRun, put_publish
+from mqtt_nats.codec.publish import Publish, PublishRun, put_publish, put_run
 from mqtt_nats.codec.subscribe import (
     Suback,
     Subscribe,
@@ -23,7 +22,6 @@ from mqtt_nats.codec.subscribe import (
     put_unsuback,
     put_unsubscribe,
 )
-from mqtt_nats.codec.wire import put_varint
 
 PINGREQ: Final = b"\xc0\0"
 PINGRESP: Final = b"\xd0\0"
@@ -45,36 +43,6 @@ def ack_run_bytes(kind: int, ids: list[int]) -> bytes:
     return head + head.join([ID[number] for number in ids])
 
 
-def publish_head(flags_byte: int, key: bytes, body_len_after_key: int) -> bytes:
-    """First byte, remaining length and topic of a PUBLISH whose packet identifier, properties and payload have
-    `body_len_after_key` bytes together. `key` as in Publish. EncodeError above 268,435,455 bytes.
-    """
-    size = len(key) + body_len_after_key
-    if size < 0x80:
-        return bytes((flags_byte, size)) + key
-    if size < 0x4000:
-        return bytes((flags_byte, size & 0x7F | 0x80, size >> 7)) + key
-    return bytes((flags_byte,)) + put_varint(size) + key
-
-
-def encode_publish(
-    key: bytes,
-    payload: bytes,
-    qos: int,
-    retain: bool,
-    dup: bool,
-    packet_id: int,
-    version: int,
-    properties: Properties | None = None,
-) -> bytes:
-    """A whole PUBLISH. `key` as in Publish; `packet_id` 0 at QoS 0. EncodeError when there is no legal encoding."""
-    return put_publish(Publish(qos, retain, dup, key, packet_id, payload, properties), version)
-
-
-def _put_run(packet: PublishRun, version: int) -> bytes:
-    return b"".join([encode_publish(packet.key, payload, 0, False, False, 0, version) for payload in packet.payloads()])
-
-
 def _put_acks(packet: AckRun, version: int) -> bytes:
     return b"".join([put_ack(Ack(packet.kind, number, 0), version) for number in packet.ids])
 
@@ -89,7 +57,7 @@ _PUT: Final[dict[type, Callable[[Any, int], bytes]]] = {
     PingReq: lambda packet, version: PINGREQ,
     PingResp: lambda packet, version: PINGRESP,
     Publish: put_publish,
-    PublishRun: _put_run,
+    PublishRun: put_run,
     Suback: put_suback,
     Subscribe: put_subscribe,
     Unsuback: put_unsuback,

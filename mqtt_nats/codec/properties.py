@@ -149,7 +149,8 @@ def read_properties(reader: Reader, where: int, max_user_properties: int) -> Pro
     """Read a property list with its length; None when it is empty.
 
     `where` is the one place the list stands in. Raises MalformedPacket for an identifier that is unknown or out of
-    place (section 2.2.2.2), ProtocolError for a repeat or a value out of range, QuotaExceeded above `max_user_properties`.
+    place (section 2.2.2.2), ProtocolError for a repeat or a value out of range, QuotaExceeded above
+    `max_user_properties`.
     """
     length = reader.varint()
     if not length:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mqtt_nats.codec.errors import EncodeError, ProtocolError
 from mqtt_nats.codec.properties import Properties, place, put_properties, read_properties
-from mqtt_nats.codec.wire import PacketKind, Reader, put_packet, put_packet_id
+from mqtt_nats.codec.wire import PacketKind, Reader, put_packet_id, put_varint
 
 _PUBLISH = place(PacketKind.PUBLISH)
 
@@ -71,21 +71,61 @@ def read_publish5(first: int, reader: Reader, from_server: bool, max_user_proper
     return Publish(qos, bool(first & 1), bool(first & 8), key, packet_id, payload, properties)
 
 
+def publish_head(flags_byte: int, key: bytes, body_len_after_key: int) -> bytes:
+    """First byte, remaining length and topic of a PUBLISH whose packet identifier, properties and payload have
+    `body_len_after_key` bytes together. `key` as in Publish. EncodeError above 268,435,455 bytes.
+    """
+    size = len(key) + body_len_after_key
+    if size < 0x80:
+        return bytes((flags_byte, size)) + key
+    if size < 0x4000:
+        return bytes((flags_byte, size & 0x7F | 0x80, size >> 7)) + key
+    return bytes((flags_byte,)) + put_varint(size) + key
+
+
+def encode_publish(
+    key: bytes,
+    payload: bytes,
+    qos: int,
+    retain: bool,
+    dup: bool,
+    packet_id: int,
+    version: int,
+    properties: Properties | None = None,
+) -> bytes:
+    """A whole PUBLISH. `key` as in Publish; `packet_id` 0 at QoS 0. EncodeError when there is no legal encoding."""
+    if len(key) < 2 or key[0] << 8 | key[1] != len(key) - 2:
+        raise EncodeError("topic key without its length")
+    if qos == 0:
+        if packet_id or dup:  # [MQTT-2.3.1-5] [MQTT-3.3.1-2] (3.1.1), [MQTT-2.2.1-2] (5.0)
+            raise EncodeError("packet identifier or DUP at QoS 0")
+        variable = b""
+    elif qos == 1 or qos == 2:
+        variable = put_packet_id(packet_id)
+    else:  # [MQTT-3.3.1-4]
+        raise EncodeError(f"QoS is {qos}")
+    if version == 5:
+        variable += put_properties(properties, _PUBLISH)
+    elif properties:
+        raise EncodeError("properties in MQTT 3.1.1")
+    first = 0x30 | dup << 3 | qos << 1 | retain
+    return publish_head(first, key, len(variable) + len(payload)) + variable + payload
+
+
 def put_publish(packet: Publish, version: int) -> bytes:
     """Encode PUBLISH."""
-    key, qos = packet.key, packet.qos
-    if len(key) < 2 or int.from_bytes(key[:2], "big") != len(key) - 2:
-        raise EncodeError("topic key without its length")
-    if qos not in (0, 1, 2) or (packet.dup and not qos):  # [MQTT-3.3.1-2] [MQTT-3.3.1-4]
-        raise EncodeError(f"QoS {qos} with DUP {packet.dup}")
-    parts = [key]
-    if qos:
-        parts.append(put_packet_id(packet.packet_id))
-    elif packet.packet_id:  # [MQTT-2.3.1-5] (3.1.1), [MQTT-2.2.1-2] (5.0)
-        raise EncodeError("packet identifier at QoS 0")
-    if version == 5:
-        parts.append(put_properties(packet.properties, _PUBLISH))
-    elif packet.properties:
-        raise EncodeError("properties in MQTT 3.1.1")
-    parts.append(packet.payload)
-    return put_packet(0x30 | packet.dup << 3 | qos << 1 | packet.retain, b"".join(parts))
+    return encode_publish(
+        packet.key,
+        packet.payload,
+        packet.qos,
+        packet.retain,
+        packet.dup,
+        packet.packet_id,
+        version,
+        packet.properties,
+    )
+
+
+def put_run(packet: PublishRun, version: int) -> bytes:
+    """Encode each PUBLISH of a run, whatever version it was received in."""
+    return b"".join([encode_publish(packet.key, one, 0, False, False, 0, version) for one in packet.payloads()])

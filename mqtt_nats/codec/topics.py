@@ -26,7 +26,7 @@ def check_topic_name(topic: str, max_levels: int = MAX_LEVELS) -> None:
     """Raise TopicNameInvalid for an empty name, a wildcard or more than `max_levels` levels."""
     if not topic:  # [MQTT-4.7.3-1]
         raise TopicNameInvalid("topic name is empty")
-    if "+" in topic or "#" in topic:  # [MQTT-3.3.2-2] [MQTT-4.7.1-1]
+    if "+" in topic or "#" in topic:  # [MQTT-3.3.2-2] [MQTT-4.7.1-1] (3.1.1), [MQTT-4.7.0-1] (5.0)
         raise TopicNameInvalid("topic name contains a wildcard")
     if topic.count("/") >= max_levels:
         raise TopicNameInvalid(f"topic name has more than {max_levels} levels")
