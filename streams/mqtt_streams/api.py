@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, Protocol
 import orjson
 
 
-
 class Reply(NamedTuple):
     """One message received in answer to a request.
 

@@ -3,9 +3,9 @@
 
 from typing import Final
 
+from mqtt_streams.api import JetStream
 from mqtt_streams.consumers import ACK_WAIT_NS, ConsumerRef, consumer_names, delete_consumer
 from mqtt_streams.hashing import consumer_name
-from mqtt_streams.api import JetStream
 
 STREAM: Final = "$MQTT_msgs"
 PREFIX: Final = "$MQTT.msgs."

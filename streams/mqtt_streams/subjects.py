@@ -35,12 +35,12 @@ SYSTEM_LEVEL: Final = "$SYS"
 SYSTEM_ROOT: Final = "$MQTT_SYS"
 """Where MQTT's `$SYS/...` lives: `$SYS.>` is nats-server's own."""
 
-RESERVED_ROOTS: Final = frozenset(
-    # nats-server's and JetStream's roots, reply prefixes (_INBOX, _R_, _GR_, $GNR, $GR), and the gateways' own.
-    ("$MQTT", SYSTEM_ROOT, SYSTEM_LEVEL, "$JS", "$JSC", "$KV", "$O", "$OBJ", "$NRG", "$GNR", "$GR", "$LDS")
-    + ("_INBOX", "_R_", "_GR_")
-)
 _HIDDEN: Final = frozenset(("_INBOX", "_R_", "_GR_"))
+RESERVED_ROOTS: Final = _HIDDEN | frozenset(
+    ("$MQTT", SYSTEM_ROOT, SYSTEM_LEVEL, "$JS", "$JSC", "$KV", "$O", "$OBJ", "$NRG", "$GNR", "$GR", "$LDS")
+)
+"""First tokens that belong to nats-server, to JetStream, to replies in flight, or to the gateways."""
+
 _ENCODE: Final = str.maketrans({".": "//", **ESCAPES})
 _READABLE: Final = str.maketrans({char: code[1:] for char, code in ESCAPES.items()})
 _SPECIAL: Final = {code[2]: char for char, code in ESCAPES.items() if len(code) == 3}

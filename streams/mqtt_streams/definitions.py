@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The streams: definitions as package data, and bringing a JetStream account in line with them.
+
+The JSON files are what `nats stream add --config <file>` reads. `max_consumers` of streams with a consumer per
+subscription is a number of its own because nats-server 2.15 takes -1 as 1,000.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any, Final, Literal
+
+import orjson
+
+from mqtt_streams.api import ApiError, JetStream, NoResponders, RequestTimeout, call
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.pubrel import STREAM as OUT
+from mqtt_streams.qos2 import STREAM as QOS2IN
+from mqtt_streams.retained import STREAM as RETAINED
+from mqtt_streams.sessions import PREFIX as SESSION_PREFIX
+from mqtt_streams.sessions import STREAM as SESSIONS
+from mqtt_streams.timers import STREAM as TIMERS
+
+STREAMS: Final = (SESSIONS, MESSAGES, RETAINED, QOS2IN, OUT, TIMERS)
+
+_STREAM_NOT_FOUND: Final = 10059
+_NAME_IN_USE: Final = 10058
+_SUBJECTS_OVERLAP: Final = 10065
+_SWITCHES: Final = ("allow_direct", "allow_msg_ttl", "allow_msg_schedules")
+_NS: Final = 1_000_000_000
+
+_HINTS: Final[Mapping[int, str]] = {
+    10002: "raise JetStream's limits of the account or the server",
+    10023: "raise JetStream's limits of the account or the server, or free space",
+    10027: "raise the account's limit of streams",
+    10028: "raise JetStream's memory limit of the account or the server",
+    10039: "enable JetStream for the account",
+    10047: "raise JetStream's storage limit (max_file_store), or free space",
+    10074: "several replicas need a cluster: set stream_replicas to 1",
+    10005: "the cluster has too few JetStream servers for stream_replicas",
+    10076: "start nats-server with JetStream (-js)",
+}
+
+
+class StreamSetupError(Exception):
+    """The streams cannot be used; the text is one line that says what is wrong and what to do."""
+
+
+class StreamConflict(StreamSetupError):
+    """An existing stream contradicts its definition."""
+
+    def __init__(self, stream: str, setting: str, has: object, needs: object, remedy: str = "") -> None:
+        remedy = remedy or f"change it with `nats stream edit '{stream}'`, or remove the stream if its content may go"
+        super().__init__(f"stream {stream}: {setting} is {_text(has)} but must be {_text(needs)}; {remedy}")
+        self.stream = stream
+        self.setting = setting
+
+
+@dataclass(frozen=True, slots=True)
+class EnsureReport:
+    """What `ensure_streams` found and did.
+
+    `domain`: the JetStream domain, "" for none. `upgraded`: changed settings by stream. `kept`: differences that were
+    left, one line each. `configs`: the configuration of each stream as it is now.
+    """
+
+    domain: str
+    created: list[str] = field(default_factory=list)
+    upgraded: dict[str, list[str]] = field(default_factory=dict)
+    kept: list[str] = field(default_factory=list)
+    configs: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def load_definition(stream: str) -> dict[str, Any]:
+    """The definition of one of STREAMS, as a new dict."""
+    resource = files("mqtt_streams").joinpath("definitions", f"{stream.removeprefix('$')}.json")
+    definition: dict[str, Any] = orjson.loads(resource.read_bytes())
+    return definition
+
+
+async def ensure_streams(
+    js: JetStream,
+    *,
+    replicas: int | None = None,
+    message_retention: int = 86400,
+    retention: Literal["limits", "interest"] = "limits",
+    upgrade_retention: bool = False,
+) -> EnsureReport:
+    """Create missing streams, upgrade what may be, refuse what contradicts a definition.
+
+    `replicas`: of new streams, and of existing ones that have fewer; None = as many as the existing streams have (1 if
+    there are none). `message_retention`: seconds a QoS 1/2 message is kept. `retention`: policy of a new `$MQTT_msgs`;
+    an existing one keeps its own, unless `upgrade_retention` allows interest -> limits. Other gateways may do the same
+    at the same time. Raises StreamSetupError, StreamConflict.
+    """
+    report = EnsureReport(await _domain(js))
+    infos = {stream: await _info(js, stream) for stream in STREAMS}
+    default = max((info["config"].get("num_replicas", 1) for info in infos.values() if info), default=1)
+    for stream in STREAMS:
+        definition = load_definition(stream)
+        definition["num_replicas"] = replicas or default
+        if stream == MESSAGES:
+            definition["retention"] = retention
+            definition["max_age"] = message_retention * _NS
+            # The server refuses a duplicate window longer than the age limit.
+            definition["duplicate_window"] = min(definition["duplicate_window"], definition["max_age"])
+        info = infos[stream]
+        if info is None:
+            config = await _create(js, definition)
+            if config is not None:
+                report.created.append(stream)
+                report.configs[stream] = config
+                continue
+            info = await _info(js, stream)  # another gateway, or nats-server's listener, was faster
+            if info is None:
+                raise StreamSetupError(f"stream {stream} is being removed while it is needed; try again")
+        await _reconcile(js, report, definition, info, replicas is not None, upgrade_retention)
+    return report
+
+
+async def _domain(js: JetStream) -> str:
+    try:
+        info = await call(js, "INFO")
+    except NoResponders:
+        raise StreamSetupError("nats-server has no JetStream; start it with -js or a jetstream {} block") from None
+    except RequestTimeout:
+        raise StreamSetupError(
+            "JetStream does not answer; check that its cluster has a leader and the NATS user may publish $JS.API.>"
+        ) from None
+    except ApiError as error:
+        raise StreamSetupError(_refusal("JetStream cannot be used", error)) from None
+    return str(info.get("domain", ""))
+
+
+async def _request(js: JetStream, verb: str, stream: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    try:
+        return await call(js, f"STREAM.{verb}.{stream}", body)
+    except (NoResponders, RequestTimeout):
+        raise StreamSetupError(
+            f"no answer to {js.api_prefix}.STREAM.{verb}.{stream}; "
+            "check that JetStream has a leader and the NATS user may publish there"
+        ) from None
+
+
+async def _info(js: JetStream, stream: str) -> dict[str, Any] | None:
+    try:
+        return await _request(js, "INFO", stream)
+    except ApiError as error:
+        if error.err_code == _STREAM_NOT_FOUND:
+            return None
+        raise StreamSetupError(_refusal(f"stream {stream} cannot be looked up", error)) from None
+
+
+async def _create(js: JetStream, definition: dict[str, Any]) -> dict[str, Any] | None:
+    """Create a stream and return its configuration; None when one of that name has appeared meanwhile."""
+    stream = definition["name"]
+    try:
+        config: dict[str, Any] = (await _request(js, "CREATE", stream, definition))["config"]
+    except ApiError as error:
+        if error.err_code == _NAME_IN_USE:
+            return None
+        if error.err_code == _SUBJECTS_OVERLAP:
+            raise await _overlap(js, stream, definition["subjects"][0]) from None
+        raise StreamSetupError(_refusal(f"stream {stream} cannot be created", error)) from None
+    return config
+
+
+async def _overlap(js: JetStream, stream: str, subject: str) -> StreamSetupError:
+    try:
+        others = (await call(js, "STREAM.NAMES", {"subject": subject})).get("streams") or []
+    except (ApiError, NoResponders, RequestTimeout):
+        others = []
+    names = ", ".join(others) or "another stream"
+    return StreamSetupError(
+        f"stream {stream} cannot be created: {names} takes {subject} too; remove that subject there"
+    )
+
+
+def _refusal(what: str, error: ApiError) -> str:
+    hint = _HINTS.get(error.err_code)
+    text = " ".join(str(error).split())
+    return f"{what}: {text}; {hint}" if hint else f"{what}: {text}"
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else orjson.dumps(value).decode()
+
+
+def _limit(value: Any) -> float:
+    """A limit as a number that compares: -1 and 0 mean none."""
+    return value if isinstance(value, int) and value > 0 else float("inf")
+
+
+def _check(stream: str, definition: dict[str, Any], config: dict[str, Any], domain: str) -> None:
+    """Raise StreamConflict for a difference that no update may or can repair."""
+    subjects = config.get("subjects") or []
+    accepted = [definition["subjects"]]
+    if stream == SESSIONS and domain:
+        accepted.append([f"{SESSION_PREFIX}{domain}.>"])
+    if config.get("mirror") or config.get("sources"):
+        raise StreamConflict(stream, "its content", "copied from another stream", "its own")
+    if subjects not in accepted:
+        raise StreamConflict(stream, "subjects", subjects, definition["subjects"])
+    retentions = ("limits", "interest") if stream == MESSAGES else (definition["retention"],)
+    if config.get("retention") not in retentions:
+        raise StreamConflict(
+            stream,
+            "retention",
+            config.get("retention"),
+            " or ".join(retentions),
+            "it cannot be changed: remove the stream if its content may go",
+        )
+    per_subject = definition["max_msgs_per_subject"]
+    if _limit(config.get("max_msgs_per_subject")) != _limit(per_subject):
+        raise StreamConflict(stream, "max_msgs_per_subject", config.get("max_msgs_per_subject"), per_subject)
+    if stream != MESSAGES and config.get("discard") != definition["discard"]:
+        raise StreamConflict(stream, "discard", config.get("discard"), definition["discard"])
+    for setting in ("discard_new_per_subject", "sealed", "no_ack", "deny_delete", "deny_purge"):
+        if bool(config.get(setting)) != bool(definition.get(setting)):
+            raise StreamConflict(stream, setting, bool(config.get(setting)), bool(definition.get(setting)))
+    if config.get("subject_transform"):
+        raise StreamConflict(stream, "subject_transform", config["subject_transform"], "absent")
+
+
+def _changes(
+    definition: dict[str, Any], config: dict[str, Any], messages: int, more_replicas: bool, upgrade_retention: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """Settings to update, and remarks on differences that stay."""
+    changes: dict[str, Any] = {}
+    remarks: list[str] = []
+    for switch in _SWITCHES:
+        if definition.get(switch) and not config.get(switch):
+            changes[switch] = True
+    if _limit(definition["max_consumers"]) != float("inf"):
+        present = config.get("max_consumers", -1)
+        if present <= 0 or present < definition["max_consumers"]:
+            changes["max_consumers"] = definition["max_consumers"]
+    if more_replicas and config.get("num_replicas", 1) < definition["num_replicas"]:
+        changes["num_replicas"] = definition["num_replicas"]
+    to_limits = upgrade_retention and definition["retention"] == "limits" and config["retention"] == "interest"
+    if to_limits:
+        changes["retention"] = "limits"
+    elif config["retention"] != definition["retention"]:
+        remarks.append(f"retention is {config['retention']}, the setting says {definition['retention']}")
+    # The age limit may grow; it shrinks only where nothing is stored, or with the permission to change the policy.
+    for limit in ("max_age", "max_bytes", "max_msgs", "max_msg_size"):
+        has, wants = _limit(config.get(limit)), _limit(definition[limit])
+        if has == wants:
+            continue
+        own = limit == "max_age" and definition["name"] == MESSAGES
+        empty = messages == 0 and (to_limits or config["retention"] == "limits")
+        if own and (wants > has or empty or to_limits):
+            changes[limit] = definition[limit]
+        else:
+            remarks.append(f"{limit} is {config.get(limit)}, the definition says {definition[limit]}")
+    window = changes.get("max_age", 0)
+    if window and config.get("duplicate_window", 0) > window:
+        changes["duplicate_window"] = window
+    if config.get("storage") != definition["storage"]:
+        remarks.append(f"storage is {config.get('storage')}: its content does not outlive nats-server")
+    return changes, remarks
+
+
+async def _reconcile(
+    js: JetStream,
+    report: EnsureReport,
+    definition: dict[str, Any],
+    info: dict[str, Any],
+    more_replicas: bool,
+    upgrade_retention: bool,
+) -> None:
+    stream = definition["name"]
+    config = info["config"]
+    _check(stream, definition, config, report.domain)
+    changes, remarks = _changes(definition, config, info["state"]["messages"], more_replicas, upgrade_retention)
+    if changes:
+        config = await _update(js, stream, config, changes, remarks)
+    done = [name for name in changes if config.get(name) == changes[name]]
+    if done:
+        report.upgraded[stream] = done
+    report.kept.extend(f"stream {stream}: {remark}" for remark in remarks)
+    report.configs[stream] = config
+
+
+async def _update(
+    js: JetStream, stream: str, config: dict[str, Any], changes: dict[str, Any], remarks: list[str]
+) -> dict[str, Any]:
+    """Apply changes; `max_consumers` alone may fail, since nats-server before 2.15 cannot change it (nor needs it)."""
+
+    async def attempt(wanted: dict[str, Any]) -> dict[str, Any]:
+        updated: dict[str, Any] = (await _request(js, "UPDATE", stream, config | wanted))["config"]
+        return updated
+
+    try:
+        try:
+            return await attempt(changes)
+        except ApiError:
+            rest = {name: value for name, value in changes.items() if name != "max_consumers"}
+            if len(rest) == len(changes):
+                raise
+            remarks.append(f"max_consumers is {config.get('max_consumers')} and cannot be changed on this nats-server")
+            return await attempt(rest) if rest else config
+    except ApiError as error:
+        setting = next(iter(changes))
+        raise StreamConflict(
+            stream,
+            setting,
+            config.get(setting, "unset"),
+            changes[setting],
+            _refusal("the update was refused", error),
+        ) from None

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`$MQTT_timers`: deadlines kept by JetStream, so that they hold while no gateway runs.
+
+A timer is a scheduled message (nats-server ADR-51) on `$MQTT.timers.<kind>.<key>`; when due, the server replaces it by
+a message on `$MQTT.timers.fired.<kind>.<key>`. Core subscribers do not see that one: gateways take it from one shared
+consumer. A time that has passed fires at once; a second schedule for a subject replaces the first.
+"""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+import orjson
+
+from mqtt_streams import headers, stored
+from mqtt_streams.api import ApiError, JetStream, call, publish
+from mqtt_streams.consumers import ACK_WAIT_NS, parse_ack
+
+STREAM: Final = "$MQTT_timers"
+PREFIX: Final = "$MQTT.timers."
+FIRED_PREFIX: Final = "$MQTT.timers.fired."
+CONSUMER: Final = "gateways"
+EXPIRY: Final = "expiry"
+"""Kind of the session expiry timer; its key is the client's hash."""
+
+_NOTHING: Final = (404, 408, 409)
+
+
+class FiredTimer(NamedTuple):
+    """A due timer; `epoch` as scheduled, `seq` its stream sequence, `ack` its acknowledgement subject."""
+
+    kind: str
+    key: str
+    epoch: int
+    seq: int
+    headers: bytes
+    payload: bytes
+    ack: str
+
+
+def timer_subject(kind: str, key: str) -> str:
+    """Where a timer is scheduled; `key` may have several tokens, `kind` is one and not `fired`."""
+    return f"{PREFIX}{kind}.{key}"
+
+
+def schedule_block(kind: str, key: str, at: float, epoch: int, pairs: Iterable[tuple[str, str]] = ()) -> bytes:
+    """Header block of a timer due at Unix time `at` (seconds; the server's resolution is 0.25 s)."""
+    due = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return headers.build(
+        (
+            (headers.SCHEDULE, f"@at {due}"),
+            (headers.SCHEDULE_TARGET, f"{FIRED_PREFIX}{kind}.{key}"),
+            (headers.EPOCH, str(epoch)),
+            *pairs,
+        )
+    )
+
+
+class TimerStore:
+    """Schedules, cancels and takes timers."""
+
+    def __init__(self, js: JetStream) -> None:
+        self._js = js
+
+    async def schedule(
+        self,
+        kind: str,
+        key: str,
+        at: float,
+        epoch: int,
+        payload: bytes = b"",
+        pairs: Iterable[tuple[str, str]] = (),
+    ) -> int:
+        """Set (or replace) a timer for Unix time `at` in seconds; returns the schedule's sequence."""
+        return await publish(self._js, timer_subject(kind, key), payload, schedule_block(kind, key, at, epoch, pairs))
+
+    async def cancel(self, kind: str, key: str) -> bool:
+        """Remove a timer; True = it will never fire, False = there was none or it has fired."""
+        return await stored.purge(self._js, STREAM, timer_subject(kind, key)) > 0
+
+    async def ensure_consumer(self) -> None:
+        """Create the consumer that all gateways share; creating it again is no error."""
+        config = {
+            "durable_name": CONSUMER,
+            "deliver_policy": "all",
+            "ack_policy": "explicit",
+            "ack_wait": ACK_WAIT_NS,
+            "filter_subject": FIRED_PREFIX + ">",
+            "replay_policy": "instant",
+        }
+        body = {"stream_name": STREAM, "config": config}
+        await call(self._js, f"CONSUMER.DURABLE.CREATE.{STREAM}.{CONSUMER}", body)
+
+    async def fetch(self, wait: float) -> FiredTimer | None:
+        """Take one due timer, waiting up to `wait` seconds; another gateway gets it 30 s later if not `done` by then.
+
+        Raises NoResponders, RequestTimeout, ApiError.
+        """
+        body = orjson.dumps({"batch": 1, "expires": int(wait * 1e9)})
+        subject = f"{self._js.api_prefix}.CONSUMER.MSG.NEXT.{STREAM}.{CONSUMER}"
+        answers = self._js.stream(subject, body, timeout=wait + 5)
+        try:
+            async for reply in answers:
+                ack = parse_ack(reply.reply.encode())
+                if ack is not None and reply.subject.startswith(FIRED_PREFIX):
+                    kind, _, key = reply.subject.removeprefix(FIRED_PREFIX).partition(".")
+                    epoch = headers.get_int(reply.headers, headers.EPOCH) or 0
+                    return FiredTimer(kind, key, epoch, ack.stream_seq, reply.headers, reply.payload, reply.reply)
+                code = headers.status(reply.headers)
+                if code not in _NOTHING:
+                    raise ApiError(code or 500, 0, "fetching a timer: unexpected answer")
+                return None
+        finally:
+            await answers.aclose()
+        return None
+
+    async def done(self, timer: FiredTimer) -> None:
+        """Remove a timer that has been dealt with (do that first: nobody gets it again)."""
+        await stored.delete(self._js, STREAM, timer.seq)
+        await self._js.request(timer.ack, b"+ACK")
