@@ -4,13 +4,13 @@
 Theory of operation. The first byte of a packet selects an action from a table of 256 entries that depends on the
 protocol version and on whose packets are read. PUBLISH and acknowledgements are parsed in the loop itself, without a
 call per packet; everything else goes to the reader of its family. Consecutive packets that differ only in their payload
-become one run, measured by slices instead of a loop. What is incomplete at the end of a read is kept, unless its size
+become one run, measured in blocks. What is incomplete at the end of a read is kept, unless its size
 is known to be too large already, and not looked at again before enough bytes have come.
 """
 
 from __future__ import annotations
 
-from struct import unpack
+from struct import iter_unpack, unpack
 from typing import Final
 
 from mqtt_nats.codec.acks import FIRST, Ack, AckRun, read_ack
@@ -59,8 +59,7 @@ _OTHER: Final = 4
 _PINGREQ: Final = PingReq()
 _PINGRESP: Final = PingResp()
 
-_SHORT_RUN: Final = 24  # packets; below, one comparison per packet is cheaper than slicing columns
-_SHORT_HEAD: Final = 40  # bytes; above, one comparison per packet is cheaper than slicing that many columns
+_BLOCK: Final = 16  # packets that one struct layout covers: cheap to compile, and the cost per packet is low enough
 
 
 def _actions(version: int, from_server: bool) -> bytes:
@@ -327,27 +326,25 @@ def _remaining_length(data: bytes, pos: int, end: int, v5: bool) -> tuple[int, i
 
 def _run_length(data: bytes, pos: int, end: int, head: bytes, step: int) -> int:
     """How many complete packets of `step` bytes from `pos` on start with `head`. The one at `pos` does."""
-    startswith = data.startswith
     whole = (end - pos) // step
-    few = whole if len(head) > _SHORT_HEAD or whole < _SHORT_RUN else _SHORT_RUN
     count = 1
     at = pos + step
+    startswith = data.startswith
+    few = min(whole, 8)
     while count < few and startswith(head, at):
         count += 1
         at += step
-    if count < few or count == whole:
-        return count
-    # A column is the same header byte of all packets of a window. Windows grow with what has matched already: a failing
-    # one costs no more than what came before, so that no input makes this quadratic.
-    while count < whole:
-        window = good = min(3 * count, whole - count)
-        for column in range(len(head)):
-            want = head[column : column + 1]
-            have = data[at + column : at + good * step : step]
-            if have != want * good:
-                good -= len(have.lstrip(want))
-        count += good
-        at += good * step
-        if good < window:
-            break
+    if count == 8:
+        blocks = (whole - count) // _BLOCK
+        if blocks:
+            same = (head,) * _BLOCK
+            layout = f"{len(head)}s{step - len(head)}x" * _BLOCK
+            for heads in iter_unpack(layout, memoryview(data)[at : at + blocks * _BLOCK * step]):
+                if heads != same:
+                    break
+                count += _BLOCK
+                at += _BLOCK * step
+        while count < whole and startswith(head, at):
+            count += 1
+            at += step
     return count

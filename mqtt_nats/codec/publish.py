@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
+from struct import iter_unpack
 
 from mqtt_nats.codec.errors import EncodeError, ProtocolError
 from mqtt_nats.codec.properties import Properties, place, put_properties, read_properties
 from mqtt_nats.codec.wire import PacketKind, Reader, put_packet_id, put_varint
 
 _PUBLISH = place(PacketKind.PUBLISH)
+_BLOCK = 16  # packets that one struct layout covers
 
 
 @dataclass(slots=True)
@@ -46,8 +49,13 @@ class PublishRun:
         raw = self.raw
         if self.count == 1:
             return [raw[self.head :]]
-        size = self.step - self.head
-        return [raw[at : at + size] for at in range(self.head, len(raw) + 1, self.step)]
+        layout = f"{self.head}x{self.step - self.head}s"
+        blocks = self.count // _BLOCK * _BLOCK * self.step
+        payloads: list[bytes] = []
+        if blocks:
+            payloads.extend(chain.from_iterable(iter_unpack(layout * _BLOCK, memoryview(raw)[:blocks])))
+        payloads.extend([payload for (payload,) in iter_unpack(layout, memoryview(raw)[blocks:])])
+        return payloads
 
 
 def read_publish5(first: int, reader: Reader, from_server: bool, max_user_properties: int) -> Publish:
