@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command ``mqtt-nats``.
+
+Exit status: 0 after SIGINT or SIGTERM, 1 when the gateway cannot start or go on (one line on
+stderr), 2 for wrong usage, 128 + number of the signal when a second signal cuts the shutdown short.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import click
+from anyio.abc import TaskStatus
+
+from mqtt_nats import __version__
+from mqtt_nats.config import ENV_PREFIX, Settings, env_name, flag_name, is_secret
+from mqtt_nats.embedded import run_server
+from mqtt_nats.errors import StartupError
+
+
+def _setting_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """One flag for each setting that is not a secret; their values are checked by Settings."""
+    for name, field in reversed(Settings.model_fields.items()):
+        if is_secret(field):
+            continue
+        flag, kind = flag_name(name), Settings.model_fields[name].annotation
+        shown = f"{field.description} [{env_name(name)}; default: {default_text(field.default)}]"
+        if kind is bool:
+            option = click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=shown)
+        else:
+            option = click.option(flag, name, metavar=_metavar(name, kind), help=shown)
+        command = option(command)
+    return command
+
+
+def _metavar(name: str, kind: Any) -> str:
+    if name == "listen":
+        return "HOST:PORT"
+    if name == "nats":
+        return "URL[,URL]"
+    if name == "data":
+        return "DIR"
+    text = str(kind)
+    if "Path" in text:
+        return "FILE"
+    return "TEXT" if "str" in text or "Literal" in text else "NUMBER"
+
+
+def default_text(value: Any) -> str:
+    """A default as a user would write it; "none" for None."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return "none" if value is None else str(value)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="mqtt-nats")
+def command() -> None:
+    """MQTT clients on NATS: a gateway that keeps every durable fact in JetStream."""
+
+
+@command.command()
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help=f"TOML file with settings, by the names of the flags with underscores. [{ENV_PREFIX}CONFIG]",
+)
+@_setting_options
+def serve(config: Path | None, **flags: Any) -> None:
+    """Serve MQTT clients until SIGINT or SIGTERM.
+
+    A flag wins over the environment variable in brackets, which wins over the file. Secrets have no flag:
+    MQTT_NATS_NATS_PASSWORD and MQTT_NATS_NATS_TOKEN, or the file.
+    """
+    settings = Settings.load(flags, config)
+    logging.basicConfig(
+        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    anyio.run(run, settings, backend="asyncio", backend_options={"use_uvloop": True})
+
+
+def main() -> None:
+    """Entry point: run the command line and exit."""
+    try:
+        command.main(prog_name="mqtt-nats")
+    except* StartupError as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        click.echo(f"mqtt-nats: {error}", err=True)
+        sys.exit(1)
+
+
+async def run(settings: Settings) -> None:
+    """Run the gateway, with its nats-server where it is embedded, until a signal stops it."""
+    from mqtt_nats.gateway import serve as serve_gateway  # not needed for --help and --version
+
+    stop = anyio.Event()
+    starting = anyio.CancelScope()
+    ready = False
+
+    def on_ready(addresses: list[tuple[str, int]]) -> None:
+        nonlocal ready
+        ready = True
+        _announce(settings, addresses)
+
+    async def stop_on_signal(*, task_status: TaskStatus[None]) -> None:
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            task_status.started()
+            async for number in signals:
+                if stop.is_set():
+                    # The kernel (Linux) passes SIGTERM on to nats-server, and its files have what it acknowledged.
+                    os._exit(128 + number)
+                stop.set()
+                if not ready:  # no client to drain
+                    starting.cancel()
+
+    async with anyio.create_task_group() as group:
+        await group.start(stop_on_signal)
+        with starting:
+            async with _with_server(settings) as settings:
+                await serve_gateway(settings, on_ready=on_ready, stop=stop)
+        group.cancel_scope.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _with_server(settings: Settings) -> AsyncIterator[Settings]:
+    """Run the embedded nats-server where it is asked for; yields settings with the URLs to use."""
+    if not settings.embedded:
+        yield settings
+        return
+    async with (
+        run_server(settings.data, settings.embedded_port) as server,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(server.watch)
+        yield settings.model_copy(update={"nats": (server.url,)})
+        group.cancel_scope.cancel()
+
+
+def _announce(settings: Settings, addresses: list[tuple[str, int]]) -> None:
+    """Say what listens where and what to try."""
+    lines = [f"mqtt-nats {__version__}"]
+    lines += [f"MQTT  {_join(host, port)}  (MQTT 3.1.1)" for host, port in addresses]
+    where = f"embedded, data in {settings.data}" if settings.embedded else "not ours"
+    lines += [f"NATS  {settings.nats_display}  ({where})"]
+    if addresses:
+        host, port = addresses[0]
+        client = f"-h {'127.0.0.1' if host in ('0.0.0.0', '::') else host} -p {port}"
+        lines += [
+            "",
+            "Try in other terminals:",
+            f"  mosquitto_sub {client} -t 'home/#' -v",
+            f"  mosquitto_pub {client} -t home/kitchen -q 1 -m 21.5",
+            f"  nats --server {settings.nats_display} stream ls -a",
+        ]
+    click.echo("\n".join(lines))
+    sys.stdout.flush()
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
