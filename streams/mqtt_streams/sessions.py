@@ -161,7 +161,7 @@ class _Reader:
         self.where = where
 
     def fail(self, key: str, expected: str) -> PoisonedRecord:
-        return PoisonedRecord(f"{self.where}: {key} is not {expected}")
+        return PoisonedRecord(f"{self.where}: {key if key.isidentifier() else repr(key[:64])} is not {expected}")
 
     def text(self, key: str, default: str | None = None) -> str:
         value = self.values.pop(key, default)

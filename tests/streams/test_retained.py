@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Retained messages: formats, and reading them back from a real server."""
+
+import base64
+import time
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mqtt_streams import headers, retained
+from mqtt_streams.api import NoResponders, call, publish
+from mqtt_streams.definitions import ensure_streams
+from mqtt_streams.retained import RetainedMessage, RetainedStore, parse, retained_subject, set_block, tombstone_block
+from mqtt_streams.subjects import encode_topic, filter_to_subjects
+from tests.streams.support import NatsPyJetStream, eventually
+
+ORIGIN = "7BA7vU7Z"
+
+
+def test_same_bytes_as_nats_server() -> None:
+    assert set_block("dev/2/temp", 3, ORIGIN) == (
+        b"NATS/1.0\r\nNmqtt-RTopic:dev/2/temp\r\nNmqtt-RFlags:3\r\nNmqtt-ROrigin:7BA7vU7Z\r\n\r\n"
+    )
+    assert tombstone_block("ret/q0", ORIGIN) == (
+        b"NATS/1.0\r\nNmqtt-RTopic:ret/q0\r\nNmqtt-RFlags:-1\r\nNmqtt-ROrigin:7BA7vU7Z\r\n\r\n"
+    )
+
+
+def test_further_lines() -> None:
+    block = set_block("a", 1, ORIGIN, b"Nmqtt-RSource:bob\r\nNats-TTL:5s\r\n")
+    assert headers.parse(block)[-2:] == [("Nmqtt-RSource", "bob"), ("Nats-TTL", "5s")]
+    assert block.endswith(b"\r\n\r\n")
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0+#"), min_size=1))
+def test_no_topic_breaks_the_block(topic: str) -> None:
+    for block in (set_block(topic, 1, ORIGIN), tombstone_block(topic, ORIGIN)):
+        assert [name for name, _ in headers.parse(block)] == ["Nmqtt-RTopic", "Nmqtt-RFlags", "Nmqtt-ROrigin"]
+
+
+@pytest.mark.parametrize(("flags", "qos"), [(1, 0), (3, 1), (5, 2), (0xB, 1)])
+def test_parse(flags: int, qos: int) -> None:
+    block = set_block("a/b", flags, ORIGIN)
+    assert parse("$MQTT.rmsgs.a.b", block, b"x", 7, 9) == RetainedMessage("a.b", qos, b"x", block, 7, 9)
+
+
+def test_the_older_json_body() -> None:
+    body = {"origin": ORIGIN, "subject": "a", "topic": "a", "msg": base64.b64encode(b"old").decode(), "flags": 3}
+    assert parse("$MQTT.rmsgs.a", b"", orjson.dumps(body), 1, 2) == RetainedMessage("a", 1, b"old", b"", 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("block", "payload"),
+    [
+        (tombstone_block("a", ORIGIN), b""),
+        (tombstone_block("a", ORIGIN), b"x"),
+        (set_block("a", 3, ORIGIN), b""),
+        (headers.build([("Nmqtt-RFlags", "7")]), b"x"),
+        (headers.build([("Nmqtt-RFlags", "zz")]), b"x"),
+        (headers.build([("Nmqtt-RFlags", "")]), b"x"),
+        (headers.build([("Nats-Marker-Reason", "MaxAge")]), b""),
+        (b"", b"plain"),
+        (b"", b"[]"),
+        (b"", b"{}"),
+        (b"", b'{"msg":7}'),
+        (b"", b'{"msg":"*"}'),
+        (b"", b'{"msg":"eA==","flags":15}'),
+        (b"", b'{"msg":"eA==","flags":"1"}'),
+        (b"", b'{"msg":"","flags":1}'),
+    ],
+)
+def test_what_is_no_message(block: bytes, payload: bytes) -> None:
+    assert parse("$MQTT.rmsgs.a", block, payload, 1, 2) is None
+
+
+async def put(js: NatsPyJetStream, topic: str, payload: bytes = b"x", lines: bytes = b"") -> int:
+    return await publish(js, retained_subject(encode_topic(topic)), payload, set_block(topic, 3, ORIGIN, lines))
+
+
+async def topics(store: RetainedStore, topic_filter: str, start_seq: int = 0) -> list[list[str]]:
+    found = []
+    async for page in store.matching(filter_to_subjects(topic_filter)[0], start_seq):
+        found.append([message.subject for message in page])
+    return found
+
+
+async def test_get(js: NatsPyJetStream) -> None:
+    await ensure_streams(js)
+    store = RetainedStore(js)
+    assert await store.get("a.b") is None
+    await put(js, "a/b", b"1")
+    seq = await put(js, "a/b", b"2")
+    message = await store.get("a.b")
+    assert message is not None
+    assert (message.subject, message.qos, message.payload, message.seq) == ("a.b", 1, b"2", seq)
+    assert abs(message.time_ns / 1e9 - time.time()) < 5
+    assert headers.get(message.headers, "Nmqtt-RTopic") == "a/b"
+    assert [page async for page in store.matching("a.b")] == [[message]]
+    assert [page async for page in store.matching("a.b", seq + 1)] == []
+
+
+async def test_clear_and_delete_the_tombstone(js: NatsPyJetStream) -> None:
+    await ensure_streams(js)
+    store = RetainedStore(js)
+    await put(js, "a")
+    seq = await publish(js, retained_subject("a"), b"", tombstone_block("a", ORIGIN))
+    assert await store.get("a") is None
+    assert await topics(store, "#") == []
+    assert await store.delete_tombstone(seq) is True
+    assert await store.delete_tombstone(seq) is False
+    await put(js, "a")
+    assert await topics(store, "#") == [["a"]]
+
+
+async def test_matching_filters(js: NatsPyJetStream) -> None:
+    await ensure_streams(js)
+    store = RetainedStore(js)
+    for topic in ("a", "a/b", "a/b/c", "b/b", "$foo/b", "a b/*"):
+        await put(js, topic)
+    await publish(js, retained_subject("_INBOX.b"), b"x", set_block("_INBOX/b", 1, ORIGIN))
+    assert await topics(store, "#") == [["a", "a.b", "a.b.c", "b.b", "a/_b./~s"]]
+    assert await topics(store, "+/b") == [["a.b", "b.b"]]
+    assert await topics(store, "a/#") == [["a.b", "a.b.c"]]
+    assert await topics(store, "$foo/+") == [["$foo.b"]]
+    assert await topics(store, "a b/#") == [["a/_b./~s"]]
+    assert await topics(store, "none/+") == []
+    assert await topics(store, "#", 3) == [["a.b.c", "b.b", "a/_b./~s"]]
+
+
+async def test_more_matches_than_one_multi_get_allows(js: NatsPyJetStream) -> None:
+    await ensure_streams(js)
+    store = RetainedStore(js)
+    expected = []
+    for number in range(1100):
+        await put(js, f"many/{number}", b"%d" % number)
+        if number % 3 == 0:
+            await publish(js, retained_subject(f"many.{number}"), b"", tombstone_block(f"many/{number}", ORIGIN))
+        else:
+            expected.append(f"many.{number}")
+    pages = await topics(store, "many/#")
+    assert [subject for page in pages for subject in page] == expected
+    assert len(pages) >= 3
+    assert max(map(len, pages)) <= retained.PAGE_MESSAGES
+
+
+async def test_pages_are_bounded_in_bytes(js: NatsPyJetStream) -> None:
+    await ensure_streams(js)
+    for number in range(12):
+        await put(js, f"big/{number}", bytes(900_000))
+    sizes = [sum(len(message.payload) for message in page) async for page in RetainedStore(js).matching("big.*")]
+    assert sum(sizes) == 12 * 900_000
+    assert max(sizes) <= retained.PAGE_BYTES + 1_000_000
+
+
+async def test_ends_although_messages_keep_coming(js: NatsPyJetStream) -> None:
+    await ensure_streams(js)
+    for number in range(300):
+        await put(js, f"t/{number}")
+    found = []
+    async for page in RetainedStore(js).matching("t.*"):
+        found += [message.subject for message in page]
+        for number in range(300, 400):
+            await put(js, f"t/{number}")
+    assert sorted(found) == sorted(f"t.{number}" for number in range(300))
+
+
+async def test_expired_messages_are_gone(js: NatsPyJetStream) -> None:
+    await ensure_streams(js)
+    store = RetainedStore(js)
+    await put(js, "short", b"x", b"Nats-TTL:1s\r\n")
+    await put(js, "long")
+
+    async def expired() -> bool:
+        return await store.get("short") is None
+
+    await eventually(expired)
+    assert await topics(store, "#") == [["long"]]
+
+
+async def test_a_forged_subject_header_is_ignored(js: NatsPyJetStream) -> None:
+    await ensure_streams(js)
+    await put(js, "a", b"x", b"Nats-Subject:$MQTT.rmsgs.forged\r\n")
+    assert await topics(RetainedStore(js), "+") == [["a"]]
+
+
+async def test_a_stream_without_direct_get(js: NatsPyJetStream) -> None:
+    await call(js, "STREAM.CREATE.$MQTT_rmsgs", {"name": "$MQTT_rmsgs", "subjects": ["$MQTT.rmsgs.>"]})
+    await put(js, "a")
+    with pytest.raises(NoResponders):
+        await topics(RetainedStore(js), "+")

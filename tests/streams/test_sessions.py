@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Session records: nats-server's JSON byte for byte, poisoned records, compare-and-set."""
+
+import asyncio
+
+import nats
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mqtt_streams import sessions
+from mqtt_streams.api import publish
+from mqtt_streams.consumers import ConsumerRef
+from mqtt_streams.definitions import ensure_streams
+from mqtt_streams.hashing import name_hash
+from mqtt_streams.messages import subscription_consumer
+from mqtt_streams.pubrel import pubrel_consumer
+from mqtt_streams.sessions import (
+    V5,
+    Conflict,
+    Draining,
+    PoisonedRecord,
+    SessionRecord,
+    SessionStore,
+    SubscriptionOptions,
+    decode,
+)
+from tests.streams.support import NatsPyJetStream
+
+ONE, TWO, THREE = "BprQ0123456789abcdefgh", "BprQ0123456789abcdefgi", "BprQ0123456789abcdefgj"
+
+# As nats-server 2.15.1 writes it, except that Go spells ">" as \u003e.
+CAPTURED = (
+    rb'{"origin":"7BA7vU7Z","id":"sub-1",'
+    rb'"subs":{"a.\u003e":2,"dev.*.temp":1,"q0.x":0},'
+    rb'"cons":{"a fwc":{'
+    rb'"durable_name":"A4a1Bsn5_BprQ0123456789abcdefgh","deliver_policy":"new","ack_policy":"explicit",'
+    rb'"ack_wait":30000000000,"filter_subject":"$MQTT.msgs.a","replay_policy":"instant","max_ack_pending":1024,'
+    rb'"deliver_subject":"$MQTT.sub.BprQ0123456789abcdefgi","num_replicas":0},'
+    rb'"a.\u003e":{"durable_name":"A4a1Bsn5_BprQ0123456789abcdefgj","deliver_policy":"new","ack_policy":"explicit",'
+    rb'"ack_wait":30000000000,"filter_subject":"$MQTT.msgs.a.\u003e","replay_policy":"instant","max_ack_pending":1024,'
+    rb'"deliver_subject":"$MQTT.sub.BprQ0123456789abcdefgh","num_replicas":0}},'
+    rb'"pubrel":{"durable_name":"$MQTT_PUBREL_A4a1Bsn5","deliver_policy":"new","ack_policy":"explicit",'
+    rb'"ack_wait":30000000000,"filter_subject":"$MQTT.out.pubrel.A4a1Bsn5","replay_policy":"instant",'
+    rb'"max_ack_pending":1024,"deliver_subject":"$MQTT.deliver.pubrel.A4a1Bsn5","num_replicas":0}}'
+)
+
+
+def captured_record() -> SessionRecord:
+    return SessionRecord(
+        "sub-1",
+        "7BA7vU7Z",
+        subs={"a.>": 2, "dev.*.temp": 1, "q0.x": 0},
+        cons={
+            "a fwc": subscription_consumer("A4a1Bsn5", "a", name_nuid=ONE, deliver_nuid=TWO, max_ack_pending=1024),
+            "a.>": subscription_consumer("A4a1Bsn5", "a.>", name_nuid=THREE, deliver_nuid=ONE, max_ack_pending=1024),
+        },
+        pubrel=pubrel_consumer("A4a1Bsn5", max_ack_pending=1024),
+    )
+
+
+def full_v5() -> V5:
+    return V5(
+        "regular",
+        3600,
+        "gw000001",
+        "n1",
+        True,
+        1.5,
+        {"a.>": SubscriptionOptions("a/#", True, True, 2, 7), "b": SubscriptionOptions("b")},
+        {"a.>": 10, "a fwc": 11},
+        [Draining("A4a1Bsn5_x", "$MQTT.msgs.old", 2, 99)],
+        {"a.>": 5},
+    )
+
+
+def test_same_bytes_as_nats_server() -> None:
+    assert captured_record().encode() == CAPTURED.replace(rb"\u003e", b">")
+    assert decode(CAPTURED, client_id="sub-1") == captured_record()
+
+
+def test_clean_session() -> None:
+    data = b'{"origin":"7BA7vU7Z","id":"pub-1","clean":true}'
+    assert SessionRecord("pub-1", "7BA7vU7Z", clean=True).encode() == data
+    assert decode(data) == SessionRecord("pub-1", "7BA7vU7Z", clean=True)
+
+
+@pytest.mark.parametrize("v5", [V5(), V5(expiry=0), full_v5()])
+def test_v5_comes_back(v5: V5) -> None:
+    record = captured_record()
+    record.v5 = v5
+    assert decode(record.encode(), client_id="sub-1") == record
+
+
+def test_unknown_keys_and_null_consumers_are_harmless() -> None:
+    data = orjson.loads(CAPTURED)
+    data["future"] = {"x": [1]}
+    data["cons"]["gone"] = None
+    data["cons"]["a.>"]["mem_storage"] = True
+    data["cons"]["a.>"]["inactive_threshold"] = 5
+    record = decode(orjson.dumps(data))
+    assert "gone" not in record.cons
+    assert record.cons["a.>"].inactive_threshold == 5
+    again = orjson.loads(record.encode())
+    del data["cons"]["gone"]
+    assert again == data
+
+
+def poisoned(**changes: object) -> bytes:
+    record = captured_record()
+    record.v5 = full_v5()
+    data = orjson.loads(record.encode())
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        target = data
+        for key in parents:
+            target = target[int(key) if isinstance(target, list) else {"sid": "a.>"}.get(key, key)]
+        target[{"sid": "a.>"}.get(last, last)] = value
+    return orjson.dumps(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"\xff\x00", "not JSON"),
+        (b'{"id":"sub-1","subs":' + b"[" * 5000, "not JSON"),
+        (b"null", "not a JSON object"),
+        (b"[]", "not a JSON object"),
+        (b"17", "not a JSON object"),
+        (b"{}", "another client"),
+        (poisoned(id="other"), "another client: 'other'"),
+        (poisoned(id=5), "id is not a string"),
+        (poisoned(origin=[]), "origin is not a string"),
+        (poisoned(clean="yes"), "clean is not true or false"),
+        (poisoned(subs=[]), "subs is not a JSON object"),
+        (poisoned(subs__sid=3), "whole number from 0 to 2"),
+        (poisoned(subs__sid=True), "whole number"),
+        (poisoned(subs__sid=1.0), "whole number"),
+        (poisoned(subs={"a b": 1}), "no subject"),
+        (poisoned(subs={"a..b": 1}), "no subject"),
+        (poisoned(subs={">.a": 1}), "no subject"),
+        (poisoned(cons=1), "cons is not a JSON object"),
+        (poisoned(cons__sid="x"), "consumer of 'a.>' is not a JSON object"),
+        (poisoned(cons__sid__durable_name="a.b"), "durable_name is not a consumer name"),
+        (poisoned(cons__sid__durable_name="a b"), "durable_name is not a consumer name"),
+        (poisoned(cons__sid__durable_name=">"), "durable_name is not a consumer name"),
+        (poisoned(cons__sid__durable_name=""), "durable_name is not a consumer name"),
+        (poisoned(cons__sid__deliver_subject="$MQTT.>"), "deliver_subject is not"),
+        (poisoned(cons__sid__deliver_subject="app.data"), "deliver_subject is not"),
+        (poisoned(cons__sid__deliver_subject=None), "deliver_subject is not a string"),
+        (poisoned(cons__sid__filter_subject="\r\n"), "filter_subject is not"),
+        (poisoned(cons__sid__max_ack_pending=-1), "max_ack_pending"),
+        (poisoned(cons__sid__max_ack_pending=10**6), "max_ack_pending"),
+        (poisoned(cons__sid__ack_wait="30s"), "ack_wait"),
+        (poisoned(cons__sid__ack_policy=1), "ack_policy"),
+        (poisoned(pubrel=[]), "pubrel is not a JSON object"),
+        (poisoned(v5=7), "v5 is not a JSON object"),
+        (poisoned(v5__version=2), "newer gateway"),
+        (poisoned(v5__version="1"), "version"),
+        (poisoned(v5__kind="eternal"), "kind"),
+        (poisoned(v5__expiry=-5), "expiry"),
+        (poisoned(v5__expiry=2**32), "expiry"),
+        (poisoned(v5__owner=1), "owner"),
+        (poisoned(v5__q2=1), "q2"),
+        (poisoned(v5__deadline="soon"), "deadline"),
+        (poisoned(v5__deadline=1e300), "deadline"),
+        (poisoned(v5__deadline=True), "deadline"),
+        (poisoned(v5__options=[]), "options"),
+        (poisoned(v5__options__sid=1), "options of 'a.>'"),
+        (poisoned(v5__options__sid__rh=3), "rh"),
+        (poisoned(v5__options__sid__id=0), "id"),
+        (poisoned(v5__start__sid=-1), "start"),
+        (poisoned(v5__start__sid=2**63), "start"),
+        (poisoned().replace(b'{"a.>":10,', b'{"a.>":99999999999999999999999,'), "start"),
+        (poisoned(v5__draining={}), ""),
+        (poisoned(v5__draining={"a": 1}), "draining is not a list"),
+        (poisoned(v5__draining__0__name="x.>"), "draining"),
+        (poisoned(v5__draining__0__qos=7), "qos"),
+        (poisoned(v5__replay="x"), "replay"),
+    ],
+)
+def test_poisoned_records(data: bytes, text: str) -> None:
+    if data == poisoned(v5__draining={}):
+        assert decode(data).v5 is not None  # an empty value of any type reads as "none"
+        return
+    with pytest.raises(PoisonedRecord, match=text.replace(".", r"\.")):
+        decode(data, client_id="sub-1")
+
+
+words = st.one_of(st.text("a.>* \n\0é", max_size=4), st.sampled_from(["durable_name", "version", "kind", "options"]))
+json_values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(allow_nan=False), words),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(words, inner, max_size=3)),
+    max_leaves=10,
+)
+known_keys = st.sampled_from(["origin", "id", "clean", "subs", "cons", "pubrel", "v5"])
+
+
+@given(st.dictionaries(known_keys, json_values))
+def test_any_json_is_a_record_or_poisoned(value: dict[str, object]) -> None:
+    text = ""
+    try:
+        decode(orjson.dumps(value))
+    except PoisonedRecord as error:
+        text = str(error)
+    assert "\n" not in text
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_record_or_poisoned(data: bytes) -> None:
+    try:
+        decode(data)
+    except PoisonedRecord:
+        pass
+
+
+async def test_save_load_delete(js: NatsPyJetStream) -> None:
+    await ensure_streams(js)
+    store = SessionStore(js)
+    client_hash = name_hash("sub-1")
+    assert store.subject(client_hash) == "$MQTT.sess.A4a1Bsn5"
+    assert await store.load(client_hash) is None
+    record = captured_record()
+    record.v5 = full_v5()
+    seq = await store.save(record, expected=0)
+    assert await store.load(client_hash, "sub-1") == (record, seq)
+    record.v5.nonce = "n2"
+    second = await store.save(record, expected=seq)
+    assert second > seq
+    for wrong in (0, seq, second + 1):
+        with pytest.raises(Conflict):
+            await store.save(record, expected=wrong)
+    third = await store.save(record, expected=None)
+    assert await store.delete(second) is False
+    assert await store.delete(third) is True
+    assert await store.delete(third) is False
+    assert await store.load(client_hash) is None
+    assert await store.save(record, expected=0) > third
+
+
+async def test_only_one_of_many_writers_wins(js: NatsPyJetStream) -> None:
+    await ensure_streams(js)
+    store = SessionStore(js)
+    seq = await store.save(captured_record(), expected=0)
+    results = await asyncio.gather(
+        *(store.save(captured_record(), expected=seq) for _ in range(20)), return_exceptions=True
+    )
+    assert sum(isinstance(result, int) for result in results) == 1
+    assert sum(isinstance(result, Conflict) for result in results) == 19
+
+
+async def test_the_reply_subject_announces_the_takeover(js: NatsPyJetStream) -> None:
+    await ensure_streams(js)
+    signals = await js.client.subscribe("$MQTT.JSA.*.SP.*.*")
+    await js.client.flush()
+    seq = await SessionStore(js).save(captured_record(), expected=None, reply="$MQTT.JSA.gw000001.SP.A4a1Bsn5." + ONE)
+    signal = await signals.next_msg(5)
+    assert orjson.loads(signal.data) == {"stream": "$MQTT_sess", "seq": seq}
+    assert signal.subject == "$MQTT.JSA.gw000001.SP.A4a1Bsn5." + ONE
+
+
+async def test_a_poisoned_record_says_its_sequence(js: NatsPyJetStream) -> None:
+    await ensure_streams(js)
+    store = SessionStore(js)
+    seq = await publish(js, store.subject("A4a1Bsn5"), b'{"id":')
+    with pytest.raises(PoisonedRecord) as caught:
+        await store.load("A4a1Bsn5", "sub-1")
+    assert caught.value.seq == seq
+    assert await store.save(captured_record(), expected=seq) == seq + 1
+
+
+def test_domain_is_part_of_the_subject() -> None:
+    store = SessionStore(NatsPyJetStream(nats.NATS()), "hub")
+    assert store.subject("FLbZLiJC") == "$MQTT.sess.hub.FLbZLiJC"
+
+
+def test_keys_of_the_second_subject() -> None:
+    assert sessions.second_sid("a") == "a fwc"
+
+
+def test_consumers_keep_settings_that_we_do_not_know() -> None:
+    consumer = ConsumerRef("d", "$MQTT.sub.x", "", 10, start_seq=7, extra={"filter_subjects": ["$MQTT.msgs.a"]})
+    data = orjson.dumps({"id": "x", "cons": {"a": consumer.to_config()}})
+    assert decode(data).cons["a"] == consumer

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Timers kept by a real server."""
+
+import asyncio
+import time
+
+import pytest
+
+from mqtt_streams import headers
+from mqtt_streams.api import NoResponders
+from mqtt_streams.definitions import ensure_streams
+from mqtt_streams.timers import EXPIRY, TimerStore, schedule_block, timer_subject
+from tests.streams.support import NatsPyJetStream, StreamsServer, connect, eventually
+
+
+async def store_of(js: NatsPyJetStream) -> TimerStore:
+    await ensure_streams(js)
+    store = TimerStore(js)
+    await store.ensure_consumer()
+    await store.ensure_consumer()
+    return store
+
+
+def test_schedule_block() -> None:
+    block = schedule_block(EXPIRY, "A4a1Bsn5", 1_800_000_000.5, 17, [("Nmqtt-Client", "a%20b")])
+    assert timer_subject(EXPIRY, "A4a1Bsn5") == "$MQTT.timers.expiry.A4a1Bsn5"
+    assert headers.parse(block) == [
+        ("Nats-Schedule", "@at 2027-01-15T08:00:00.500000Z"),
+        ("Nats-Schedule-Target", "$MQTT.timers.fired.expiry.A4a1Bsn5"),
+        ("Nmqtt-Epoch", "17"),
+        ("Nmqtt-Client", "a%20b"),
+    ]
+
+
+async def test_a_timer_fires_once_and_is_gone_when_done(js: NatsPyJetStream) -> None:
+    store = await store_of(js)
+    due = time.time() + 1
+    await store.schedule(EXPIRY, "A4a1Bsn5", due, 17, b"body", [("Nmqtt-Client", "x")])
+    timer = await store.fetch(10)
+    assert timer is not None
+    assert time.time() >= due - 0.3
+    assert (timer.kind, timer.key, timer.epoch, timer.payload) == (EXPIRY, "A4a1Bsn5", 17, b"body")
+    assert headers.get(timer.headers, "Nmqtt-Client") == "x"
+    assert await store.fetch(0.05) is None
+    await store.done(timer)
+    info = await js.client.jetstream().stream_info("$MQTT_timers")
+    assert info.state.messages == 0
+    assert await store.cancel(EXPIRY, "A4a1Bsn5") is False
+
+
+async def test_overdue_timers_fire_at_once(js: NatsPyJetStream) -> None:
+    store = await store_of(js)
+    started = time.monotonic()
+    await store.schedule(EXPIRY, "a.b", time.time() - 3600, 1)
+    timer = await store.fetch(10)
+    assert timer is not None
+    assert timer.key == "a.b"
+    assert time.monotonic() - started < 3
+
+
+async def test_cancel_and_replace(js: NatsPyJetStream) -> None:
+    store = await store_of(js)
+    await store.schedule(EXPIRY, "gone", time.time() + 0.8, 1)
+    await store.schedule(EXPIRY, "moved", time.time() + 0.8, 1)
+    await store.schedule(EXPIRY, "moved", time.time() + 1.6, 2)
+    assert await store.cancel(EXPIRY, "gone") is True
+    assert await store.cancel(EXPIRY, "gone") is False
+    timer = await store.fetch(10)
+    assert timer is not None
+    assert (timer.key, timer.epoch) == ("moved", 2)
+    assert await store.fetch(1) is None
+
+
+async def test_each_timer_goes_to_one_gateway(js: NatsPyJetStream, streams_server: StreamsServer) -> None:
+    store = await store_of(js)
+    others = [await connect(streams_server) for _ in range(3)]
+    try:
+        waiting = [asyncio.create_task(TimerStore(other).fetch(5)) for other in others for _ in range(5)]
+        for number in range(15):
+            await store.schedule(EXPIRY, f"c{number}", time.time(), number)
+        timers = [timer for timer in await asyncio.gather(*waiting) if timer is not None]
+        assert sorted(timer.epoch for timer in timers) == list(range(15))
+        for timer in timers:
+            await store.done(timer)
+    finally:
+        for other in others:
+            await other.client.close()
+
+
+async def test_fired_timers_wait_for_a_gateway(js: NatsPyJetStream) -> None:
+    store = await store_of(js)
+    await store.schedule(EXPIRY, "a", time.time(), 1)
+
+    async def fired() -> bool:
+        info = await js.client.jetstream().stream_info("$MQTT_timers", subjects_filter="$MQTT.timers.fired.>")
+        return bool(info.state.subjects)
+
+    await eventually(fired)
+    timer = await store.fetch(1)
+    assert timer is not None
+    assert timer.epoch == 1
+
+
+async def test_no_consumer(js: NatsPyJetStream) -> None:
+    await ensure_streams(js)
+    with pytest.raises(NoResponders):
+        await TimerStore(js).fetch(0.1)
