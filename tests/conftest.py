@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures and options for every test."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from tests.harness.gateway import Gateway
+from tests.harness.nats import NatsServer, container_obstacle, make_server
+from tests.harness.process import RUNNING
+
+_SHOWN = 8000  # characters of each log in the report of a failure
+
+
+class NatsFactory(Protocol):
+    """Starts nats-servers, each with a store of its own."""
+
+    def __call__(self, *, config: str = "", mqtt: bool = False) -> NatsServer: ...
+
+
+class GatewayFactory(Protocol):
+    """Starts gateways; ``start=False`` leaves that to the test."""
+
+    def __call__(
+        self,
+        nats: NatsServer | str,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        port: int = 0,
+        start: bool = True,
+    ) -> Gateway: ...
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Choose how nats-server runs."""
+    parser.addoption(
+        "--nats-backend",
+        choices=("process", "container"),
+        default="process",
+        help="run nats-server as a process (default) or through testcontainers",
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """Show the logs of all servers and gateways when a test fails."""
+    report = yield
+    if report.failed:
+        for process in RUNNING:
+            report.sections.append((f"log of {process.name} {process.pid}", process.text[-_SHOWN:]))
+    return report
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    """Async tests run as the gateway does, on uvloop."""
+    return "asyncio", {"use_uvloop": True}
+
+
+@pytest.fixture(scope="session")
+def nats_backend(request: pytest.FixtureRequest) -> str:
+    """``process`` or ``container``; the latter skips where no engine answers."""
+    backend: str = request.config.getoption("--nats-backend")
+    if backend == "container" and (obstacle := container_obstacle()):
+        pytest.skip(f"--nats-backend=container: {obstacle}")
+    return backend
+
+
+@contextlib.contextmanager
+def _nats_factory(backend: str, directory: Path) -> Iterator[NatsFactory]:
+    servers: list[NatsServer] = []
+
+    def start(*, config: str = "", mqtt: bool = False) -> NatsServer:
+        server = make_server(backend, directory / f"nats{len(servers)}", config=config, mqtt=mqtt)
+        servers.append(server)
+        server.start()
+        return server
+
+    try:
+        yield start
+    finally:
+        for server in servers:
+            server.discard()
+
+
+@pytest.fixture
+def nats_factory(nats_backend: str, tmp_path: Path) -> Iterator[NatsFactory]:
+    """Start nats-servers that this test may stop, kill and configure."""
+    with _nats_factory(nats_backend, tmp_path) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def nats_server(nats_backend: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """One nats-server for all tests of a module, which must leave it running."""
+    with _nats_factory(nats_backend, tmp_path_factory.mktemp("nats")) as start:
+        yield start()
+
+
+@contextlib.contextmanager
+def _gateway_factory(directory: Path) -> Iterator[GatewayFactory]:
+    gateways: list[Gateway] = []
+
+    def start_gateway(
+        nats: NatsServer | str,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        port: int = 0,
+        start: bool = True,
+    ) -> Gateway:
+        url = nats if isinstance(nats, str) else nats.url
+        log = directory / f"gateway{len(gateways)}.log"
+        gateway = Gateway(log, url, arguments=arguments, env=env)
+        gateway.port = port
+        gateways.append(gateway)
+        if start:
+            gateway.start()
+        return gateway
+
+    try:
+        yield start_gateway
+    finally:
+        for gateway in gateways:
+            gateway.process.discard()
+    _assert_no_traceback([gateway.process.log for gateway in gateways])
+
+
+def _assert_no_traceback(logs: Sequence[Path]) -> None:
+    """Whatever a test did to a gateway, none of its errors may have gone unhandled."""
+    for log in logs:
+        if log.exists():
+            text = log.read_text(encoding="utf-8", errors="replace")
+            assert "Traceback" not in text, text[-_SHOWN:]
+
+
+@pytest.fixture
+def gateway_factory(tmp_path: Path) -> Iterator[GatewayFactory]:
+    """Start gateways that this test may stop and kill."""
+    with _gateway_factory(tmp_path) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def gateway(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """One gateway on ``nats_server`` for all tests of a module, which must leave it running."""
+    with _gateway_factory(tmp_path_factory.mktemp("gateway")) as start:
+        yield start(nats_server)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gateway as its users run it: ``python -m mqtt_nats serve`` in a process of its own."""
+
+import re
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.harness.nats import ROOT
+from tests.harness.process import LoggedProcess, wait_ready
+
+HOST = "127.0.0.1"
+
+_START_WAIT = 30.0  # seconds
+
+
+class Gateway:
+    """One gateway process. It keeps its port when it is started again, unless told otherwise.
+
+    Args:
+        log: file for its output.
+        nats: URL for ``--nats``; empty: give ``--embedded`` in ``arguments``.
+        arguments: more flags.
+        env: more environment variables.
+    """
+
+    def __init__(
+        self, log: Path, nats: str, *, arguments: Sequence[str] = (), env: Mapping[str, str] | None = None
+    ) -> None:
+        self.process = LoggedProcess("gateway", log)
+        self.port = 0
+        self._arguments = [*(["--nats", nats] if nats else []), *arguments]
+        self._env = env
+
+    @property
+    def host(self) -> str:
+        """Where MQTT clients connect."""
+        return HOST
+
+    @property
+    def pid(self) -> int:
+        """Process id of the last start."""
+        return self.process.pid
+
+    @property
+    def log(self) -> str:
+        """Its output since the last start."""
+        return self.process.text
+
+    @property
+    def nats_url(self) -> str:
+        """URL of NATS, as it prints it."""
+        match = re.search(r"^NATS +(\S+)", self.log, re.MULTILINE)
+        assert match is not None
+        return match.group(1)
+
+    def start(self, *, port: int | None = None) -> None:
+        """Start and wait until it accepts clients. ``port`` 0: a free one; None: the port it had."""
+        if port is not None:
+            self.port = port
+        self.launch()
+        self.port = int(wait_ready(self.process, r"^MQTT +127\.0\.0\.1:(\d+)", _START_WAIT))
+
+    def launch(self) -> None:
+        """Start without waiting, for starts that fail."""
+        command = [sys.executable, "-m", "mqtt_nats", "serve", "--listen", f"{HOST}:{self.port}", *self._arguments]
+        self.process.start(command, self._env, ROOT)
+
+    def wait(self, timeout: float = 20.0) -> int:
+        """Wait for the end; the exit status."""
+        return self.process.wait(timeout)
+
+    def term(self) -> int:
+        """End it in an orderly way; the exit status."""
+        self.process.send(signal.SIGTERM)
+        return self.wait()
+
+    def kill(self) -> None:
+        """End it as a crash would (SIGKILL)."""
+        self.process.send(signal.SIGKILL)
+        self.wait()
+
+    def restart(self, *, kill: bool = False, port: int | None = None) -> None:
+        """End it, by SIGKILL if ``kill``, and start it again."""
+        if kill:
+            self.kill()
+        else:
+            assert self.term() == 0, self.log
+        self.start(port=port)

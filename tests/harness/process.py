@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A child process whose output goes to a file that failing tests show."""
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from tests.harness.waiting import eventually
+
+RUNNING: "list[LoggedProcess]" = []
+"""Processes started and not yet discarded, for the report of a failing test."""
+
+
+class LoggedProcess:
+    """Start, end and start again one command, with all output appended to ``log``."""
+
+    def __init__(self, name: str, log: Path) -> None:
+        self.name = name
+        self.log = log
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._mark = 0
+
+    def start(self, command: Sequence[str], env: Mapping[str, str] | None = None, cwd: Path | None = None) -> None:
+        """Run ``command``; ``env`` is added to our environment."""
+        assert not self.alive, f"{self.name} runs already"
+        self._mark = self.log.stat().st_size if self.log.exists() else 0
+        output: IO[bytes]
+        with self.log.open("ab") as output:
+            self._popen = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **(env or {})},
+                cwd=cwd,
+            )
+        if self not in RUNNING:
+            RUNNING.append(self)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the last start."""
+        assert self._popen is not None, f"{self.name} was never started"
+        return self._popen.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._popen is not None and self._popen.poll() is None
+
+    @property
+    def text(self) -> str:
+        """What it has written since its last start."""
+        with self.log.open("rb") as file:
+            file.seek(self._mark)
+            return file.read().decode(errors="replace")
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal, if it still runs."""
+        if self._popen is not None and self._popen.poll() is None:
+            self._popen.send_signal(number)
+
+    def wait(self, timeout: float = 20.0) -> int:
+        """Wait for the end and return the exit status; killed after ``timeout`` seconds, as a failure."""
+        assert self._popen is not None, f"{self.name} was never started"
+        try:
+            return self._popen.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.send(signal.SIGKILL)
+            self._popen.wait()
+            raise AssertionError(f"{self.name} did not end within {timeout} s\n{self.text}") from None
+
+    def discard(self) -> None:
+        """End it whatever state it is in."""
+        self.send(signal.SIGCONT)
+        self.send(signal.SIGKILL)
+        if self._popen is not None:
+            self._popen.wait()
+        if self in RUNNING:
+            RUNNING.remove(self)
+
+
+def wait_ready(process: LoggedProcess, pattern: str, timeout: float) -> str:
+    """The first group of ``pattern`` (multiline) in the output; AssertionError when it ends or takes too long."""
+    compiled = re.compile(pattern, re.MULTILINE)
+
+    def seen() -> re.Match[str] | None:
+        match = compiled.search(process.text)
+        if match is None and not process.alive:
+            raise RuntimeError(f"{process.name} ended with status {process.wait()}:\n{process.text}")
+        return match
+
+    return eventually(seen, timeout, what=f"{process.name} ready").group(1)

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waiting for conditions, and free ports."""
+
+import inspect
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import anyio
+
+T = TypeVar("T")
+
+_POLL = 0.01  # seconds
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that was free a moment ago. Where a server can take port 0, let it."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def eventually(condition: Callable[[], T | None], timeout: float = 10.0, *, what: str = "") -> T:
+    """Call ``condition`` until its value is true and return that; AssertionError after ``timeout`` seconds.
+
+    An AssertionError inside ``condition`` counts as not yet, and is the cause of the one that is raised.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        value, cause = _try(condition)
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(_complaint(condition, what, timeout, value)) from cause
+        time.sleep(_POLL)
+
+
+async def aeventually(
+    condition: Callable[[], T | Awaitable[T | None] | None], timeout: float = 10.0, *, what: str = ""
+) -> T:
+    """``eventually`` for async tests; ``condition`` may be a coroutine function."""
+    deadline = time.monotonic() + timeout
+    while True:
+        value, cause = _try(condition)
+        if inspect.isawaitable(value):
+            try:
+                value = await value
+            except AssertionError as error:
+                value, cause = None, error
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(_complaint(condition, what, timeout, value)) from cause
+        await anyio.sleep(_POLL)
+
+
+def _try(condition: Callable[[], T]) -> tuple[T | None, AssertionError | None]:
+    try:
+        return condition(), None
+    except AssertionError as error:
+        return None, error
+
+
+def _complaint(condition: Callable[[], object], what: str, timeout: float, value: object) -> str:
+    return f"{what or condition} was not so within {timeout} s; last value {value!r}"
