@@ -122,7 +122,9 @@ async def _domain(js: JetStream) -> str:
     try:
         info = await call(js, "INFO")
     except NoResponders:
-        raise StreamSetupError("nats-server has no JetStream; start it with -js or a jetstream {} block") from None
+        raise StreamSetupError(
+            "no JetStream here; start nats-server with -js or a jetstream {} block, and enable it for the account"
+        ) from None
     except RequestTimeout:
         raise StreamSetupError(
             "JetStream does not answer; check that its cluster has a leader and the NATS user may publish $JS.API.>"

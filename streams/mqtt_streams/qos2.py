@@ -61,12 +61,15 @@ def parse(message: StoredMessage) -> Held | None:
     block = message.headers
     pub = headers.get(block, headers.PUB) or ""
     subject = headers.get(block, headers.SUBJECT)
-    packet_id = message.subject.rpartition(".")[2]
-    if not subject or pub[:1] != "2" or not packet_id.isascii() or not packet_id.isdecimal() or len(packet_id) > 5:
+    digits = message.subject.rpartition(".")[2]
+    if not subject or pub[:1] != "2" or not digits.isascii() or not digits.isdecimal() or len(digits) > 5:
+        return None
+    packet_id = int(digits)
+    if not 1 <= packet_id <= 65535:
         return None
     flag_digit = pub[1:2]
     return Held(
-        int(packet_id),
+        packet_id,
         message.seq,
         subject,
         int(flag_digit, 16) if flag_digit and flag_digit in "0123456789abcdefABCDEF" else 0,

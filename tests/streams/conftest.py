@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures of the store tests."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -49,3 +49,17 @@ async def js(streams_server: StreamsServer) -> AsyncIterator[NatsPyJetStream]:
         await context.delete_stream(str(info.config.name))
     yield transport
     await transport.client.close()
+
+
+@pytest.fixture
+async def link() -> AsyncIterator[Callable[..., Awaitable[NatsPyJetStream]]]:
+    """Opens further connections, with nats-py's options, and closes them."""
+    opened: list[NatsPyJetStream] = []
+
+    async def open_one(server: StreamsServer, **options: object) -> NatsPyJetStream:
+        opened.append(await connect(server, **options))
+        return opened[-1]
+
+    yield open_one
+    for transport in opened:
+        await transport.client.close()

@@ -3,6 +3,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -34,14 +35,24 @@ class StreamsServer:
         file.write_text(config)
         command = [find_nats_server(), "-c", str(file), "-a", "127.0.0.1", "-p", "-1"]
         command += ["--ports_file_dir", str(directory), "-l", str(directory / "server.log")]
-        if "jetstream" not in config:
+        if not re.search(r"^jetstream", config, re.MULTILINE):
             command += ["-js", "-sd", str(directory)]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            self.url: str = self._ports()["nats"][0]
+            self.ports = self._ports()
         except BaseException:
             self.stop()
             raise
+
+    @property
+    def url(self) -> str:
+        return self.ports["nats"][0]
+
+    def mqtt_port(self) -> int:
+        """Port of the server's own MQTT listener, which is not in the ports file."""
+        found = re.search(r"MQTT clients on mqtt://[^:]*:(\d+)", (self.directory / "server.log").read_text())
+        assert found
+        return int(found[1])
 
     def _ports(self) -> dict[str, list[str]]:
         deadline = time.monotonic() + 10
@@ -122,7 +133,7 @@ def raw_block(message: Msg) -> bytes:
 
 
 async def connect(server: StreamsServer, **options: object) -> NatsPyJetStream:
-    return NatsPyJetStream(await nats.connect(server.url, max_reconnect_attempts=0, **options))  # type: ignore[arg-type]
+    return NatsPyJetStream(await nats.connect(server.url, max_reconnect_attempts=0, **options))
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]], seconds: float = 10.0) -> None:

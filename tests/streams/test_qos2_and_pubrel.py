@@ -47,6 +47,8 @@ def test_records_of_nats_server(value: str, flags: int) -> None:
         ("$MQTT.qos2.in.c.1", b"NATS/1.0\r\nNmqtt-Pub:24\r\n\r\n"),
         ("$MQTT.qos2.in.c.1", b"NATS/1.0\r\nNmqtt-Pub:1\r\nNmqtt-Subject:a\r\n\r\n"),
         ("$MQTT.qos2.in.c.x", b"NATS/1.0\r\nNmqtt-Pub:24\r\nNmqtt-Subject:a\r\n\r\n"),
+        ("$MQTT.qos2.in.c.0", b"NATS/1.0\r\nNmqtt-Pub:24\r\nNmqtt-Subject:a\r\n\r\n"),
+        ("$MQTT.qos2.in.c.65536", b"NATS/1.0\r\nNmqtt-Pub:24\r\nNmqtt-Subject:a\r\n\r\n"),
         ("$MQTT.qos2.in.c.1234567", b"NATS/1.0\r\nNmqtt-Pub:24\r\nNmqtt-Subject:a\r\n\r\n"),
     ],
 )

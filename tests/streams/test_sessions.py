@@ -3,11 +3,11 @@
 
 import asyncio
 
-import nats
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nats.aio.client import Client
 
 from mqtt_streams import sessions
 from mqtt_streams.api import publish
@@ -273,7 +273,7 @@ async def test_a_poisoned_record_says_its_sequence(js: NatsPyJetStream) -> None:
 
 
 def test_domain_is_part_of_the_subject() -> None:
-    store = SessionStore(NatsPyJetStream(nats.NATS()), "hub")
+    store = SessionStore(NatsPyJetStream(Client()), "hub")
     assert store.subject("FLbZLiJC") == "$MQTT.sess.hub.FLbZLiJC"
 
 

@@ -3,6 +3,7 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -10,7 +11,7 @@ from mqtt_streams import headers
 from mqtt_streams.api import NoResponders
 from mqtt_streams.definitions import ensure_streams
 from mqtt_streams.timers import EXPIRY, TimerStore, schedule_block, timer_subject
-from tests.streams.support import NatsPyJetStream, StreamsServer, connect, eventually
+from tests.streams.support import NatsPyJetStream, StreamsServer, eventually
 
 
 async def store_of(js: NatsPyJetStream) -> TimerStore:
@@ -71,20 +72,18 @@ async def test_cancel_and_replace(js: NatsPyJetStream) -> None:
     assert await store.fetch(1) is None
 
 
-async def test_each_timer_goes_to_one_gateway(js: NatsPyJetStream, streams_server: StreamsServer) -> None:
+async def test_each_timer_goes_to_one_gateway(
+    js: NatsPyJetStream, streams_server: StreamsServer, link: Callable[..., Awaitable[NatsPyJetStream]]
+) -> None:
     store = await store_of(js)
-    others = [await connect(streams_server) for _ in range(3)]
-    try:
-        waiting = [asyncio.create_task(TimerStore(other).fetch(5)) for other in others for _ in range(5)]
-        for number in range(15):
-            await store.schedule(EXPIRY, f"c{number}", time.time(), number)
-        timers = [timer for timer in await asyncio.gather(*waiting) if timer is not None]
-        assert sorted(timer.epoch for timer in timers) == list(range(15))
-        for timer in timers:
-            await store.done(timer)
-    finally:
-        for other in others:
-            await other.client.close()
+    others = [await link(streams_server) for _ in range(3)]
+    waiting = [asyncio.create_task(TimerStore(other).fetch(5)) for other in others for _ in range(5)]
+    for number in range(15):
+        await store.schedule(EXPIRY, f"c{number}", time.time(), number)
+    timers = [timer for timer in await asyncio.gather(*waiting) if timer is not None]
+    assert sorted(timer.epoch for timer in timers) == list(range(15))
+    for timer in timers:
+        await store.done(timer)
 
 
 async def test_fired_timers_wait_for_a_gateway(js: NatsPyJetStream) -> None:
