@@ -88,101 +88,106 @@ class Settings(BaseSettings):
     )
 
     listen: Annotated[str, BeforeValidator(_check_address)] = Field(
-        "127.0.0.1:1883", description="Address for MQTT over TCP, HOST:PORT; port 0 takes a free one."
+        default="127.0.0.1:1883", description="Address for MQTT over TCP, HOST:PORT; port 0 takes a free one."
     )
     nats: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_urls)] = Field(
-        ("nats://127.0.0.1:4222",),
+        default=("nats://127.0.0.1:4222",),
         min_length=1,
         description="URLs of the nats-server cluster, separated by commas.",
     )
     embedded: bool = Field(
-        False, description="Start a nats-server of our own (extra `embedded`) instead of using `nats`."
+        default=False, description="Start a nats-server of our own (extra `embedded`) instead of using `nats`."
     )
     embedded_port: int = Field(
-        4222, ge=0, le=65535, description="Port of the embedded nats-server on 127.0.0.1; 0 takes a free one."
+        default=4222, ge=0, le=65535, description="Port of the embedded nats-server on 127.0.0.1; 0 takes a free one."
     )
-    data: Path = Field(Path("data"), description="Directory for the data of the embedded nats-server.")
+    data: Path = Field(default=Path("data"), description="Directory for the data of the embedded nats-server.")
 
-    nats_user: str | None = Field(None, description="User name for NATS.")
-    nats_password: SecretStr | None = Field(None, description="Password for NATS.")
-    nats_token: SecretStr | None = Field(None, description="Token for NATS.")
-    nats_nkey: FilePath | None = Field(None, description="File with an nkey seed for NATS.")
-    nats_creds: FilePath | None = Field(None, description="Credentials file (JWT and seed) for NATS.")
+    nats_user: str | None = Field(default=None, description="User name for NATS.")
+    nats_password: SecretStr | None = Field(default=None, description="Password for NATS.")
+    nats_token: SecretStr | None = Field(default=None, description="Token for NATS.")
+    nats_nkey: FilePath | None = Field(default=None, description="File with an nkey seed for NATS.")
+    nats_creds: FilePath | None = Field(default=None, description="Credentials file (JWT and seed) for NATS.")
     nats_tls_ca: FilePath | None = Field(
-        None, description="PEM file with the certificate authorities that may vouch for nats-server."
+        default=None, description="PEM file with the certificate authorities that may vouch for nats-server."
     )
     nats_tls_cert: FilePath | None = Field(
-        None, description="PEM file with the client certificate for NATS; needs `nats_tls_key`."
+        default=None, description="PEM file with the client certificate for NATS; needs `nats_tls_key`."
     )
-    nats_tls_key: FilePath | None = Field(None, description="PEM file with the key of `nats_tls_cert`.")
+    nats_tls_key: FilePath | None = Field(default=None, description="PEM file with the key of `nats_tls_cert`.")
     nats_tls_hostname: str | None = Field(
-        None, description="Name expected in the certificate of nats-server, where it is not the URL's."
+        default=None, description="Name expected in the certificate of nats-server, where it is not the URL's."
     )
 
     session_expiry_interval: Annotated[int | None, BeforeValidator(_never_is_none)] = Field(
-        7200,
+        default=7200,
         ge=1,
         le=0xFFFFFFFE,
         description="Seconds for which the session of an absent 3.1.1 client is kept (clean session 0); "
         "`never` keeps it for good.",
     )
     max_packet_size: ByteSize = Field(
-        ByteSize(_MIB),
+        default=ByteSize(_MIB),
         ge=64,
         le=268_435_460,
         description="Largest MQTT packet accepted, in bytes (`1MiB` is understood).",
     )
     connect_packet_size: ByteSize = Field(
-        ByteSize(64 * 1024),
+        default=ByteSize(64 * 1024),
         ge=64,
         le=268_435_460,
         description="Largest packet accepted before a CONNECT has been, in bytes.",
     )
     connect_timeout: float = Field(
-        15.0, gt=0, allow_inf_nan=False, description="Seconds in which a new connection must have sent its CONNECT."
+        default=15.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Seconds in which a new connection must have sent its CONNECT.",
     )
     max_inflight: int = Field(
-        100,
+        default=100,
         ge=1,
         le=16384,
         description="QoS 1 and 2 messages sent but not acknowledged, per durable subscription and per regular session.",
     )
-    max_queued: int = Field(10_000, ge=1, description="QoS 1 and 2 messages waiting in memory for a regular session.")
+    max_queued: int = Field(
+        default=10_000, ge=1, description="QoS 1 and 2 messages waiting in memory for a regular session."
+    )
     max_outbound_bytes: ByteSize = Field(
-        ByteSize(16 * _MIB),
+        default=ByteSize(16 * _MIB),
         ge=64 * 1024,
         description="Bytes waiting to be sent to one client; above this QoS 0 messages for it are dropped.",
     )
-    max_subscriptions: int = Field(1000, ge=1, description="Subscriptions of one session.")
+    max_subscriptions: int = Field(default=1000, ge=1, description="Subscriptions of one session.")
     max_topic_levels: int = Field(
-        128, ge=1, le=1900, description="Levels in a topic or filter, counted by their slashes."
+        default=128, ge=1, le=1900, description="Levels in a topic or filter, counted by their slashes."
     )
-    backlog: int = Field(4096, ge=1, description="Connections that the kernel queues before we accept them.")
+    backlog: int = Field(default=4096, ge=1, description="Connections that the kernel queues before we accept them.")
 
     message_retention: int = Field(
-        86_400,
+        default=86_400,
         ge=1,
         description="Seconds for which QoS 1 and 2 messages are stored (max_age of `$MQTT_msgs`).",
     )
     retention: Literal["limits", "interest"] = Field(
-        "limits",
+        default="limits",
         description="`limits` stores messages for `message_retention`; `interest` only until every durable "
         "session has them, as nats-server's own listener does (nats-server 2.15.1 can lose such a "
         "stream when consumers are deleted at the same time).",
     )
     stream_replicas: int | None = Field(
-        None, ge=1, le=5, description="Replicas of the streams that are created; unset: one."
+        default=None, ge=1, le=5, description="Replicas of the streams that are created; unset: one."
     )
     local_dispatch: bool = Field(
-        True,
+        default=True,
         description="Hand messages to this gateway's own subscribers directly. Turn off in accounts with "
         "subject mappings, so that all go through NATS.",
     )
     publish_client_id: bool = Field(
-        True, description="Name the publisher to NATS clients in the header `Nmqtt-Client`."
+        default=True, description="Name the publisher to NATS clients in the header `Nmqtt-Client`."
     )
     log_level: Annotated[Literal["debug", "info", "warning", "error", "critical"], BeforeValidator(_lower)] = Field(
-        "info", description="Least severe messages that are logged."
+        default="info", description="Least severe messages that are logged."
     )
 
     @classmethod

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings: what wins over what, what is refused, what is never shown."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from mqtt_nats.cli import default_text
+from mqtt_nats.config import Settings, env_name, flag_name, is_secret
+from mqtt_nats.errors import StartupError
+from tests.harness.nats import ROOT
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("MQTT_NATS_"):
+            monkeypatch.delenv(name)
+
+
+def write(path: Path, text: str) -> Path:
+    file = path / "gateway.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def refusal(values: dict[str, Any], config: Path | None = None) -> str:
+    with pytest.raises(StartupError) as caught:
+        Settings.load(values, config)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_a_flag_wins_over_the_environment_which_wins_over_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path, "max_inflight = 1\nmax_queued = 1\nbacklog = 1\n")
+    monkeypatch.setenv("MQTT_NATS_MAX_INFLIGHT", "2")
+    monkeypatch.setenv("MQTT_NATS_MAX_QUEUED", "2")
+    settings = Settings.load({"max_inflight": "3", "backlog": None}, file)
+    assert (settings.max_inflight, settings.max_queued, settings.backlog) == (3, 2, 1)
+    assert settings.max_subscriptions == 1000
+
+
+def test_the_file_is_found_through_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MQTT_NATS_CONFIG", str(write(tmp_path, 'listen = "127.0.0.1:7"')))
+    assert Settings.load({}).listen_address == ("127.0.0.1", 7)
+
+
+def test_an_empty_variable_is_not_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MQTT_NATS_NATS_TOKEN", "")
+    assert Settings.load({}).nats_token is None
+
+
+def test_unknown_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MQTT_NATS_PORT", "tcp://10.0.0.1:1883")  # what Kubernetes sets
+    assert Settings.load({}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "value"),
+    [
+        ({"session_expiry_interval": "never"}, "session_expiry_interval", None),
+        ({"session_expiry_interval": "60"}, "session_expiry_interval", 60),
+        ({"max_packet_size": "2MiB"}, "max_packet_size", 2 * 1024 * 1024),
+        ({"max_packet_size": 1000}, "max_packet_size", 1000),
+        ({"nats": "nats://a, tls://b:5"}, "nats", ("nats://a", "tls://b:5")),
+        ({"nats": ["nats://a"]}, "nats", ("nats://a",)),
+        ({"listen": "[::1]:0"}, "listen_address", ("::1", 0)),
+        ({"embedded": "true"}, "embedded", True),
+        ({"local_dispatch": "0"}, "local_dispatch", False),
+        ({"log_level": "WARNING"}, "log_level", "warning"),
+        ({"data": "/var/lib/x"}, "data", Path("/var/lib/x")),
+    ],
+)
+def test_values(given: dict[str, Any], field: str, value: object) -> None:
+    assert getattr(Settings.load(given), field) == value
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"listen": "1883"}, "listen = '1883'"),
+        ({"listen": "::1:1883"}, "brackets"),
+        ({"listen": "127.0.0.1:65536"}, "HOST:PORT"),
+        ({"listen": "127.0.0.1:\u0661"}, "HOST:PORT"),
+        ({"nats": "127.0.0.1:4222"}, "nats: expected URLs"),
+        ({"nats": "ws://a"}, "nats: expected URLs"),
+        ({"nats": ""}, "nats: expected URLs"),
+        ({"nats": "nats://a:x"}, "nats: expected URLs"),
+        ({"nats": []}, "nats:"),
+        ({"max_inflight": "many"}, "max_inflight = 'many'"),
+        ({"max_inflight": 0}, "max_inflight = '0'"),
+        ({"max_inflight": 16385}, "max_inflight"),
+        ({"connect_timeout": "nan"}, "connect_timeout"),
+        ({"connect_timeout": "inf"}, "connect_timeout"),
+        ({"max_packet_size": "268435461"}, "max_packet_size"),
+        ({"session_expiry_interval": "0"}, "session_expiry_interval"),
+        ({"retention": "workqueue"}, "retention = 'workqueue'"),
+        ({"log_level": "loud"}, "log_level = 'loud'"),
+        ({"nats_creds": "/does/not/exist"}, "nats_creds = '/does/not/exist'"),
+        ({"nats": "nats://a", "embedded": True}, "--nats or --embedded, not both"),
+        ({"nats_user": "u", "nats_token": "t"}, "nats_user and nats_token exclude each other"),
+        ({"nats_password": "p"}, "nats_password needs nats_user"),
+        ({"nats_tls_cert": __file__}, "nats_tls_cert and nats_tls_key need each other"),
+    ],
+)
+def test_refused_values_are_named_in_one_line(given: dict[str, Any], named: str) -> None:
+    assert named in refusal(given)
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    message = refusal({"max_inflight": "x", "backlog": "y"})
+    assert "max_inflight" in message
+    assert "backlog" in message
+
+
+def test_an_unknown_key_of_the_file_is_named_with_the_nearest_setting(tmp_path: Path) -> None:
+    message = refusal({}, write(tmp_path, "max_in_flight = 3"))
+    assert "'max_in_flight'" in message
+    assert "'max_inflight'" in message
+    assert "gateway.toml" in message
+    assert "docs/configuration.md" in refusal({}, write(tmp_path, "zzzzzz = 3"))
+
+
+def test_a_bad_file_is_one_line(tmp_path: Path) -> None:
+    assert "No such file" in refusal({}, tmp_path / "none.toml")
+    assert "directory" in refusal({}, tmp_path)
+    assert "line 1" in refusal({}, write(tmp_path, "listen = x"))
+    (tmp_path / "latin").write_bytes(b"listen = '\xff'")
+    assert "UTF-8" in refusal({}, tmp_path / "latin")
+
+
+def test_secrets_are_shown_nowhere() -> None:
+    settings = Settings.load({"nats_user": "u", "nats_password": "hunter2", "nats": "nats://me:hunter2@h:1,tls://h"})
+    for text in (repr(settings), str(settings), settings.nats_display):
+        assert "hunter2" not in text
+    assert settings.nats[0] == "nats://me:hunter2@h:1"
+    assert settings.nats_display == "nats://h:1,tls://h"
+    assert settings.nats_password == SecretStr("hunter2")
+    assert "hunter2" not in refusal({"nats_password": ["hunter2"], "nats": "http://me:hunter2@h"})
+
+
+def test_settings_do_not_change() -> None:
+    settings = Settings()
+    with pytest.raises(ValidationError, match="frozen"):
+        settings.listen = "127.0.0.1:1"  # type: ignore[misc]
+
+
+def test_the_documentation_lists_every_setting_with_its_default_and_description() -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \| (.+) \|$", text, re.MULTILINE)
+    expected = [
+        (
+            name,
+            "–" if is_secret(field) else f"`{flag_name(name)}`",
+            f"`{default_text(field.default)}`",
+            field.description,
+        )
+        for name, field in Settings.model_fields.items()
+    ]
+    assert rows == expected
+    assert f"`{env_name('max_inflight')}`" in text
