@@ -207,8 +207,12 @@ def _not_started(process: asyncio.subprocess.Process, port: int, log: Path) -> s
 
 def _ended(process: asyncio.subprocess.Process, log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    last = next((line for line in reversed(lines) if "[FTL]" in line or "[ERR]" in line), "")
-    reason = last.partition("]")[2].partition("]")[2].strip() if last.startswith("[") else last.strip()
+    reason = ""
+    for line in filter(None, lines):
+        if "[FTL] " in line or "[ERR] " in line:
+            reason = line.partition("] ")[2].partition("] ")[2]
+        elif not line.startswith("["):  # before the log is set up: errors of the configuration
+            reason = line.removeprefix("nats-server: ")
     code = process.returncode
     how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with status {code}"
     return f"the embedded nats-server {how}{': ' + reason if reason else ''}; its log is {log}"

