@@ -86,7 +86,7 @@ def _summary(result: dict[str, object]) -> str:
     metrics = result["metrics"]
     assert isinstance(metrics, dict)
     figures = ", ".join(f"{name} {report.figure(value)}" for name, value in metrics.items())
-    return f"{figures}, generator busy {float(str(result['generator_busy'])):.0%}"
+    return f"{figures}, generator busy {float(str(result['generator_busy'])):.0%}, broker {float(str(result['broker_busy'])):.0%}"
 
 
 def _machine(names: Sequence[str]) -> str:
@@ -100,6 +100,15 @@ def _machine(names: Sequence[str]) -> str:
         f"{os.cpu_count()} CPUs ({model}), Linux {platform.release()}, Python {platform.python_version()}; {versions}; "
         f"{time.strftime('%Y-%m-%d')}"
     )
+
+
+def _unusable(peer: str, command: str) -> str | None:
+    """Why a peer cannot be measured: it is not installed or does not start."""
+    try:
+        with peers.running(peer, command):
+            return None
+    except peers.PeerError as error:
+        return str(error)
 
 
 def _keep(peer: str, command: str) -> None:
@@ -123,12 +132,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         scenarios = select([each for each in options.only.split(",") if each])
     except ValueError as error:
         parser.error(str(error))
-    names = []
+    names: list[str] = []
+    skipped: list[str] = []
     for peer in options.peers.split(","):
         if peer not in peers.PEERS:
             parser.error(f"no peer is called {peer!r}; there are {', '.join(peers.PEERS)}")
-        if reason := peers.missing(peer, options.ours):
-            print(f"skipped: {peer} ({reason})", flush=True)
+        if reason := _unusable(peer, options.ours):
+            skipped.append(f"{peer} ({reason})")
+            print(f"skipped: {skipped[-1]}", flush=True)
         else:
             names.append(peer)
     if not names:
@@ -143,18 +154,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 result = _run(scenario, peer, options)
                 results[scenario.name][peer].runs.append(result)
                 print(f"round {number + 1}: {scenario.name}, {peer}: {_summary(result)}", flush=True)
-    skipped = [peer for peer in options.peers.split(",") if peer not in names]
     notes = [
-        f"{options.payload}-byte payload; median of {options.rounds} interleaved rounds of {options.seconds:g} s, ± half the "
-        "range; the load generator shares the CPUs with the broker.",
-        "Count and order of every publisher's messages are verified at every subscriber; a result with a lost, repeated or "
-        "reordered message is void.",
-        f"QoS 1 and 2: at most {WINDOW} messages of a publisher unacknowledged. A publisher waits where a subscriber is behind: "
-        f"at most 2,000 messages and {OUTSTANDING:,} deliveries are outstanding.",
-        "Fresh data directory for each run; both NATS peers: JetStream in files, `sync_interval` 1 s. mosquitto stores nothing.",
+        f"{options.payload}-byte payload; median of {options.rounds} interleaved rounds of {options.seconds:g} s, "
+        "± half the range; the load generator shares the CPUs with the broker.",
+        "Count and order of every publisher's messages are verified at every subscriber; a result with a lost, "
+        "repeated or reordered message is void.",
+        f"QoS 1 and 2: at most {WINDOW} messages of a publisher unacknowledged. A publisher waits where a subscriber is "
+        f"behind: at most 2,000 messages and {OUTSTANDING:,} deliveries are outstanding.",
+        "Fresh data directory for each run. Both NATS peers: JetStream in files, `sync_interval` 1 s. mosquitto and "
+        "amqtt store nothing.",
     ]
     if skipped:
-        notes.append("Not measured, because not installed: " + ", ".join(skipped) + ".")
+        notes.append("Skipped: " + ", ".join(skipped) + ".")
     command = "python -m benchmarks " + shlex.join(sys.argv[1:] if arguments is None else arguments)
     text = report.document(scenarios, names, results, machine=_machine(names), command=command.strip(), notes=notes)
     print("\n" + text)

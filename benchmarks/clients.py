@@ -106,7 +106,7 @@ class Loop:
         self.epoll.modify(connection.fd, select.EPOLLIN | (select.EPOLLOUT if wanted else 0))
 
     def turn(self, timeout: float) -> None:
-        """Handle what is ready, waiting at most ``timeout`` seconds (microsecond resolution), then let publishers send."""
+        """Handle what is ready, waiting at most ``timeout`` seconds (to the microsecond), then let publishers send."""
         if 0 < timeout < 0.005:
             select.select([self.epoll], [], [], timeout)  # epoll itself counts whole milliseconds
             timeout = 0
@@ -214,7 +214,8 @@ class Idle(Connection):
 class Subscriber(Connection):
     """Verifies, acknowledges and counts what arrives on a connection that has subscribed.
 
-    ``samples`` are delivery times in ns of the messages that carry the time at which they were sent.
+    ``samples`` are delivery times in ns of the messages that carry the time at which they were sent. ``done[i]`` counts
+    the i-th publisher's completed deliveries: received (QoS 0, 1) or released (QoS 2).
     """
 
     def __init__(self, greeting: _Greeting, verifier: Verifier, samples: list[int]) -> None:
@@ -222,7 +223,8 @@ class Subscriber(Connection):
         self.verifier = verifier
         self.samples = samples
         self.publishers: tuple[Publisher, ...] = ()
-        self.owed_releases = 0
+        self.done = [0] * len(verifier.expected) if verifier.layout.qos == 2 else verifier.expected
+        self._unreleased: dict[bytes, int] = {}
         self.loop.add(self)
         if greeting.rest:
             self.loop.buffer[: len(greeting.rest)] = greeting.rest
@@ -248,7 +250,7 @@ class Subscriber(Connection):
                 self.verifier.take(data, 0, count)
                 if layout.qos:
                     self.send(packets.acks(packets.PUBACK, layout, data, 0, count))
-            elif end >= len(layout.head) and not layout.head[0] == data[0] & ~packets.DUP:
+            elif end >= len(layout.head) and layout.head[0] != data[0] & ~packets.DUP:
                 raise DeliveryError(f"{self.name}: unexpected packet {data[: min(end, 8)].hex(' ')}")
         if start < end or self.rest:
             self.keep(start, end)
@@ -256,12 +258,16 @@ class Subscriber(Connection):
 
     def _handle_exactly_once(self, end: int) -> int:
         """PUBLISH and PUBREL packets in any mixture; where the unfinished packet starts."""
-        layout, data = self.verifier.layout, self.loop.buffer
-        size, answers, start = layout.size, bytearray(), 0
+        layout, data, verifier = self.verifier.layout, self.loop.buffer, self.verifier
+        size, answers, start, unreleased = layout.size, bytearray(), 0, self._unreleased
         while end - start >= 4:
             if data[start] == packets.PUBREL:
-                answers += b"\x70\x02" + data[start + 2 : start + 4]
-                self.owed_releases -= 1
+                packet_id = bytes(data[start + 2 : start + 4])
+                source = unreleased.pop(packet_id, None)
+                if source is None:
+                    raise DeliveryError(f"{self.name}: PUBREL for packet id {packet_id.hex()}, which is not in flight")
+                self.done[source] += 1
+                answers += b"\x70\x02" + packet_id
                 start += 4
                 continue
             if end - start < size:
@@ -269,9 +275,12 @@ class Subscriber(Connection):
                     raise DeliveryError(f"{self.name}: unexpected packet {data[start : start + 4].hex(' ')}")
                 break
             self._stamp = self._stamp or packets.stamp_of(layout, data, start, start + size)
-            self.verifier.take(data, start, 1)
-            answers += b"\x50\x02" + data[start + layout.packet_id : start + layout.packet_id + 2]
-            self.owed_releases += 1
+            verifier.take(data, start, 1)
+            packet_id = bytes(data[start + layout.packet_id : start + layout.packet_id + 2])
+            if packet_id in unreleased:
+                raise DeliveryError(f"{self.name}: packet id {packet_id.hex()} used again before its PUBREL")
+            unreleased[packet_id] = verifier.source_of(data, start)
+            answers += b"\x50\x02" + packet_id
             start += size
         if answers:
             self.send(answers)
@@ -279,7 +288,7 @@ class Subscriber(Connection):
 
 
 class Publisher(Connection):
-    """Sends numbered messages, never more than ``window`` unacknowledged and ``lag`` not yet received by all subscribers.
+    """Sends numbered messages: at most ``window`` unacknowledged and ``lag`` not yet completed by all subscribers.
 
     At QoS 0 messages go out ``lag // 10`` at a time, at QoS 1 and 2 whenever an acknowledgement makes room.
     """
@@ -295,7 +304,7 @@ class Publisher(Connection):
         lag: int,
         stamp_every: int,
     ) -> None:
-        """``lanes``: where each subscriber counts this publisher's messages; ``stamp_every``: batches per time stamp."""
+        """``lanes``: `Subscriber.done` and index of each subscriber; ``stamp_every``: batches per time stamp."""
         super().__init__(greeting.loop, greeting.sock, greeting.name)
         self.layout = layout
         self.lanes = lanes

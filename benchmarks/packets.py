@@ -150,7 +150,8 @@ def ack_count(kind: int, data: bytearray, count: int, seq: int) -> None:
         or data[2:end:4] != _PID_HIGH[low : low + count]
         or data[3:end:4] != _PID_LOW[low : low + count]
     ):
-        raise DeliveryError(f"acknowledgements from sequence {seq} are not in order: {data[: min(end, 32)].hex(' ', 4)}")
+        shown = data[: min(end, 32)].hex(" ", 4)
+        raise DeliveryError(f"acknowledgements from sequence {seq} are not in order: {shown}")
 
 
 class Verifier:
@@ -196,15 +197,19 @@ class Verifier:
             self.expected[0] = seq + count
             return
         expected = self.expected
-        with memoryview(data)[start:end] as view:
-            packets = self._fields.iter_unpack(view)
-            for source, seq in packets:
-                if source >= len(expected):
-                    raise DeliveryError(f"message of unknown publisher {source}")
-                if expected[source] != seq:
-                    found = [seq, *(later for other, later in packets if other == source)]
-                    raise DeliveryError(f"publisher {source}: {_difference(expected[source], found)}")
-                expected[source] = seq + 1
+        packets = self._fields.iter_unpack(memoryview(data)[start:end])
+        for source, seq in packets:
+            if source >= len(expected):
+                raise DeliveryError(f"message of unknown publisher {source}")
+            if expected[source] != seq:
+                found = [seq, *(later for other, later in packets if other == source)]
+                raise DeliveryError(f"publisher {source}: {_difference(expected[source], found)}")
+            expected[source] = seq + 1
+
+    def source_of(self, data: bytearray, start: int) -> int:
+        """Index in ``expected`` of the publisher of the packet at ``start``."""
+        source: int = _SOURCE_SEQ.unpack_from(data, start + self.layout.source)[0]
+        return source - self.first
 
     def _explain(self, data: bytearray, start: int, count: int) -> None:
         """Raise unless the only difference is the DUP flag, which a broker may set."""

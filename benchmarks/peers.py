@@ -171,20 +171,6 @@ PEERS: dict[str, Callable[[_Start, str], None]] = {
     "relay": _relay,
 }
 DEFAULT_PEERS = ("ours", "nats", "mosquitto", "amqtt")
-_PROGRAMS = {"nats": "nats-server", "mosquitto": "mosquitto", "amqtt": "amqtt"}
-
-
-def missing(peer: str, command: str) -> str | None:
-    """Why a peer cannot be started, or None."""
-    try:
-        if peer == "ours":
-            _required("nats-server")
-            _ours_command(command)
-        elif peer in _PROGRAMS:
-            _required(_PROGRAMS[peer])
-    except PeerError as error:
-        return str(error)
-    return None
 
 
 def version(peer: str) -> str:

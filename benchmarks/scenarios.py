@@ -76,7 +76,9 @@ SCENARIOS: tuple[Scenario, ...] = (
         durable=True,
         monitor=True,
     ),
-    Scenario("drain", "drain of 50,000 queued, QoS 1, durable", "drain", qos=1, durable=True, window=100, clients=50_000),
+    Scenario(
+        "drain", "drain of 50,000 queued, QoS 1, durable", "drain", qos=1, durable=True, window=100, clients=50_000
+    ),
     Scenario("connections", "5,000 clients connect and subscribe", "connections", clients=5000),
     Scenario("latency-q0", "latency at 2,000/s, QoS 0", "latency", rate=2000),
     Scenario("latency-q1", "latency at 2,000/s, QoS 1", "latency", rate=2000, qos=1, window=2000),
