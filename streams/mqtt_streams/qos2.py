@@ -5,12 +5,17 @@ from typing import Final, NamedTuple
 
 from mqtt_streams import headers, stored
 from mqtt_streams.api import JetStream
+from mqtt_streams.messages import PREFIX as MESSAGE_PREFIX
+from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.stored import StoredMessage
 
 STREAM: Final = "$MQTT_qos2in"
 PREFIX: Final = "$MQTT.qos2.in."
 ALREADY_HELD: Final = 10077
 """JetStream's error for a second store under one packet id."""
+
+_LOOK_MESSAGES: Final = 256
+_LOOK_BYTES: Final = 1024 * 1024
 
 
 class Held(NamedTuple):
@@ -108,6 +113,26 @@ class Qos2Store:
         if message is None or (record := parse(message)) is None:
             return None
         return record, message.payload
+
+    async def was_released(self, held: Held) -> bool:
+        """Whether `$MQTT_msgs` has the release of a held publish already.
+
+        For records that another connection held, when the stream's duplicate window may have passed. Looks at the
+        messages of that subject since the hold, as far as the stream still has them; needs `allow_direct` there.
+        """
+        wanted = release_id(held.seq)
+        subject = MESSAGE_PREFIX + held.subject
+        start: dict[str, object] = {"start_time": stored.rfc3339(held.time_ns)}
+        more = True
+        while more:
+            page, more = await stored.direct_page(
+                self._js, MESSAGES, subject, start, messages=_LOOK_MESSAGES, size=_LOOK_BYTES
+            )
+            for message in page:
+                if headers.get(message.headers, headers.MSG_ID) == wanted:
+                    return True
+                start = {"seq": message.seq + 1}
+        return False
 
     async def delete(self, seq: int) -> bool:
         """Remove a released or stray publish; False when it was gone."""

@@ -12,7 +12,8 @@ from typing import Final, NamedTuple
 import orjson
 
 from mqtt_streams import headers, stored
-from mqtt_streams.api import ApiError, JetStream, Reply, call
+from mqtt_streams.api import JetStream, call
+from mqtt_streams.stored import StoredMessage
 from mqtt_streams.subjects import readable_topic, starts_with_wildcard, visible_to_wildcard
 
 STREAM: Final = "$MQTT_rmsgs"
@@ -62,22 +63,30 @@ def tombstone_block(topic: str, origin: str) -> bytes:
     )
 
 
-def parse(subject: str, block: bytes, payload: bytes, seq: int, time_ns: int) -> RetainedMessage | None:
-    """Read a stored record (`subject` with prefix); None for a tombstone, an expiry marker or anything unusable."""
-    bare = subject.removeprefix(PREFIX)
+def parse(message: StoredMessage) -> RetainedMessage | None:
+    """Read a stored record; None for a tombstone, an expiry marker or anything unusable."""
+    block = message.headers
+    payload = message.payload
     flags = headers.get(block, headers.R_FLAGS)
     if not payload or flags == _TOMBSTONE or headers.get(block, headers.MARKER_REASON) is not None:
         return None
     if flags is None:
-        return _parse_json(bare, block, payload, seq, time_ns)
-    if len(flags) != 1 or flags not in "0123456789abcdefABCDEF":
+        body = _json_body(payload)
+        if body is None:
+            return None
+        nibble, payload = body
+    elif len(flags) == 1 and flags in "0123456789abcdefABCDEF":
+        nibble = int(flags, 16)
+    else:
         return None
-    qos = int(flags, 16) >> 1 & 3
-    return None if qos == 3 else RetainedMessage(bare, qos, payload, block, seq, time_ns)
+    qos = nibble >> 1 & 3
+    if qos == 3:
+        return None
+    return RetainedMessage(message.subject.removeprefix(PREFIX), qos, payload, block, message.seq, message.time_ns)
 
 
-def _parse_json(subject: str, block: bytes, payload: bytes, seq: int, time_ns: int) -> RetainedMessage | None:
-    """The body of nats-server before 2.11: everything in one JSON object."""
+def _json_body(payload: bytes) -> tuple[int, bytes] | None:
+    """Flags and message of the body that older nats-servers wrote: everything in one JSON object."""
     try:
         body = orjson.loads(payload)
         flags = body.get("flags", 0)
@@ -86,18 +95,7 @@ def _parse_json(subject: str, block: bytes, payload: bytes, seq: int, time_ns: i
         return None
     if not isinstance(flags, int) or isinstance(flags, bool) or not 0 <= flags < 15 or not message:
         return None
-    qos = flags >> 1 & 3
-    return None if qos == 3 else RetainedMessage(subject, qos, message, block, seq, time_ns)
-
-
-def _from_direct(reply: Reply) -> tuple[str, int, int] | None:
-    """Subject, sequence and store time that the server put on a direct get's answer."""
-    subject = headers.get_last(reply.headers, headers.STREAM_SUBJECT)
-    seq = headers.get_last(reply.headers, headers.STREAM_SEQUENCE)
-    time = headers.get_last(reply.headers, headers.STREAM_TIME)
-    if subject is None or seq is None or time is None:
-        return None
-    return subject, int(seq), stored.time_ns(time)
+    return flags, message
 
 
 class RetainedStore:
@@ -105,16 +103,11 @@ class RetainedStore:
 
     def __init__(self, js: JetStream) -> None:
         self._js = js
-        self._get = f"{js.api_prefix}.DIRECT.GET.{STREAM}"
 
     async def get(self, subject: str) -> RetainedMessage | None:
         """The retained message of one subject (no wildcards)."""
-        reply = await self._js.request(self._get, orjson.dumps({"last_by_subj": PREFIX + subject}))
-        where = _from_direct(reply)
-        if where is None:
-            _raise_unless(reply, 404)
-            return None
-        return parse(where[0], reply.headers, reply.payload, where[1], where[2])
+        message = await stored.direct_get_last(self._js, STREAM, PREFIX + subject)
+        return None if message is None else parse(message)
 
     async def matching(self, filter_subject: str, start_seq: int = 0) -> AsyncIterator[list[RetainedMessage]]:
         """Pages of the retained messages that match, oldest first, from stream sequence `start_seq` on.
@@ -130,47 +123,23 @@ class RetainedStore:
         everything = starts_with_wildcard(filter_subject)
         last_seq = (await call(self._js, f"STREAM.INFO.{STREAM}"))["state"]["last_seq"]
         seq = max(start_seq, 1)
-        while seq <= last_seq:
-            page: list[RetainedMessage] = []
-            received = 0
-            pending: str | None = None
-            body = {
-                "next_by_subj": PREFIX + filter_subject,
-                "seq": seq,
-                "batch": PAGE_MESSAGES,
-                "max_bytes": PAGE_BYTES,
-            }
-            answers = self._js.stream(self._get, orjson.dumps(body))
-            try:
-                async for reply in answers:
-                    where = _from_direct(reply)
-                    if where is None:
-                        _raise_unless(reply, 204, 404)
-                        pending = headers.get_last(reply.headers, headers.NUM_PENDING)
-                        break
-                    received += 1
-                    seq = where[1] + 1
-                    message = parse(where[0], reply.headers, reply.payload, where[1], where[2])
-                    if (
-                        message is not None
-                        and message.seq <= last_seq
-                        and (not everything or visible_to_wildcard(message.subject))
-                    ):
-                        page.append(message)
-            finally:
-                await answers.aclose()
+        more = True
+        while more and seq <= last_seq:
+            raw, more = await stored.direct_page(
+                self._js, STREAM, PREFIX + filter_subject, {"seq": seq}, messages=PAGE_MESSAGES, size=PAGE_BYTES
+            )
+            page = [
+                message
+                for message in map(parse, raw)
+                if message is not None
+                and message.seq <= last_seq
+                and (not everything or visible_to_wildcard(message.subject))
+            ]
+            if raw:
+                seq = raw[-1].seq + 1
             if page:
                 yield page
-            if received == 0 or pending == "0":
-                return
 
     async def delete_tombstone(self, seq: int) -> bool:
         """Remove the tombstone written with this sequence; False when it was replaced meanwhile."""
         return await stored.delete(self._js, STREAM, seq)
-
-
-def _raise_unless(reply: Reply, *expected: int) -> None:
-    code = headers.status(reply.headers)
-    if code not in expected:
-        line = reply.headers[9:].partition(b"\r")[0].decode(errors="replace")
-        raise ApiError(code or 500, 0, f"direct get: {line or 'unexpected answer'}")

@@ -14,6 +14,11 @@ from mqtt_streams.api import ApiError, JetStream, publish
 from mqtt_streams.consumers import ACK_WAIT_NS, ConsumerRef
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.headers import EXPECTED_LAST_SUBJECT_SEQUENCE, build
+from mqtt_streams.messages import DELIVER_PREFIX
+from mqtt_streams.messages import PREFIX as MESSAGE_PREFIX
+from mqtt_streams.pubrel import CONSUMER_PREFIX as PUBREL_CONSUMER_PREFIX
+from mqtt_streams.pubrel import DELIVER_PREFIX as PUBREL_DELIVER_PREFIX
+from mqtt_streams.pubrel import PREFIX as PUBREL_PREFIX
 
 STREAM: Final = "$MQTT_sess"
 PREFIX: Final = "$MQTT.sess."
@@ -67,7 +72,8 @@ class V5:
     `expiry`: session expiry in seconds, None = never. `deadline`: Unix time in seconds at which the session ends,
     set while disconnected. `owner`, `nonce`: who wrote the record, and a value that tells its writes apart.
     `q2`: QoS 2 publishes were held. `options`: by first subject of the filter. `start`: first stream sequence by
-    consumer key. `replay`: cursor of an unfinished retained replay by consumer key.
+    consumer key. `replay`: cursor of an unfinished retained replay by consumer key. `was`: by consumer key, the QoS
+    that held before the present one and the last stream sequence for which it did.
     """
 
     kind: Kind = "durable"
@@ -80,6 +86,7 @@ class V5:
     start: dict[str, int] = field(default_factory=dict)
     draining: list[Draining] = field(default_factory=list)
     replay: dict[str, int] = field(default_factory=dict)
+    was: dict[str, tuple[int, int]] = field(default_factory=dict)
     version: int = V5_VERSION
 
 
@@ -148,6 +155,8 @@ def _encode_v5(v5: V5) -> dict[str, object]:
         ]
     if v5.replay:
         body["replay"] = v5.replay
+    if v5.was:
+        body["was"] = {key: {"qos": qos, "until": until} for key, (qos, until) in v5.was.items()}
     return body
 
 
@@ -217,18 +226,26 @@ def _is_literal(text: str) -> bool:
     return _is_subject(text) and "*" not in text and ">" not in text
 
 
-def _consumer(value: object, where: str) -> ConsumerRef:
+def _is_consumer_of(name: str, client_hash: str) -> bool:
+    """Whether a name, which becomes a token of API subjects, is of a consumer of this client and no other's."""
+    if name == PUBREL_CONSUMER_PREFIX + client_hash:
+        return True
+    return name.startswith(client_hash + "_") and _is_literal(name) and "." not in name
+
+
+def _consumer(value: object, where: str, client_hash: str) -> ConsumerRef:
     reader = _Reader(value, where)
     name = reader.text("durable_name")
-    # The name becomes a token of API subjects, the deliver subject a subscription.
-    if not _is_literal(name) or "." in name:
-        raise PoisonedRecord(f"{where}: durable_name is not a consumer name")
+    if not _is_consumer_of(name, client_hash):
+        raise PoisonedRecord(f"{where}: durable_name is not a consumer of this client")
     deliver = reader.text("deliver_subject")
-    if not _is_literal(deliver) or not deliver.startswith("$MQTT."):
-        raise PoisonedRecord(f"{where}: deliver_subject is not a subject under $MQTT")
+    if not _is_literal(deliver) or not deliver.startswith((DELIVER_PREFIX, PUBREL_DELIVER_PREFIX)):
+        raise PoisonedRecord(f"{where}: deliver_subject is not one for deliveries to clients")
     filter_subject = reader.text("filter_subject", "")
-    if filter_subject and not (_is_subject(filter_subject) and filter_subject.startswith("$MQTT.")):
-        raise PoisonedRecord(f"{where}: filter_subject is not a subject under $MQTT")
+    if filter_subject and not (
+        _is_subject(filter_subject) and filter_subject.startswith((MESSAGE_PREFIX, PUBREL_PREFIX))
+    ):
+        raise PoisonedRecord(f"{where}: filter_subject is not one of messages or PUBRELs")
     for key in ("deliver_policy", "ack_policy", "replay_policy"):
         reader.text(key, "")
     return ConsumerRef(
@@ -244,7 +261,7 @@ def _consumer(value: object, where: str) -> ConsumerRef:
     )
 
 
-def _v5(value: object) -> V5:
+def _v5(value: object, client_hash: str) -> V5:
     reader = _Reader(value, "v5")
     version = reader.number("version", 1, _MAX_SEQUENCE)
     if version > V5_VERSION:
@@ -279,9 +296,13 @@ def _v5(value: object) -> V5:
             inner.number("qos", 0, 2),
             inner.number("end", 0, _MAX_SEQUENCE),
         )
-        if not _is_literal(entry.name) or "." in entry.name or not _is_subject(entry.filter_subject):
-            raise PoisonedRecord("v5: draining does not name a consumer")
+        if not _is_consumer_of(entry.name, client_hash) or not _is_subject(entry.filter_subject):
+            raise PoisonedRecord("v5: draining does not name a consumer of this client")
         ended.append(entry)
+    was = {}
+    for key, raw in reader.items("was").items():
+        inner = _Reader(raw, "v5: was")
+        was[key] = (inner.number("qos", 1, 2), inner.number("until", 0, _MAX_SEQUENCE))
     return V5(
         "durable" if kind == "durable" else "regular",
         reader.optional_number("expiry", 0, 2**32 - 1),
@@ -293,6 +314,7 @@ def _v5(value: object) -> V5:
         reader.numbers("start"),
         ended,
         reader.numbers("replay"),
+        was,
         version,
     )
 
@@ -307,6 +329,7 @@ def decode(data: bytes, *, client_id: str | None = None) -> SessionRecord:
     stored_id = reader.text("id", "")
     if client_id is not None and stored_id != client_id:
         raise PoisonedRecord(f"the session record belongs to another client: {stored_id[:64]!r}")
+    client_hash = name_hash(stored_id)
     origin = reader.text("origin", "")
     clean = reader.flag("clean")
     subs_reader = _Reader(reader.items("subs"), "session record: subs")
@@ -316,7 +339,7 @@ def decode(data: bytes, *, client_id: str | None = None) -> SessionRecord:
             raise PoisonedRecord(f"session record: subs has {subject[:64]!r}, which is no subject")
         subs[subject] = subs_reader.number(subject, 0, 2)
     cons = {
-        sid: _consumer(raw, f"session record: consumer of {sid[:64]!r}")
+        sid: _consumer(raw, f"session record: consumer of {sid[:64]!r}", client_hash)
         for sid, raw in reader.items("cons").items()
         if raw is not None
     }
@@ -328,8 +351,8 @@ def decode(data: bytes, *, client_id: str | None = None) -> SessionRecord:
         clean,
         subs,
         cons,
-        None if pubrel is None else _consumer(pubrel, "session record: pubrel"),
-        None if v5 is None else _v5(v5),
+        None if pubrel is None else _consumer(pubrel, "session record: pubrel", client_hash),
+        None if v5 is None else _v5(v5, client_hash),
         reader.values,
     )
 

@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading and removing single stored messages, by the stream's leader (a direct get can be stale)."""
+"""Reading and removing stored messages.
+
+Single messages come from the stream's leader; a direct get is cheaper and may be answered by a replica that lags.
+"""
 
 from base64 import b64decode
 from collections.abc import AsyncIterator
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-from mqtt_streams.api import ApiError, JetStream, call
+import orjson
+
+from mqtt_streams import headers
+from mqtt_streams.api import ApiError, JetStream, Reply, call
 
 NO_MESSAGE_FOUND: Final = 10037
 SEQUENCE_NOT_FOUND: Final = 10043
@@ -28,6 +34,12 @@ def time_ns(text: str) -> int:
     whole, _, fraction = text.removesuffix("Z").partition(".")
     seconds = datetime.fromisoformat(whole + "+00:00") - _EPOCH
     return (seconds.days * 86400 + seconds.seconds) * 1_000_000_000 + int(fraction[:9].ljust(9, "0"))
+
+
+def rfc3339(nanoseconds: int) -> str:
+    """The inverse of `time_ns`."""
+    seconds, fraction = divmod(nanoseconds, 1_000_000_000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{fraction:09d}Z"
 
 
 def _message(answer: dict[str, Any]) -> StoredMessage:
@@ -65,6 +77,55 @@ async def scan(js: JetStream, stream: str, subject: str, start_seq: int = 1) -> 
     while (message := await _get(js, stream, {"next_by_subj": subject, "seq": start_seq})) is not None:
         yield message
         start_seq = message.seq + 1
+
+
+def _from_direct(reply: Reply) -> StoredMessage | None:
+    """The message in a direct get's answer; None for an answer without one."""
+    subject = headers.get_last(reply.headers, headers.STREAM_SUBJECT)
+    seq = headers.get_last(reply.headers, headers.STREAM_SEQUENCE)
+    time = headers.get_last(reply.headers, headers.STREAM_TIME)
+    if subject is None or seq is None or time is None:
+        return None
+    return StoredMessage(subject, int(seq), time_ns(time), reply.headers, reply.payload)
+
+
+def _expect(reply: Reply, *codes: int) -> None:
+    code = headers.status(reply.headers)
+    if code not in codes:
+        line = reply.headers[9:].partition(b"\r")[0].decode(errors="replace")
+        raise ApiError(code or 500, 0, f"direct get: {line or 'unexpected answer'}")
+
+
+async def direct_get_last(js: JetStream, stream: str, subject: str) -> StoredMessage | None:
+    """The newest message of a subject by direct get; `headers` then also has what the server added."""
+    body = orjson.dumps({"last_by_subj": subject})
+    reply = await js.request(f"{js.api_prefix}.DIRECT.GET.{stream}", body)
+    message = _from_direct(reply)
+    if message is None:
+        _expect(reply, 404)
+    return message
+
+
+async def direct_page(
+    js: JetStream, stream: str, subject: str, start: dict[str, Any], *, messages: int, size: int
+) -> tuple[list[StoredMessage], bool]:
+    """Up to `messages` messages of a subject (wildcards allowed), about `size` bytes, and whether there may be more.
+
+    `start`: `{"seq": n}` or `{"start_time": <RFC 3339>}`.
+    """
+    page: list[StoredMessage] = []
+    body = orjson.dumps({"next_by_subj": subject, "batch": messages, "max_bytes": size} | start)
+    answers = js.stream(f"{js.api_prefix}.DIRECT.GET.{stream}", body)
+    try:
+        async for reply in answers:
+            message = _from_direct(reply)
+            if message is None:
+                _expect(reply, 204, 404)
+                return page, bool(page) and headers.get_last(reply.headers, headers.NUM_PENDING) != "0"
+            page.append(message)
+    finally:
+        await answers.aclose()
+    return page, bool(page)
 
 
 async def delete(js: JetStream, stream: str, seq: int) -> bool:

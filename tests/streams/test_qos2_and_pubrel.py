@@ -97,6 +97,30 @@ async def test_purge_touches_one_client_only(js: NatsPyJetStream) -> None:
     assert [len(await store.held(token)) for token in tokens] == [0, 2, 2, 2, 2, 2]
 
 
+async def test_a_release_is_found_whenever_it_was(js: NatsPyJetStream) -> None:
+    await ensure_streams(js)
+    store = Qos2Store(js)
+
+    async def message(subject: str, message_id: str) -> None:
+        block = headers.build([("Nmqtt-Pub", "2"), ("Nats-Msg-Id", message_id)])
+        await publish(js, "$MQTT.msgs." + subject, bytes(5000), block)
+
+    await message("a.b", "q2-1")  # of an older hold with the same sequence: the stream was made anew
+    await hold(js, "sub-1", 1)
+    await hold(js, "sub-1", 2)
+    first, second = await store.held("sub-1")
+    for _ in range(600):
+        await publish(js, "$MQTT.msgs.a.b", bytes(5000), headers.PUB_BLOCKS[1])
+    await message("a.b", "q2-22")
+    await message("a.c", "q2-1")
+    assert (first.seq, second.seq) == (1, 2)
+    assert await store.was_released(first) is False
+    assert await store.was_released(second) is False
+    await message("a.b", "q2-2")
+    assert await store.was_released(first) is False
+    assert await store.was_released(second) is True
+
+
 async def test_unusable_held_records_are_removed(js: NatsPyJetStream) -> None:
     await ensure_streams(js)
     store = Qos2Store(js)

@@ -13,6 +13,7 @@ from mqtt_streams import headers, retained
 from mqtt_streams.api import NoResponders, call, publish
 from mqtt_streams.definitions import ensure_streams
 from mqtt_streams.retained import RetainedMessage, RetainedStore, parse, retained_subject, set_block, tombstone_block
+from mqtt_streams.stored import StoredMessage
 from mqtt_streams.subjects import encode_topic, filter_to_subjects
 from tests.streams.support import NatsPyJetStream, eventually
 
@@ -43,12 +44,14 @@ def test_no_topic_breaks_the_block(topic: str) -> None:
 @pytest.mark.parametrize(("flags", "qos"), [(1, 0), (3, 1), (5, 2), (0xB, 1)])
 def test_parse(flags: int, qos: int) -> None:
     block = set_block("a/b", flags, ORIGIN)
-    assert parse("$MQTT.rmsgs.a.b", block, b"x", 7, 9) == RetainedMessage("a.b", qos, b"x", block, 7, 9)
+    assert parse(StoredMessage("$MQTT.rmsgs.a.b", 7, 9, block, b"x")) == RetainedMessage("a.b", qos, b"x", block, 7, 9)
 
 
 def test_the_older_json_body() -> None:
     body = {"origin": ORIGIN, "subject": "a", "topic": "a", "msg": base64.b64encode(b"old").decode(), "flags": 3}
-    assert parse("$MQTT.rmsgs.a", b"", orjson.dumps(body), 1, 2) == RetainedMessage("a", 1, b"old", b"", 1, 2)
+    assert parse(StoredMessage("$MQTT.rmsgs.a", 1, 2, b"", orjson.dumps(body))) == RetainedMessage(
+        "a", 1, b"old", b"", 1, 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,7 +75,7 @@ def test_the_older_json_body() -> None:
     ],
 )
 def test_what_is_no_message(block: bytes, payload: bytes) -> None:
-    assert parse("$MQTT.rmsgs.a", block, payload, 1, 2) is None
+    assert parse(StoredMessage("$MQTT.rmsgs.a", 1, 2, block, payload)) is None
 
 
 async def put(js: NatsPyJetStream, topic: str, payload: bytes = b"x", lines: bytes = b"") -> int:

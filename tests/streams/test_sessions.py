@@ -72,6 +72,7 @@ def full_v5() -> V5:
         {"a.>": 10, "a fwc": 11},
         [Draining("A4a1Bsn5_x", "$MQTT.msgs.old", 2, 99)],
         {"a.>": 5},
+        {"a.>": (1, 88)},
     )
 
 
@@ -144,12 +145,14 @@ def poisoned(**changes: object) -> bytes:
         (poisoned(subs={">.a": 1}), "no subject"),
         (poisoned(cons=1), "cons is not a JSON object"),
         (poisoned(cons__sid="x"), "consumer of 'a.>' is not a JSON object"),
-        (poisoned(cons__sid__durable_name="a.b"), "durable_name is not a consumer name"),
-        (poisoned(cons__sid__durable_name="a b"), "durable_name is not a consumer name"),
-        (poisoned(cons__sid__durable_name=">"), "durable_name is not a consumer name"),
-        (poisoned(cons__sid__durable_name=""), "durable_name is not a consumer name"),
+        *(
+            (poisoned(cons__sid__durable_name=name), "durable_name is not a consumer of this client")
+            for name in ("A4a1Bsn5_a.b", "A4a1Bsn5_ b", "A4a1Bsn5_>", "", "B4a1Bsn5_x", "$MQTT_PUBREL_B4a1Bsn5")
+        ),
         (poisoned(cons__sid__deliver_subject="$MQTT.>"), "deliver_subject is not"),
         (poisoned(cons__sid__deliver_subject="app.data"), "deliver_subject is not"),
+        (poisoned(cons__sid__deliver_subject="$MQTT.sess.x"), "deliver_subject is not"),
+        (poisoned(cons__sid__filter_subject="$MQTT.rmsgs.>"), "filter_subject is not"),
         (poisoned(cons__sid__deliver_subject=None), "deliver_subject is not a string"),
         (poisoned(cons__sid__filter_subject="\r\n"), "filter_subject is not"),
         (poisoned(cons__sid__max_ack_pending=-1), "max_ack_pending"),
@@ -180,6 +183,9 @@ def poisoned(**changes: object) -> bytes:
         (poisoned(v5__draining__0__name="x.>"), "draining"),
         (poisoned(v5__draining__0__qos=7), "qos"),
         (poisoned(v5__replay="x"), "replay"),
+        (poisoned(v5__was=[1]), "was"),
+        (poisoned(v5__was__sid=[1, 2]), "was"),
+        (poisoned(v5__was__sid__qos=0), "qos"),
     ],
 )
 def test_poisoned_records(data: bytes, text: str) -> None:
@@ -282,6 +288,8 @@ def test_keys_of_the_second_subject() -> None:
 
 
 def test_consumers_keep_settings_that_we_do_not_know() -> None:
-    consumer = ConsumerRef("d", "$MQTT.sub.x", "", 10, start_seq=7, extra={"filter_subjects": ["$MQTT.msgs.a"]})
+    consumer = ConsumerRef(
+        name_hash("x") + "_d", "$MQTT.sub.x", "", 10, start_seq=7, extra={"filter_subjects": ["$MQTT.msgs.a"]}
+    )
     data = orjson.dumps({"id": "x", "cons": {"a": consumer.to_config()}})
     assert decode(data).cons["a"] == consumer
