@@ -154,7 +154,7 @@ class Decoder:
                     if not body:
                         self._hold(data, pos, end - pos + 1)
                         return
-                    if action == _RUN and size < 0x4000:
+                    if action == _RUN and not data[body - 1]:
                         action = _PUBLISH  # 3.1.1 allows a longer length than needed, which is not to be passed on
             after = body + size
             if after - pos > limit:

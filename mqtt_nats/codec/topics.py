@@ -42,7 +42,7 @@ def validate_topic_filter(topic_filter: str, max_levels: int = MAX_LEVELS) -> No
         raise TopicFilterInvalid(f"topic filter has more than {max_levels} levels")
     if "#" in topic_filter:  # [MQTT-4.7.1-2] (3.1.1), [MQTT-4.7.1-1] (5.0)
         body = topic_filter[:-1]
-        if "#" in body or topic_filter[-1] != "#" or (body and body[-1] != "/"):
+        if "#" in body or (body and body[-1] != "/"):
             raise TopicFilterInvalid("# is not the whole of the last level")
     if "+" in topic_filter:  # [MQTT-4.7.1-3] (3.1.1), [MQTT-4.7.1-2] (5.0)
         for level in topic_filter.split("/"):

@@ -16,6 +16,7 @@ from mqtt_nats.codec import (
     Connect,
     Disconnect,
     EncodeError,
+    MalformedPacket,
     Packet,
     Publish,
     PublishRun,
@@ -111,6 +112,11 @@ def test_varint(value: int) -> None:
     reader = Reader(raw + b"\0", 0, len(raw))
     assert reader.varint() == value
     reader.finish()
+
+
+def test_varint_of_five_bytes() -> None:
+    with pytest.raises(MalformedPacket, match="four bytes"):
+        Reader(b"\xff\xff\xff\xff\x01", 0, 5).varint()
 
 
 def test_varint_out_of_range() -> None:

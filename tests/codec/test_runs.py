@@ -77,6 +77,21 @@ def test_header_bytes_in_payloads(version: int) -> None:
     assert run.payloads() == stuff
 
 
+@pytest.mark.parametrize("length", [b"\x85\0", b"\x85\x80\0", b"\x85\x80\x80\0"])
+def test_longer_length_than_needed_is_no_run(length: bytes) -> None:
+    """3.1.1 does not forbid it, 5.0 does: such bytes must not be passed on as they are."""
+    one = b"\x30" + length + b"\0\1txx"
+    assert decoder(4, "client").feed(one * 3) == [Publish(0, False, False, b"\0\1t", 0, b"xx")] * 3
+    ack = b"\x40" + length.replace(b"\x85", b"\x82") + b"\0\1"
+    assert decoder(4, "client").feed(ack * 3) == [AckRun(4, [1])] * 3
+
+
+def test_longer_length_of_a_large_packet_is_no_run() -> None:
+    payload = bytes(0x4000)
+    one = b"\x30\x83\x80\x81\0\0\1t" + payload
+    assert decoder(4, "client").feed(one * 2) == [Publish(0, False, False, b"\0\1t", 0, payload)] * 2
+
+
 def test_property_length_ends_a_run() -> None:
     plain = _plain("t", b"\x01\x01xx", 5)
     other = encode_publish(key("t"), b"xx", 0, False, False, 0, 5, {"payload_format_indicator": 1})
