@@ -86,7 +86,8 @@ def _summary(result: dict[str, object]) -> str:
     metrics = result["metrics"]
     assert isinstance(metrics, dict)
     figures = ", ".join(f"{name} {report.figure(value)}" for name, value in metrics.items())
-    return f"{figures}, generator busy {float(str(result['generator_busy'])):.0%}, broker {float(str(result['broker_busy'])):.0%}"
+    shares = ", ".join(f"{who} {float(str(result[f'{who}_busy'])):.0%}" for who in ("generator", "broker", "other"))
+    return f"{figures}; CPU: {shares}"
 
 
 def _machine(names: Sequence[str]) -> str:
@@ -159,8 +160,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "± half the range; the load generator shares the CPUs with the broker.",
         "Count and order of every publisher's messages are verified at every subscriber; a result with a lost, "
         "repeated or reordered message is void.",
-        f"QoS 1 and 2: at most {WINDOW} messages of a publisher unacknowledged. A publisher waits where a subscriber is "
-        f"behind: at most 2,000 messages and {OUTSTANDING:,} deliveries are outstanding.",
+        f"QoS 1 and 2: at most {WINDOW} messages of a publisher unacknowledged. A publisher waits where a subscriber "
+        f"is behind: at most 2,000 messages and {OUTSTANDING:,} deliveries are outstanding.",
         "Fresh data directory for each run. Both NATS peers: JetStream in files, `sync_interval` 1 s. mosquitto and "
         "amqtt store nothing.",
     ]

@@ -2,7 +2,8 @@
 """The load generator's process: one job as JSON on standard input, one result as JSON on standard output.
 
 A result has ``error`` (a sentence), or what was measured: ``metrics`` by name, ``cpu`` seconds per 1,000 deliveries (or
-connections) by process and ``generator_busy`` and ``broker_busy``, the parts of one CPU that they took.
+connections) by process, and ``generator_busy``, ``broker_busy`` and ``other_busy``, the parts of one CPU that they and
+the rest of the machine took.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class Meter:
     def __init__(self, processes: dict[str, int]) -> None:
         self._processes = processes
         self._begin = self._read()
+        self._machine = proc.machine_seconds()
         self.began = time.monotonic()
         self.cpu: dict[str, float] = {}
         self.seconds = 0.0
@@ -68,6 +70,7 @@ class Meter:
         """End the stretch."""
         self.seconds = time.monotonic() - self.began
         self.cpu = {label: value - self._begin[label] for label, value in self._read().items()}
+        self._machine = proc.machine_seconds() - self._machine
 
     def result(self, count: int, metrics: dict[str, float]) -> dict[str, object]:
         """The job's result for ``count`` deliveries."""
@@ -77,6 +80,7 @@ class Meter:
             "cpu": {label: value * 1000 / max(count, 1) for label, value in self.cpu.items()},
             "generator_busy": self.cpu["generator"] / self.seconds,
             "broker_busy": sum(self.cpu[label] for label in self._processes) / self.seconds,
+            "other_busy": max(0.0, self._machine - sum(self.cpu.values())) / self.seconds,
         }
 
 

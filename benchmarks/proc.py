@@ -37,6 +37,13 @@ def cpu_seconds(pid: int) -> float:
     return total / _TICK
 
 
+def machine_seconds() -> float:
+    """CPU time that all CPUs have spent on anything since boot, stolen time included."""
+    fields = list(map(int, Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]))
+    idle = fields[3] + fields[4]
+    return (sum(fields) - idle) / _TICK
+
+
 def resident_bytes(pid: int) -> int:
     """Resident memory of the process tree at ``pid``."""
     total = 0

@@ -58,7 +58,7 @@ class Cell:
         return {label: statistics.median([each[label] for each in costs if label in each]) for label in costs[0]}
 
     def busy(self, who: str) -> float:
-        """Median part of one CPU that ``broker`` or ``generator`` took."""
+        """Median part of one CPU that ``broker``, ``generator`` or ``other`` processes took."""
         return statistics.median([_float(run.get(f"{who}_busy")) for run in self.runs])
 
 
@@ -122,9 +122,8 @@ def _cell(cell: Cell | None, metric: str) -> str:
 
 def cost_table(scenarios: Sequence[Scenario], peers: Sequence[str], results: Results) -> list[str]:
     """CPU of brokers and generator, delivery times under load, and memory by process."""
-    rows = [
-        ["scenario", "peer", "broker CPU", "generator CPU", "broker busy", "generator busy", "p50 / p99 under load"]
-    ]
+    columns = ("scenario", "peer", "broker CPU", "generator CPU", "broker busy", "generator busy", "others busy")
+    rows = [[*columns, "p50 / p99 under load"]]
     for scenario in scenarios:
         for peer in peers:
             cell = results.get(scenario.name, {}).get(peer)
@@ -141,7 +140,8 @@ def cost_table(scenarios: Sequence[Scenario], peers: Sequence[str], results: Res
             parts_memory = [name for name in _floats(cell.runs[0].get("metrics")) if name.startswith("memory ")]
             if parts_memory:
                 times = "memory: " + ", ".join(f"{each[7:]} {cell.median(each) or 0:.1f} KB" for each in parts_memory)
-            rows.append([scenario.title, peer, broker, f"{own:.4f}", f"{broker_busy:.0%}", f"{busy:.0%}{limit}", times])
+            shares = [f"{broker_busy:.0%}", f"{busy:.0%}{limit}", f"{cell.busy('other'):.0%}"]
+            rows.append([scenario.title, peer, broker, f"{own:.4f}", *shares, times])
     return _table(rows)
 
 
@@ -190,8 +190,9 @@ def document(
         "",
         "## CPU",
         "",
-        "Seconds of CPU per 1,000 deliveries (connections) and parts of one CPU, of the broker's processes and of the load",
-        "generator. Where the generator is marked as the limit, the broker can do more than the table says.",
+        "Seconds of CPU per 1,000 deliveries (connections) and parts of one CPU, of the broker's processes and of the",
+        "load generator. Where the generator is marked as the limit, the broker can do more than the table says.",
+        "Others: what the rest of the machine took meanwhile; with more than a few percent the figures mean little.",
         "",
         *cost_table(scenarios, peers, results),
     ]
