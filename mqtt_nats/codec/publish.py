@@ -13,6 +13,9 @@ from mqtt_nats.codec.wire import PacketKind, Reader, put_packet_id, put_varint
 
 _PUBLISH = place(PacketKind.PUBLISH)
 _BLOCK = 16  # packets that one struct layout covers
+_FIRST = tuple(bytes((first,)) for first in range(0x100))
+_LENGTHS = 0x1000  # remaining lengths that are encoded beforehand: those of most messages, for 200 KB
+_LENGTH = tuple(put_varint(size) for size in range(_LENGTHS))
 
 
 @dataclass(slots=True)
@@ -84,11 +87,7 @@ def publish_head(flags_byte: int, key: bytes, body_len_after_key: int) -> bytes:
     `body_len_after_key` bytes together. `key` as in Publish. EncodeError above 268,435,455 bytes.
     """
     size = len(key) + body_len_after_key
-    if size < 0x80:
-        return bytes((flags_byte, size)) + key
-    if size < 0x4000:
-        return bytes((flags_byte, size & 0x7F | 0x80, size >> 7)) + key
-    return bytes((flags_byte,)) + put_varint(size) + key
+    return _FIRST[flags_byte] + (_LENGTH[size] if size < _LENGTHS else put_varint(size)) + key
 
 
 def encode_publish(

@@ -128,7 +128,7 @@ def test_varint_out_of_range() -> None:
     assert publish_head(0x30, K, MAX_REMAINING_LENGTH - 3) == b"\x30\xff\xff\xff\x7f" + K
 
 
-@pytest.mark.parametrize("size", [0, 1, 122, 123, 124, 125, 16378, 16379, 16380, 16381, 70000])
+@pytest.mark.parametrize("size", [0, 1, 122, 123, 124, 125, 4090, 4093, 16378, 16379, 16380, 16381, 70000])
 def test_publish_head(size: int) -> None:
     payload = bytes(size)
     assert publish_head(0x31, K, size) + payload == encode(Publish(0, True, False, K, 0, payload), 4)
