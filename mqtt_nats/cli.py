@@ -62,7 +62,7 @@ def default_text(value: Any) -> str:
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(__version__, prog_name="mqtt-nats")
+@click.version_option(__version__, prog_name="mqtt-nats", message="%(prog)s %(version)s")
 def command() -> None:
     """MQTT clients on NATS: a gateway that keeps every durable fact in JetStream."""
 

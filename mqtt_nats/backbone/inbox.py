@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gateway's one inbox: replies of JetStream are matched by the last token of their subject.
+
+A token is used once, so a late reply cannot be taken for the reply to something else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Callable
+
+from mqtt_nats.backbone.link import Link
+from mqtt_streams.api import NoResponders, Reply, RequestTimeout
+
+Waiter = Callable[[bytes, bytes], None]
+"""``waiter(headers, payload)``: called once for the reply."""
+
+NO_RESPONDERS = b"NATS/1.0 503"
+
+
+class Inbox:
+    """Replies to requests and to stores, over one subscription of a :class:`Link`.
+
+    Implements :class:`mqtt_streams.api.JetStream`.
+    """
+
+    def __init__(self, link: Link, api_prefix: str = "$JS.API") -> None:
+        self.link = link
+        self.api_prefix = api_prefix
+        self.prefix = b"_INBOX." + secrets.token_hex(11).encode() + b"."
+        self.waiters: dict[bytes, Waiter] = {}
+        self._literal: dict[str, asyncio.Future[Reply]] = {}
+        self._length = len(self.prefix)
+        self._count = 0
+        self._sid = link.subscribe_raw(self.prefix + b"*", self._arrived)
+
+    def renew(self) -> None:
+        """Subscribe again after a reconnect; must be the first frame on the new connection."""
+        self.link.renew(self._sid, self.prefix + b"*")
+
+    def token(self) -> bytes:
+        """A reply token never used before."""
+        self._count += 1
+        return b"%x" % self._count
+
+    def _arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        token = subject[self._length :]
+        waiter = self.waiters.pop(token, None)
+        if waiter is not None:
+            waiter(headers, payload)
+
+    def literal(self, subject: bytes, headers: bytes, payload: bytes) -> None:
+        """Deliver a reply that arrived on a reply subject of the caller's own choice."""
+        future = self._literal.get(subject.decode())
+        if future is not None and not future.done():
+            future.set_result(Reply(subject.decode(), headers, payload))
+
+    async def request(
+        self, subject: str, payload: bytes = b"", headers: bytes = b"", *, timeout: float = 5.0, reply: str = ""
+    ) -> Reply:
+        """Send a request and return its reply.
+
+        Raises:
+            NoResponders: nobody serves ``subject``.
+            RequestTimeout: no reply in ``timeout`` seconds, or the connection is down; the outcome is unknown.
+        """
+        link = self.link
+        if link.wire is None:
+            raise RequestTimeout(f"not connected to NATS: {subject}")
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        token = b""
+        if reply:
+            target = reply.encode()
+            self._literal[reply] = future
+        else:
+            token = self.token()
+            target = self.prefix + token
+
+            def arrived(headers: bytes, payload: bytes) -> None:
+                if not future.done():
+                    future.set_result(Reply("", headers, payload))
+
+            self.waiters[token] = arrived
+        link.out.append(frame(subject.encode(), target, headers, payload))
+        link.kick()
+        try:
+            async with asyncio.timeout(timeout):
+                answer = await future
+        except TimeoutError:
+            raise RequestTimeout(f"no reply in {timeout:g} s: {subject}") from None
+        finally:
+            if reply:
+                self._literal.pop(reply, None)
+            else:
+                self.waiters.pop(token, None)
+        if answer.headers.startswith(NO_RESPONDERS) and not answer.payload:
+            raise NoResponders(subject)
+        return answer
+
+    async def stream(self, subject: str, payload: bytes = b"", *, timeout: float = 5.0) -> AsyncGenerator[Reply, None]:
+        """Send a request and yield its replies until the caller stops.
+
+        Raises:
+            RequestTimeout: ``timeout`` seconds passed without a reply.
+        """
+        queue: asyncio.Queue[Reply] = asyncio.Queue()
+
+        def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+            queue.put_nowait(Reply(subject.decode(), headers, payload, reply.decode()))
+
+        # A subscription of its own: a pull consumer's messages arrive under their stream subject.
+        inbox = b"%bs%b" % (self.prefix[:-1], self.token())
+        sid = self.link.subscribe_raw(inbox, arrived)
+        self.link.out.append(frame(subject.encode(), inbox, b"", payload))
+        self.link.kick()
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(timeout):
+                        answer = await queue.get()
+                except TimeoutError:
+                    raise RequestTimeout(f"no reply in {timeout:g} s: {subject}") from None
+                if answer.headers.startswith(NO_RESPONDERS) and not answer.payload:
+                    raise NoResponders(subject)
+                yield answer
+        finally:
+            self.link.unsubscribe_raw(sid)
+
+    def post(self, subject: bytes, payload: bytes = b"", headers: bytes = b"") -> None:
+        """Send without waiting; the reply, where there is one, is dropped."""
+        self.link.out.append(frame(subject, self.prefix + b"-", headers, payload))
+        self.link.kick()
+
+
+def frame(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> bytes:
+    """A complete PUB or HPUB frame."""
+    if headers:
+        size = len(headers)
+        return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject, reply, size, size + len(payload), headers, payload)
+    return b"PUB %b %b %d\r\n%b\r\n" % (subject, reply, len(payload), payload)

@@ -1,0 +1,403 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One NATS connection whose message path is ours and whose everything else is nats-py's.
+
+nats-py connects, authenticates, negotiates TLS, discovers servers and reconnects. Once a
+connection is up, :class:`Link` takes over its transport: what arrives is parsed in bulk and
+handed to plain functions, what leaves is appended to one list that is written once per loop turn.
+nats-py's own commands (its subscriptions, pings) go through the same transport, in order.
+
+The class overrides private methods of :class:`nats.aio.client.Client`; the minor version is pinned
+in ``pyproject.toml`` and ``tests/backbone/test_link.py`` fails when one of them is renamed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from nats.aio.client import Client
+from nats.aio.errors import ErrStaleConnection
+from nats.aio.transport import TcpTransport
+from nats.errors import Error as NatsError
+from nats.errors import UnexpectedEOF
+
+log = logging.getLogger("mqtt_nats.nats")
+
+Handler = Callable[[bytes, bytes, bytes, bytes], None]
+"""``handler(subject, reply, headers, payload)``; ``reply`` and ``headers`` may be empty."""
+
+# Above this many bytes waiting in the socket the gateway stops reading from publishers.
+WRITE_HIGH_WATER = 4 * 1024 * 1024
+WRITE_LOW_WATER = 1024 * 1024
+
+
+class _Wire(asyncio.Protocol):
+    """The protocol that replaces nats-py's stream reader on the connected transport."""
+
+    def __init__(self, link: Link, transport: asyncio.Transport, former: asyncio.BaseProtocol) -> None:
+        self.link = link
+        self.transport = transport
+        self.former = former
+        self.closed: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        self._tail = b""
+        self._parts: list[bytes] = []
+        self._held = 0
+        self._need = 0
+
+    def data_received(self, data: bytes) -> None:
+        """Parse every complete protocol line and message of one read."""
+        if self._tail:
+            # A message larger than a read is collected, not joined again at each read.
+            self._parts.append(data)
+            self._held += len(data)
+            if self._held < self._need:
+                return
+            data = b"".join(self._parts)
+            self._parts = []
+            self._tail = b""
+        link = self.link
+        handlers = link.handlers
+        find = data.find
+        end = len(data)
+        pos = 0
+        need = 0
+        while pos < end:
+            eol = find(b"\r\n", pos)
+            if eol < 0:
+                break
+            first = data[pos]
+            if first == 77 or first == 72:  # M(SG), H(MSG)
+                args = data[pos:eol].split(b" ")
+                start = eol + 2
+                stop = start + int(args[-1])
+                if stop + 2 > end:
+                    need = stop + 2 - pos
+                    break
+                pos = stop + 2
+                if first == 77:
+                    headers = b""
+                    reply = args[3] if len(args) == 5 else b""
+                else:
+                    body = start + int(args[-2])
+                    headers = data[start:body]
+                    start = body
+                    reply = args[3] if len(args) == 6 else b""
+                handler = handlers.get(args[2])
+                if handler is None:
+                    link.foreign(int(args[2]), args[1], reply, headers, data[start:stop])
+                    continue
+                try:
+                    handler(args[1], reply, headers, data[start:stop])
+                except Exception:
+                    log.exception("a handler failed for a message on %r", args[1])
+            else:
+                link.control(data[pos:eol])
+                pos = eol + 2
+        if pos < end:
+            self._tail = data[pos:] if pos else data
+            self._parts = [self._tail]
+            self._held = end - pos
+            self._need = need
+
+    def pause_writing(self) -> None:
+        """Stop reading from publishers: NATS does not take what they send."""
+        self.link.writable = False
+        if self.link.on_writable is not None:
+            self.link.on_writable(False)
+
+    def resume_writing(self) -> None:
+        """Let publishers go on."""
+        self.link.writable = True
+        if self.link.on_writable is not None:
+            self.link.on_writable(True)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell nats-py, which reconnects."""
+        self.former.connection_lost(exc)
+        if self.link.wire is self:
+            self.link.wire = None
+        if not self.link.writable:
+            self.resume_writing()
+        if not self.closed.done():
+            self.closed.set_result(exc)
+
+
+class Link(Client):
+    """A NATS connection with a synchronous data path.
+
+    ``out`` is the list of frames to be sent at the end of this loop turn: callers append complete
+    protocol frames and call :meth:`kick` once. Frames appended while the connection is down are
+    dropped; whoever needs them delivered keeps them (see :mod:`mqtt_nats.backbone.store`).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.handlers: dict[bytes, Handler] = {}
+        self.out: list[bytes] = []
+        self.wire: _Wire | None = None
+        self.writable = True
+        self.online = False
+        self.on_writable: Callable[[bool], None] | None = None
+        self._scheduled = False
+        self._foreign: asyncio.Queue[tuple[int, bytes, bytes, bytes, bytes]] | None = None
+        self._foreign_task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._flush_waiters: list[asyncio.Future[bool]] = []
+
+    # -- the data path -----------------------------------------------------------------------
+
+    def kick(self) -> None:
+        """Have ``out`` written at the end of this loop turn."""
+        if not self._scheduled and self._loop is not None:
+            self._scheduled = True
+            self._loop.call_soon(self.write_out)
+
+    def write_out(self) -> None:
+        """Write what has been collected."""
+        self._scheduled = False
+        out = self.out
+        if out:
+            wire = self.wire
+            if wire is not None:
+                wire.transport.write(b"".join(out) if len(out) > 1 else out[0])
+            out.clear()
+
+    def subscribe_raw(self, subject: bytes, handler: Handler, queue: bytes = b"") -> bytes:
+        """Subscribe without a task or queue; returns the subscription id.
+
+        The caller subscribes again after a reconnect: nats-py does not know this subscription.
+        """
+        self._sid += 1
+        sid = b"%d" % self._sid
+        self.handlers[sid] = handler
+        self.out.append(b"SUB %b %b %b\r\n" % (subject, queue, sid) if queue else b"SUB %b %b\r\n" % (subject, sid))
+        self.kick()
+        return sid
+
+    def renew(self, sid: bytes, subject: bytes) -> None:
+        """Send the subscription ``sid`` again after a reconnect."""
+        self.out.append(b"SUB %b %b\r\n" % (subject, sid))
+        self.kick()
+
+    def unsubscribe_raw(self, sid: bytes) -> None:
+        """End a subscription made by :meth:`subscribe_raw`; its handler is not called any more."""
+        if self.handlers.pop(sid, None) is not None:
+            self.out.append(b"UNSUB %b\r\n" % sid)
+            self.kick()
+
+    async def fence(self, timeout: float = 5.0) -> None:
+        """Return when the server has handled everything sent so far (PING/PONG).
+
+        Calls of one loop turn share one PING.
+
+        Raises:
+            TimeoutError: the server did not answer, or the connection is down.
+        """
+        if self.wire is None:
+            raise TimeoutError("not connected to NATS")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[bool] = loop.create_future()
+        if not self._flush_waiters:
+            loop.call_soon(self._send_fence)
+        self._flush_waiters.append(future)
+        async with asyncio.timeout(timeout):
+            await future
+
+    def _send_fence(self) -> None:
+        waiters, self._flush_waiters = self._flush_waiters, []
+        shared: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def done(pong: asyncio.Future[bool]) -> None:
+            for waiter in waiters:
+                if waiter.done():
+                    continue
+                if pong.cancelled():
+                    waiter.cancel()
+                else:
+                    waiter.set_result(True)
+
+        shared.add_done_callback(done)
+        self._pongs.append(shared)
+        self.out.append(b"PING\r\n")
+        self.kick()
+
+    # -- what nats-py owns ---------------------------------------------------------------------
+
+    def control(self, line: bytes) -> None:
+        """Handle a protocol line that is not a message."""
+        if line == b"PING":
+            self.out.append(b"PONG\r\n")
+            self.kick()
+        elif line == b"PONG":
+            self._pings_outstanding = 0
+            if self._pongs:
+                future = self._pongs.pop(0)
+                self._pongs_received += 1
+                if not future.done():
+                    future.set_result(True)
+        elif line.startswith(b"INFO "):
+            info: dict[str, Any] = json.loads(line[5:])
+            self._server_info.update(info)
+            self._max_payload = info.get("max_payload", self._max_payload)
+            self._spawn(self._process_info(info))
+        elif line.startswith(b"-ERR"):
+            self._spawn(self._process_err(line[5:].decode("utf-8", "replace").strip().lower()))
+        elif not line.startswith(b"+OK"):
+            log.error("NATS sent a protocol line that is not known: %r", line[:100])
+            self._spawn(self._process_op_err(UnexpectedEOF()))
+
+    def foreign(self, sid: int, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        """Hand a message of one of nats-py's own subscriptions to nats-py, in order."""
+        if sid in self._subs and self._foreign is not None:
+            self._foreign.put_nowait((sid, subject, reply, headers, payload))
+
+    async def _pump_foreign(self, queue: asyncio.Queue[tuple[int, bytes, bytes, bytes, bytes]]) -> None:
+        while True:
+            sid, subject, reply, headers, payload = await queue.get()
+            await self._process_msg(sid, subject, reply, payload, headers or None)  # type: ignore[arg-type]
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._control_tasks.add(task)
+        task.add_done_callback(self._control_tasks.discard)
+
+    @property
+    def _control_tasks(self) -> set[asyncio.Future[Any]]:
+        tasks: set[asyncio.Future[Any]] = self.__dict__.setdefault("_tasks", set())
+        return tasks
+
+    async def _read_loop(self) -> None:
+        """Replace nats-py's reader on the transport that has just been connected."""
+        transport = self._transport
+        if not isinstance(transport, TcpTransport) or transport._io_writer is None or transport._io_reader is None:
+            raise NatsError("nats: a WebSocket transport cannot carry the data path; use nats:// or tls://")
+        self._loop = asyncio.get_running_loop()
+        raw: Any = transport._io_writer.transport
+        reader: Any = transport._io_reader
+        wire = _Wire(self, raw, raw.get_protocol())
+        self.out.clear()
+        raw.set_protocol(wire)
+        raw.set_write_buffer_limits(WRITE_HIGH_WATER, WRITE_LOW_WATER)
+        early = bytes(reader._buffer)
+        reader._buffer.clear()
+        self.wire = wire
+        self.writable = True
+        if self._foreign is None:
+            self._foreign = asyncio.Queue()
+            self._foreign_task = asyncio.create_task(self._pump_foreign(self._foreign), name="nats-py messages")
+        if early:
+            wire.data_received(early)
+        if not raw.is_reading():
+            raw.resume_reading()
+        if reader.at_eof() and not wire.closed.done():
+            wire.closed.set_result(None)
+        error = await asyncio.shield(wire.closed)
+        self._lose_wire()
+        await self._process_op_err(error if error is not None else UnexpectedEOF())
+
+    def _lose_wire(self) -> None:
+        self.wire = None
+        self.online = False
+        self.out.clear()
+        for future in self._pongs:
+            if not future.done():
+                future.cancel()
+        self._pongs.clear()
+
+    async def _process_err(self, err_msg: str) -> None:
+        """Log what the server refuses; a connection that it ends is reconnected, never given up."""
+        if "permissions violation" in err_msg or "invalid" in err_msg:
+            log.error("NATS refused a command: %s", err_msg)
+            await self._error_cb(NatsError(f"nats: {err_msg}"))
+            return
+        log.warning("NATS ends the connection: %s", err_msg)
+        await self._process_op_err(ErrStaleConnection() if "stale" in err_msg else NatsError(f"nats: {err_msg}"))
+
+    async def _process_op_err(self, e: Exception) -> None:
+        self._lose_wire()
+        await super()._process_op_err(e)
+
+    async def _send_command(self, cmd: bytes, priority: bool = False) -> None:
+        self.out.append(cmd)
+        self.kick()
+
+    async def _flush_pending(self, force_flush: bool = False) -> Any:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+    async def _flusher(self) -> None:
+        return
+
+    async def _send_ping(self, future: asyncio.Future[bool] | None = None) -> None:
+        if future is None:
+            future = asyncio.get_running_loop().create_future()
+        self._pongs.append(future)
+        self.out.append(b"PING\r\n")
+        self.kick()
+
+    async def flush(self, timeout: float = 10) -> None:
+        """Round trip to the server; see :meth:`fence`."""
+        await self.fence(timeout)
+
+    async def close(self) -> None:
+        """Write what is pending and end the connection for good."""
+        self.write_out()
+        if self._foreign_task is not None:
+            self._foreign_task.cancel()
+        await super().close()
+        self._lose_wire()
+
+
+async def open_link(
+    options: dict[str, Any],
+    *,
+    name: str,
+    no_echo: bool,
+    on_online: Callable[[], Awaitable[None]],
+    on_offline: Callable[[], Awaitable[None]],
+) -> Link:
+    """Connect a :class:`Link`; it reconnects for ever.
+
+    Args:
+        options: servers, credentials and TLS context as :meth:`nats.aio.client.Client.connect` takes them.
+        name: shown in the server's monitoring.
+        no_echo: what this connection publishes is not delivered to its own subscriptions.
+        on_online: awaited after each reconnect, before anything else is sent.
+        on_offline: awaited when the connection has been lost.
+
+    Raises:
+        OSError, nats.errors.Error, TimeoutError: the first attempt failed.
+    """
+    link = Link()
+
+    async def online() -> None:
+        await on_online()
+
+    async def offline() -> None:
+        await on_offline()
+
+    async def problem(error: Exception) -> None:
+        log.debug("nats: %r", error)
+
+    await link.connect(
+        **options,
+        name=name,
+        no_echo=no_echo,
+        allow_reconnect=False,
+        reconnect_time_wait=0.25,  # type: ignore[arg-type]  # nats-py sleeps this long; a float is fine
+        max_reconnect_attempts=-1,
+        ping_interval=10,
+        max_outstanding_pings=2,
+        connect_timeout=5,
+        error_cb=problem,
+        disconnected_cb=offline,
+        reconnected_cb=online,
+    )
+    # The first attempt reports its error; from now on the connection is kept up.
+    link.options["allow_reconnect"] = True
+    link.online = True
+    return link

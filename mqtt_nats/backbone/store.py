@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Publishes that JetStream must acknowledge, many in flight at a time.
+
+Each publish is an :class:`Op`. Its frame is kept until the PubAck has come, so that it can be sent
+again: after a reconnect, and when a stream has been without a leader. What is sent again is sent in
+the order of the first attempt, and before anything new. A store that JetStream refuses ends its own
+operation only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+
+import orjson
+
+from mqtt_nats.backbone.link import Link
+from mqtt_streams.api import ApiError
+
+# Beyond these the gateway stops reading from publishers until half has been acknowledged.
+MAX_PENDING = 32_768
+MAX_PENDING_BYTES = 128 * 1024 * 1024
+
+# A store unanswered for this long means that the stream has no leader (seconds).
+ACK_TIMEOUT = 5.0
+PROBE_FIRST = 0.25
+PROBE_MOST = 2.0
+
+# JetStream errors that pass: system unavailable, no cluster, no leader.
+TRANSIENT = frozenset((10008, 10009, 10076, 10118, 10158))
+
+
+class TooLarge(ValueError):
+    """The message with its headers does not fit into the server's ``max_payload``."""
+
+
+class Op:
+    """One stored publish; subclasses say what its end means."""
+
+    __slots__ = ("born", "frame")
+
+    frame: bytes
+    born: float
+    optional = False
+    """Nobody being there to answer is an answer: what was addressed is gone."""
+
+    def stored(self, ack: bytes) -> None:
+        """JetStream has stored the message; ``ack`` is its PubAck (JSON)."""
+        raise AssertionError("an operation without an end")
+
+    def failed(self, error: ApiError) -> None:
+        """JetStream has refused the message for good."""
+        raise AssertionError("an operation without an end")
+
+
+class Future(Op):
+    """A stored publish that somebody awaits."""
+
+    __slots__ = ("done",)
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def stored(self, ack: bytes) -> None:
+        """Give the stream sequence to whoever waits."""
+        if not self.done.done():
+            self.done.set_result(sequence(ack))
+
+    def failed(self, error: ApiError) -> None:
+        """Raise in whoever waits."""
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class Silent(Op):
+    """A stored publish whose end concerns nobody."""
+
+    __slots__ = ()
+
+    def stored(self, ack: bytes) -> None:
+        """Nothing depends on it."""
+
+    def failed(self, error: ApiError) -> None:
+        """Nothing depends on it."""
+
+
+def sequence(ack: bytes) -> int:
+    """The stream sequence that a PubAck names."""
+    start = ack.find(b'"seq":') + 6
+    end = start
+    size = len(ack)
+    while end < size and (48 <= ack[end] <= 57 or ack[end] == 32):
+        end += 1
+    return int(ack[start:end])
+
+
+class Store:
+    """The pending stores of one connection to NATS.
+
+    ``on_pressure(True)`` asks for no further publishes, ``on_pressure(False)`` allows them again.
+    """
+
+    def __init__(self, link: Link, on_pressure: Callable[[bool], None]) -> None:
+        self.link = link
+        self.on_pressure = on_pressure
+        self.prefix = b"_INBOX." + secrets.token_hex(11).encode() + b"."
+        self.pending: dict[bytes, Op] = {}
+        self.bytes = 0
+        self.now = 0.0
+        self.max_payload = link.max_payload
+        self.resent = 0
+        self._length = len(self.prefix)
+        self._count = 0
+        self._stalled = False
+        self._pressed = False
+        self._delay = PROBE_FIRST
+        self._probe: asyncio.TimerHandle | None = None
+        self._sid = link.subscribe_raw(self.prefix + b"*", self._arrived)
+
+    @property
+    def stalled(self) -> bool:
+        """True while nothing is sent: no connection, or a stream without a leader."""
+        return self._stalled
+
+    @property
+    def pressed(self) -> bool:
+        """True while too much is waiting for JetStream."""
+        return self._pressed
+
+    def put(self, target: bytes, headers: bytes, payload: bytes, op: Op) -> None:
+        """Store a message; ``target`` is ``b"HPUB <subject> "``.
+
+        Raises:
+            TooLarge: headers and payload exceed ``max_payload``; nothing has been sent.
+        """
+        size = len(headers)
+        total = size + len(payload)
+        if total > self.max_payload:
+            raise TooLarge(f"{total} bytes with headers, the nats-server takes {self.max_payload}")
+        self._count = count = self._count + 1
+        token = b"%x" % count
+        self._send(token, b"%b%b%b %d %d\r\n%b%b\r\n" % (target, self.prefix, token, size, total, headers, payload), op)
+
+    def call(self, subject: bytes, body: bytes, op: Op) -> None:
+        """Send a request that must be answered: a JetStream API call, or an acknowledgement to be confirmed."""
+        self._count = count = self._count + 1
+        token = b"%x" % count
+        self._send(token, b"PUB %b %b%b %d\r\n%b\r\n" % (subject, self.prefix, token, len(body), body), op)
+
+    def _send(self, token: bytes, data: bytes, op: Op) -> None:
+        op.frame = data
+        op.born = self.now
+        self.pending[token] = op
+        self.bytes += len(data)
+        if not self._stalled:
+            self.link.out.append(data)
+        if (self.bytes > MAX_PENDING_BYTES or len(self.pending) > MAX_PENDING) and not self._pressed:
+            self._pressed = True
+            self.on_pressure(True)
+
+    def _arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        token = subject[self._length :]
+        op = self.pending.get(token)
+        if op is None:
+            return
+        if headers or b'"error"' in payload:
+            error = _error(payload)
+            if error is None and op.optional:
+                self._end(token, op)
+                op.stored(b"")
+                return
+            if error is None or error.err_code in TRANSIENT:
+                self.stall()
+                return
+            self._end(token, op)
+            op.failed(error)
+        else:
+            self._end(token, op)
+            op.stored(payload)
+        if self._stalled and self.link.online:
+            self.go_on()
+
+    def _end(self, token: bytes, op: Op) -> None:
+        del self.pending[token]
+        self.bytes -= len(op.frame)
+        if self._pressed and self._light():
+            self._pressed = False
+            self.on_pressure(False)
+
+    def _light(self) -> bool:
+        return self.bytes < MAX_PENDING_BYTES // 2 and len(self.pending) < MAX_PENDING // 2
+
+    # -- no connection, no leader -------------------------------------------------------------
+
+    def offline(self) -> None:
+        """The connection is gone: keep what is pending, send nothing."""
+        self._stalled = True
+        self._cancel_probe()
+
+    def online(self) -> None:
+        """A new connection: the inbox first, then everything unacknowledged in order."""
+        self.max_payload = self.link.max_payload
+        self.link.renew(self._sid, self.prefix + b"*")
+        self.go_on()
+
+    def stall(self) -> None:
+        """A store failed for want of a leader: send nothing, then probe with the oldest."""
+        if not self._stalled:
+            self._stalled = True
+            self._delay = PROBE_FIRST
+        if self._probe is None:
+            self._probe = asyncio.get_running_loop().call_later(self._delay, self._send_probe)
+            self._delay = min(self._delay * 2, PROBE_MOST)
+
+    def _send_probe(self) -> None:
+        self._probe = None
+        if not self._stalled or not self.link.online:
+            return
+        if not self.pending:
+            self.go_on()
+            return
+        self.link.out.append(next(iter(self.pending.values())).frame)
+        self.link.kick()
+        # No answer at all is one more failed probe.
+        self._probe = asyncio.get_running_loop().call_later(PROBE_MOST, self._send_probe)
+
+    def go_on(self) -> None:
+        """Send everything unacknowledged again, in order, and accept new publishes."""
+        self._cancel_probe()
+        self._stalled = False
+        for op in self.pending.values():
+            op.born = self.now
+            self.link.out.append(op.frame)
+            self.resent += 1
+        self.link.kick()
+        if self._pressed and self._light():
+            self._pressed = False
+            self.on_pressure(False)
+
+    def _cancel_probe(self) -> None:
+        if self._probe is not None:
+            self._probe.cancel()
+            self._probe = None
+
+    def tick(self, now: float) -> None:
+        """Called about once a second with the loop's time."""
+        self.now = now
+        if self.pending and not self._stalled:
+            oldest = next(iter(self.pending.values()))
+            if now - oldest.born > ACK_TIMEOUT and oldest.born:
+                self.stall()
+
+
+def _error(payload: bytes) -> ApiError | None:
+    """The error of a PubAck; None when no JetStream server answered (status 503)."""
+    if not payload:
+        return None
+    try:
+        error = orjson.loads(payload)["error"]
+        return ApiError(int(error["code"]), int(error.get("err_code", 0)), str(error.get("description", "")))
+    except (ValueError, KeyError, TypeError):
+        return ApiError(500, 0, "PubAck that cannot be read")

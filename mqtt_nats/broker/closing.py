@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The end of a connection, and of a session."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from mqtt_nats.broker.operations import WillOp
+from mqtt_nats.broker.record import discard_session
+from mqtt_streams.qos2 import PREFIX as HELD_PREFIX
+from mqtt_streams.sessions import V5, Conflict, Draining, SessionRecord
+from mqtt_streams.timers import EXPIRY, FiredTimer, schedule_block, timer_subject
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.client import Client
+    from mqtt_nats.broker.context import Broker
+
+log = logging.getLogger("mqtt_nats.broker")
+
+
+def close_session(client: Client) -> None:
+    """Leave a session whose connection has ended: publish its will, end it or set its deadline."""
+    broker = client.broker
+    client.publish_will()
+    if client.taken or not client.epoch:
+        return
+    record = client.record
+    assert record is not None
+    assert record.v5 is not None
+    if not client.durable:
+        # A newer record under the subject has another sequence and is not touched.
+        broker.inbox.post(broker.delete_session, b'{"seq":%d,"no_erase":true}' % client.epoch)
+        if client.inbound.newest:
+            # Bounded by the sequence: a new session of the same client may be holding publishes already.
+            body = b'{"filter":"%b","seq":%d}' % (f"{HELD_PREFIX}{client.token}.*".encode(), client.inbound.newest + 1)
+            broker.inbox.post(broker.purge_held, body)
+    elif record.v5.expiry is not None:
+        headers = schedule_block(EXPIRY, client.hash, time.time() + record.v5.expiry, client.epoch)
+        subject = timer_subject(EXPIRY, client.hash)
+        broker.store.put(b"HPUB %b " % subject.encode(), headers, client.client_id.encode(), WillOp(subject))
+    broker.link.kick()
+
+
+async def expire(broker: Broker, timer: FiredTimer) -> None:
+    """A session's deadline has passed: end it, unless its record was written since the timer was set."""
+    found = await broker.sessions.load(timer.key)
+    if found is None or found[1] != timer.epoch:
+        return
+    record, sequence = found
+    log.info("the session of %r has expired", record.client_id)
+    # Claimed like any session, so that a client that connects at this moment either keeps it or gets a new one.
+    ended = SessionRecord(record.client_id, broker.identity, clean=True, v5=V5(kind="regular", expiry=0, q2=True))
+    assert ended.v5 is not None
+    ended.v5.draining = [
+        Draining(consumer.durable_name, consumer.filter_subject, 0, 0) for consumer in record.cons.values()
+    ]
+    reply = f"$MQTT.JSA.{broker.identity}.SP.{timer.key}.{broker.new_nuid()}"
+    sid = broker.link.subscribe_raw(reply.encode(), lambda s, _, h, p: broker.inbox.literal(s, h, p))
+    try:
+        sequence = await broker.sessions.save(ended, expected=sequence, reply=reply)
+    except Conflict:
+        return
+    finally:
+        broker.link.unsubscribe_raw(sid)
+    await discard_session(broker, record)
+    await broker.sessions.delete(sequence)

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every client of a gateway shares."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.backbone.link import Link
+from mqtt_nats.backbone.store import Store
+from mqtt_nats.broker.access import Authenticator
+from mqtt_nats.codec import Limits
+from mqtt_nats.connection.connection import Clock, Hold
+from mqtt_nats.outlet import Round
+from mqtt_nats.pubsub.fanout import Fanout
+from mqtt_nats.pubsub.table import Table
+from mqtt_streams.hashing import nuid
+from mqtt_streams.pubrel import PubrelStore
+from mqtt_streams.qos2 import Qos2Store
+from mqtt_streams.retained import RetainedStore
+from mqtt_streams.sessions import SessionStore
+from mqtt_streams.timers import TimerStore
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.client import Client
+    from mqtt_nats.config import Settings
+
+log = logging.getLogger("mqtt_nats.broker")
+
+
+class Broker:
+    """The parts that a gateway is made of; made once, when NATS is connected and the streams exist.
+
+    Args:
+        identity: the gateway's id, 8 characters, unique in the NATS account.
+        link: the connection for publishes, requests and ordinary subscriptions.
+        wild: the connection for filters that start with a wildcard.
+        spawn: runs a coroutine in the gateway's task group.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        identity: str,
+        domain: str,
+        link: Link,
+        wild: Link,
+        inbox: Inbox,
+        store: Store,
+        access: Authenticator,
+        spawn: asyncio.TaskGroup,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.settings = settings
+        self.identity = identity
+        self.domain = domain
+        self.link = link
+        self.wild = wild
+        self.inbox = inbox
+        self.store = store
+        self.access = access
+        self.clock = Clock(loop.time())
+        self.round = Round(loop.call_soon)
+        self.table = Table(settings.local_dispatch, settings.max_topic_levels)
+        self.fanout = Fanout(self.table, link, self.round)
+        self.sessions = SessionStore(inbox, domain)
+        self.retained = RetainedStore(inbox)
+        self.held = Qos2Store(inbox)
+        self.pubrels = PubrelStore(inbox)
+        self.timers = TimerStore(inbox)
+        self.limits = Limits(
+            max_packet_size=settings.max_packet_size,
+            connect_packet_size=settings.connect_packet_size,
+            max_topic_levels=settings.max_topic_levels,
+            max_filters=settings.max_subscriptions,
+            max_user_properties=64,
+        )
+        self.clients: dict[str, Client] = {}
+        """Connected clients by client id."""
+        self.connections: set[Client] = set()
+        """Everything with an open socket, also before CONNECT."""
+        self.closing = False
+        self.online = asyncio.Event()
+        """Set while NATS is connected."""
+        self.online.set()
+        self.lost_at = 0.0
+        """Unix time at which the connection to NATS was last lost."""
+        self.blocked = False
+        """NATS does not take as much as clients publish: publishers are not read from."""
+        self._blocked_clients: list[Client] = []
+        api = inbox.api_prefix
+        self.delete_session = f"{api}.STREAM.MSG.DELETE.$MQTT_sess".encode()
+        self.delete_retained = f"{api}.STREAM.MSG.DELETE.$MQTT_rmsgs".encode()
+        self.delete_held = f"{api}.STREAM.MSG.DELETE.$MQTT_qos2in".encode()
+        self.purge_held = f"{api}.STREAM.PURGE.$MQTT_qos2in".encode()
+        self._tasks = spawn
+        self._gateway48 = secrets.randbits(48)
+        self._own = b"%012x" % self._gateway48
+        self._counter = 0
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run ``work`` in the gateway's task group; its exceptions end only itself."""
+        return self._tasks.create_task(_guard(work), name=name)
+
+    def block(self, client: Client) -> None:
+        """Read nothing more from a client that publishes until NATS takes more."""
+        client.connection.hold(Hold.NATS)
+        self._blocked_clients.append(client)
+
+    def pressure(self, blocked: bool) -> None:
+        """NATS takes no more, or takes more again."""
+        self.blocked = blocked or not self.link.writable or self.store.pressed
+        if not self.blocked:
+            clients, self._blocked_clients = self._blocked_clients, []
+            for client in clients:
+                client.connection.release(Hold.NATS)
+
+    def is_own(self, headers: bytes) -> bool:
+        """Whether this gateway made the message."""
+        start = headers.find(b"\r\nNmqtt-Id:")
+        return start >= 0 and headers[start + 27 : start + 39] == self._own
+
+    def new_nuid(self) -> str:
+        """A unique token of 22 characters, as consumer names and deliver subjects have."""
+        return nuid(secrets.token_bytes(32))
+
+    def next_id(self) -> bytes:
+        """The 128-bit id of a message, 32 hex digits: time in microseconds, gateway, counter."""
+        self._counter = count = (self._counter + 1) & 0xFFFF
+        return b"%016x%012x%04x" % (time.time_ns() // 1000, self._gateway48, count)
+
+
+async def _guard(work: Coroutine[Any, Any, None]) -> None:
+    try:
+        await work
+    except asyncio.CancelledError:
+        raise
+    except Exception:
+        log.exception("a task of the gateway failed")

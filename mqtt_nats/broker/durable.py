@@ -1,0 +1,425 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A durable session's consumers, attached to the connection of its client.
+
+Attaching a consumer means to give it a deliver subject that was never used before: the server then sends
+again, in order and at once, what was delivered and not acknowledged, before anything new. It refuses while
+the former subject still has interest, so the former owner has to let go first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from mqtt_nats.backbone.link import Handler
+from mqtt_nats.broker.operations import ConfirmOp, PubrelOp
+from mqtt_nats.broker.record import save_record
+from mqtt_nats.broker.replay import Replay, start_replays
+from mqtt_nats.codec import MqttError, ReasonCode, publish_head
+from mqtt_nats.pubsub.fanout import publish_qos, publisher
+from mqtt_nats.session.durable import Delivery, DurableOutbound, Source
+from mqtt_nats.session.overlap import Overlap
+from mqtt_streams.consumers import (
+    ConsumerInfo,
+    ConsumerNotFound,
+    ConsumerRef,
+    DeliverSubjectBusy,
+    create_consumer,
+    delete_consumer,
+    parse_ack,
+    update_consumer,
+)
+from mqtt_streams.headers import get_int
+from mqtt_streams.messages import DELIVER_PREFIX
+from mqtt_streams.messages import PREFIX as STORED_PREFIX
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.pubrel import STREAM as OUT
+from mqtt_streams.pubrel import pubrel_block, pubrel_consumer, pubrel_subject
+from mqtt_streams.sessions import Conflict, Draining
+from mqtt_streams.subjects import starts_with_wildcard, subject_to_filter, visible_to_wildcard
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.client import Client
+
+log = logging.getLogger("mqtt_nats.broker")
+
+# Places in the window of PUBREL records: as many as there are packet identifiers.
+PUBREL_WINDOW: Final = 65535
+
+# The former owner of a consumer has this long to let go of it (seconds).
+LET_GO: Final = 10.0
+LET_GO_STEP: Final = 0.02
+
+# After this long without a redelivery, what is still missing is gone (seconds).
+COLLECT_PATIENCE: Final = 1.0
+
+# JetStream keeps at most max_ack_pending per consumer in flight; the sum of all is bounded only by the identifiers.
+WINDOW: Final = 32768
+
+# A consumer outlives its session's deadline by this long, should no gateway be there to delete it (seconds).
+BACKSTOP: Final = 86_400
+
+
+class Attachment:
+    """One consumer, attached."""
+
+    __slots__ = ("consumer", "gone", "key", "sid", "source")
+
+    def __init__(self, key: str, consumer: ConsumerRef, source: Source) -> None:
+        self.key = key
+        """Key of the consumer in the session record; empty for one that is draining."""
+        self.consumer = consumer
+        self.source = source
+        self.sid = b""
+        self.gone = (1, 0)
+        """Sequences among which are those that were in flight and may have been removed."""
+
+
+class DurableSide:
+    """The sender's side of one durable session: the ports of its state machine."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.machine = DurableOutbound(WINDOW, self)
+        self.machine.on_complete = self._completed
+        self.attachments: dict[str, Attachment] = {}
+        """By consumer name."""
+        self.overlap: Overlap[Attachment] = Overlap()
+        self.headerless = 0
+        """Stored messages without Nmqtt-Pub: acknowledged and counted."""
+        self._pubrel_sid = b""
+        self._progress = asyncio.Event()
+
+    # -- ports of the state machine -------------------------------------------------------------
+
+    def send(self, data: bytes) -> None:
+        """Send bytes to the client."""
+        self.client.outlet.write(data)
+
+    def publish(self, delivery: Delivery, dup: bool) -> None:
+        """Send the PUBLISH packet of a delivery."""
+        body: tuple[bytes, bytes, int] = delivery.body
+        key, payload, retain = body
+        identifier = delivery.id
+        flags = 0x30 | delivery.qos << 1 | (8 if dup else 0) | retain
+        self.client.outlet.write(
+            b"%b%c%c%b" % (publish_head(flags, key, len(payload) + 2), identifier >> 8, identifier & 0xFF, payload)
+        )
+
+    def ack(self, reply: bytes) -> None:
+        """Acknowledge a message to JetStream."""
+        link = self.client.broker.link
+        link.out.append(b"PUB %b 0\r\n\r\n" % reply)
+        link.kick()
+
+    def ack_confirmed(self, reply: bytes, identifier: int) -> None:
+        """Acknowledge a message and hear of it."""
+        broker = self.client.broker
+        broker.store.call(reply, b"", ConfirmOp(self.client, identifier))
+        broker.link.kick()
+
+    def store_pubrel(self, identifier: int, sequence: int) -> None:
+        """Store an owed PUBREL."""
+        broker = self.client.broker
+        target = b"HPUB %b " % pubrel_subject(self.client.hash).encode()
+        broker.store.put(target, pubrel_block(identifier, sequence), b"", PubrelOp(self.client, identifier))
+
+    # -- messages -------------------------------------------------------------------------------
+
+    def _arrival(self, attachment: Attachment) -> Handler:
+        """The handler of a consumer's deliver subject."""
+        client = self.client
+        machine = self.machine
+        table = client.broker.table
+        source = attachment.source
+        by_subject = table.by_subject
+        prefix = len(STORED_PREFIX)
+        wild = starts_with_wildcard(attachment.consumer.filter_subject[prefix:])
+
+        def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+            ack = parse_ack(reply)
+            if ack is None:
+                return
+            bare = subject[prefix:]
+            route = by_subject.get(bare) or table.route_of_subject(bare)
+            qos = publish_qos(headers)
+            if route is None or not qos:
+                self.headerless += 1
+                self.ack(reply)
+                return
+            sequence = ack.stream_seq
+            if source.end and (sequence > source.end or ack.delivered == 1):
+                self.ack(reply)
+                return
+            granted = source.granted(sequence)
+            if len(self.attachments) > 1 and not source.end:
+                owner, granted = self.overlap.owner(route.subject, sequence)
+                if owner is not attachment:
+                    source.last = max(source.last, sequence)
+                    source.pending = ack.pending
+                    source.again += ack.delivered > 1
+                    self.ack(reply)
+                    return
+            if wild and not visible_to_wildcard(route.subject):
+                source.again += ack.delivered > 1
+                self.ack(reply)
+                return
+            if client.no_local and publisher(headers) == client.no_local:
+                source.again += ack.delivered > 1
+                self.ack(reply)
+                return
+            machine.arrived(
+                source,
+                sequence,
+                ack.delivered,
+                ack.pending,
+                reply,
+                (route.key, payload, 0),
+                qos if qos < granted else granted,
+            )
+            if not machine.open or ack.delivered > 1:
+                self._progress.set()
+            client.broker.link.kick()
+
+        return arrived
+
+    def _pubrel_arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        identifier = get_int(headers, "Nmqtt-PubRel")
+        if identifier is None:
+            self.ack(reply)
+            return
+        self.machine.pubrel_delivered(identifier, get_int(headers, "Nmqtt-Seq") or 0, reply)
+
+    def _completed(self, delivery: Delivery) -> None:
+        source = delivery.source
+        if source.end and not self.machine.holds(source):
+            self.client.do(self._finish_draining(source))
+
+    # -- attaching ------------------------------------------------------------------------------
+
+    def point_anew(self) -> None:
+        """Name new deliver subjects in the record; it is written before the consumers are changed."""
+        record = self.client.record
+        assert record is not None
+        for key, consumer in record.cons.items():
+            record.cons[key] = replace(consumer, deliver_subject=DELIVER_PREFIX + self.client.broker.new_nuid())
+
+    def add(self, key: str, consumer: ConsumerRef, source: Source) -> Attachment:
+        """Subscribe a consumer's deliver subject; the consumer is created or updated afterwards."""
+        link = self.client.broker.link
+        known = self.attachments.get(consumer.durable_name)
+        if known is not None:
+            link.unsubscribe_raw(known.sid)
+            attachment = known
+            attachment.consumer = consumer
+        else:
+            attachment = Attachment(key, consumer, source)
+            self.attachments[consumer.durable_name] = attachment
+            self.machine.sources.append(source)
+            if not source.end:
+                self.overlap.add(consumer.filter_subject.removeprefix(STORED_PREFIX), attachment, source)
+        attachment.sid = link.subscribe_raw(consumer.deliver_subject.encode(), self._arrival(attachment))
+        return attachment
+
+    async def attach(self, attachment: Attachment) -> None:
+        """Point an existing consumer at this connection.
+
+        Raises:
+            MqttError: the former owner does not let go.
+        """
+        broker = self.client.broker
+        source = attachment.source
+        source.expected, source.again = None, 0
+        try:
+            info = await self._update(MESSAGES, attachment.consumer)
+        except ConsumerNotFound:
+            log.warning(
+                "client %r: consumer %s is gone; messages since it was removed are lost",
+                self.client.client_id,
+                attachment.consumer.durable_name,
+            )
+            attachment.consumer = replace(attachment.consumer, start_seq=None)
+            record = self.client.record
+            if record is not None and attachment.key in record.cons:
+                record.cons[attachment.key] = attachment.consumer
+            info = await create_consumer(broker.inbox, MESSAGES, attachment.consumer)
+        source.last = max(source.last, info.delivered_seq)
+        source.pending = info.num_pending
+        source.expected = info.num_ack_pending
+        attachment.gone = (info.ack_floor_seq + 1, info.delivered_seq)
+
+    async def _update(self, stream: str, consumer: ConsumerRef) -> ConsumerInfo:
+        broker = self.client.broker
+        deadline = asyncio.get_running_loop().time() + LET_GO
+        while True:
+            try:
+                return await update_consumer(broker.inbox, stream, consumer)
+            except DeliverSubjectBusy:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise MqttError(
+                        f"consumer {consumer.durable_name} is held by another connection", ReasonCode.SERVER_BUSY
+                    ) from None
+                await asyncio.sleep(LET_GO_STEP)
+
+    async def attach_pubrels(self) -> None:
+        """Make sure that the consumer of PUBREL records exists and delivers here."""
+        client = self.client
+        broker = client.broker
+        consumer = pubrel_consumer(client.hash, max_ack_pending=PUBREL_WINDOW, deliver_nuid=broker.new_nuid())
+        if self._pubrel_sid:
+            broker.link.unsubscribe_raw(self._pubrel_sid)
+        self._pubrel_sid = broker.link.subscribe_raw(consumer.deliver_subject.encode(), self._pubrel_arrived)
+        try:
+            await self._update(OUT, consumer)
+        except ConsumerNotFound:
+            await create_consumer(broker.inbox, OUT, consumer)
+
+    @property
+    def has_pubrels(self) -> bool:
+        """True once the consumer of PUBREL records is attached."""
+        return bool(self._pubrel_sid)
+
+    async def collect(self) -> None:
+        """Wait until every consumer has delivered again what was in flight, or what is missing is gone."""
+        machine = self.machine
+        while not machine.collected:
+            self._progress.clear()
+            try:
+                async with asyncio.timeout(COLLECT_PATIENCE):
+                    await self._progress.wait()
+            except TimeoutError:
+                break
+
+    def detach(self) -> None:
+        """Let go of every consumer: the next owner can have it at once."""
+        link = self.client.broker.link
+        for attachment in self.attachments.values():
+            link.unsubscribe_raw(attachment.sid)
+        if self._pubrel_sid:
+            link.unsubscribe_raw(self._pubrel_sid)
+        link.kick()
+
+    # -- ended subscriptions --------------------------------------------------------------------
+
+    def drain(self, key: str) -> Draining | None:
+        """End a subscription's source; returns what the record has to say while messages are in flight."""
+        record = self.client.record
+        assert record is not None
+        assert record.v5 is not None
+        consumer = record.cons.pop(key)
+        record.v5.start.pop(key, None)
+        record.v5.replay.pop(key, None)
+        attachment = self.attachments[consumer.durable_name]
+        self.overlap.remove(attachment)
+        inflight = self.machine.drain(attachment.source)
+        attachment.key = ""
+        draining = Draining(
+            consumer.durable_name,
+            consumer.filter_subject,
+            max((delivery.qos for delivery in inflight), default=0),
+            attachment.source.end,
+        )
+        record.v5.draining.append(draining)
+        return draining if inflight else None
+
+    async def remove(self, names: list[str]) -> None:
+        """Delete consumers whose messages are complete; the record forgets them at its next write."""
+        broker = self.client.broker
+        for name in names:
+            attachment = self.attachments.pop(name, None)
+            if attachment is not None:
+                broker.link.unsubscribe_raw(attachment.sid)
+                if attachment.source in self.machine.sources:
+                    self.machine.sources.remove(attachment.source)
+        await asyncio.gather(*(delete_consumer(broker.inbox, MESSAGES, name) for name in names))
+        record = self.client.record
+        if record is not None and record.v5 is not None:
+            record.v5.draining = [entry for entry in record.v5.draining if entry.name not in names]
+        self.machine.pump()
+
+    async def _finish_draining(self, source: Source) -> None:
+        names = [name for name, attachment in self.attachments.items() if attachment.source is source]
+        if names and not self.machine.holds(source):
+            await self.remove(names)
+            try:
+                await save_record(self.client, self.client.epoch)
+            except Conflict:
+                self.client.taken_over()
+
+
+async def resume(client: Client, side: DurableSide) -> None:
+    """Continue a durable session: owed PUBRELs, what was in flight, then what has come since."""
+    broker = client.broker
+    record = client.record
+    assert record is not None
+    assert record.v5 is not None
+    machine = side.machine
+    if record.v5.q2:
+        client.inbound.restore(await broker.held.held(client.token))
+    if 2 in record.subs.values() or any(entry.qos == 2 for entry in record.v5.draining) or record.pubrel:
+        for owed in await broker.pubrels.owed(client.hash):
+            machine.owe(owed.packet_id, owed.message_seq)
+        record.pubrel = None
+        await side.attach_pubrels()
+    attachments = []
+    for key, consumer in record.cons.items():
+        subject = key.removesuffix(" fwc")
+        qos = record.subs.get(subject if key == subject else f"{subject}.>", 0) or 1
+        source = Source(qos, record.v5.start.get(key, 0))
+        was = record.v5.was.get(key)
+        if was is not None:
+            source.was_qos, source.until = was
+        source.held = key in record.v5.replay
+        attachments.append(side.add(key, consumer, source))
+    for entry in record.v5.draining:
+        deliver = DELIVER_PREFIX + broker.new_nuid()
+        consumer = ConsumerRef(entry.name, deliver, entry.filter_subject, broker.settings.max_inflight)
+        if entry.qos:
+            attachments.append(side.add("", consumer, Source(entry.qos, 0, entry.end)))
+    for start in range(0, len(attachments), 32):
+        await asyncio.gather(*(side.attach(attachment) for attachment in attachments[start : start + 32]))
+    for subject, qos in record.subs.items():
+        client.join(subject_to_filter(subject), qos)
+    await client.fence()
+    await side.collect()
+    for attachment in attachments:
+        if attachment.source.missing:
+            machine.suspect(*attachment.gone)
+    done = [entry.name for entry in record.v5.draining if not entry.qos]
+    done += [a.consumer.durable_name for a in attachments if a.source.end and not machine.holds(a.source)]
+    if done:
+        await side.remove(done)
+    machine.start()
+    unfinished = []
+    for key, cursor in record.v5.replay.items():
+        if key in record.cons:
+            subject = key.removesuffix(" fwc")
+            first = subject if subject == key else f"{subject}.>"
+            unfinished.append(Replay(client, subject_to_filter(first), key, subject, record.subs.get(first, 1), cursor))
+    for replay in unfinished:
+        await replay.first_page()
+    start_replays(client, unfinished)
+    if machine.resent:
+        log.debug("client %r: %d messages sent again", client.client_id, machine.resent)
+
+
+async def reattach(client: Client, side: DurableSide) -> None:
+    """After the connection to NATS was lost: deliveries may have been missed, acknowledgements not have arrived."""
+    record = client.record
+    assert record is not None
+    side.point_anew()
+    try:
+        await save_record(client, client.epoch)
+    except Conflict:
+        client.taken_over()
+        return
+    if side.has_pubrels:
+        await side.attach_pubrels()
+    for attachment in list(side.attachments.values()):
+        consumer = record.cons.get(attachment.key)
+        if consumer is None:
+            consumer = replace(attachment.consumer, deliver_subject=DELIVER_PREFIX + client.broker.new_nuid())
+        side.add(attachment.key, consumer, attachment.source)
+        await side.attach(attachment)

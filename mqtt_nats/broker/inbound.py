@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""QoS 2 publishes of one client: held until PUBREL, then released once.
+
+The order on release is store, confirmation, deletion of the held record, PUBCOMP. A crash between any
+two of these steps leaves the held record; its release carries the id ``q2-<held sequence>``, by which
+the store recognises a repetition.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+from mqtt_nats.broker.operations import DeleteOp, HoldOp, Receipt, ReleaseOp, RetainedOp
+from mqtt_nats.codec import MqttError, ReasonCode
+from mqtt_nats.pubsub.message import Message
+from mqtt_nats.session.inbound import Action, InboundQos2
+from mqtt_streams.api import RequestTimeout
+from mqtt_streams.headers import get
+from mqtt_streams.qos2 import STREAM, Held, held_block, held_subject, release_id
+from mqtt_streams.stored import purge
+from mqtt_streams.subjects import wire_topic
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.client import Client
+    from mqtt_nats.pubsub.table import Route
+
+log = logging.getLogger("mqtt_nats.broker")
+
+# Held messages kept in memory per client; what is beyond is read back when it is released.
+KEEP_BYTES: Final = 1024 * 1024
+
+# A record held for longer than this may have been released before: half the stream's duplicate window.
+TRUSTED_SECONDS: Final = 60.0
+
+
+class HeldPublish:
+    """A QoS 2 publish between PUBLISH and PUBCOMP."""
+
+    __slots__ = ("id", "key", "message_id", "payload", "retain", "sequence", "since")
+
+    def __init__(self, identifier: int, key: bytes, payload: bytes | None, retain: bool, message_id: bytes) -> None:
+        self.id = identifier
+        self.key = key
+        self.payload = payload
+        """None when it has to be read back from the stream."""
+        self.retain = retain
+        self.message_id = message_id
+        self.sequence = 0
+        self.since = 0.0
+        """Unix time of the store by another connection; 0 = held by this one."""
+
+
+class Inbound:
+    """The receiver's side of a client's QoS 2 publishes."""
+
+    __slots__ = ("_client", "_kept", "_publishes", "machine", "newest")
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._kept = 0
+        self._publishes: dict[int, HeldPublish] = {}
+        self.machine = InboundQos2()
+        self.newest = 0
+        """Highest sequence of what this connection has held."""
+
+    def restore(self, records: list[Held]) -> None:
+        """Take over what an earlier connection of the session has held."""
+        for record in records:
+            topic = wire_topic(record.subject.encode())
+            if topic is None:
+                log.error("held publish %d of %r names no topic", record.seq, self._client.client_id)
+                continue
+            encoded = topic.encode()
+            key = len(encoded).to_bytes(2, "big") + encoded
+            held = HeldPublish(record.packet_id, key, None, record.retain, record.message_id.encode())
+            held.sequence = record.seq
+            held.since = record.time_ns / 1e9
+            self._publishes[held.id] = held
+            self.machine.stored(held.id)
+
+    def publish(self, key: bytes, route: Route, identifier: int, payload: bytes, retain: bool) -> None:
+        """A PUBLISH at QoS 2."""
+        client = self._client
+        match self.machine.publish(identifier):
+            case Action.HOLD:
+                keep = self._kept + len(payload) <= KEEP_BYTES
+                held = HeldPublish(identifier, key, payload, retain, client.broker.next_id())
+                self._publishes[identifier] = held
+                operation = HoldOp(client, held)
+                client.receipts.append(operation)
+                self.hold(operation, route, payload)
+                if keep:
+                    self._kept += len(payload)
+                else:
+                    held.payload = None
+            case Action.REPEAT:
+                receipt = Receipt(client, 5, identifier, 0)
+                client.receipts.append(receipt)
+                if client.receipts[0] is receipt:
+                    client.settle()
+            case _:
+                pass
+
+    def hold(self, operation: HoldOp, route: Route, payload: bytes) -> None:
+        """Store the publish until its PUBREL."""
+        client = self._client
+        held = operation.held
+        headers = held_block(
+            route.subject.encode(), 5 if held.retain else 4, client.epoch, held.message_id, client.sender_header
+        )
+        target = b"HPUB %b " % held_subject(client.token, held.id).encode()
+        client.broker.store.put(target, headers, payload, operation)
+
+    def held(self, held: HeldPublish, sequence: int) -> None:
+        """The publish is stored."""
+        held.sequence = sequence
+        self.newest = max(self.newest, sequence)
+        self.machine.stored(held.id)
+
+    def stray(self, operation: HoldOp) -> None:
+        """Something that is not this session's is held under the identifier: remove it and store again."""
+        client = self._client
+
+        async def replace() -> None:
+            broker = client.broker
+            held = operation.held
+            found = await broker.held.find(client.token, held.id)
+            if found is not None and found.message_id.encode() == held.message_id:
+                # Our own store, sent twice over a reconnect: its first PubAck was lost.
+                self.held(held, found.seq)
+                Receipt.stored(operation, b"")
+                return
+            if found is not None:
+                log.info("removing a stray held publish of %r (sequence %d)", client.client_id, found.seq)
+                await broker.held.delete(found.seq)
+            else:
+                await purge(broker.inbox, STREAM, held_subject(client.token, held.id))
+            if held.payload is None:
+                client.end(MqttError("a held publish has to be sent again", ReasonCode.UNSPECIFIED_ERROR))
+                return
+            self.hold(operation, broker.table.route(held.key), held.payload)
+            broker.link.kick()
+
+        client.do(replace())
+
+    # -- release --------------------------------------------------------------------------------
+
+    def pubrel(self, identifier: int) -> None:
+        """A PUBREL."""
+        client = self._client
+        match self.machine.pubrel(identifier):
+            case Action.FINISHED:
+                receipt = Receipt(client, 7, identifier, 0)
+                client.receipts.append(receipt)
+                if client.receipts[0] is receipt:
+                    client.settle()
+            case Action.RELEASE:
+                held = self._publishes[identifier]
+                receipt = Receipt(client, 7, identifier, 1)
+                client.receipts.append(receipt)
+                if held.payload is not None and not held.since:
+                    self._release(held, receipt)
+                else:
+                    client.do(self._reload(held, receipt))
+            case _:
+                pass
+
+    def _release(self, held: HeldPublish, receipt: Receipt) -> None:
+        client = self._client
+        broker = client.broker
+        payload = held.payload
+        assert payload is not None
+        route = broker.table.route(held.key)
+        release = release_id(held.sequence).encode()
+        headers = b"NATS/1.0\r\nNmqtt-Pub:2\r\nNats-Msg-Id:%b\r\nNmqtt-Id:%b\r\n%b\r\n" % (
+            release,
+            held.message_id,
+            client.sender_header,
+        )
+        operation = ReleaseOp(client, held, receipt, 2 if held.retain else 1)
+        if held.retain:
+            client.store_retained(route, payload, 2, RetainedOp(client, operation, not payload), release)
+        size = len(headers)
+        broker.link.out.append(b"%b%d %d\r\n%b%b\r\n" % (route.hpub, size, size + len(payload), headers, payload))
+        broker.store.put(route.msgs, headers, payload, operation)
+        broker.fanout.released(route, Message(route.key, payload, 2, client.client_id), release)
+
+    async def _reload(self, held: HeldPublish, receipt: Receipt) -> None:
+        """Release what this connection does not have in memory, unless it has been released before."""
+        broker = self._client.broker
+        try:
+            loaded = await broker.held.load(held.sequence)
+            if loaded is None:
+                self.deleted(held)
+                receipt.stored(b"")
+                return
+            record, held.payload = loaded
+            doubtful = held.since and time.time() - held.since > TRUSTED_SECONDS
+            if doubtful and await broker.held.was_released(record):
+                self.stored(held, receipt)
+                return
+        except RequestTimeout as error:
+            self._client.end(MqttError(str(error), ReasonCode.SERVER_BUSY))
+            return
+        if not held.message_id:
+            held.message_id = (get(record.headers, "Nmqtt-Id") or "").encode() or broker.next_id()
+        self._release(held, receipt)
+        broker.link.kick()
+        broker.round.start()
+
+    def stored(self, held: HeldPublish, receipt: Receipt) -> None:
+        """The release is stored: delete the held record."""
+        client = self._client
+        body = b'{"seq":%d,"no_erase":true}' % held.sequence
+        client.broker.store.call(client.broker.delete_held, body, DeleteOp(client, held, receipt))
+        client.broker.link.kick()
+
+    def deleted(self, held: HeldPublish) -> None:
+        """The held record is gone: the identifier is free."""
+        if self._publishes.get(held.id) is held:
+            del self._publishes[held.id]
+            self.machine.released(held.id)
+            if held.payload is not None and not held.since:
+                self._kept -= len(held.payload)

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CONNECT: authentication, claiming the session, taking over what it had.
+
+One owner per session in the whole cluster: whoever wrote the session's record last. The stream sequence
+of that write is the session's epoch. The write is conditional on the record that was read, and its
+acknowledgement is also what tells the former owner, here or in nats-server's own listener.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+import orjson
+
+from mqtt_nats.backbone.link import Handler
+from mqtt_nats.broker.access import Credentials
+from mqtt_nats.broker.durable import DurableSide, resume
+from mqtt_nats.broker.record import discard_session, save_record
+from mqtt_nats.codec import (
+    Connack,
+    Connect,
+    InvalidClientId,
+    MqttError,
+    NotAuthorized,
+    ReasonCode,
+    UnsupportedProtocolVersion,
+    check_topic_name,
+    connack_code,
+    encode,
+)
+from mqtt_nats.session.regular import RegularOutbound
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.hashing import name_hash, subject_token
+from mqtt_streams.headers import percent_encode
+from mqtt_streams.sessions import V5, Conflict, PoisonedRecord, SessionRecord
+from mqtt_streams.timers import EXPIRY
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.client import Client
+    from mqtt_nats.broker.context import Broker
+
+log = logging.getLogger("mqtt_nats.broker")
+
+# Conflicting claims of one session are settled in as many rounds as there are claimants.
+CLAIM_ROUNDS: Final = 20
+
+
+async def open_session(client: Client, connect: Connect) -> None:
+    """Answer a CONNECT packet."""
+    try:
+        present = await _open(client, connect)
+    except MqttError as error:
+        refuse(client, error)
+        return
+    except (RequestTimeout, NoResponders, ApiError, TimeoutError) as error:
+        log.warning("client %r cannot be served: %s", connect.client_id, error)
+        refuse(client, MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE))
+        return
+    client.outlet.write(encode(Connack(present, 0), 4))
+    if client.durable_side is not None and present:
+        client.outlet.flush()
+        await resume(client, client.durable_side)
+    client.opened()
+
+
+def refuse(client: Client, error: MqttError) -> None:
+    """Answer CONNECT with a return code and close [MQTT-3.2.2-4] (3.1.1)."""
+    client.outlet.write(encode(Connack(False, connack_code(error.reason)), 4))
+    client.end(error)
+
+
+async def _open(client: Client, connect: Connect) -> bool:
+    """Claim the session; returns whether it existed."""
+    broker = client.broker
+    settings = broker.settings
+    if connect.protocol_level == 5:
+        raise UnsupportedProtocolVersion("this gateway serves MQTT 3.1.1")
+    if broker.closing:
+        raise MqttError("the gateway is shutting down", ReasonCode.SERVER_SHUTTING_DOWN)
+    if not connect.client_id and not connect.clean_start:  # [MQTT-3.1.3-8]
+        raise InvalidClientId("an empty client id needs a clean session")
+    client_id = connect.client_id or f"auto-{broker.new_nuid()}"  # [MQTT-3.1.3-6]
+    await _authenticate(broker, connect, client_id, client.connection.peer)
+    if connect.will is not None:
+        check_topic_name(connect.will.topic, settings.max_topic_levels)
+        encoded = connect.will.topic.encode()
+        broker.table.route(len(encoded).to_bytes(2, "big") + encoded)
+    client.client_id = client_id
+    client.hash = name_hash(client_id)
+    client.token = subject_token(client_id)
+    client.connection.keepalive = connect.keepalive
+    client.durable = not connect.clean_start
+    if connect.bridge:
+        client.no_local = client_id
+    if settings.publish_client_id or connect.bridge:
+        client.sender_header = b"Nmqtt-Client:%b\r\n" % percent_encode(client_id).encode()
+    client.takeover_subject = f"$MQTT.JSA.*.SP.{client.hash}.*".encode()
+    client.takeover_sid = broker.link.subscribe_raw(client.takeover_subject, takeover_handler(client))
+    present = await _claim(client, connect)
+    client.will = connect.will
+    return present
+
+
+async def _authenticate(broker: Broker, connect: Connect, client_id: str, peer: str) -> None:
+    try:
+        verdict = await broker.access.authenticate(Credentials(client_id, connect.username, connect.password, peer))
+    except Exception as error:
+        log.exception("the authenticator failed: access denied")
+        raise NotAuthorized("the authenticator failed") from error
+    if verdict is not ReasonCode.SUCCESS:
+        raise MqttError("access denied", verdict)
+
+
+def takeover_handler(client: Client) -> Handler:
+    """The handler of the acknowledgements of writes to the client's session record, whoever makes them."""
+    broker = client.broker
+    own = broker.identity.encode()
+
+    def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        tokens = subject.split(b".")
+        if tokens[2] == own:
+            broker.inbox.literal(subject, headers, payload)
+            return
+        try:
+            ack = orjson.loads(payload)
+            if "error" in ack or ack.get("domain", "") != broker.domain:
+                return
+            sequence = int(ack["seq"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return
+        if client.epoch and sequence > client.epoch:
+            log.info("client %r: the session was taken over", client.client_id)
+            client.taken_over()
+
+    return arrived
+
+
+async def _claim(client: Client, connect: Connect) -> bool:
+    """Make the session this connection's; returns whether it continues an earlier one."""
+    broker = client.broker
+    expected = 0
+    known: SessionRecord | None = None
+    if client.durable:
+        known, expected = await _load(client, connect)
+    for _ in range(CLAIM_ROUNDS):
+        present = _prepare(client, known)
+        try:
+            await save_record(client, expected)
+        except Conflict:
+            known, expected = await _load(client, connect)
+            continue
+        former = broker.clients.get(client.client_id)
+        if former is not None and former is not client:
+            if former.epoch > client.epoch:
+                client.taken = True
+                raise MqttError("another connection has claimed the session", ReasonCode.SESSION_TAKEN_OVER)
+            former.taken_over()
+        broker.clients[client.client_id] = client
+        if known is not None and not present:
+            await discard_session(broker, known)
+        elif present and client.durable:
+            await broker.timers.cancel(EXPIRY, client.hash)
+        return present
+    raise MqttError("too many connections claim this session at once", ReasonCode.SERVER_BUSY)
+
+
+async def _load(client: Client, connect: Connect) -> tuple[SessionRecord | None, int]:
+    try:
+        found = await client.broker.sessions.load(client.hash, client.client_id)
+    except PoisonedRecord as error:
+        if "another client" in str(error):
+            raise InvalidClientId(f"the client id's hash belongs to another client: {error}") from None
+        if connect.clean_start:
+            log.warning("client %r: its clean start replaces a record that cannot be read: %s", client.client_id, error)
+            return SessionRecord(client.client_id), error.seq
+        log.error(
+            "client %r: its session record (sequence %d of $MQTT_sess) cannot be read: %s; "
+            "connect once with a clean session to discard it",
+            client.client_id,
+            error.seq,
+            error,
+        )
+        raise MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE) from None
+    return (None, 0) if found is None else found
+
+
+def _prepare(client: Client, known: SessionRecord | None) -> bool:
+    """Set the record to be written; returns whether it continues ``known``."""
+    settings = client.broker.settings
+    if not client.durable:
+        client.record = SessionRecord(client.client_id, clean=True, v5=V5(kind="regular", expiry=0))
+        client.regular_side = RegularOutbound(settings.max_inflight, settings.max_queued, client.outlet.write)
+        return False
+    continued = known is not None and not known.clean and (known.v5 is None or known.v5.kind == "durable")
+    if continued:
+        assert known is not None
+        client.record = known
+        if known.v5 is None:
+            known.v5 = V5(kind="durable", expiry=settings.session_expiry_interval, q2=True)
+        known.v5.expiry = settings.session_expiry_interval
+    else:
+        client.record = SessionRecord(client.client_id, v5=V5(kind="durable", expiry=settings.session_expiry_interval))
+    client.durable_side = DurableSide(client)
+    if continued:
+        client.durable_side.point_anew()
+    else:
+        client.durable_side.machine.open = True
+    return continued

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a client waits for: stores, and the acknowledgements that leave in the order of its packets.
+
+Each connection has one first-in-first-out queue of :class:`Receipt`; an acknowledgement that is due early
+waits for those before it [MQTT-4.6.0-2].
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from mqtt_nats.backbone.store import Op, sequence
+from mqtt_nats.codec import ack_bytes
+from mqtt_streams.api import ApiError
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.client import Client
+    from mqtt_nats.broker.inbound import HeldPublish
+
+log = logging.getLogger("mqtt_nats.broker")
+
+MSG_NOT_FOUND: Final = frozenset((10037, 10057, 10043))
+"""JetStream's answers to deleting what is not there."""
+
+TOO_MANY_PER_SUBJECT: Final = 10077
+
+
+class Receipt(Op):
+    """A PUBACK, PUBREC or PUBCOMP to come, due when ``left`` stores are acknowledged."""
+
+    __slots__ = ("client", "id", "kind", "left")
+
+    def __init__(self, client: Client, kind: int, identifier: int, left: int) -> None:
+        self.client = client
+        self.kind = kind
+        self.id = identifier
+        self.left = left
+
+    def stored(self, ack: bytes) -> None:
+        """One of the stores is done."""
+        self.left -= 1
+        if not self.left:
+            receipts = self.client.receipts
+            if receipts and receipts[0] is self:
+                self.client.settle()
+
+    def failed(self, error: ApiError) -> None:
+        """JetStream refuses: no acknowledgement, and the client has to know."""
+        self.client.refused(error)
+
+    def packet(self) -> bytes:
+        """The acknowledgement."""
+        return ack_bytes(self.kind, self.id)
+
+
+class RetainedOp(Op):
+    """The store of a retained message, part of ``parent`` (or of nothing that anybody waits for)."""
+
+    __slots__ = ("client", "parent", "tombstone")
+
+    def __init__(self, client: Client, parent: Op | None, tombstone: bool) -> None:
+        self.client = client
+        self.parent = parent
+        self.tombstone = tombstone
+
+    def stored(self, ack: bytes) -> None:
+        """Remove our own tombstone: nobody else does."""
+        if self.tombstone:
+            body = b'{"seq":%d,"no_erase":true}' % sequence(ack)
+            broker = self.client.broker
+            broker.inbox.post(broker.delete_retained, body)
+        if self.parent is not None:
+            self.parent.stored(ack)
+
+    def failed(self, error: ApiError) -> None:
+        """The publish as a whole has failed."""
+        if self.parent is not None:
+            self.parent.failed(error)
+        else:
+            log.warning("a retained message was not stored: %s", error)
+
+
+class HoldOp(Receipt):
+    """The store of a QoS 2 publish until its PUBREL; the receipt is its PUBREC."""
+
+    __slots__ = ("held",)
+
+    def __init__(self, client: Client, held: HeldPublish) -> None:
+        super().__init__(client, 5, held.id, 1)
+        self.held = held
+
+    def stored(self, ack: bytes) -> None:
+        """The publish is held."""
+        self.client.inbound.held(self.held, sequence(ack))
+        super().stored(ack)
+
+    def failed(self, error: ApiError) -> None:
+        """Something is held under this identifier that this session does not know, or JetStream refuses."""
+        if error.err_code == TOO_MANY_PER_SUBJECT:
+            self.client.inbound.stray(self)
+        else:
+            self.client.refused(error)
+
+
+class ReleaseOp(Op):
+    """The stores of a released QoS 2 publish; then the held record is deleted."""
+
+    __slots__ = ("client", "held", "left", "receipt")
+
+    def __init__(self, client: Client, held: HeldPublish, receipt: Receipt, left: int) -> None:
+        self.client = client
+        self.held = held
+        self.receipt = receipt
+        self.left = left
+
+    def stored(self, ack: bytes) -> None:
+        """Stored under its release id: now the held record may go."""
+        self.left -= 1
+        if not self.left:
+            self.client.inbound.stored(self.held, self.receipt)
+
+    def failed(self, error: ApiError) -> None:
+        """The record stays; the client releases it again after it has reconnected."""
+        self.client.refused(error)
+
+
+class DeleteOp(Op):
+    """The deletion of a held record; then PUBCOMP."""
+
+    __slots__ = ("client", "held", "receipt")
+
+    def __init__(self, client: Client, held: HeldPublish, receipt: Receipt) -> None:
+        self.client = client
+        self.held = held
+        self.receipt = receipt
+
+    def stored(self, ack: bytes) -> None:
+        """The identifier is free."""
+        self.client.inbound.deleted(self.held)
+        self.receipt.stored(ack)
+
+    def failed(self, error: ApiError) -> None:
+        """What is gone is gone."""
+        if error.code == 404 or error.err_code in MSG_NOT_FOUND:
+            self.stored(b"")
+        else:
+            self.client.refused(error)
+
+
+class PubrelOp(Op):
+    """The store of an owed PUBREL."""
+
+    __slots__ = ("client", "id")
+
+    def __init__(self, client: Client, identifier: int) -> None:
+        self.client = client
+        self.id = identifier
+
+    def stored(self, ack: bytes) -> None:
+        """PUBREL may be sent."""
+        if self.client.durable_side is not None:
+            self.client.durable_side.machine.pubrel_stored(self.id)
+
+    def failed(self, error: ApiError) -> None:
+        """Without the record no PUBREL: the client sends PUBREC again after it has reconnected."""
+        self.client.refused(error)
+
+
+class ConfirmOp(Op):
+    """An acknowledgement that JetStream confirms."""
+
+    __slots__ = ("client", "id")
+
+    optional = True
+
+    def __init__(self, client: Client, identifier: int) -> None:
+        self.client = client
+        self.id = identifier
+
+    def stored(self, ack: bytes) -> None:
+        """JetStream has forgotten the message."""
+        if self.client.durable_side is not None:
+            self.client.durable_side.machine.confirmed(self.id)
+
+    def failed(self, error: ApiError) -> None:
+        """The consumer is gone, and the message with it."""
+        self.stored(b"")
+
+
+class WillOp(Op):
+    """The store of a will; nobody waits for it, but a refusal is logged."""
+
+    __slots__ = ("topic",)
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+
+    def stored(self, ack: bytes) -> None:
+        """Published."""
+
+    def failed(self, error: ApiError) -> None:
+        """Nobody is left to be told but the operator."""
+        log.error("the will on %r was not stored: %s", self.topic, error)

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The session record: writing it, and removing what it names."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from mqtt_streams.api import RequestTimeout
+from mqtt_streams.consumers import delete_consumer
+from mqtt_streams.hashing import name_hash, subject_token
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.pubrel import CONSUMER_PREFIX
+from mqtt_streams.pubrel import STREAM as OUT
+from mqtt_streams.sessions import SessionRecord
+from mqtt_streams.timers import EXPIRY
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.client import Client
+    from mqtt_nats.broker.context import Broker
+
+
+async def save_record(client: Client, expected: int) -> int:
+    """Write the session record; returns its sequence.
+
+    A write whose outcome is unknown is read back: the record's nonce tells whether it is ours.
+
+    Raises:
+        Conflict: somebody else wrote it.
+        RequestTimeout, NoResponders: JetStream does not answer.
+    """
+    broker = client.broker
+    record = client.record
+    assert record is not None
+    assert record.v5 is not None
+    record.origin = broker.identity
+    record.v5.owner = broker.identity
+    record.v5.nonce = broker.new_nuid()
+    reply = f"$MQTT.JSA.{broker.identity}.SP.{client.hash}.{record.v5.nonce}"
+    try:
+        sequence = await broker.sessions.save(record, expected=expected, reply=reply)
+    except RequestTimeout:
+        found = await broker.sessions.load(client.hash, client.client_id)
+        if found is None or found[0].v5 is None or found[0].v5.nonce != record.v5.nonce:
+            raise
+        sequence = found[1]
+    client.epoch = sequence
+    return sequence
+
+
+async def discard_session(broker: Broker, known: SessionRecord) -> None:
+    """Remove what a session that is not continued has left, other than its record [MQTT-3.1.2-6]."""
+    client_hash = name_hash(known.client_id)
+    names = [consumer.durable_name for consumer in known.cons.values()]
+    if known.v5 is not None:
+        names += [draining.name for draining in known.v5.draining]
+    await asyncio.gather(*(delete_consumer(broker.inbox, MESSAGES, name) for name in names))
+    if known.v5 is None or known.v5.q2:
+        await broker.held.purge(subject_token(known.client_id))
+    if not known.clean:
+        await broker.pubrels.purge(client_hash)
+        await delete_consumer(broker.inbox, OUT, CONSUMER_PREFIX + client_hash)
+        await broker.timers.cancel(EXPIRY, client_hash)

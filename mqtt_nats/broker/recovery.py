@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""After the connection to NATS was lost: subscriptions, ownership, and what was missed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from mqtt_nats.backbone.link import Link
+from mqtt_nats.broker.durable import reattach
+from mqtt_nats.broker.gap import repair
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.sessions import PoisonedRecord
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.client import Client
+    from mqtt_nats.broker.context import Broker
+
+log = logging.getLogger("mqtt_nats.broker")
+
+# Sessions looked after at the same time.
+AT_ONCE: Final = 64
+
+
+async def recover(broker: Broker, link: Link) -> None:
+    """Bring everything back: takeover signals first, then what clients have subscribed, then durable sessions."""
+    clients = list(broker.clients.values())
+    for client in clients:
+        link.renew(client.takeover_sid, client.takeover_subject)
+    broker.table.renew(link)
+    try:
+        await link.fence()
+    except TimeoutError:
+        return  # lost again: the next connection starts over
+    broker.online.set()
+    gap_from = broker.lost_at
+    limit = asyncio.Semaphore(AT_ONCE)
+
+    async def check(client: Client) -> None:
+        async with limit:
+            await _check(client)
+
+    for client in clients:
+        if client.alive:
+            client.do(check(client))
+    await repair(broker, gap_from)
+
+
+async def _check(client: Client) -> None:
+    """Continue a session, unless it was claimed by somebody else meanwhile."""
+    broker = client.broker
+    try:
+        found = await broker.sessions.load(client.hash, client.client_id)
+    except (ApiError, NoResponders, RequestTimeout, PoisonedRecord) as error:
+        log.warning("client %r: its session cannot be read: %s", client.client_id, error)
+        client.close()
+        return
+    if found is None or found[1] != client.epoch:
+        log.info("client %r: the session has moved while NATS was away", client.client_id)
+        client.taken_over()
+    elif client.durable_side is not None:
+        await reattach(client, client.durable_side)

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SUBSCRIBE and UNSUBSCRIBE.
+
+SUBACK leaves when the subscription is live: the session record written (durable sessions), the consumers
+created, the NATS subscriptions confirmed by the server. Retained messages follow it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from mqtt_nats.broker.durable import BACKSTOP, Attachment
+from mqtt_nats.broker.record import save_record
+from mqtt_nats.broker.replay import Replay, prepare, start_replays
+from mqtt_nats.codec import (
+    MqttError,
+    Suback,
+    Subscribe,
+    Unsuback,
+    Unsubscribe,
+    encode,
+    validate_topic_filter,
+)
+from mqtt_nats.session.durable import Source
+from mqtt_streams.api import ApiError, call
+from mqtt_streams.consumers import create_consumer
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.messages import subscription_consumer
+from mqtt_streams.sessions import Conflict, SubscriptionOptions, second_sid
+from mqtt_streams.subjects import filter_to_subjects
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.client import Client
+
+log = logging.getLogger("mqtt_nats.broker")
+
+FAILURE: Final = 0x80
+
+
+async def subscribe(client: Client, packet: Subscribe) -> None:
+    """Answer a SUBSCRIBE packet."""
+    codes: list[int] = []
+    wanted: dict[str, tuple[int, tuple[str, ...]]] = {}
+    for entry in packet.filters:
+        subjects = _subjects(client, entry.topic_filter)
+        if subjects is None or not _room(client, entry.topic_filter, wanted):
+            codes.append(FAILURE)
+            continue
+        codes.append(entry.qos)
+        # The last of several equal filters in one packet counts [MQTT-3.8.4-3].
+        wanted[entry.topic_filter] = (entry.qos, subjects)
+    try:
+        if client.durable_side is not None and wanted:
+            await _subscribe_durable(client, wanted)
+        for topic_filter, (qos, _) in wanted.items():
+            client.join(topic_filter, qos)
+        if wanted:
+            await client.fence()
+        # Read before SUBACK leaves: a newer message can then only come after these.
+        replays = [
+            Replay(client, topic_filter, subject if index == 0 else second_sid(subject), subject, qos)
+            for topic_filter, (qos, subjects) in wanted.items()
+            for index, subject in enumerate(subjects)
+        ]
+        if len(replays) == 1:
+            await replays[0].first_page()
+        else:
+            await asyncio.gather(*(replay.first_page() for replay in replays))
+        await prepare(client, replays)
+    except Conflict:
+        client.taken_over()
+        return
+    except ApiError as error:
+        log.warning("client %r: subscribing failed: %s", client.client_id, error)
+        for topic_filter in wanted:
+            client.broker.table.unsubscribe(client, topic_filter)
+        codes = [FAILURE] * len(codes)
+        replays = []
+    client.outlet.write(encode(Suback(packet.packet_id, tuple(codes)), client.version))
+    start_replays(client, replays)
+
+
+def _subjects(client: Client, topic_filter: str) -> tuple[str, ...] | None:
+    """The NATS subjects of a filter; None when it may not be subscribed."""
+    if topic_filter.startswith("$share/"):
+        return None
+    try:
+        validate_topic_filter(topic_filter, client.broker.settings.max_topic_levels)
+        return filter_to_subjects(topic_filter)
+    except (MqttError, ValueError) as error:
+        log.info("client %r may not subscribe %r: %s", client.client_id, topic_filter, error)
+        return None
+
+
+def _room(client: Client, topic_filter: str, wanted: dict[str, tuple[int, tuple[str, ...]]]) -> bool:
+    present = {found.text for found in client.filters}
+    if topic_filter in present or topic_filter in wanted:
+        return True
+    return len(present) + len(wanted) < client.broker.settings.max_subscriptions
+
+
+async def _subscribe_durable(client: Client, wanted: dict[str, tuple[int, tuple[str, ...]]]) -> None:
+    """Write the record, then make the consumers what it says.
+
+    Raises:
+        Conflict: the session belongs to somebody else.
+        ApiError: JetStream does not create a consumer.
+    """
+    broker = client.broker
+    side = client.durable_side
+    record = client.record
+    assert side is not None
+    assert record is not None
+    assert record.v5 is not None
+    created: list[Attachment] = []
+    start = 0
+    gone: list[str] = []
+    if any(qos == 2 for qos, _ in wanted.values()) and not side.has_pubrels:
+        await side.attach_pubrels()
+    for topic_filter, (qos, subjects) in wanted.items():
+        for index, subject in enumerate(subjects):
+            key = subject if index == 0 else second_sid(subject)
+            known = record.cons.get(key)
+            if known is not None and qos:
+                source = side.attachments[known.durable_name].source
+                if source.qos != qos:
+                    source.was_qos, source.until, source.qos = source.qos, source.last, qos
+                    record.v5.was[key] = (source.was_qos, source.until)
+            elif known is not None:
+                if side.drain(key) is None:
+                    gone.append(known.durable_name)
+            elif qos:
+                if not start:
+                    state = (await call(broker.inbox, f"STREAM.INFO.{MESSAGES}"))["state"]
+                    start = int(state["last_seq"]) + 1
+                record.cons[key] = consumer = subscription_consumer(
+                    client.hash,
+                    subject,
+                    name_nuid=broker.new_nuid(),
+                    deliver_nuid=broker.new_nuid(),
+                    max_ack_pending=broker.settings.max_inflight,
+                    start_seq=start,
+                    inactive_threshold=_backstop(record.v5.expiry),
+                )
+                record.v5.start[key] = start
+                source = Source(qos, start)
+                source.held = True
+                source.expected = 0
+                created.append(side.add(key, consumer, source))
+        record.subs[subjects[0]] = qos
+        record.v5.options[subjects[0]] = SubscriptionOptions(topic_filter)
+    await save_record(client, client.epoch)
+    if gone:
+        await side.remove(gone)
+    await asyncio.gather(*(create_consumer(broker.inbox, MESSAGES, attachment.consumer) for attachment in created))
+
+
+def _backstop(expiry: int | None) -> int:
+    """Nanoseconds without interest after which the server removes a consumer that nobody deleted."""
+    return 0 if expiry is None else (expiry + BACKSTOP) * 1_000_000_000
+
+
+async def unsubscribe(client: Client, packet: Unsubscribe) -> None:
+    """Answer an UNSUBSCRIBE packet; messages in flight are completed [MQTT-3.10.4-3]."""
+    side = client.durable_side
+    changed = False
+    gone: list[str] = []
+    codes: list[int] = []
+    for topic_filter in packet.filters:
+        found = client.broker.table.filters.get(topic_filter)
+        present = client.broker.table.unsubscribe(client, topic_filter)
+        codes.append(0 if present else 0x11)
+        if not present:
+            continue
+        if client.gates and found is not None:
+            client.gates.pop(found, None)
+        if side is None:
+            continue
+        record = client.record
+        assert record is not None
+        assert record.v5 is not None
+        subjects = filter_to_subjects(topic_filter)
+        record.subs.pop(subjects[0], None)
+        record.v5.options.pop(subjects[0], None)
+        changed = True
+        for index, subject in enumerate(subjects):
+            key = subject if index == 0 else second_sid(subject)
+            if key in record.cons:
+                name = record.cons[key].durable_name
+                if side.drain(key) is None:
+                    gone.append(name)
+    if changed and side is not None:
+        try:
+            await save_record(client, client.epoch)
+        except Conflict:
+            client.taken_over()
+            return
+        await side.remove(gone)
+    client.outlet.write(encode(Unsuback(packet.packet_id, tuple(codes)), client.version))

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One client's connection: bytes to packets, CONNECT deadline, keepalive, back-pressure."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from enum import IntFlag
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from mqtt_nats.codec import Decoder, Limits, MqttError, Packet, ReasonCode
+from mqtt_nats.outlet import Outlet, Round
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = logging.getLogger("mqtt_nats.connection")
+
+# A client that does not read may hold this much in its socket's buffer before its messages wait outside.
+WRITE_HIGH_WATER = 256 * 1024
+WRITE_LOW_WATER = 64 * 1024
+
+
+class Hold(IntFlag):
+    """Why nothing is read from a client."""
+
+    HANDSHAKE = 1
+    """Its CONNECT is being answered."""
+    WINDOW = 2
+    """Too much of what it sent is not stored yet."""
+    NATS = 4
+    """NATS takes nothing."""
+    OUTBOUND = 8
+    """It does not read what it asked for."""
+
+
+class Handler(Protocol):
+    """What a connection reports to."""
+
+    def packets(self, packets: list[Packet]) -> None:
+        """Handle the packets of one read, in order. May raise MqttError: the connection ends with it."""
+
+    def broken(self, error: MqttError) -> None:
+        """The client violated the protocol; the connection must be ended."""
+
+    def lost(self) -> None:
+        """The socket is closed. Called once, last."""
+
+
+class Connection(asyncio.Protocol):
+    """A client's socket. All times are the event loop's, in seconds."""
+
+    __slots__ = (
+        "_clock",
+        "_holds",
+        "_made",
+        "alive",
+        "decoder",
+        "handler",
+        "keepalive",
+        "opened",
+        "outlet",
+        "transport",
+    )
+
+    def __init__(
+        self,
+        limits: Limits,
+        round_: Round,
+        outbound_limit: int,
+        clock: Clock,
+        made: Callable[[Connection], Handler | None],
+    ) -> None:
+        self.decoder = Decoder(limits)
+        self.outlet = Outlet(round_, outbound_limit)
+        self.transport: asyncio.Transport | None = None
+        self.handler: Handler | None = None
+        self.keepalive = 0.0
+        """The client must send something within 1.5 times this [MQTT-3.1.2-24]; 0 = for ever."""
+        self.opened = self.alive = clock.now
+        self._clock = clock
+        self._made = made
+        self._holds = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has connected."""
+        self.transport = transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        transport.set_write_buffer_limits(WRITE_HIGH_WATER, WRITE_LOW_WATER)
+        self.outlet.send = transport.write
+        self.handler = self._made(self)
+        if self.handler is None:
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse a read and hand its packets on."""
+        handler = self.handler
+        if handler is None:
+            return
+        self.alive = self._clock.now
+        decoder = self.decoder
+        try:
+            packets = decoder.feed(data)
+            if packets:
+                handler.packets(packets)
+        except MqttError as error:
+            handler.broken(error)
+            return
+        except Exception:
+            log.exception("a client's packet could not be handled")
+            handler.broken(MqttError("internal error", ReasonCode.UNSPECIFIED_ERROR))
+            return
+        if decoder.error is not None:
+            handler.broken(decoder.error)
+
+    def eof_received(self) -> bool:
+        """A half-closed connection is of no use: close it."""
+        return False
+
+    def pause_writing(self) -> None:
+        """The client does not read."""
+        self.outlet.clog()
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        self.outlet.unclog()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is closed."""
+        self.outlet.shut()
+        handler, self.handler = self.handler, None
+        if handler is not None:
+            handler.lost()
+        self.transport = None
+
+    def hold(self, why: Hold) -> None:
+        """Read nothing more until :meth:`release` is called for every reason to hold."""
+        if not self._holds and self.transport is not None and not self.transport.is_closing():
+            self.transport.pause_reading()
+        self._holds |= why
+
+    def release(self, why: Hold) -> None:
+        """Remove one reason not to read."""
+        if not self._holds & why:
+            return
+        self._holds &= ~why
+        if not self._holds and self.transport is not None and not self.transport.is_closing():
+            self.alive = self._clock.now
+            self.transport.resume_reading()
+
+    @property
+    def held(self) -> bool:
+        """True while nothing is read: the client cannot be blamed for its silence."""
+        return bool(self._holds)
+
+    def expired(self, now: float, connect_timeout: float) -> bool:
+        """True when the client has been silent for too long."""
+        if self._holds:
+            return False
+        if not self.decoder.version:
+            return now - self.opened > connect_timeout
+        return self.keepalive > 0 and now - self.alive > self.keepalive * 1.5
+
+    def close(self) -> None:
+        """Write what is pending and close; a client that does not read is cut off."""
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        if self.outlet.clogged:
+            transport.abort()
+            return
+        self.outlet.flush()
+        transport.close()
+
+    def abort(self) -> None:
+        """Close at once; what is pending is lost."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    @property
+    def peer(self) -> str:
+        """Address of the client, for logs."""
+        name: Any = self.transport.get_extra_info("peername") if self.transport is not None else None
+        return f"{name[0]}:{name[1]}" if isinstance(name, tuple) and len(name) > 1 else "unknown"
+
+
+class Clock:
+    """The event loop's time, read once per tick: precise enough for deadlines, free for the message path."""
+
+    __slots__ = ("now",)
+
+    def __init__(self, now: float) -> None:
+        self.now = now

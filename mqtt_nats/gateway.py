@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gateway: connects to NATS, prepares the streams, listens, and ends in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import ssl
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import anyio
+from nats.errors import AuthorizationError, NoServersError
+from nats.errors import Error as NatsError
+
+from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.backbone.link import Link, open_link
+from mqtt_nats.backbone.store import Store
+from mqtt_nats.broker.access import AllowAll
+from mqtt_nats.broker.client import Client
+from mqtt_nats.broker.closing import expire
+from mqtt_nats.broker.context import Broker
+from mqtt_nats.broker.recovery import recover
+from mqtt_nats.codec import MqttError, ReasonCode
+from mqtt_nats.config import Settings
+from mqtt_nats.connection.connection import Connection
+from mqtt_nats.errors import StartupError
+from mqtt_nats.listeners.tcp import listen
+from mqtt_nats.pubsub.fanout import SEEN_FOR
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.definitions import StreamSetupError, ensure_streams
+from mqtt_streams.hashing import name_hash
+from mqtt_streams.timers import EXPIRY
+
+log = logging.getLogger("mqtt_nats.gateway")
+
+MINIMUM_SERVER: Final = (2, 12)
+
+TICK: Final = 0.5
+"""Seconds between two looks at deadlines."""
+
+SHUTDOWN: Final = 10.0
+"""Seconds in which a stopping gateway finishes what it has begun."""
+
+TIMER_WAIT: Final = 30.0
+
+
+async def serve(settings: Settings, *, on_ready: Callable[[list[tuple[str, int]]], None], stop: anyio.Event) -> None:
+    """Run a gateway until ``stop`` is set.
+
+    Args:
+        on_ready: called once with the addresses that are listened on.
+
+    Raises:
+        StartupError: NATS cannot be used, or an address cannot be listened on.
+    """
+    gateway = Gateway(settings)
+    await gateway.connect()
+    try:
+        await gateway.run(on_ready, stop)
+    finally:
+        await gateway.disconnect()
+
+
+class Gateway:
+    """One gateway process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.identity = name_hash(secrets.token_hex(16))
+        self.link = Link()
+        self.wild = Link()
+        self.inbox: Inbox | None = None
+        self.store: Store | None = None
+        self.broker: Broker | None = None
+        self.domain = ""
+
+    # -- NATS -----------------------------------------------------------------------------------
+
+    async def connect(self) -> None:
+        """Connect to NATS and prepare the streams.
+
+        Raises:
+            StartupError: one line that says what is wrong.
+        """
+        urls = ", ".join(self.settings.nats)
+        options = nats_options(self.settings)
+        try:
+            self.link = await open_link(
+                options,
+                name=f"mqtt-nats {self.identity}",
+                on_online=self._online,
+                on_offline=self._offline,
+                no_echo=True,
+            )
+            self.wild = await open_link(
+                options,
+                name=f"mqtt-nats {self.identity} wildcards",
+                on_online=self._wild_online,
+                on_offline=self._wild_offline,
+                no_echo=False,
+            )
+        except AuthorizationError:
+            raise StartupError(f"nats-server at {urls} refuses the credentials: check the nats_* settings") from None
+        except (OSError, NatsError, TimeoutError, ValueError) as error:
+            text = " ".join(str(error).split()) or type(error).__name__
+            if "authorization violation" in text.lower():
+                raise StartupError(
+                    f"nats-server at {urls} refuses the credentials: check the nats_* settings"
+                ) from None
+            reason = "no server answers" if isinstance(error, NoServersError) else text
+            raise StartupError(f"cannot connect to nats-server at {urls}: {reason}; start it or set --nats") from None
+        version = str(self.link._server_info.get("version", "0"))
+        if _version(version) < MINIMUM_SERVER:
+            raise StartupError(
+                f"nats-server at {urls} is version {version}; mqtt-nats needs "
+                f"{MINIMUM_SERVER[0]}.{MINIMUM_SERVER[1]} or newer: upgrade it"
+            )
+        self.inbox = Inbox(self.link)
+        try:
+            report = await ensure_streams(
+                self.inbox,
+                replicas=self.settings.stream_replicas,
+                message_retention=self.settings.message_retention,
+                retention=self.settings.retention,
+            )
+        except StreamSetupError as error:
+            raise StartupError(" ".join(str(error).split())) from None
+        except (NoResponders, RequestTimeout, ApiError) as error:
+            raise StartupError(
+                f"nats-server at {urls} does not serve JetStream ({' '.join(str(error).split())}): "
+                "enable it (jetstream {} in its configuration, or nats-server -js)"
+            ) from None
+        for line in report.kept:
+            log.warning("%s", line)
+        for stream in report.created:
+            log.info("created stream %s", stream)
+        self.domain = report.domain
+
+    async def disconnect(self) -> None:
+        """Close the connections to NATS."""
+        for link in (self.wild, self.link):
+            if link.is_connected:
+                await link.close()
+            elif not link.is_closed and link.options:
+                link.options["allow_reconnect"] = False
+                await link.close()
+
+    async def _offline(self) -> None:
+        log.warning("the connection to NATS is lost")
+        if self.broker is not None and self.store is not None:
+            self.broker.lost_at = time.time()
+            self.broker.online.clear()
+            self.store.offline()
+
+    async def _online(self) -> None:
+        broker, store, inbox = self.broker, self.store, self.inbox
+        if broker is None or store is None or inbox is None:
+            self.link.online = True
+            return
+        log.info("connected to NATS again")
+        # Replies must find their way before anything is asked again.
+        inbox.renew()
+        self.link.online = True
+        store.online()
+        broker.spawn(recover(broker, self.link), "recovery")
+
+    async def _wild_offline(self) -> None:
+        log.debug("the connection for wildcards is lost")
+
+    async def _wild_online(self) -> None:
+        self.wild.online = True
+        if self.broker is not None:
+            self.broker.table.renew(self.wild)
+
+    # -- clients --------------------------------------------------------------------------------
+
+    async def run(self, on_ready: Callable[[list[tuple[str, int]]], None], stop: anyio.Event) -> None:
+        """Serve clients until ``stop`` is set."""
+        assert self.inbox is not None
+        async with asyncio.TaskGroup() as tasks:
+            self.store = Store(self.link, self._pressure)
+            broker = self.broker = Broker(
+                self.settings,
+                self.identity,
+                self.domain,
+                self.link,
+                self.wild,
+                self.inbox,
+                self.store,
+                AllowAll(),
+                tasks,
+            )
+            self.link.on_writable = self._writable
+            background = [
+                tasks.create_task(self._tick(broker), name="clock"),
+                tasks.create_task(self._timers(broker), name="timers"),
+            ]
+            try:
+                server, addresses = await listen(self.settings, self._connection)
+            except OSError as error:
+                for task in background:
+                    task.cancel()
+                raise StartupError(
+                    f"cannot listen on {self.settings.listen}: {error.strerror or error}; "
+                    "stop what listens there or choose another address with --listen"
+                ) from None
+            on_ready(addresses)
+            await stop.wait()
+            server.close()
+            await self._shut(broker)
+            for task in background:
+                task.cancel()
+
+    def _accept(self, connection: Connection) -> Client | None:
+        broker = self.broker
+        if broker is None or broker.closing:
+            return None
+        client = Client(broker, connection)
+        broker.connections.add(client)
+        return client
+
+    def _connection(self) -> Connection:
+        broker = self.broker
+        assert broker is not None
+        return Connection(broker.limits, broker.round, self.settings.max_outbound_bytes, broker.clock, self._accept)
+
+    def _pressure(self, pressed: bool) -> None:
+        if self.broker is not None:
+            self.broker.pressure(pressed)
+
+    def _writable(self, writable: bool) -> None:
+        if self.broker is not None:
+            self.broker.pressure(not writable)
+
+    async def _shut(self, broker: Broker) -> None:
+        """Close every connection, then wait until what was begun is stored."""
+        broker.closing = True
+        for client in list(broker.connections):
+            client.end(MqttError("the gateway is shutting down", ReasonCode.SERVER_SHUTTING_DOWN))
+        with anyio.move_on_after(SHUTDOWN):
+            while broker.connections or broker.store.pending:
+                await asyncio.sleep(0.01)
+        for client in list(broker.connections):
+            client.connection.abort()
+            client.lost()
+        if self.link.online:
+            try:
+                await self.link.fence(2.0)
+            except TimeoutError:
+                log.warning("NATS did not confirm the last messages")
+
+    async def _tick(self, broker: Broker) -> None:
+        loop = asyncio.get_running_loop()
+        rotated = loop.time()
+        timeout = self.settings.connect_timeout
+        while True:
+            await asyncio.sleep(TICK)
+            now = broker.clock.now = loop.time()
+            broker.store.tick(now)
+            if now - rotated > SEEN_FOR / 2:
+                rotated = now
+                broker.fanout.rotate()
+            for client in list(broker.connections):
+                connection = client.connection
+                if connection.expired(now, timeout):
+                    client.end(MqttError("nothing came in time", ReasonCode.KEEP_ALIVE_TIMEOUT))
+                    connection.abort()
+
+    async def _timers(self, broker: Broker) -> None:
+        """Take fired timers, one gateway each."""
+        ready = False
+        while True:
+            try:
+                await broker.online.wait()
+                if not ready:
+                    await broker.timers.ensure_consumer()
+                    ready = True
+                timer = await broker.timers.fetch(TIMER_WAIT)
+                if timer is None:
+                    continue
+                if timer.kind == EXPIRY:
+                    await expire(broker, timer)
+                await broker.timers.done(timer)
+            except (ApiError, NoResponders, RequestTimeout) as error:
+                log.debug("timers: %s", error)
+                await asyncio.sleep(1.0)
+            except Exception:
+                log.exception("a timer could not be handled")
+                await asyncio.sleep(1.0)
+
+
+def nats_options(settings: Settings) -> dict[str, Any]:
+    """The settings as nats-py's ``connect`` takes them."""
+    options: dict[str, Any] = {"servers": list(settings.nats)}
+    if settings.nats_user is not None:
+        options["user"] = settings.nats_user
+    if settings.nats_password is not None:
+        options["password"] = settings.nats_password.get_secret_value()
+    if settings.nats_token is not None:
+        options["token"] = settings.nats_token.get_secret_value()
+    if settings.nats_nkey is not None:
+        options["nkeys_seed"] = str(settings.nats_nkey)
+    if settings.nats_creds is not None:
+        options["user_credentials"] = str(settings.nats_creds)
+    secure = any(url.startswith("tls://") for url in settings.nats)
+    if secure or settings.nats_tls_ca is not None or settings.nats_tls_cert is not None:
+        try:
+            context = ssl.create_default_context(
+                cafile=None if settings.nats_tls_ca is None else str(settings.nats_tls_ca)
+            )
+            if settings.nats_tls_cert is not None:
+                context.load_cert_chain(str(settings.nats_tls_cert), str(settings.nats_tls_key))
+        except (OSError, ssl.SSLError) as error:
+            raise StartupError(f"the TLS files for NATS cannot be used: {error}") from None
+        options["tls"] = context
+        if settings.nats_tls_hostname is not None:
+            options["tls_hostname"] = settings.nats_tls_hostname
+    return options
+
+
+def _version(text: str) -> tuple[int, int]:
+    parts = text.split(".")
+    try:
+        return int(parts[0]), int(parts[1])
+    except (ValueError, IndexError):
+        return 0, 0

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a message to the outgoing bytes of its subscribers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import unquote
+
+from mqtt_nats.backbone.link import Link
+from mqtt_nats.codec import PublishRun, publish_head
+from mqtt_nats.outlet import Round
+from mqtt_nats.pubsub.message import Message
+from mqtt_nats.pubsub.table import Filter, Group, Member, Route, Table
+from mqtt_streams.subjects import visible_to_wildcard
+
+# Identifiers of QoS 1 and 2 messages are remembered this long, in two halves (seconds).
+SEEN_FOR: Final = 30.0
+
+
+class Fanout:
+    """Delivers messages to the subscribers of this gateway and publishes them to NATS."""
+
+    def __init__(self, table: Table, link: Link, round_: Round) -> None:
+        self.table = table
+        self.link = link
+        self.round = round_
+        self.delivered = 0
+        self._remembering: set[Filter] = set()
+
+    # -- from clients ---------------------------------------------------------------------------
+
+    def run(self, route: Route, run: PublishRun, sender: Member) -> None:
+        """A run of QoS 0 publishes of one client on one topic."""
+        raw = run.raw
+        start = run.head
+        count = run.count
+        lead = b"%b%d\r\n" % (route.pub, run.step - start)
+        if count == 1:
+            self.link.out.append(b"%b%b\r\n" % (lead, raw[start:]))
+        else:
+            self.link.out.append(lead + (b"\r\n" + lead).join(run.payloads()) + b"\r\n")
+        group = route.local
+        zero = group.zero
+        if zero:
+            dirty = self.round.dirty
+            for outlet in zero:
+                if outlet.clogged:
+                    outlet.offer(raw, count)
+                else:
+                    outlet.chunks.append(raw)
+                    if not outlet.dirty:
+                        outlet.dirty = True
+                        dirty.append(outlet)
+            self.delivered += count * len(zero)
+        for member, granted, found in group.guarded:
+            for payload in run.payloads():
+                member.guard(found, Message(route.key, payload, 0, sender.no_local), granted)
+
+    def local(self, route: Route, message: Message) -> None:
+        """A message of one of this gateway's clients, to those who need no way through NATS."""
+        if route.local:
+            self.group(route.local, message)
+
+    def released(self, route: Route, message: Message, release: bytes) -> None:
+        """A QoS 2 message that its publisher has released, unless an earlier release got here before."""
+        for found, group in route.groups.items():
+            if found.local and self.remember(found, release):
+                self.group(group, message)
+
+    def remember(self, found: Filter, identity: bytes) -> bool:
+        """Note that a message came through a filter; False when it had come before."""
+        if identity in found.seen or identity in found.seen_before:
+            return False
+        found.seen[identity] = None
+        self._remembering.add(found)
+        return True
+
+    def rotate(self) -> None:
+        """Forget the older half of the remembered ids; called every half of ``SEEN_FOR``."""
+        for found in self._remembering:
+            found.seen_before = found.seen
+            found.seen = {}
+        self._remembering = {found for found in self._remembering if found.seen_before}
+
+    # -- to members -----------------------------------------------------------------------------
+
+    def group(self, group: Group, message: Message) -> None:
+        """Deliver one message to one group."""
+        qos = message.qos
+        if qos == 0:
+            outlets = group.zero
+        else:
+            outlets = group.low
+            for member, granted in group.high:
+                member.take(message, granted if granted < qos else qos)
+        if outlets:
+            data = message.zero()
+            dirty = self.round.dirty
+            for outlet in outlets:
+                if outlet.clogged:
+                    outlet.offer(data, 1)
+                else:
+                    outlet.chunks.append(data)
+                    if not outlet.dirty:
+                        outlet.dirty = True
+                        dirty.append(outlet)
+        for member, granted, found in group.guarded:
+            member.guard(found, message, granted)
+        self.delivered += len(outlets) + len(group.high) + len(group.guarded)
+        self.round.start()
+
+    # -- from NATS ------------------------------------------------------------------------------
+
+    def arrival(self, found: Filter) -> Callable[[bytes, bytes, bytes, bytes], None]:
+        """The handler of a filter's NATS subscriptions."""
+        table = self.table
+        by_subject = table.by_subject
+        wild = found.text[0] in "#+"
+
+        def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+            route = by_subject.get(subject)
+            if route is None or route.version != table.version:
+                if wild and not visible_to_wildcard(subject.decode("utf-8", "replace")):
+                    return
+                route = table.route_of_subject(subject)
+                if route is None:
+                    return
+            group = route.groups.get(found)
+            if group is None:
+                return
+            if not headers and not reply:
+                outlets = group.zero
+                if outlets and not group.guarded:
+                    data = publish_head(0x30, route.key, len(payload)) + payload
+                    dirty = self.round.dirty
+                    for outlet in outlets:
+                        if outlet.clogged:
+                            outlet.offer(data, 1)
+                        else:
+                            outlet.chunks.append(data)
+                            if not outlet.dirty:
+                                outlet.dirty = True
+                                dirty.append(outlet)
+                    self.round.start()
+                    return
+            if reply.startswith(b"$JS.ACK."):
+                return  # a push consumer of somebody's that delivers to a subject like this one
+            self.from_nats(found, group, route, headers, payload)
+
+        return arrived
+
+    def from_nats(self, found: Filter, group: Group, route: Route, headers: bytes, payload: bytes) -> None:
+        """A message with headers, from another gateway, a NATS client, or a replay after a gap."""
+        qos = publish_qos(headers)
+        if qos:
+            known = identity(headers)
+            if known and not self.remember(found, known):
+                return
+        self.group(group, Message(route.key, payload, qos, publisher(headers)))
+
+
+def publish_qos(headers: bytes) -> int:
+    """The QoS in the ``Nmqtt-Pub`` header; 0 when absent or not a QoS."""
+    start = headers.find(b"\r\nNmqtt-Pub:")
+    if start < 0:
+        return 0
+    start += 12
+    digit = headers[start : start + 2].lstrip()[:1]
+    return 1 if digit == b"1" else 2 if digit == b"2" else 0
+
+
+def header(headers: bytes, name: bytes) -> bytes:
+    """The first value of a header, or empty; ``name`` includes the colon."""
+    start = headers.find(b"\r\n" + name)
+    if start < 0:
+        return b""
+    start += 2 + len(name)
+    return headers[start : headers.find(b"\r\n", start)].strip()
+
+
+def identity(headers: bytes) -> bytes:
+    """What tells a message from every other: the release id of a QoS 2 message, else its own id."""
+    if b"\r\nNats-Msg-Id:q2-" in headers:
+        return header(headers, b"Nats-Msg-Id:")
+    return header(headers, b"Nmqtt-Id:")
+
+
+def publisher(headers: bytes) -> str:
+    """The publisher's client id, where the headers name it."""
+    value = header(headers, b"Nmqtt-Client:")
+    if not value:
+        return ""
+    return unquote(value.decode("latin-1"))

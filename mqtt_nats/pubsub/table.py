@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who on this gateway gets which message.
+
+One :class:`Filter` per distinct topic filter holds its members and its NATS subscriptions. One
+:class:`Route` per topic, cached, holds everything that does not change between two messages on that
+topic: the encoded subject, the beginnings of the NATS frames, and who gets the message.
+
+A member with several matching filters is served through one of them, the one that it confirmed
+first, at the highest granted QoS. So a message that NATS delivers once for each filter reaches it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from mqtt_nats.backbone.link import Link
+from mqtt_nats.codec import NotAuthorized, TopicNameInvalid, validate_topic_name
+from mqtt_nats.outlet import Outlet
+from mqtt_nats.pubsub.message import Message
+from mqtt_nats.pubsub.trie import FilterTrie
+from mqtt_streams.subjects import ReservedSubject, SubjectTooLong, topic_to_subject, wire_topic
+
+# Routes kept; a gateway that sees more distinct topics than this starts over.
+MAX_ROUTES: Final = 100_000
+
+
+class Member:
+    """A connected session as the subscription table sees it."""
+
+    __slots__ = ("durable", "filters", "gates", "no_local", "outlet")
+
+    def __init__(self, outlet: Outlet, durable: bool, no_local: str) -> None:
+        self.outlet = outlet
+        self.durable = durable
+        self.no_local = no_local
+        """Client id whose messages this member does not get (a bridge: its own), or empty."""
+        self.filters: dict[Filter, int] = {}
+        """Granted QoS per filter, in the order of confirmation."""
+        self.gates: dict[Filter, Gate] | None = None
+        """Subscriptions whose new messages wait until their retained messages have been sent."""
+
+    def take(self, message: Message, qos: int) -> None:
+        """Accept a message at QoS 1 or 2 (regular sessions only)."""
+        raise AssertionError("only regular sessions take QoS 1 and 2 messages from core NATS")
+
+    def guard(self, found: Filter, message: Message, qos: int) -> None:
+        """Accept a message, or not: this member looks at each."""
+        raise AssertionError("only members with no_local or a gate are asked")
+
+
+class Gate:
+    """New messages of a subscription, kept back while its retained messages are being sent.
+
+    Without it an older, retained message could arrive after a newer one.
+    """
+
+    __slots__ = ("_bytes", "_limit", "waiting")
+
+    def __init__(self, limit: int) -> None:
+        """``limit`` in bytes of payload."""
+        self._limit = limit
+        self._bytes = 0
+        self.waiting: list[tuple[Message, int]] = []
+
+    def keep(self, message: Message, qos: int) -> bool:
+        """Keep a message granted at ``qos``; QoS 0 ones are dropped when the gate is full. False: no room."""
+        if self._bytes + len(message.payload) > self._limit:
+            return message.qos == 0 or qos == 0
+        self._bytes += len(message.payload) + 64
+        self.waiting.append((message, qos))
+        return True
+
+
+class Group:
+    """The members that get the messages of one topic through one filter."""
+
+    __slots__ = ("guarded", "high", "low", "zero")
+
+    def __init__(self) -> None:
+        self.zero: list[Outlet] = []
+        """Who gets a QoS 0 message."""
+        self.low: list[Outlet] = []
+        """Who gets a QoS 1 or 2 message at QoS 0."""
+        self.high: list[tuple[Member, int]] = []
+        """Who gets a QoS 1 or 2 message at up to the QoS named."""
+        self.guarded: list[tuple[Member, int, Filter]] = []
+        """Members with no_local or a gate, kept apart so that the others need no check."""
+
+    def __bool__(self) -> bool:
+        return bool(self.zero or self.low or self.high or self.guarded)
+
+    def merge(self, other: Group) -> None:
+        """Add the members of ``other``."""
+        self.zero += other.zero
+        self.low += other.low
+        self.high += other.high
+        self.guarded += other.guarded
+
+
+class Filter:
+    """A topic filter with local subscribers, and its NATS subscriptions."""
+
+    __slots__ = ("link", "local", "members", "seen", "seen_before", "sids", "subjects", "text")
+
+    def __init__(self, text: str, subjects: tuple[bytes, ...], link: Link, local: bool) -> None:
+        self.text = text
+        self.subjects = subjects
+        self.link = link
+        self.local = local
+        """Members get what this gateway's own clients publish without a way through NATS."""
+        self.members: dict[Member, int] = {}
+        self.sids: list[bytes] = []
+        self.seen: dict[bytes, None] = {}
+        """Ids of QoS 1 and 2 messages that came through NATS lately, and those of the time before."""
+        self.seen_before: dict[bytes, None] = {}
+
+
+class Route:
+    """Everything about one topic that the message path needs."""
+
+    __slots__ = ("groups", "hpub", "key", "local", "msgs", "pub", "subject", "topic", "version")
+
+    def __init__(self, key: bytes, topic: str, subject: str) -> None:
+        encoded = subject.encode()
+        self.key = key
+        self.topic = topic
+        self.subject = subject
+        self.version = -1
+        self.pub = b"PUB %b " % encoded
+        self.hpub = b"HPUB %b " % encoded
+        self.msgs = b"HPUB $MQTT.msgs.%b " % encoded
+        self.local = Group()
+        """Members served without a way through NATS."""
+        self.groups: dict[Filter, Group] = {}
+
+
+class Table:
+    """The subscriptions of all clients of this gateway."""
+
+    def __init__(self, local_dispatch: bool = True, max_levels: int = 128) -> None:
+        self.version = 0
+        """Grows with every change; a route of an older version is resolved again."""
+        self.routes: dict[bytes, Route] = {}
+        self.by_subject: dict[bytes, Route] = {}
+        self.filters: dict[str, Filter] = {}
+        self._trie: FilterTrie[Filter] = FilterTrie()
+        self._local_dispatch = local_dispatch
+        self._max_levels = max_levels
+
+    # -- subscriptions --------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        member: Member,
+        text: str,
+        qos: int,
+        subjects: tuple[str, ...],
+        link: Link,
+        arrived: Callable[[Filter], Callable[[bytes, bytes, bytes, bytes], None]],
+    ) -> Filter:
+        """Add ``member`` to a filter, or change its QoS there; subscribes in NATS where that is new.
+
+        Args:
+            subjects: the NATS subjects of the filter.
+            link: the connection that carries them.
+            arrived: makes the handler of the filter's NATS messages.
+        """
+        found = self.filters.get(text)
+        if found is None:
+            # Wildcards at the start are on a connection of their own, which also gets what this
+            # gateway publishes: serving them locally would deliver twice.
+            local = self._local_dispatch and text[0] not in "#+"
+            found = Filter(text, tuple(s.encode() for s in subjects), link, local)
+            self.filters[text] = found
+            self._trie.add(text, found)
+            handler = arrived(found)
+            found.sids = [link.subscribe_raw(subject, handler) for subject in found.subjects]
+        if found.members.get(member) != qos:
+            self.version += 1
+        found.members[member] = qos
+        member.filters[found] = qos
+        return found
+
+    def unsubscribe(self, member: Member, text: str) -> bool:
+        """Remove ``member`` from a filter; False when it was not there."""
+        found = self.filters.get(text)
+        if found is None or member not in found.members:
+            return False
+        self.version += 1
+        del found.members[member]
+        del member.filters[found]
+        if not found.members:
+            self._drop(found)
+        return True
+
+    def touch(self) -> None:
+        """Have every route resolved again: a member's gates have changed."""
+        self.version += 1
+
+    def leave(self, member: Member) -> None:
+        """Remove ``member`` from every filter."""
+        if member.filters:
+            self.version += 1
+        for found in member.filters:
+            del found.members[member]
+            if not found.members:
+                self._drop(found)
+        member.filters.clear()
+
+    def _drop(self, found: Filter) -> None:
+        for sid in found.sids:
+            found.link.unsubscribe_raw(sid)
+        del self.filters[found.text]
+        self._trie.remove(found.text)
+
+    def renew(self, link: Link) -> None:
+        """Subscribe everything of ``link`` again after a reconnect."""
+        for found in self.filters.values():
+            if found.link is link:
+                for sid, subject in zip(found.sids, found.subjects, strict=True):
+                    link.renew(sid, subject)
+
+    # -- routes ---------------------------------------------------------------------------------
+
+    def route(self, key: bytes) -> Route:
+        """The route of a topic as it stands in a PUBLISH packet (with its two length bytes).
+
+        Raises:
+            MqttError: the topic is not a legal name, is reserved, or too long for NATS.
+        """
+        found = self.routes.get(key)
+        if found is None:
+            found = self._make(key)
+        if found.version != self.version:
+            self._resolve(found)
+        return found
+
+    def _make(self, key: bytes) -> Route:
+        topic = validate_topic_name(key, self._max_levels)
+        try:
+            subject = topic_to_subject(topic)
+        except ReservedSubject as error:
+            raise NotAuthorized(str(error)) from None
+        except SubjectTooLong as error:
+            raise TopicNameInvalid(str(error)) from None
+        return self._keep(Route(key, topic, subject))
+
+    def _keep(self, route: Route) -> Route:
+        if len(self.routes) >= MAX_ROUTES:
+            self.routes.clear()
+            self.by_subject.clear()
+        self.routes[route.key] = route
+        self.by_subject[route.subject.encode()] = route
+        return route
+
+    def _resolve(self, route: Route) -> None:
+        """Find out who gets a message on this topic."""
+        route.version = self.version
+        filters = self._trie.match(route.topic)
+        groups: dict[Filter, Group] = {}
+        if len(filters) == 1:
+            only = filters[0]
+            group = groups[only] = Group()
+            for member, qos in only.members.items():
+                _place(group, member, qos, only)
+        elif filters:
+            matching = set(filters)
+            seen: set[Member] = set()
+            for found in filters:
+                for member in found.members:
+                    if member in seen:
+                        continue
+                    seen.add(member)
+                    first, granted = _first(member, matching)
+                    _place(groups.setdefault(first, Group()), member, granted, first)
+        route.groups = groups
+        local = [group for found, group in groups.items() if found.local]
+        if len(local) == 1:
+            route.local = local[0]
+        else:
+            route.local = Group()
+            for group in local:
+                route.local.merge(group)
+
+    def route_of_subject(self, subject: bytes) -> Route | None:
+        """The route of a NATS subject; None when it names no legal MQTT topic."""
+        found = self.by_subject.get(subject)
+        if found is None:
+            topic = wire_topic(subject)
+            if topic is None:
+                return None
+            encoded = topic.encode()
+            key = len(encoded).to_bytes(2, "big") + encoded
+            # A subject that our encoder would not make (it has a lone slash) leads to the same topic.
+            found = self.routes.get(key) or self._keep(Route(key, topic, subject.decode()))
+            self.by_subject[subject] = found
+        if found.version != self.version:
+            self._resolve(found)
+        return found
+
+
+def _place(group: Group, member: Member, qos: int, found: Filter) -> None:
+    if member.no_local or (member.gates and found in member.gates):
+        group.guarded.append((member, qos, found))
+        return
+    group.zero.append(member.outlet)
+    if qos == 0:
+        group.low.append(member.outlet)
+    elif not member.durable:  # a durable session gets it from the stream
+        group.high.append((member, qos))
+
+
+def _first(member: Member, matching: set[Filter]) -> tuple[Filter, int]:
+    """The member's first confirmed matching filter, and its highest granted QoS."""
+    first: Filter | None = None
+    granted = 0
+    for candidate, qos in member.filters.items():
+        if candidate in matching:
+            if first is None:
+                first = candidate
+            granted = max(granted, qos)
+    assert first is not None
+    return first, granted

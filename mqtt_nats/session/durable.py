@@ -1,0 +1,463 @@
+# SPDX-License-Identifier: Apache-2.0
+"""QoS 1 and 2 messages of a durable session: from its consumers to the client and back.
+
+Theory of operation. A *source* is one durable consumer. What it delivers is identified by its stream
+sequence, and the packet identifier is derived from that sequence, so any gateway, after any crash, sends
+a message under the identifier that the client knows. A message passes through these states:
+
+    ========== ============================================ ===============================
+    state      waits for                                    then
+    ========== ============================================ ===============================
+    WAITING    a free identifier and a place in the window  SENT
+    SENT       PUBACK (QoS 1)                               acknowledged to JetStream, done
+    SENT       PUBREC (QoS 2)                               STORING: PUBREL record is stored
+    STORING    the record's PubAck                          RELEASED: PUBREL is sent
+    RELEASED   PUBCOMP, JetStream's confirmation of the     done, identifier free
+               message's acknowledgement, and the record's
+               own delivery
+    ========== ============================================ ===============================
+
+What leaves this machine leaves through its :class:`Ports`; nothing here knows a socket or a clock.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from mqtt_nats.codec import ProtocolError, ack_bytes
+
+ID_SPACE: Final = 49151
+"""Identifiers 1-49151 belong to stream sequences, the rest to what is not stored in ``$MQTT_msgs``."""
+
+RETAINED_BASE: Final = 49152
+RETAINED_SPACE: Final = 16384
+
+WAITING: Final = 0
+SENT: Final = 1
+STORING: Final = 2
+RELEASED: Final = 3
+
+PUBREL: Final = 6
+
+# Completed sequences remembered, so that a redelivery after a lost acknowledgement is acknowledged again.
+REMEMBERED: Final = 8192
+
+
+def packet_id(sequence: int) -> int:
+    """The packet identifier of a stream sequence."""
+    return sequence % ID_SPACE + 1
+
+
+def retained_id(sequence: int) -> int:
+    """The packet identifier under which a retained message is replayed."""
+    return RETAINED_BASE + sequence % RETAINED_SPACE
+
+
+class Ports(Protocol):
+    """What the machine asks of the world."""
+
+    def send(self, data: bytes) -> None:
+        """Send bytes to the client."""
+
+    def publish(self, delivery: Delivery, dup: bool) -> None:
+        """Send the PUBLISH packet of a delivery."""
+
+    def ack(self, reply: bytes) -> None:
+        """Acknowledge a message to JetStream."""
+
+    def ack_confirmed(self, reply: bytes, identifier: int) -> None:
+        """Acknowledge a message to JetStream and report it with :meth:`DurableOutbound.confirmed`."""
+
+    def store_pubrel(self, identifier: int, sequence: int) -> None:
+        """Store a PUBREL record and report it with :meth:`DurableOutbound.pubrel_stored`."""
+
+
+class Source:
+    """One durable consumer of the session, attached to this connection."""
+
+    __slots__ = ("again", "backlog", "end", "expected", "held", "last", "pending", "qos", "start", "until", "was_qos")
+
+    def __init__(self, qos: int, start: int, end: int = 0) -> None:
+        self.qos = qos
+        """Granted QoS."""
+        self.end = end
+        """Not 0: the subscription has ended; only what was in flight up to this sequence is completed."""
+        self.start = start
+        """Stream sequence from which the subscription counts."""
+        self.was_qos = 0
+        self.until = 0
+        """Up to this sequence the subscription had the QoS ``was_qos``."""
+        self.last = 0
+        """Highest stream sequence received."""
+        self.pending = 0
+        """Messages that the consumer has not delivered yet."""
+        self.expected: int | None = None
+        """Redeliveries to come after the consumer was attached; None = not known yet."""
+        self.again = 0
+        """Redeliveries that have come."""
+        self.held = False
+        """New messages are kept back until the retained messages have been written."""
+        self.backlog: deque[Delivery] = deque()
+
+    @property
+    def collected(self) -> bool:
+        """True when everything that was in flight has been delivered again."""
+        return self.expected is not None and self.again >= self.expected
+
+    @property
+    def missing(self) -> int:
+        """How many messages that were in flight have not been delivered again."""
+        return max((self.expected or 0) - self.again, 0)
+
+    def granted(self, sequence: int) -> int:
+        """The QoS that was granted when the message was, or will be, sent first."""
+        return self.was_qos if sequence <= self.until else self.qos
+
+
+class Delivery:
+    """One message on its way to the client."""
+
+    __slots__ = ("body", "dup", "id", "qos", "replies", "sequence", "source", "state")
+
+    def __init__(
+        self, source: Source, sequence: int, identifier: int, qos: int, body: Any, reply: bytes, dup: bool
+    ) -> None:
+        self.source = source
+        self.sequence = sequence
+        """Stream sequence; negative for a retained message, whose sequence counts in another stream."""
+        self.id = identifier
+        self.qos = qos
+        self.body = body
+        """What :meth:`Ports.publish` needs; opaque here."""
+        self.replies = [reply] if reply else []
+        self.dup = dup
+        self.state = WAITING
+
+
+class Release:
+    """An owed PUBREL."""
+
+    __slots__ = ("comp", "confirmed", "record", "sequence")
+
+    def __init__(self, sequence: int, confirmed: int, record: bytes = b"") -> None:
+        self.sequence = sequence
+        self.confirmed = confirmed
+        """Acknowledgements of the message that JetStream has yet to confirm."""
+        self.comp = False
+        self.record = record
+        """The acknowledgement subject of the PUBREL record, once it has been delivered."""
+
+
+class DurableOutbound:
+    """The sender's side of a durable session.
+
+    Args:
+        limit: messages in flight to the client at a time.
+        ports: where everything goes that this machine decides.
+    """
+
+    def __init__(self, limit: int, ports: Ports) -> None:
+        self.limit = limit
+        self.ports = ports
+        self.sources: list[Source] = []
+        self.inflight: dict[int, Delivery] = {}
+        self.releases: dict[int, Release] = {}
+        self.open = False
+        """False until everything in flight from an earlier connection has been collected."""
+        self.resent = 0
+        self.on_complete: Callable[[Delivery], None] | None = None
+        self._known: dict[int, Delivery] = {}
+        self._waiting: list[tuple[int, Delivery]] = []
+        self._replay: deque[Delivery] = deque()
+        self._done: dict[int, None] = {}
+        self._suspect: list[tuple[int, int]] = []
+        self._cleared: set[int] = set()
+        self._asked: set[int] = set()
+
+    # -- what JetStream delivers --------------------------------------------------------------
+
+    def arrived(
+        self, source: Source, sequence: int, attempt: int, pending: int, reply: bytes, body: Any, qos: int
+    ) -> None:
+        """A consumer has delivered a message that this session takes through this source at ``qos``."""
+        source.pending = pending
+        if sequence > source.last:
+            source.last = sequence
+        if attempt > 1:
+            source.again += 1
+            if self._repeated(sequence, reply):
+                return
+        if sequence in self._known:  # the same message through a second consumer
+            self._known[sequence].replies.append(reply)
+            return
+        identifier = sequence % ID_SPACE + 1
+        release = self.releases.get(identifier)
+        if release is not None and release.sequence == sequence:
+            # The client has it; only the acknowledgement was lost.
+            release.confirmed += 1
+            self.ports.ack_confirmed(reply, identifier)
+            return
+        delivery = Delivery(source, sequence, identifier, qos, body, reply, attempt > 1)
+        self._known[sequence] = delivery
+        if source.held:
+            source.backlog.append(delivery)
+        elif (
+            self.open
+            and not self._waiting
+            and not self._suspect
+            and len(self.inflight) < self.limit
+            and identifier not in self.inflight
+            and release is None
+            and (len(self.sources) == 1 or self._passed(sequence))
+        ):
+            self._send(delivery)
+        else:
+            heapq.heappush(self._waiting, (sequence, delivery))
+            if self.open:
+                self.pump()
+
+    def _repeated(self, sequence: int, reply: bytes) -> bool:
+        """Handle a redelivery of something that this connection knows."""
+        known = self._known.get(sequence)
+        if known is not None:
+            known.replies = [reply]
+            return True
+        if sequence in self._done:
+            self.ports.ack(reply)
+            return True
+        return False
+
+    def _passed(self, sequence: int) -> bool:
+        """True when no other consumer can still deliver an older message with the same identifier."""
+        oldest = sequence - ID_SPACE
+        return all(not source.pending or source.last >= oldest for source in self.sources)
+
+    # -- sending --------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Send what may be sent now, retained messages first, then in stream order."""
+        if not self.open:
+            return
+        replay = self._replay
+        while replay and len(self.inflight) < self.limit:
+            if replay[0].id in self.inflight or replay[0].id in self.releases:
+                break
+            self._send(replay.popleft())
+        waiting = self._waiting
+        while waiting and len(self.inflight) < self.limit:
+            sequence, delivery = waiting[0]
+            identifier = delivery.id
+            if identifier in self.inflight or identifier in self.releases or not self._passed(sequence):
+                return
+            if delivery.qos == 2 and self._suspicious(sequence, identifier):
+                return
+            heapq.heappop(waiting)
+            self._send(delivery)
+
+    def _send(self, delivery: Delivery) -> None:
+        delivery.state = SENT
+        self.inflight[delivery.id] = delivery
+        if delivery.dup:
+            self.resent += 1
+        self.ports.publish(delivery, delivery.dup)
+
+    def replay(self, source: Source, sequence: int, qos: int, body: Any, dup: bool) -> None:
+        """Send a retained message at QoS 1 or 2, once there is a place in the window."""
+        identifier = retained_id(sequence)
+        release = self.releases.get(identifier)
+        if release is not None and dup:
+            return  # the client has it: its PUBREL is owed
+        self._replay.append(Delivery(source, -sequence, identifier, qos, body, b"", dup))
+        self.pump()
+
+    @property
+    def replaying(self) -> int:
+        """Retained messages that wait for a place in the window."""
+        return len(self._replay)
+
+    @property
+    def retained_inflight(self) -> bool:
+        """True while a retained message waits or is not acknowledged."""
+        return bool(self._replay) or any(delivery.sequence < 0 for delivery in self.inflight.values())
+
+    def release_held(self, source: Source) -> None:
+        """The retained messages of a subscription have been written: let its new messages go."""
+        source.held = False
+        while source.backlog:
+            delivery = source.backlog.popleft()
+            heapq.heappush(self._waiting, (delivery.sequence, delivery))
+        self.pump()
+
+    # -- after a crash --------------------------------------------------------------------------
+
+    def owe(self, identifier: int, sequence: int) -> None:
+        """A PUBREL record was found: reserve the identifier; the PUBREL is sent by :meth:`start`."""
+        self.releases[identifier] = Release(sequence, 0)
+
+    def suspect(self, low: int, high: int) -> None:
+        """Messages of the sequences ``low`` to ``high`` may have been sent and are gone.
+
+        The client may still hold one of their identifiers: before such an identifier is used at QoS 2
+        again, PUBREL asks the client to give it up.
+        """
+        if low <= high:
+            self._suspect.append((low, high))
+
+    def _suspicious(self, sequence: int, identifier: int) -> bool:
+        if not self._suspect or identifier in self._cleared:
+            return False
+        for low, high in self._suspect:
+            if low <= high - (high - sequence) % ID_SPACE:
+                if identifier not in self._asked:
+                    self._asked.add(identifier)
+                    self.ports.send(ack_bytes(PUBREL, identifier))
+                return True
+        return False
+
+    @property
+    def collected(self) -> bool:
+        """True when every consumer has delivered again what was in flight."""
+        return all(source.collected for source in self.sources)
+
+    def start(self) -> None:
+        """Send owed PUBRELs, then what was in flight, then everything else."""
+        for identifier in self.releases:
+            self.ports.send(ack_bytes(PUBREL, identifier))
+        self.open = True
+        self.pump()
+
+    # -- what the client acknowledges -----------------------------------------------------------
+
+    def acknowledged(self, kind: int, ids: list[int], failed: bool = False) -> None:
+        """Handle PUBACK, PUBREC or PUBCOMP for each packet identifier; unknown ones are ignored.
+
+        Raises:
+            ProtocolError: the packet does not belong to the message's QoS.
+        """
+        inflight = self.inflight
+        for identifier in ids:
+            delivery = inflight.get(identifier)
+            if kind == 4:
+                if delivery is None:
+                    continue
+                if delivery.qos != 1:
+                    raise ProtocolError(f"PUBACK for packet identifier {identifier}, which is at QoS 2")
+                self._complete(delivery)
+                for reply in delivery.replies:
+                    self.ports.ack(reply)
+            elif kind == 5:
+                self._received(identifier, delivery, failed)
+            else:
+                self._completed(identifier)
+        if self._waiting or self._replay:
+            self.pump()
+
+    def _received(self, identifier: int, delivery: Delivery | None, failed: bool) -> None:
+        if delivery is None:
+            if not failed:
+                self.ports.send(ack_bytes(PUBREL, identifier))
+            return
+        if delivery.qos != 2:
+            raise ProtocolError(f"PUBREC for packet identifier {identifier}, which is at QoS 1")
+        if failed:  # a reason code of 0x80 or more completes the message
+            self._complete(delivery)
+            for reply in delivery.replies:
+                self.ports.ack(reply)
+        elif delivery.state == SENT:
+            delivery.state = STORING
+            self.ports.store_pubrel(identifier, max(delivery.sequence, 0))
+        elif delivery.state == RELEASED:
+            self.ports.send(ack_bytes(PUBREL, identifier))
+
+    def pubrel_stored(self, identifier: int) -> None:
+        """The PUBREL record is stored: send PUBREL, then let JetStream forget the message."""
+        delivery = self.inflight.get(identifier)
+        if delivery is None or delivery.state != STORING:
+            return
+        delivery.state = RELEASED
+        release = self.releases.setdefault(identifier, Release(max(delivery.sequence, 0), 0))
+        release.confirmed += len(delivery.replies)
+        self.ports.send(ack_bytes(PUBREL, identifier))
+        for reply in delivery.replies:
+            self.ports.ack_confirmed(reply, identifier)
+        self._complete(delivery)
+        if self._waiting or self._replay:
+            self.pump()
+
+    def confirmed(self, identifier: int) -> None:
+        """JetStream has confirmed one acknowledgement of a released message."""
+        release = self.releases.get(identifier)
+        if release is not None:
+            release.confirmed -= 1
+            self._finish(identifier, release)
+
+    def pubrel_delivered(self, identifier: int, sequence: int, reply: bytes) -> None:
+        """The consumer of PUBREL records has delivered a record."""
+        release = self.releases.get(identifier)
+        if release is None or release.sequence != sequence:
+            if release is None and identifier in self.inflight and self.inflight[identifier].state == STORING:
+                # The record overtook its own PubAck.
+                self.releases[identifier] = Release(sequence, 0, reply)
+            else:
+                self.ports.ack(reply)  # of a message that is done
+            return
+        release.record = reply
+        self._finish(identifier, release)
+
+    def _completed(self, identifier: int) -> None:
+        """PUBCOMP, with whatever reason: the client has let the identifier go."""
+        if identifier in self._asked:
+            self._asked.discard(identifier)
+            self._cleared.add(identifier)
+        release = self.releases.get(identifier)
+        if release is not None:
+            release.comp = True
+            self._finish(identifier, release)
+
+    def _finish(self, identifier: int, release: Release) -> None:
+        if release.comp and release.record and release.confirmed <= 0:
+            del self.releases[identifier]
+            self.ports.ack(release.record)
+            if self._waiting or self._replay:
+                self.pump()
+
+    def _complete(self, delivery: Delivery) -> None:
+        """The message needs no place in the window any more."""
+        del self.inflight[delivery.id]
+        sequence = delivery.sequence
+        if sequence > 0:
+            del self._known[sequence]
+            done = self._done
+            done[sequence] = None
+            if len(done) > REMEMBERED:
+                del done[next(iter(done))]
+        if self.on_complete is not None:
+            self.on_complete(delivery)
+
+    def holds(self, source: Source) -> bool:
+        """True while a message of ``source`` is on its way or its PUBREL is owed."""
+        return any(delivery.source is source for delivery in self.inflight.values()) or any(
+            delivery.source is source for _, delivery in self._waiting
+        )
+
+    # -- changes of subscriptions ---------------------------------------------------------------
+
+    def drain(self, source: Source) -> list[Delivery]:
+        """A subscription ends: forget what its source has brought and was not sent yet.
+
+        Returns:
+            What is still in flight; the source may go when all of it is complete.
+        """
+        source.end = max(source.last, 1)
+        for delivery in [*source.backlog, *(d for _, d in self._waiting if d.source is source)]:
+            self._known.pop(delivery.sequence, None)
+            for reply in delivery.replies:
+                self.ports.ack(reply)
+        source.backlog.clear()
+        self._waiting = [(s, d) for s, d in self._waiting if d.source is not source]
+        heapq.heapify(self._waiting)
+        self._replay = deque(d for d in self._replay if d.source is not source)
+        return [d for d in self.inflight.values() if d.source is source]

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The receiver's side of QoS 2: which packet identifiers are held, and what a packet means for them.
+
+    ========== ================================= ================================
+    state      PUBLISH                           PUBREL
+    ========== ================================= ================================
+    (none)     HOLD, then HOLDING                FINISHED: PUBCOMP [MQTT-4.3.3-11]
+    HOLDING    WAIT: its PUBREC is to come       VIOLATION: there was no PUBREC
+    HELD       REPEAT: PUBREC again              RELEASE, then RELEASING
+    RELEASING  VIOLATION: the id is not free     WAIT: its PUBCOMP is to come
+    ========== ================================= ================================
+
+``stored`` moves HOLDING to HELD, ``released`` frees the identifier.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import Final
+
+from mqtt_nats.codec import ProtocolError
+
+
+class State(Enum):
+    """State of a packet identifier."""
+
+    HOLDING = auto()
+    HELD = auto()
+    RELEASING = auto()
+
+
+class Action(Enum):
+    """What to do about a packet."""
+
+    HOLD = auto()
+    WAIT = auto()
+    REPEAT = auto()
+    RELEASE = auto()
+    FINISHED = auto()
+
+
+VIOLATION: Final = None
+
+ON_PUBLISH: Final[dict[State | None, tuple[Action, State] | None]] = {
+    None: (Action.HOLD, State.HOLDING),
+    State.HOLDING: (Action.WAIT, State.HOLDING),
+    State.HELD: (Action.REPEAT, State.HELD),
+    State.RELEASING: VIOLATION,
+}
+
+ON_PUBREL: Final[dict[State | None, tuple[Action, State | None] | None]] = {
+    None: (Action.FINISHED, None),
+    State.HOLDING: VIOLATION,
+    State.HELD: (Action.RELEASE, State.RELEASING),
+    State.RELEASING: (Action.WAIT, State.RELEASING),
+}
+
+
+class InboundQos2:
+    """The identifiers of one session's unfinished QoS 2 publishes."""
+
+    __slots__ = ("states",)
+
+    def __init__(self) -> None:
+        self.states: dict[int, State] = {}
+
+    def publish(self, packet_id: int) -> Action:
+        """A PUBLISH at QoS 2 has arrived.
+
+        Raises:
+            ProtocolError: the identifier is still being released.
+        """
+        step = ON_PUBLISH[self.states.get(packet_id)]
+        if step is None:
+            raise ProtocolError(f"packet identifier {packet_id} is used again before its PUBCOMP")
+        action, self.states[packet_id] = step
+        return action
+
+    def pubrel(self, packet_id: int) -> Action:
+        """A PUBREL has arrived.
+
+        Raises:
+            ProtocolError: the publish has not been acknowledged yet.
+        """
+        step = ON_PUBREL[self.states.get(packet_id)]
+        if step is None:
+            raise ProtocolError(f"PUBREL for packet identifier {packet_id} before its PUBREC")
+        action, state = step
+        if state is not None:
+            self.states[packet_id] = state
+        return action
+
+    def stored(self, packet_id: int) -> None:
+        """The publish is held in the stream."""
+        self.states[packet_id] = State.HELD
+
+    def released(self, packet_id: int) -> None:
+        """The publish has gone to its subscribers and the held record is deleted."""
+        self.states.pop(packet_id, None)

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Overlapping subscriptions: which of them delivers a stored message.
+
+A message that several subscriptions of a session match is delivered once, through the subscription with the
+lowest (start sequence, subject) that had begun when the message was stored. Every gateway computes the same
+owner, so the choice survives a resume.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from mqtt_nats.session.durable import Source
+
+T = TypeVar("T")
+
+MAX_TOPICS = 4096
+
+
+class Overlap(Generic[T]):
+    """The stored-message subscriptions of one session."""
+
+    __slots__ = ("_entries", "_matching")
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[int, str, T, Source]] = []
+        self._matching: dict[str, list[tuple[int, str, T, Source]]] = {}
+
+    def add(self, pattern: str, value: T, source: Source) -> None:
+        """A subscription on the NATS subject ``pattern``."""
+        self._entries.append((source.start, pattern, value, source))
+        self._entries.sort(key=lambda entry: entry[:2])
+        self._matching.clear()
+
+    def remove(self, value: T) -> None:
+        """A subscription has ended."""
+        self._entries = [entry for entry in self._entries if entry[2] is not value]
+        self._matching.clear()
+
+    def owner(self, subject: str, sequence: int) -> tuple[T | None, int]:
+        """Who delivers the message, and the highest QoS granted by any subscription that it matches."""
+        matching = self._matching.get(subject)
+        if matching is None:
+            if len(self._matching) >= MAX_TOPICS:
+                self._matching.clear()
+            tokens = subject.split(".")
+            matching = [entry for entry in self._entries if subject_matches(entry[1], tokens)]
+            self._matching[subject] = matching
+        owner: T | None = None
+        granted = 0
+        for start, _, value, source in matching:
+            if start <= sequence:
+                if owner is None:
+                    owner = value
+                granted = max(granted, source.granted(sequence))
+        return owner, granted
+
+
+def subject_matches(pattern: str, tokens: list[str]) -> bool:
+    """Whether a NATS subject pattern matches the subject made of ``tokens``."""
+    parts = pattern.split(".")
+    for index, part in enumerate(parts):
+        if part == ">":
+            return len(tokens) > index
+        if index >= len(tokens) or (part != "*" and part != tokens[index]):
+            return False
+    return len(parts) == len(tokens)

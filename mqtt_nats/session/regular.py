@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""QoS 1 and 2 messages to a client whose session ends with its connection.
+
+Theory of operation. Every packet identifier in use is in one of three states:
+
+    ========== ===================== ==========================
+    state      waits for             then
+    ========== ===================== ==========================
+    PUBLISHED1 PUBACK                free
+    PUBLISHED2 PUBREC                RELEASED, PUBREL is sent
+    RELEASED   PUBCOMP               free
+    ========== ===================== ==========================
+
+Nothing is ever sent again: a connection that breaks ends the session. At most ``limit`` identifiers are
+in use; further messages wait in ``queue``, bounded by count.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from mqtt_nats.codec import ProtocolError, QuotaExceeded, ack_bytes
+
+PUBLISHED1: Final = 1
+PUBLISHED2: Final = 2
+RELEASED: Final = 3
+
+PUBACK: Final = 4
+PUBREC: Final = 5
+PUBREL: Final = 6
+PUBCOMP: Final = 7
+
+
+class RegularOutbound:
+    """The sender's side of a regular session.
+
+    Args:
+        limit: messages in flight at a time (the client's Receive Maximum, bounded by ours).
+        max_queued: messages waiting beyond that.
+        write: sends bytes to the client.
+    """
+
+    __slots__ = ("_last", "inflight", "limit", "max_queued", "queue", "write")
+
+    def __init__(self, limit: int, max_queued: int, write: Callable[[bytes], None]) -> None:
+        self.limit = limit
+        self.max_queued = max_queued
+        self.write = write
+        self.inflight: dict[int, int] = {}
+        self.queue: deque[tuple[int, bytes, bytes]] = deque()
+        self._last = 0
+
+    def publish(self, qos: int, head: bytes, payload: bytes) -> None:
+        """Send a message, or queue it; ``head`` is the packet up to its packet identifier.
+
+        Raises:
+            QuotaExceeded: the queue is full; the session has to end, it cannot keep its promise.
+        """
+        if self.queue or len(self.inflight) >= self.limit:
+            if len(self.queue) >= self.max_queued:
+                raise QuotaExceeded(f"{self.max_queued} messages wait for a client that does not acknowledge")
+            self.queue.append((qos, head, payload))
+            return
+        self._send(qos, head, payload)
+
+    def _send(self, qos: int, head: bytes, payload: bytes) -> None:
+        inflight = self.inflight
+        packet_id = self._last % 65535 + 1
+        while packet_id in inflight:  # in use until acknowledged [MQTT-2.3.1-4] (3.1.1), [MQTT-2.2.1-4] (5.0)
+            packet_id = packet_id % 65535 + 1
+        self._last = packet_id
+        inflight[packet_id] = qos
+        self.write(b"%b%c%c%b" % (head, packet_id >> 8, packet_id & 0xFF, payload))
+
+    def acknowledged(self, kind: int, ids: list[int], failed: bool = False) -> None:
+        """Handle PUBACK, PUBREC or PUBCOMP for each packet identifier; unknown ones are ignored.
+
+        Args:
+            failed: the packet carries a reason code of 0x80 or more, which completes the message.
+
+        Raises:
+            ProtocolError: the packet does not belong to the message's QoS.
+        """
+        inflight = self.inflight
+        for packet_id in ids:
+            state = inflight.get(packet_id)
+            match kind, state:
+                case (4, 1) | (7, 3):
+                    del inflight[packet_id]
+                case 5, 2:
+                    if failed:  # the message is complete [MQTT-4.3.3]
+                        del inflight[packet_id]
+                    else:
+                        inflight[packet_id] = RELEASED
+                        self.write(ack_bytes(PUBREL, packet_id))
+                case 5, 3 | None:
+                    if not failed:  # a repeated PUBREC is answered again [MQTT-4.3.3-8]
+                        self.write(ack_bytes(PUBREL, packet_id))
+                case ((4 | 7), None):
+                    pass
+                case _:
+                    raise ProtocolError(f"packet identifier {packet_id} is in use at another QoS")
+        queue = self.queue
+        while queue and len(inflight) < self.limit:
+            self._send(*queue.popleft())
