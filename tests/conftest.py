@@ -2,6 +2,7 @@
 """Fixtures and options for every test."""
 
 import contextlib
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,6 +43,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="process",
         help="run nats-server as a process (default) or through testcontainers",
     )
+
+
+def pytest_configure() -> None:
+    """End as after Ctrl-C when a time limit outside sends SIGTERM, so that fixtures end their processes."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)

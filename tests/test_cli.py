@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command: what it says, how it exits, what it leaves behind."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mqtt_nats import __version__
+from mqtt_nats.config import Settings, flag_name, is_secret
+from tests.conftest import GatewayFactory
+from tests.harness.nats import ROOT, NatsServer
+from tests.harness.process import LoggedProcess, wait_ready
+from tests.harness.waiting import eventually
+
+# A gateway that never gets ready, or never finishes its shutdown.
+STUCK = """
+import sys, types
+import anyio
+from mqtt_nats.cli import main
+
+async def serve(settings, *, on_ready, stop):
+    if {ready}:
+        on_ready([("127.0.0.1", 1)])
+    print("serving", flush=True)
+    if {ready}:
+        await stop.wait()
+        print("draining", flush=True)
+    await anyio.sleep_forever()
+
+sys.modules["mqtt_nats.gateway"] = module = types.ModuleType("mqtt_nats.gateway")
+module.serve = serve
+sys.argv = ["mqtt-nats", "serve", *sys.argv[1:]]
+main()
+"""
+
+
+def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("MQTT_NATS_")}
+    command = [sys.executable, "-m", "mqtt_nats", *arguments]
+    return subprocess.run(command, cwd=ROOT, env={**clean, **env}, capture_output=True, text=True, timeout=60)
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], *named: str) -> None:
+    """Exit status 1, one line on stderr, nothing else."""
+    assert done.returncode == 1
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("mqtt-nats: ")
+    for text in named:
+        assert text in line
+
+
+def test_version() -> None:
+    assert run("--version").stdout == f"mqtt-nats {__version__}\n"
+
+
+def test_help_names_every_setting_but_no_flag_for_a_secret() -> None:
+    done = run("serve", "--help")
+    assert done.returncode == 0
+    for name, field in Settings.model_fields.items():
+        assert bool(re.search(rf"^  {flag_name(name)}\b", done.stdout, re.MULTILINE)) is not is_secret(field), name
+    assert "--config FILE" in done.stdout
+
+
+def test_a_bad_setting_is_one_line(tmp_path: Path) -> None:
+    assert_refused(run("serve", "--max-inflight", "many"), "max_inflight", "'many'")
+    assert_refused(run("serve", MQTT_NATS_LISTEN="here"), "listen", "'here'", "HOST:PORT")
+    assert_refused(run("serve", "--nats", "nats://127.0.0.1:1", "--embedded"), "--nats", "--embedded")
+    file = tmp_path / "gateway.toml"
+    file.write_text("listn = 1", encoding="utf-8")
+    assert_refused(run("serve", "--config", str(file)), "'listn'", "'listen'", str(file))
+
+
+def test_an_unknown_flag_is_wrong_usage() -> None:
+    done = run("serve", "--lisen", "127.0.0.1:0")
+    assert done.returncode == 2
+    assert "--listen" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_it_is_ready_ends_it(tmp_path: Path, number: signal.Signals) -> None:
+    process = LoggedProcess("stuck gateway", tmp_path / "log")
+    process.start([sys.executable, "-c", STUCK.format(ready=False)], cwd=ROOT)
+    try:
+        wait_ready(process, "(serving)", 20)
+        process.send(number)
+        assert process.wait() == 0
+        assert "Traceback" not in process.text
+    finally:
+        process.discard()
+
+
+def test_a_second_signal_cuts_the_shutdown_short(tmp_path: Path) -> None:
+    process = LoggedProcess("stuck gateway", tmp_path / "log")
+    arguments = ["--embedded", "--embedded-port", "0", "--data", str(tmp_path / "data")]
+    process.start([sys.executable, "-c", STUCK.format(ready=True), *arguments], cwd=ROOT)
+    try:
+        wait_ready(process, "(serving)", 20)
+        children = psutil.Process(process.pid).children()
+        assert [child.name() for child in children] == ["nats-server"]
+        process.interrupt()
+        wait_ready(process, "(draining)", 20)
+        process.interrupt()
+        assert process.wait() == 128 + signal.SIGINT
+        assert "Traceback" not in process.text
+        if sys.platform == "linux":
+            eventually(lambda: not alive(children[0]), what="nats-server gone")
+    finally:
+        process.discard()
+        for child in children:
+            if alive(child):
+                child.terminate()
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_serves_beside_a_nats_server_until_a_signal(
+    nats_server: NatsServer, gateway_factory: GatewayFactory, number: signal.Signals
+) -> None:
+    gateway = gateway_factory(nats_server)
+    assert gateway.nats_url == nats_server.url
+    assert f"mosquitto_sub -h 127.0.0.1 -p {gateway.port}" in gateway.log
+    gateway.process.send(number)
+    assert gateway.wait() == 0
+
+
+def test_embedded_ctrl_c_leaves_nothing_running(tmp_path: Path, gateway_factory: GatewayFactory) -> None:
+    arguments = ["--embedded", "--embedded-port", "0", "--data", str(tmp_path / "data")]
+    gateway = gateway_factory("", *arguments)
+    commands = [line.strip() for line in gateway.log.partition("Try ")[2].splitlines()[1:] if line.strip()]
+    assert len(commands) >= 3
+    assert f"-p {gateway.port}" in commands[0]
+    assert gateway.nats_url in commands[2]
+    children = psutil.Process(gateway.pid).children(recursive=True)
+    assert [child.name() for child in children] == ["nats-server"]
+    gateway.process.interrupt()
+    assert gateway.wait() == 0
+    assert not [child for child in children if alive(child)]
+    log = (tmp_path / "data" / "nats-server.log").read_text(encoding="utf-8")
+    assert "Server Exiting" in log  # it closed its store in an orderly way
+
+
+def test_embedded_ends_with_one_line_when_nats_server_dies(tmp_path: Path, gateway_factory: GatewayFactory) -> None:
+    gateway = gateway_factory("", "--embedded", "--embedded-port", "0", "--data", str(tmp_path / "data"))
+    (server,) = psutil.Process(gateway.pid).children()
+    server.kill()
+    assert gateway.wait() == 1
+    assert re.search(r"^mqtt-nats: the embedded nats-server was ended by signal 9", gateway.log, re.MULTILINE)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A nats-server that cannot be used: one line that says what to do, exit status 1, no traceback."""
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+
+import nats
+import pytest
+from nats.js.api import RetentionPolicy, StreamConfig
+
+from tests.conftest import GatewayFactory, NatsFactory
+from tests.harness.nats import NatsServer
+from tests.harness.waiting import free_port
+
+
+@pytest.fixture
+def old_server() -> Iterator[str]:
+    """URL of something that speaks as nats-server 2.11.0 does when a client connects."""
+    information = {
+        "server_id": "OLD",
+        "server_name": "old",
+        "version": "2.11.0",
+        "proto": 1,
+        "headers": True,
+        "jetstream": True,
+        "max_payload": 1048576,
+        "host": "127.0.0.1",
+        "port": 4222,
+    }
+
+    def serve(client: socket.socket) -> None:
+        with client, client.makefile("rwb") as stream:
+            stream.write(b"INFO " + json.dumps(information).encode() + b"\r\n")
+            stream.flush()
+            for line in stream:
+                if line.upper().startswith(b"PING"):
+                    stream.write(b"PONG\r\n")
+                    stream.flush()
+
+    def accept(listener: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=serve, args=(client,), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=accept, args=(listener,), daemon=True)
+        thread.start()
+        yield f"nats://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
+
+
+def refusal(gateway_factory: GatewayFactory, nats_url: NatsServer | str, *arguments: str, **env: str) -> str:
+    gateway = gateway_factory(nats_url, *arguments, env=env, start=False)
+    gateway.launch()
+    assert gateway.wait(60) == 1
+    (line,) = gateway.log.splitlines()
+    assert line.startswith("mqtt-nats: ")
+    return line
+
+
+def test_unreachable(gateway_factory: GatewayFactory) -> None:
+    port = free_port()
+    line = refusal(gateway_factory, f"nats://127.0.0.1:{port}")
+    assert f"nats://127.0.0.1:{port}" in line
+    assert "--nats" in line
+
+
+def test_without_jetstream(nats_factory: NatsFactory, gateway_factory: GatewayFactory) -> None:
+    line = refusal(gateway_factory, nats_factory(config="jetstream: disabled"))
+    assert "JetStream" in line
+
+
+def test_too_old(old_server: str, gateway_factory: GatewayFactory) -> None:
+    line = refusal(gateway_factory, old_server)
+    assert "2.11.0" in line
+    assert "2.12" in line
+
+
+def test_wrong_password_is_refused_and_not_shown(nats_factory: NatsFactory, gateway_factory: GatewayFactory) -> None:
+    server = nats_factory(config='authorization { user: "gateway", password: "right" }')
+    line = refusal(gateway_factory, server, "--nats-user", "gateway", MQTT_NATS_NATS_PASSWORD="hunter2")
+    assert "hunter2" not in line
+    assert "uthoriz" in line or "uthentic" in line or "log in" in line
+
+
+async def test_a_stream_that_contradicts_ours(nats_factory: NatsFactory, gateway_factory: GatewayFactory) -> None:
+    server = nats_factory()
+    client = await nats.connect(server.url)
+    await client.jetstream().add_stream(
+        StreamConfig(name="$MQTT_msgs", subjects=["$MQTT.msgs.>"], retention=RetentionPolicy.WORK_QUEUE)
+    )
+    await client.close()
+    line = refusal(gateway_factory, server)
+    assert "$MQTT_msgs" in line
+    assert "retention" in line
+
+
+async def test_a_stream_that_takes_our_subjects(nats_factory: NatsFactory, gateway_factory: GatewayFactory) -> None:
+    server = nats_factory()
+    client = await nats.connect(server.url)
+    await client.jetstream().add_stream(StreamConfig(name="greedy", subjects=["$MQTT.msgs.home.>"]))
+    await client.close()
+    line = refusal(gateway_factory, server)
+    assert "greedy" in line
+
+
+def test_the_address_for_mqtt_is_in_use(nats_server: NatsServer, gateway_factory: GatewayFactory) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        gateway = gateway_factory(nats_server, port=port, start=False)
+        gateway.launch()
+        assert gateway.wait(60) == 1
+    (line,) = gateway.log.splitlines()
+    assert f"127.0.0.1:{port}" in line
+    assert "--listen" in line
