@@ -161,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "Count and order of every publisher's messages are verified at every subscriber; a result with a lost, "
         "repeated or reordered message is void.",
         f"QoS 1 and 2: at most {WINDOW} messages of a publisher unacknowledged. A publisher waits where a subscriber "
-        f"is behind: at most 2,000 messages and {OUTSTANDING:,} deliveries are outstanding.",
+        f"is behind: at most 2,000 messages (QoS 1 and 2: 200) and {OUTSTANDING:,} deliveries are outstanding.",
         "Fresh data directory for each run. Both NATS peers: JetStream in files, `sync_interval` 1 s. mosquitto and "
         "amqtt store nothing.",
     ]

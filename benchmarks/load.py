@@ -263,13 +263,13 @@ def drain(job: Job, scenario: Scenario) -> dict[str, object]:
         publisher = Publisher(greeting, layout, 0, [], window=scenario.window, lag=scenario.window, stamp_every=total)
         publisher.limit = total
         loop.ready.add(publisher)
-        _until(loop, lambda: publisher.acked == total, f"{total} messages published")
+        _until(loop, lambda: publisher.acked, total, "published")
         meter = Meter(job.processes)
         (greeting,) = connect_all(loop, address, [Client("sub00000", clean=False)], timeout=CONNECT_TIMEOUT)
         if not greeting.present:
             raise DeliveryError("the session of the durable subscriber was lost")
         subscriber = Subscriber(greeting, Verifier(layout), [])
-        _until(loop, lambda: subscriber.verifier.expected[0] >= total, f"{total} queued messages received")
+        _until(loop, lambda: subscriber.verifier.expected[0], total, "received")
         meter.stop()
         end = time.monotonic() + _LINGER
         while time.monotonic() < end:
@@ -281,11 +281,11 @@ def drain(job: Job, scenario: Scenario) -> dict[str, object]:
     return meter.result(total, {"rate": total / meter.seconds})
 
 
-def _until(loop: Loop, condition: Callable[[], bool], what: str) -> None:
+def _until(loop: Loop, count: Callable[[], int], total: int, what: str) -> None:
     until = time.monotonic() + CONNECT_TIMEOUT
-    while not condition():
+    while count() < total:
         if time.monotonic() > until:
-            raise DeliveryError(f"not {what} within {CONNECT_TIMEOUT:.0f} s")
+            raise DeliveryError(f"only {count()} of {total} messages {what} within {CONNECT_TIMEOUT:.0f} s")
         loop.turn(0.05)
 
 

@@ -43,9 +43,14 @@ class Scenario:
 
     @property
     def outstanding(self) -> int:
-        """``lag``, or where that is 0, this publisher's part of `OUTSTANDING`, 20 to 2,000."""
+        """``lag``, or where that is 0, this publisher's part of `OUTSTANDING`, 20 to 2,000 (QoS 1, 2: 200).
+
+        Less at QoS 1 and 2, where ``window`` already paces the publisher and a short run should not only fill queues.
+        """
         links = self.subscribers * (1 if self.subscribers == self.publishers else self.publishers)
-        return self.lag or max(20, min(2000, OUTSTANDING // links, 10_000 // self.publishers * self.subscribers))
+        return self.lag or max(
+            20, min(200 if self.qos else 2000, OUTSTANDING // links, 10_000 // self.publishers * self.subscribers)
+        )
 
 
 def _grid() -> list[Scenario]:

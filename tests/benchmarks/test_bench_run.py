@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark command from end to end, against a process that hands on bytes and against a real broker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import load, peers
+from benchmarks.__main__ import main
+from benchmarks.packets import DeliveryError
+from benchmarks.scenarios import select
+
+
+def test_command_measures_and_reports(tmp_path: Path) -> None:
+    report, results = tmp_path / "docs" / "report.md", tmp_path / "results.json"
+    arguments = [
+        "--peers",
+        "nats,relay",
+        "--only",
+        "pairs10-q0",
+        "--rounds",
+        "2",
+        "--seconds",
+        "0.2",
+        "--warmup",
+        "0.1",
+    ]
+    assert main([*arguments, "--report", str(report), "--json", str(results)]) == 0
+    runs = json.loads(results.read_text())["pairs10-q0"]
+    for peer in ("nats", "relay"):
+        assert [run["metrics"]["rate"] > 1000 and run["count"] > 200 for run in runs[peer]] == [True, True]
+    text = report.read_text()
+    assert "nats-server: v2." in text
+    assert "10 pairs, batched, QoS 0" in text
+    assert "Void" not in text
+
+
+@pytest.mark.parametrize("name", ["pairs10-q1-durable", "pairs10-q2", "fanin50-q1", "latency-q1"])
+def test_flows_with_a_broker(name: str) -> None:
+    with peers.running("nats") as broker:
+        (scenario,) = select([name])
+        job = load.Job(name, peers.HOST, broker.port, seconds=0.3, warmup=0.1, processes=broker.processes)
+        result = (load.latency if scenario.kind == "latency" else load.throughput)(job, scenario)
+    assert isinstance(result["count"], int)
+    assert result["count"] > 50
+
+
+def test_missing_deliveries_make_the_result_void(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairs that share a topic get each other's messages; the relay knows no wildcards, so fan-in gets nothing."""
+    monkeypatch.setattr(load, "DRAIN_TIMEOUT", 0.2)
+    monkeypatch.setattr(load.Traffic, "topic", staticmethod(lambda publisher: f"bench/{publisher // 2 * 2:05}"))
+    (scenario,) = select(["pairs10-q0"])
+    with peers.running("relay") as broker, pytest.raises(DeliveryError, match="went to the wrong subscriber"):
+        load.throughput(load.Job(scenario.name, peers.HOST, broker.port, seconds=0.2, warmup=0.1), scenario)
+    (scenario,) = select(["fanin50-q0"])
+    with peers.running("relay") as broker, pytest.raises(DeliveryError, match=r"of [0-9]+ deliveries are missing"):
+        load.throughput(load.Job(scenario.name, peers.HOST, broker.port, seconds=0.2, warmup=0.1), scenario)
+
+
+def test_peer_that_does_not_start(capsys: pytest.CaptureFixture[str]) -> None:
+    command = "python -c 'print(1); raise SystemExit(\"no such thing\")'"
+    assert (
+        main(["--peers", "ours,relay", "--only", "pairs10-q0", "--rounds", "1", "--seconds", "0.1", "--ours", command])
+        == 0
+    )
+    assert "skipped: ours (gateway ended with code 1: 1 / no such thing)" in capsys.readouterr().out
