@@ -11,6 +11,7 @@ import pytest
 from nats.js.api import RetentionPolicy, StreamConfig
 
 from tests.conftest import GatewayFactory, NatsFactory
+from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.waiting import free_port
 
@@ -59,7 +60,12 @@ def refusal(gateway_factory: GatewayFactory, nats_url: NatsServer | str, *argume
     gateway = gateway_factory(nats_url, *arguments, env=env, start=False)
     gateway.launch()
     assert gateway.wait(60) == 1
-    (line,) = gateway.log.splitlines()
+    return complaint(gateway)
+
+
+def complaint(gateway: Gateway) -> str:
+    """The one line that is not news of the work done so far."""
+    (line,) = [line for line in gateway.log.splitlines() if " INFO " not in line]
     assert line.startswith("mqtt-nats: ")
     return line
 
@@ -86,7 +92,7 @@ def test_wrong_password_is_refused_and_not_shown(nats_factory: NatsFactory, gate
     server = nats_factory(config='authorization { user: "gateway", password: "right" }')
     line = refusal(gateway_factory, server, "--nats-user", "gateway", MQTT_NATS_NATS_PASSWORD="hunter2")
     assert "hunter2" not in line
-    assert "uthoriz" in line or "uthentic" in line or "log in" in line
+    assert "credentials" in line
 
 
 async def test_a_stream_that_contradicts_ours(nats_factory: NatsFactory, gateway_factory: GatewayFactory) -> None:
@@ -116,6 +122,6 @@ def test_the_address_for_mqtt_is_in_use(nats_server: NatsServer, gateway_factory
         gateway = gateway_factory(nats_server, port=port, start=False)
         gateway.launch()
         assert gateway.wait(60) == 1
-    (line,) = gateway.log.splitlines()
+    line = complaint(gateway)
     assert f"127.0.0.1:{port}" in line
     assert "--listen" in line

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+# Needs Python 3.11 or newer and nothing else: `make run` and `make test` install the rest into .venv.
+
+PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,\
+	$(shell $(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: run test lint bench clean
+
+# nats-server and the gateway on 127.0.0.1:1883; Ctrl-C ends both. The shell hands its process over.
+run: $(VENV)/.embedded
+	@exec $(BIN)/mqtt-nats serve --embedded --data ./data
+
+test: $(VENV)/.test lint
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.bench
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
+
+# A stamp per set of extras: nothing is installed again while pyproject.toml is the same.
+$(VENV)/.embedded: EXTRAS = embedded
+$(VENV)/.test: EXTRAS = test
+$(VENV)/.bench: EXTRAS = test,bench
+$(VENV)/.embedded $(VENV)/.test $(VENV)/.bench: pyproject.toml $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]'
+	@touch $@
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "mqtt-nats needs Python 3.11 or newer; name it with make PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
