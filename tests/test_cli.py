@@ -8,12 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import paho.mqtt.client as mqtt
 import psutil
 import pytest
+from paho.mqtt.enums import CallbackAPIVersion
 
 from mqtt_nats import __version__
 from mqtt_nats.config import Settings, flag_name, is_secret
 from tests.conftest import GatewayFactory
+from tests.harness.gateway import Gateway
 from tests.harness.nats import ROOT, NatsServer
 from tests.harness.process import LoggedProcess, wait_ready
 from tests.harness.waiting import eventually
@@ -158,3 +161,57 @@ def test_embedded_ends_with_one_line_when_nats_server_dies(tmp_path: Path, gatew
     server.kill()
     assert gateway.wait() == 1
     assert re.search(r"^mqtt-nats: the embedded nats-server was ended by signal 9", gateway.log, re.MULTILINE)
+
+
+def test_embedded_finds_the_sessions_and_retained_messages_of_the_run_before(
+    tmp_path: Path, gateway_factory: GatewayFactory
+) -> None:
+    gateway = gateway_factory("", "--embedded", "--embedded-port", "0", "--data", str(tmp_path / "data"))
+    first = connect(gateway, "kept")
+    first.subscribe("home/#", qos=1)
+    eventually(lambda: first.granted, what="SUBACK")
+    first.publish("home/door", b"shut", qos=1, retain=True).wait_for_publish(10)
+    eventually(lambda: first.messages == [("home/door", b"shut", False)])
+    first.close()
+    other = connect(gateway, "other")
+    other.publish("home/lamp", b"on", qos=1).wait_for_publish(10)
+    other.close()
+
+    gateway.restart()
+    second = connect(gateway, "kept")
+    assert second.session_present
+    eventually(lambda: second.messages == [("home/lamp", b"on", False)])
+    second.close()
+    late = connect(gateway, "late")
+    late.subscribe("home/#", qos=1)
+    eventually(lambda: ("home/door", b"shut", True) in late.messages)
+    late.close()
+
+
+class Client(mqtt.Client):
+    """A paho client that keeps what it was told."""
+
+    def __init__(self, client_id: str) -> None:
+        super().__init__(CallbackAPIVersion.VERSION2, client_id, clean_session=False)
+        self.session_present: bool | None = None
+        self.granted = False
+        self.messages: list[tuple[str, bytes, bool]] = []
+        self.on_connect = lambda client, data, flags, reason, properties: setattr(
+            self, "session_present", flags.session_present
+        )
+        self.on_subscribe = lambda *_: setattr(self, "granted", True)
+        self.on_message = lambda client, data, message: self.messages.append(
+            (message.topic, bytes(message.payload), message.retain)
+        )
+
+    def close(self) -> None:
+        self.disconnect()
+        self.loop_stop()
+
+
+def connect(gateway: Gateway, client_id: str) -> Client:
+    client = Client(client_id)
+    client.connect(gateway.host, gateway.port)
+    client.loop_start()
+    eventually(lambda: client.session_present is not None, what="CONNACK")
+    return client
