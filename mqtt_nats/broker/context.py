@@ -8,7 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.backbone.link import Link
@@ -17,9 +17,12 @@ from mqtt_nats.broker.access import Authenticator
 from mqtt_nats.codec import Limits
 from mqtt_nats.connection.connection import Clock, Hold
 from mqtt_nats.outlet import Round
-from mqtt_nats.pubsub.fanout import Fanout
+from mqtt_nats.pubsub.fanout import Fanout, publish_qos
+from mqtt_nats.pubsub.message import Stored
 from mqtt_nats.pubsub.table import Table
+from mqtt_nats.session.durable import packet_id
 from mqtt_streams.hashing import nuid
+from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.pubrel import PubrelStore
 from mqtt_streams.qos2 import Qos2Store
 from mqtt_streams.retained import RetainedStore
@@ -31,6 +34,10 @@ if TYPE_CHECKING:
     from mqtt_nats.config import Settings
 
 log = logging.getLogger("mqtt_nats.broker")
+
+# Stored messages kept for the next consumer that brings them; there is no more to it than a lookup saved.
+STORED_MOST: Final = 4096
+STORED_BYTES: Final = 16 * 1024 * 1024
 
 
 class Broker:
@@ -84,6 +91,9 @@ class Broker:
         """Connected clients by client id."""
         self.connections: set[Client] = set()
         """Everything with an open socket, also before CONNECT."""
+        self.stored: dict[int, Stored] = {}
+        """Messages that consumers have brought lately, by stream sequence."""
+        self._stored_bytes = 0
         self.closing = False
         self.online = asyncio.Event()
         """Set while NATS is connected."""
@@ -119,6 +129,26 @@ class Broker:
             clients, self._blocked_clients = self._blocked_clients, []
             for client in clients:
                 client.connection.release(Hold.NATS)
+
+    def stored_message(self, sequence: int, stamp: bytes, subject: bytes, headers: bytes, payload: bytes) -> Stored:
+        """A message of ``$MQTT_msgs``, made once however many consumers of this gateway bring it.
+
+        ``stamp`` is its store time: a stream that was made anew counts from 1 again.
+        """
+        found = self.stored.get(sequence)
+        if found is not None and found.stamp == stamp:
+            return found
+        bare = subject[len(STORED_PREFIX) :]
+        route = self.table.by_subject.get(bare) or self.table.route_of_subject(bare)
+        if route is None:
+            return Stored("", b"", b"", 0, 0)
+        found = Stored(route.subject, route.key, payload, publish_qos(headers), packet_id(sequence), stamp=stamp)
+        self._stored_bytes += len(payload)
+        if len(self.stored) >= STORED_MOST or self._stored_bytes > STORED_BYTES:
+            self.stored.clear()
+            self._stored_bytes = len(payload)
+        self.stored[sequence] = found
+        return found
 
     def is_own(self, headers: bytes) -> bool:
         """Whether this gateway made the message."""

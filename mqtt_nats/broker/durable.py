@@ -17,8 +17,9 @@ from mqtt_nats.backbone.link import Handler
 from mqtt_nats.broker.operations import ConfirmOp, PubrelOp
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.replay import Replay, start_replays
-from mqtt_nats.codec import MqttError, ReasonCode, publish_head
-from mqtt_nats.pubsub.fanout import publish_qos, publisher
+from mqtt_nats.codec import MqttError, ReasonCode
+from mqtt_nats.pubsub.fanout import publisher
+from mqtt_nats.pubsub.message import Stored
 from mqtt_nats.session.durable import Delivery, DurableOutbound, Source
 from mqtt_nats.session.overlap import Overlap
 from mqtt_streams.consumers import (
@@ -100,13 +101,9 @@ class DurableSide:
 
     def publish(self, delivery: Delivery, dup: bool) -> None:
         """Send the PUBLISH packet of a delivery."""
-        body: tuple[bytes, bytes, int] = delivery.body
-        key, payload, retain = body
-        identifier = delivery.id
-        flags = 0x30 | delivery.qos << 1 | (8 if dup else 0) | retain
-        self.client.outlet.write(
-            b"%b%c%c%b" % (publish_head(flags, key, len(payload) + 2), identifier >> 8, identifier & 0xFF, payload)
-        )
+        message: Stored = delivery.body
+        data = message.packets[delivery.qos] or message.packet(delivery.qos)
+        self.client.outlet.write(bytes((data[0] | 8,)) + data[1:] if dup else data)
 
     def ack(self, reply: bytes) -> None:
         """Acknowledge a message to JetStream."""
@@ -131,59 +128,86 @@ class DurableSide:
     def _arrival(self, attachment: Attachment) -> Handler:
         """The handler of a consumer's deliver subject."""
         client = self.client
+        broker = client.broker
+        outlet = client.outlet
         machine = self.machine
-        table = client.broker.table
         source = attachment.source
-        by_subject = table.by_subject
-        prefix = len(STORED_PREFIX)
-        wild = starts_with_wildcard(attachment.consumer.filter_subject[prefix:])
+        shared = broker.stored
+        wild = starts_with_wildcard(attachment.consumer.filter_subject.removeprefix(STORED_PREFIX))
+        looks = wild or bool(client.no_local)
+        attachments = self.attachments
+        overlap = self.overlap
 
         def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-            ack = parse_ack(reply)
-            if ack is None:
+            tokens = reply.split(b".")
+            if len(tokens) != 9 or tokens[4] != b"1" or looks:
+                self._consider(attachment, wild, subject, reply, headers, payload)
                 return
-            bare = subject[prefix:]
-            route = by_subject.get(bare) or table.route_of_subject(bare)
-            qos = publish_qos(headers)
-            if route is None or not qos:
-                self.headerless += 1
-                self.ack(reply)
-                return
-            sequence = ack.stream_seq
-            if source.end and (sequence > source.end or ack.delivered == 1):
-                self.ack(reply)
-                return
-            granted = source.granted(sequence)
-            if len(self.attachments) > 1 and not source.end:
-                owner, granted = self.overlap.owner(route.subject, sequence)
+            sequence = int(tokens[5])
+            message = shared.get(sequence)
+            if message is None or message.stamp != tokens[7]:
+                message = broker.stored_message(sequence, tokens[7], subject, headers, payload)
+            qos = message.qos
+            if len(attachments) == 1:
+                if source.qos < qos:
+                    qos = source.qos
+            else:
+                owner, granted = overlap.owner(message.subject, sequence)
                 if owner is not attachment:
-                    source.last = max(source.last, sequence)
-                    source.pending = ack.pending
-                    source.again += ack.delivered > 1
-                    self.ack(reply)
-                    return
-            if wild and not visible_to_wildcard(route.subject):
-                source.again += ack.delivered > 1
-                self.ack(reply)
+                    qos = 0
+                elif granted < qos:
+                    qos = granted
+            if not qos or not machine.sent_at_once(source, sequence, qos, reply):
+                self._consider(attachment, wild, subject, reply, headers, payload)
                 return
-            if client.no_local and publisher(headers) == client.no_local:
-                source.again += ack.delivered > 1
-                self.ack(reply)
-                return
-            machine.arrived(
-                source,
-                sequence,
-                ack.delivered,
-                ack.pending,
-                reply,
-                (route.key, payload, 0),
-                qos if qos < granted else granted,
-            )
-            if not machine.open or ack.delivered > 1:
-                self._progress.set()
-            client.broker.link.kick()
+            source.pending = int(tokens[8])
+            data = message.packets[qos] or message.packet(qos)
+            outlet.chunks.append(data)
+            if outlet.clogged:
+                outlet.held += len(data)
+            elif not outlet.dirty:
+                outlet.dirty = True
+                outlet.round.add(outlet)
 
         return arrived
+
+    def _consider(
+        self, attachment: Attachment, wild: bool, subject: bytes, reply: bytes, headers: bytes, payload: bytes
+    ) -> None:
+        """A message that is not simply the next one."""
+        ack = parse_ack(reply)
+        if ack is None:
+            return
+        client = self.client
+        source = attachment.source
+        message = client.broker.stored_message(ack.stream_seq, b"%d" % ack.timestamp_ns, subject, headers, payload)
+        sequence = ack.stream_seq
+        if not message.qos:
+            self.headerless += 1
+            source.again += ack.delivered > 1
+            self.ack(reply)
+            return
+        if source.end and (sequence > source.end or ack.delivered == 1):
+            self.ack(reply)
+            return
+        granted = source.granted(sequence)
+        unwanted = (wild and not visible_to_wildcard(message.subject)) or (
+            client.no_local and publisher(headers) == client.no_local
+        )
+        if not unwanted and len(self.attachments) > 1 and not source.end:
+            owner, granted = self.overlap.owner(message.subject, sequence)
+            unwanted = owner is not attachment
+        if unwanted:
+            source.last = max(source.last, sequence)
+            source.pending = ack.pending
+            source.again += ack.delivered > 1
+            self.ack(reply)
+        else:
+            self.machine.arrived(
+                source, sequence, ack.delivered, ack.pending, reply, message, min(message.qos, granted)
+            )
+        if not self.machine.open or ack.delivered > 1:
+            self._progress.set()
 
     def _pubrel_arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         identifier = get_int(headers, "Nmqtt-PubRel")
@@ -367,7 +391,7 @@ async def resume(client: Client, side: DurableSide) -> None:
     for key, consumer in record.cons.items():
         subject = key.removesuffix(" fwc")
         qos = record.subs.get(subject if key == subject else f"{subject}.>", 0) or 1
-        source = Source(qos, record.v5.start.get(key, 0))
+        source = Source(qos, record.v5.start.get(key, 0), broker.settings.max_inflight)
         was = record.v5.was.get(key)
         if was is not None:
             source.was_qos, source.until = was
@@ -377,7 +401,7 @@ async def resume(client: Client, side: DurableSide) -> None:
         deliver = DELIVER_PREFIX + broker.new_nuid()
         consumer = ConsumerRef(entry.name, deliver, entry.filter_subject, broker.settings.max_inflight)
         if entry.qos:
-            attachments.append(side.add("", consumer, Source(entry.qos, 0, entry.end)))
+            attachments.append(side.add("", consumer, Source(entry.qos, 0, broker.settings.max_inflight, entry.end)))
     for start in range(0, len(attachments), 32):
         await asyncio.gather(*(side.attach(attachment) for attachment in attachments[start : start + 32]))
     for subject, qos in record.subs.items():

@@ -14,8 +14,9 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.broker.record import save_record
-from mqtt_nats.pubsub.message import Message
+from mqtt_nats.pubsub.message import Message, Stored
 from mqtt_nats.pubsub.table import Gate
+from mqtt_nats.session.durable import retained_id
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.retained import RetainedMessage
 from mqtt_streams.sessions import Conflict
@@ -100,7 +101,9 @@ class Replay:
         side = client.durable_side
         source = self.source
         if qos and side is not None and source is not None:
-            side.machine.replay(source, message.seq, qos, (key, message.payload, 1), self.again)
+            identifier = retained_id(message.seq)
+            body = Stored(message.subject, key, message.payload, message.qos, identifier, retain=True)
+            side.machine.replay(source, message.seq, qos, body, self.again)
             return
         found = Message(key, message.payload, qos, retain=True)
         if qos:

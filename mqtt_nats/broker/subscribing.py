@@ -145,7 +145,7 @@ async def _subscribe_durable(client: Client, wanted: dict[str, tuple[int, tuple[
                     inactive_threshold=_backstop(record.v5.expiry),
                 )
                 record.v5.start[key] = start
-                source = Source(qos, start)
+                source = Source(qos, start, broker.settings.max_inflight)
                 source.held = True
                 source.expected = 0
                 created.append(side.add(key, consumer, source))

@@ -37,3 +37,41 @@ class Message:
             flags = 0x30 | qos << 1 | (1 if self.retain else 0)
             head = self._heads[qos] = publish_head(flags, self.key, 2 + len(self.payload))
         return head
+
+
+class Stored:
+    """A message of a stream as all sessions share it: its packet identifier follows from its sequence.
+
+    So the whole PUBLISH packet is the same for every subscriber with the same QoS.
+    """
+
+    __slots__ = ("identifier", "key", "packets", "payload", "qos", "retain", "stamp", "subject")
+
+    def __init__(
+        self,
+        subject: str,
+        key: bytes,
+        payload: bytes,
+        qos: int,
+        identifier: int,
+        retain: bool = False,
+        stamp: bytes = b"",
+    ) -> None:
+        self.subject = subject
+        self.key = key
+        self.payload = payload
+        self.qos = qos
+        """0 when it was not published as an MQTT message at QoS 1 or 2."""
+        self.identifier = identifier
+        self.retain = retain
+        self.stamp = stamp
+        """Store time as the acknowledgement subject has it."""
+        self.packets: list[bytes] = [b"", b"", b""]
+
+    def packet(self, qos: int) -> bytes:
+        """The PUBLISH packet at QoS 1 or 2 (3.1.1), DUP clear."""
+        identifier = self.identifier
+        flags = 0x30 | qos << 1 | (1 if self.retain else 0)
+        head = publish_head(flags, self.key, 2 + len(self.payload))
+        data = self.packets[qos] = b"%b%c%c%b" % (head, identifier >> 8, identifier & 0xFF, self.payload)
+        return data

@@ -42,9 +42,6 @@ RELEASED: Final = 3
 
 PUBREL: Final = 6
 
-# Completed sequences remembered, so that a redelivery after a lost acknowledgement is acknowledged again.
-REMEMBERED: Final = 8192
-
 
 def packet_id(sequence: int) -> int:
     """The packet identifier of a stream sequence."""
@@ -78,9 +75,22 @@ class Ports(Protocol):
 class Source:
     """One durable consumer of the session, attached to this connection."""
 
-    __slots__ = ("again", "backlog", "end", "expected", "held", "last", "pending", "qos", "start", "until", "was_qos")
+    __slots__ = (
+        "again",
+        "backlog",
+        "done",
+        "end",
+        "expected",
+        "held",
+        "last",
+        "pending",
+        "qos",
+        "start",
+        "until",
+        "was_qos",
+    )
 
-    def __init__(self, qos: int, start: int, end: int = 0) -> None:
+    def __init__(self, qos: int, start: int, window: int, end: int = 0) -> None:
         self.qos = qos
         """Granted QoS."""
         self.end = end
@@ -101,6 +111,8 @@ class Source:
         self.held = False
         """New messages are kept back until the retained messages have been written."""
         self.backlog: deque[Delivery] = deque()
+        self.done: deque[int] = deque(maxlen=window)
+        """Sequences completed last. The acknowledgements that can be lost are those of the consumer's window."""
 
     @property
     def collected(self) -> bool:
@@ -120,7 +132,7 @@ class Source:
 class Delivery:
     """One message on its way to the client."""
 
-    __slots__ = ("body", "dup", "id", "qos", "replies", "sequence", "source", "state")
+    __slots__ = ("body", "dup", "id", "others", "qos", "reply", "sequence", "source", "state")
 
     def __init__(
         self, source: Source, sequence: int, identifier: int, qos: int, body: Any, reply: bytes, dup: bool
@@ -132,9 +144,16 @@ class Delivery:
         self.qos = qos
         self.body = body
         """What :meth:`Ports.publish` needs; opaque here."""
-        self.replies = [reply] if reply else []
+        self.reply = reply
+        """The acknowledgement subject; empty for a retained message."""
+        self.others: list[bytes] | None = None
+        """Those of the same message from further consumers."""
         self.dup = dup
         self.state = WAITING
+
+    def replies(self) -> list[bytes]:
+        """Every acknowledgement subject."""
+        return [self.reply, *(self.others or ())] if self.reply else []
 
 
 class Release:
@@ -169,10 +188,11 @@ class DurableOutbound:
         """False until everything in flight from an earlier connection has been collected."""
         self.resent = 0
         self.on_complete: Callable[[Delivery], None] | None = None
-        self._known: dict[int, Delivery] = {}
+        """Called when a message of a subscription that has ended is complete."""
+        self._queued: dict[int, Delivery] = {}
+        """What is WAITING, by stream sequence."""
         self._waiting: list[tuple[int, Delivery]] = []
         self._replay: deque[Delivery] = deque()
-        self._done: dict[int, None] = {}
         self._suspect: list[tuple[int, int]] = []
         self._cleared: set[int] = set()
         self._asked: set[int] = set()
@@ -188,10 +208,11 @@ class DurableOutbound:
             source.last = sequence
         if attempt > 1:
             source.again += 1
-            if self._repeated(sequence, reply):
+            if self._repeated(source, sequence, reply):
                 return
-        if sequence in self._known:  # the same message through a second consumer
-            self._known[sequence].replies.append(reply)
+        known = self._find(sequence)
+        if known is not None:  # the same message through a second consumer
+            known.others = [*(known.others or ()), reply]
             return
         identifier = sequence % ID_SPACE + 1
         release = self.releases.get(identifier)
@@ -201,8 +222,8 @@ class DurableOutbound:
             self.ports.ack_confirmed(reply, identifier)
             return
         delivery = Delivery(source, sequence, identifier, qos, body, reply, attempt > 1)
-        self._known[sequence] = delivery
         if source.held:
+            self._queued[sequence] = delivery
             source.backlog.append(delivery)
         elif (
             self.open
@@ -215,17 +236,52 @@ class DurableOutbound:
         ):
             self._send(delivery)
         else:
+            self._queued[sequence] = delivery
             heapq.heappush(self._waiting, (sequence, delivery))
             if self.open:
                 self.pump()
 
-    def _repeated(self, sequence: int, reply: bytes) -> bool:
+    def sent_at_once(self, source: Source, sequence: int, qos: int, reply: bytes) -> bool:
+        """Take a message that needs no thought: a first delivery, in order, that may be sent now.
+
+        Returns:
+            True when the caller has to send the PUBLISH packet; False when :meth:`arrived` has to decide.
+        """
+        identifier = sequence % ID_SPACE + 1
+        inflight = self.inflight
+        if (
+            sequence <= source.last
+            or not self.open
+            or self._queued
+            or source.held
+            or source.end
+            or self._suspect
+            or identifier in inflight
+            or (self.releases and identifier in self.releases)
+            or len(inflight) >= self.limit
+            or (len(self.sources) > 1 and not self._passed(sequence))
+        ):
+            return False
+        source.last = sequence
+        delivery = Delivery(source, sequence, identifier, qos, None, reply, False)
+        delivery.state = SENT
+        inflight[identifier] = delivery
+        return True
+
+    def _find(self, sequence: int) -> Delivery | None:
+        """What is on its way of a stream sequence."""
+        found = self.inflight.get(sequence % ID_SPACE + 1)
+        if found is not None and found.sequence == sequence:
+            return found
+        return self._queued.get(sequence)
+
+    def _repeated(self, source: Source, sequence: int, reply: bytes) -> bool:
         """Handle a redelivery of something that this connection knows."""
-        known = self._known.get(sequence)
+        known = self._find(sequence)
         if known is not None:
-            known.replies = [reply]
+            known.reply = reply
             return True
-        if sequence in self._done:
+        if sequence in source.done:
             self.ports.ack(reply)
             return True
         return False
@@ -255,6 +311,7 @@ class DurableOutbound:
             if delivery.qos == 2 and self._suspicious(sequence, identifier):
                 return
             heapq.heappop(waiting)
+            del self._queued[sequence]
             self._send(delivery)
 
     def _send(self, delivery: Delivery) -> None:
@@ -338,19 +395,25 @@ class DurableOutbound:
             ProtocolError: the packet does not belong to the message's QoS.
         """
         inflight = self.inflight
-        for identifier in ids:
-            delivery = inflight.get(identifier)
-            if kind == 4:
+        if kind == 4:
+            ack = self.ports.ack
+            for identifier in ids:
+                delivery = inflight.get(identifier)
                 if delivery is None:
                     continue
                 if delivery.qos != 1:
                     raise ProtocolError(f"PUBACK for packet identifier {identifier}, which is at QoS 2")
+                if delivery.reply:
+                    ack(delivery.reply)
+                    if delivery.others is not None:
+                        for reply in delivery.others:
+                            ack(reply)
                 self._complete(delivery)
-                for reply in delivery.replies:
-                    self.ports.ack(reply)
-            elif kind == 5:
-                self._received(identifier, delivery, failed)
-            else:
+        elif kind == 5:
+            for identifier in ids:
+                self._received(identifier, inflight.get(identifier), failed)
+        else:
+            for identifier in ids:
                 self._completed(identifier)
         if self._waiting or self._replay:
             self.pump()
@@ -364,7 +427,7 @@ class DurableOutbound:
             raise ProtocolError(f"PUBREC for packet identifier {identifier}, which is at QoS 1")
         if failed:  # a reason code of 0x80 or more completes the message
             self._complete(delivery)
-            for reply in delivery.replies:
+            for reply in delivery.replies():
                 self.ports.ack(reply)
         elif delivery.state == SENT:
             delivery.state = STORING
@@ -379,9 +442,9 @@ class DurableOutbound:
             return
         delivery.state = RELEASED
         release = self.releases.setdefault(identifier, Release(max(delivery.sequence, 0), 0))
-        release.confirmed += len(delivery.replies)
+        release.confirmed += len(delivery.replies())
         self.ports.send(ack_bytes(PUBREL, identifier))
-        for reply in delivery.replies:
+        for reply in delivery.replies():
             self.ports.ack_confirmed(reply, identifier)
         self._complete(delivery)
         if self._waiting or self._replay:
@@ -429,12 +492,8 @@ class DurableOutbound:
         del self.inflight[delivery.id]
         sequence = delivery.sequence
         if sequence > 0:
-            del self._known[sequence]
-            done = self._done
-            done[sequence] = None
-            if len(done) > REMEMBERED:
-                del done[next(iter(done))]
-        if self.on_complete is not None:
+            delivery.source.done.append(sequence)
+        if delivery.source.end and self.on_complete is not None:
             self.on_complete(delivery)
 
     def holds(self, source: Source) -> bool:
@@ -453,8 +512,8 @@ class DurableOutbound:
         """
         source.end = max(source.last, 1)
         for delivery in [*source.backlog, *(d for _, d in self._waiting if d.source is source)]:
-            self._known.pop(delivery.sequence, None)
-            for reply in delivery.replies:
+            self._queued.pop(delivery.sequence, None)
+            for reply in delivery.replies():
                 self.ports.ack(reply)
         source.backlog.clear()
         self._waiting = [(s, d) for s, d in self._waiting if d.source is not source]
