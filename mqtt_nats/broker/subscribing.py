@@ -198,4 +198,5 @@ async def unsubscribe(client: Client, packet: Unsubscribe) -> None:
             client.taken_over()
             return
         await side.remove(gone)
-    client.outlet.write(encode(Unsuback(packet.packet_id, tuple(codes)), client.version))
+    answer = Unsuback(packet.packet_id, tuple(codes) if client.version == 5 else ())
+    client.outlet.write(encode(answer, client.version))
