@@ -19,7 +19,7 @@ from mqtt_nats.codec import NotAuthorized, TopicNameInvalid, validate_topic_name
 from mqtt_nats.outlet import Outlet
 from mqtt_nats.pubsub.message import Message
 from mqtt_nats.pubsub.trie import FilterTrie
-from mqtt_streams.subjects import ReservedSubject, SubjectTooLong, topic_to_subject, wire_topic
+from mqtt_streams.subjects import ReservedSubject, SubjectTooLong, topic_to_subject, visible_to_wildcard, wire_topic
 
 # Routes kept; a gateway that sees more distinct topics than this starts over.
 MAX_ROUTES: Final = 100_000
@@ -258,6 +258,8 @@ class Table:
         """Find out who gets a message on this topic."""
         route.version = self.version
         filters = self._trie.match(route.topic)
+        if route.subject[:1] == "_" and not visible_to_wildcard(route.subject):
+            filters = [found for found in filters if found.text[0] not in "#+"]
         groups: dict[Filter, Group] = {}
         if len(filters) == 1:
             only = filters[0]

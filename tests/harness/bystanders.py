@@ -84,7 +84,7 @@ class Paho:
             self.disconnections.append(str(reason))
 
     def _message(self, client: Any, userdata: Any, message: mqtt.MQTTMessage) -> None:
-        self.received.append((message.topic, message.payload, message.qos, message.retain))
+        self.received.append((message.topic, bytes(message.payload), message.qos, message.retain))
 
     def _published(self, client: Any, userdata: Any, mid: int, reason: Any, properties: Any) -> None:
         self.acknowledged.add(mid)
@@ -118,7 +118,7 @@ class Bystanders:
         message = self.regular.client.on_message
 
         def arrived(client: Any, userdata: Any, found: mqtt.MQTTMessage) -> None:
-            born = self._born.pop(found.payload, None)
+            born = self._born.pop(bytes(found.payload), None)
             if born is not None:
                 self.delays.append(time.monotonic() - born)
             assert message is not None
