@@ -18,6 +18,9 @@ Waiter = Callable[[bytes, bytes], None]
 
 NO_RESPONDERS = b"NATS/1.0 503"
 
+# Time-outs of requests are this exact (seconds).
+SWEEP = 0.1
+
 
 class Inbox:
     """Replies to requests and to stores, over one subscription of a :class:`Link`.
@@ -31,6 +34,8 @@ class Inbox:
         self.prefix = b"_INBOX." + secrets.token_hex(11).encode() + b"."
         self.waiters: dict[bytes, Waiter] = {}
         self._literal: dict[str, asyncio.Future[Reply]] = {}
+        self._deadlines: dict[asyncio.Future[Reply], tuple[float, str, float]] = {}
+        self._sweeper: asyncio.TimerHandle | None = None
         self._length = len(self.prefix)
         self._count = 0
         self._sid = link.subscribe_raw(self.prefix + b"*", self._arrived)
@@ -68,7 +73,8 @@ class Inbox:
         link = self.link
         if link.wire is None:
             raise RequestTimeout(f"not connected to NATS: {subject}")
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Reply] = loop.create_future()
         token = b""
         if reply:
             target = reply.encode()
@@ -84,12 +90,13 @@ class Inbox:
             self.waiters[token] = arrived
         link.out.append(frame(subject.encode(), target, headers, payload))
         link.kick()
+        self._deadlines[future] = (loop.time() + timeout, subject, timeout)
+        if self._sweeper is None:
+            self._sweeper = loop.call_later(SWEEP, self._sweep)
         try:
-            async with asyncio.timeout(timeout):
-                answer = await future
-        except TimeoutError:
-            raise RequestTimeout(f"no reply in {timeout:g} s: {subject}") from None
+            answer = await future
         finally:
+            self._deadlines.pop(future, None)
             if reply:
                 self._literal.pop(reply, None)
             else:
@@ -97,6 +104,15 @@ class Inbox:
         if answer.headers.startswith(NO_RESPONDERS) and not answer.payload:
             raise NoResponders(subject)
         return answer
+
+    def _sweep(self) -> None:
+        """Fail the requests whose time is up: one timer for all, since most requests need none."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for future, (deadline, subject, timeout) in list(self._deadlines.items()):
+            if now >= deadline and not future.done():
+                future.set_exception(RequestTimeout(f"no reply in {timeout:g} s: {subject}"))
+        self._sweeper = loop.call_later(SWEEP, self._sweep) if self._deadlines else None
 
     async def stream(self, subject: str, payload: bytes = b"", *, timeout: float = 5.0) -> AsyncGenerator[Reply, None]:
         """Send a request and yield its replies until the caller stops.

@@ -191,7 +191,7 @@ class Link(Client):
     async def fence(self, timeout: float = 5.0) -> None:
         """Return when the server has handled everything sent so far (PING/PONG).
 
-        Calls of one loop turn share one PING.
+        Calls of one loop turn share one PING, and the first one's ``timeout`` (seconds).
 
         Raises:
             TimeoutError: the server did not answer, or the connection is down.
@@ -201,24 +201,26 @@ class Link(Client):
         loop = asyncio.get_running_loop()
         future: asyncio.Future[bool] = loop.create_future()
         if not self._flush_waiters:
-            loop.call_soon(self._send_fence)
+            loop.call_soon(self._send_fence, timeout)
         self._flush_waiters.append(future)
-        async with asyncio.timeout(timeout):
-            await future
+        await future
 
-    def _send_fence(self) -> None:
+    def _send_fence(self, timeout: float) -> None:
         waiters, self._flush_waiters = self._flush_waiters, []
-        shared: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        shared: asyncio.Future[bool] = loop.create_future()
 
         def done(pong: asyncio.Future[bool]) -> None:
+            timer.cancel()
             for waiter in waiters:
                 if waiter.done():
                     continue
                 if pong.cancelled():
-                    waiter.cancel()
+                    waiter.set_exception(TimeoutError("NATS did not answer a ping"))
                 else:
                     waiter.set_result(True)
 
+        timer = loop.call_later(timeout, shared.cancel)
         shared.add_done_callback(done)
         self._pongs.append(shared)
         self.out.append(b"PING\r\n")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mqtt_nats.codec import ReasonCode
+from mqtt_nats.connection.connection import Connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +17,12 @@ class Credentials:
     client_id: str
     username: str | None
     password: bytes | None
-    peer: str
+    connection: Connection
+    """Where the client comes from."""
 
     def __repr__(self) -> str:
         """Without the password."""
-        return f"Credentials(client_id={self.client_id!r}, username={self.username!r}, peer={self.peer!r})"
+        return f"Credentials(client_id={self.client_id!r}, username={self.username!r}, peer={self.connection.peer!r})"
 
 
 class Authenticator(Protocol):

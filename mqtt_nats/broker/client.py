@@ -393,15 +393,17 @@ class Client(Member):
             self._jobs = deque()
         self._jobs.append(work)
         if self._task is None:
-            self._task = self.broker.spawn(self._work(), f"client {self.client_id or self.connection.peer}")
+            self._task = self.broker.spawn_safe(self._work(), self.client_id or "a client")
 
     async def _work(self) -> None:
         jobs = self._jobs
         assert jobs is not None
+        online = self.broker.online
         try:
             while jobs:
                 try:
-                    await self.broker.online.wait()
+                    if not online.is_set():
+                        await online.wait()
                     await jobs.popleft()
                 except MqttError as error:
                     self.broken(error)

@@ -109,6 +109,8 @@ class Broker:
         self.delete_held = f"{api}.STREAM.MSG.DELETE.$MQTT_qos2in".encode()
         self.purge_held = f"{api}.STREAM.PURGE.$MQTT_qos2in".encode()
         self._tasks = spawn
+        self._nuid_prefix = nuid(secrets.token_bytes(32))[:12]
+        self._nuids = secrets.randbelow(1_000_000_000)
         self._gateway48 = secrets.randbits(48)
         self._own = b"%012x" % self._gateway48
         self._counter = 0
@@ -116,6 +118,10 @@ class Broker:
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run ``work`` in the gateway's task group; its exceptions end only itself."""
         return self._tasks.create_task(_guard(work), name=name)
+
+    def spawn_safe(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """As :meth:`spawn`, for work that lets no exception out."""
+        return self._tasks.create_task(work, name=name)
 
     def block(self, client: Client) -> None:
         """Read nothing more from a client that publishes until NATS takes more."""
@@ -157,7 +163,8 @@ class Broker:
 
     def new_nuid(self) -> str:
         """A unique token of 22 characters, as consumer names and deliver subjects have."""
-        return nuid(secrets.token_bytes(32))
+        self._nuids += 1
+        return f"{self._nuid_prefix}{self._nuids:010d}"
 
     def next_id(self) -> bytes:
         """The 128-bit id of a message, 32 hex digits: time in microseconds, gateway, counter."""

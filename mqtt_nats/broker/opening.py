@@ -38,7 +38,6 @@ from mqtt_streams.timers import EXPIRY
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
-    from mqtt_nats.broker.context import Broker
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -81,7 +80,7 @@ async def _open(client: Client, connect: Connect) -> bool:
     if not connect.client_id and not connect.clean_start:  # [MQTT-3.1.3-8]
         raise InvalidClientId("an empty client id needs a clean session")
     client_id = connect.client_id or f"auto-{broker.new_nuid()}"  # [MQTT-3.1.3-6]
-    await _authenticate(broker, connect, client_id, client.connection.peer)
+    await _authenticate(client, connect, client_id)
     if connect.will is not None:
         check_topic_name(connect.will.topic, settings.max_topic_levels)
         encoded = connect.will.topic.encode()
@@ -102,9 +101,10 @@ async def _open(client: Client, connect: Connect) -> bool:
     return present
 
 
-async def _authenticate(broker: Broker, connect: Connect, client_id: str, peer: str) -> None:
+async def _authenticate(client: Client, connect: Connect, client_id: str) -> None:
+    credentials = Credentials(client_id, connect.username, connect.password, client.connection)
     try:
-        verdict = await broker.access.authenticate(Credentials(client_id, connect.username, connect.password, peer))
+        verdict = await client.broker.access.authenticate(credentials)
     except Exception as error:
         log.exception("the authenticator failed: access denied")
         raise NotAuthorized("the authenticator failed") from error

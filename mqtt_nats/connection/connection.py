@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from enum import IntFlag
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from mqtt_nats.codec import Decoder, Limits, MqttError, Packet, ReasonCode
 from mqtt_nats.outlet import Outlet, Round
@@ -21,17 +20,15 @@ WRITE_HIGH_WATER = 256 * 1024
 WRITE_LOW_WATER = 64 * 1024
 
 
-class Hold(IntFlag):
-    """Why nothing is read from a client."""
+class Hold:
+    """Why nothing is read from a client: bits, plain integers for speed."""
 
-    HANDSHAKE = 1
+    HANDSHAKE: Final = 1
     """Its CONNECT is being answered."""
-    WINDOW = 2
+    WINDOW: Final = 2
     """Too much of what it sent is not stored yet."""
-    NATS = 4
+    NATS: Final = 4
     """NATS takes nothing."""
-    OUTBOUND = 8
-    """It does not read what it asked for."""
 
 
 class Handler(Protocol):
@@ -132,13 +129,13 @@ class Connection(asyncio.Protocol):
             handler.lost()
         self.transport = None
 
-    def hold(self, why: Hold) -> None:
+    def hold(self, why: int) -> None:
         """Read nothing more until :meth:`release` is called for every reason to hold."""
         if not self._holds and self.transport is not None and not self.transport.is_closing():
             self.transport.pause_reading()
         self._holds |= why
 
-    def release(self, why: Hold) -> None:
+    def release(self, why: int) -> None:
         """Remove one reason not to read."""
         if not self._holds & why:
             return
