@@ -26,7 +26,7 @@ from mqtt_nats.broker.context import Broker
 from mqtt_nats.broker.recovery import recover
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.config import Settings
-from mqtt_nats.connection.connection import Connection
+from mqtt_nats.connection.connection import CLOCK_STEP, Connection
 from mqtt_nats.errors import StartupError
 from mqtt_nats.listeners.tcp import listen
 from mqtt_nats.pubsub.fanout import SEEN_FOR
@@ -38,9 +38,6 @@ from mqtt_streams.timers import EXPIRY
 log = logging.getLogger("mqtt_nats.gateway")
 
 MINIMUM_SERVER: Final = (2, 12)
-
-TICK: Final = 0.5
-"""Seconds between two looks at deadlines."""
 
 SHUTDOWN: Final = 10.0
 """Seconds in which a stopping gateway finishes what it has begun."""
@@ -263,7 +260,7 @@ class Gateway:
         rotated = loop.time()
         timeout = self.settings.connect_timeout
         while True:
-            await asyncio.sleep(TICK)
+            await asyncio.sleep(CLOCK_STEP)
             now = broker.clock.now = loop.time()
             broker.store.tick(now)
             if now - rotated > SEEN_FOR / 2:

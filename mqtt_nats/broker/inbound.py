@@ -13,12 +13,14 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.broker.operations import DeleteOp, HoldOp, Receipt, ReleaseOp, RetainedOp
+from mqtt_nats.broker.record import save_record
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.pubsub.message import Message
 from mqtt_nats.session.inbound import Action, InboundQos2
 from mqtt_streams.api import RequestTimeout
 from mqtt_streams.headers import get
 from mqtt_streams.qos2 import STREAM, Held, held_block, held_subject, release_id
+from mqtt_streams.sessions import Conflict
 from mqtt_streams.stored import purge
 from mqtt_streams.subjects import wire_topic
 
@@ -90,6 +92,12 @@ class Inbound:
                 self._publishes[identifier] = held
                 operation = HoldOp(client, held)
                 client.receipts.append(operation)
+                record = client.record
+                if client.durable and record is not None and record.v5 is not None and not record.v5.q2:
+                    # Whoever resumes the session has to know that it holds publishes.
+                    record.v5.q2 = True
+                    operation.left += 1
+                    client.do(self._note(operation))
                 self.hold(operation, route, payload)
                 if keep:
                     self._kept += len(payload)
@@ -103,6 +111,15 @@ class Inbound:
             case _:
                 pass
 
+    async def _note(self, operation: HoldOp) -> None:
+        """Write into the session record that QoS 2 is used; the first PUBREC waits for it."""
+        try:
+            await save_record(self._client, self._client.epoch)
+        except Conflict:
+            self._client.taken_over()
+            return
+        Receipt.stored(operation, b"")
+
     def hold(self, operation: HoldOp, route: Route, payload: bytes) -> None:
         """Store the publish until its PUBREL."""
         client = self._client
@@ -115,6 +132,10 @@ class Inbound:
 
     def held(self, held: HeldPublish, sequence: int) -> None:
         """The publish is stored."""
+        client = self._client
+        if not client.alive and not client.durable:  # the session ended before its publish was held
+            client.broker.inbox.post(client.broker.delete_held, b'{"seq":%d,"no_erase":true}' % sequence)
+            return
         held.sequence = sequence
         self.newest = max(self.newest, sequence)
         self.machine.stored(held.id)

@@ -55,7 +55,7 @@ async def discard_session(broker: Broker, known: SessionRecord) -> None:
     if known.v5 is not None:
         names += [draining.name for draining in known.v5.draining]
     await asyncio.gather(*(delete_consumer(broker.inbox, MESSAGES, name) for name in names))
-    if known.v5 is None or known.v5.q2:
+    if known.clean or known.v5 is None or known.v5.q2:
         await broker.held.purge(subject_token(known.client_id))
     if not known.clean:
         await broker.pubrels.purge(client_hash)

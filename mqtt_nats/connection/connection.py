@@ -19,6 +19,9 @@ log = logging.getLogger("mqtt_nats.connection")
 WRITE_HIGH_WATER = 256 * 1024
 WRITE_LOW_WATER = 64 * 1024
 
+# The clock is read this often (seconds), so something may be this much newer than its time says.
+CLOCK_STEP: Final = 0.5
+
 
 class Hold:
     """Why nothing is read from a client: bits, plain integers for speed."""
@@ -154,8 +157,8 @@ class Connection(asyncio.Protocol):
         if self._holds:
             return False
         if not self.decoder.version:
-            return now - self.opened > connect_timeout
-        return self.keepalive > 0 and now - self.alive > self.keepalive * 1.5
+            return now - self.opened > connect_timeout + CLOCK_STEP
+        return self.keepalive > 0 and now - self.alive > self.keepalive * 1.5 + CLOCK_STEP
 
     def close(self) -> None:
         """Write what is pending and close; a client that does not read is cut off."""

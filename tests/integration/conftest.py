@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients of the gateway, and a look into what it has stored."""
+
+import itertools
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any, Protocol
+
+import nats
+import pytest
+from nats.aio.client import Client as NatsClient
+
+from mqtt_nats.codec import Will
+from mqtt_streams.hashing import name_hash
+from tests.harness.gateway import Gateway
+from tests.harness.nats import NatsServer
+from tests.harness.rawclient import RawClient
+from tests.harness.waiting import aeventually
+
+_COUNT = itertools.count()
+_RUN = secrets.token_hex(3)
+
+
+@pytest.fixture
+def name() -> str:
+    """A name for topics and clients that no other test uses."""
+    return f"t{_RUN}{next(_COUNT)}"
+
+
+class Connector(Protocol):
+    """Connects raw clients to a gateway and breaks what is left of them when the test ends."""
+
+    async def __call__(
+        self,
+        client_id: str,
+        *,
+        clean: bool = True,
+        keepalive: int = 0,
+        will: Will | None = None,
+        username: str | None = None,
+        password: bytes | None = None,
+        to: Gateway | None = None,
+    ) -> RawClient: ...
+
+
+@pytest.fixture
+async def connect(gateway: Gateway) -> AsyncIterator[Connector]:
+    """Connect raw clients, to the module's gateway unless ``to`` names another."""
+    clients: list[RawClient] = []
+
+    async def connect(client_id: str, *, to: Gateway | None = None, **options: Any) -> RawClient:
+        client = await RawClient.connect((to or gateway).port, client_id, **options)
+        clients.append(client)
+        return client
+
+    yield connect
+    for client in clients:
+        client.drop()
+
+
+@pytest.fixture(scope="module")
+def second_gateway(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """A second gateway on the module's nats-server."""
+    second = Gateway(tmp_path_factory.mktemp("second") / "gateway.log", nats_server.url)
+    second.start()
+    yield second
+    second.process.discard()
+    assert "Traceback" not in second.log, second.log
+
+
+async def until(check: Callable[[], Awaitable[None]], timeout: float = 10.0) -> None:
+    """Repeat a check until its assertions hold."""
+
+    async def holds() -> bool:
+        await check()
+        return True
+
+    condition: Callable[[], bool | Awaitable[bool | None] | None] = holds
+    await aeventually(condition, timeout, what="the check")
+
+
+class Stored:
+    """What is in JetStream."""
+
+    def __init__(self, client: NatsClient) -> None:
+        self.nats = client
+        self.js = client.jetstream()
+
+    async def count(self, stream: str, subject: str = ">") -> int:
+        """Messages of a stream, those whose subject matches."""
+        info = await self.js.stream_info(stream, subjects_filter=subject)
+        return sum((info.state.subjects or {}).values())
+
+    async def last_sequence(self, stream: str = "$MQTT_msgs") -> int:
+        """Sequence of the newest message of a stream."""
+        return (await self.js.stream_info(stream)).state.last_seq
+
+    async def consumers(self, stream: str, prefix: str = "") -> list[str]:
+        """Names of consumers."""
+        return [one.name for one in await self.js.consumers_info(stream) if one.name.startswith(prefix)]
+
+    async def traces(self, client_id: str) -> dict[str, Any]:
+        """Everything that a session has in JetStream, by stream; what is empty is left out."""
+        key = name_hash(client_id)
+        found = {
+            "record": await self.count("$MQTT_sess", f"$MQTT.sess.{key}"),
+            "consumers": await self.consumers("$MQTT_msgs", f"{key}_"),
+            "pubrels": await self.count("$MQTT_out", f"$MQTT.out.pubrel.{key}"),
+            "pubrel consumer": await self.consumers("$MQTT_out", f"$MQTT_PUBREL_{key}"),
+            "held": await self.count("$MQTT_qos2in", f"$MQTT.qos2.in.{client_id}.*"),
+            "timers": await self.count("$MQTT_timers", f"$MQTT.timers.expiry.{key}")
+            + await self.count("$MQTT_timers", f"$MQTT.timers.fired.expiry.{key}"),
+        }
+        return {where: what for where, what in found.items() if what}
+
+    async def gone(self, client_id: str, timeout: float = 10.0) -> None:
+        """Wait until a session has left no trace."""
+
+        async def empty() -> None:
+            left = await self.traces(client_id)
+            assert not left, left
+
+        await until(empty, timeout)
+
+
+@pytest.fixture
+async def stored(nats_server: NatsServer) -> AsyncIterator[Stored]:
+    """A look into JetStream, and a NATS client (``stored.nats``)."""
+    client = await nats.connect(nats_server.url)
+    yield Stored(client)
+    await client.close()
