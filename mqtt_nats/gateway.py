@@ -91,7 +91,7 @@ class Gateway:
                 name=f"mqtt-nats {self.identity}",
                 on_online=self._online,
                 on_offline=self._offline,
-                no_echo=True,
+                no_echo=self.settings.local_dispatch,
             )
             self.wild = await open_link(
                 options,
