@@ -268,7 +268,7 @@ class Gateway:
                 broker.fanout.rotate()
             for client in list(broker.connections):
                 connection = client.connection
-                if connection.expired(now, timeout):
+                if client.alive and connection.expired(now, timeout):
                     client.end(MqttError("nothing came in time", ReasonCode.KEEP_ALIVE_TIMEOUT))
                     connection.abort()
 

@@ -71,7 +71,7 @@ class Inbox:
             RequestTimeout: no reply in ``timeout`` seconds, or the connection is down; the outcome is unknown.
         """
         link = self.link
-        if link.wire is None:
+        if not link.online:
             raise RequestTimeout(f"not connected to NATS: {subject}")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Reply] = loop.create_future()

@@ -87,6 +87,7 @@ class Client(Member):
         "connection",
         "durable_side",
         "epoch",
+        "foreign",
         "graceful",
         "hash",
         "inbound",
@@ -114,6 +115,8 @@ class Client(Member):
         self.token = ""
         self.epoch = 0
         """Stream sequence of this session's last record write; the first of them claimed it."""
+        self.foreign = 0
+        """Highest sequence of somebody else's write of the session record that was heard of."""
         self.record: SessionRecord | None = None
         self.will: Will | None = None
         self.graceful = False
@@ -184,6 +187,8 @@ class Client(Member):
 
     def opened(self) -> None:
         """The session is open: handle what came with CONNECT, then read on."""
+        if self.state is State.ENDED:
+            return
         self.state = State.LIVE
         early, self._early = self._early, []
         try:
@@ -400,7 +405,7 @@ class Client(Member):
         assert jobs is not None
         online = self.broker.online
         try:
-            while jobs:
+            while jobs and self.alive:
                 try:
                     if not online.is_set():
                         await online.wait()
@@ -408,7 +413,7 @@ class Client(Member):
                 except MqttError as error:
                     self.broken(error)
                 except Exception:
-                    if self.state is not State.ENDED:
+                    if self.alive:
                         log.exception("client %r: a job failed", self.client_id)
                         self.broken(MqttError("internal error", ReasonCode.UNSPECIFIED_ERROR))
         finally:
@@ -416,6 +421,8 @@ class Client(Member):
             for job in jobs:
                 job.close()
             jobs.clear()
+            if not self.alive:
+                self._leave()
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -452,15 +459,23 @@ class Client(Member):
         self.lost()
 
     def lost(self) -> None:
-        """The socket is closed, or is about to be: leave everything in order. Called more than once."""
+        """The socket is closed, or is about to be. Called more than once.
+
+        A job that is running is not interrupted, unless the session has gone to somebody else: a write of the
+        session record that is under way decides what there is to be left in order.
+        """
         if self.state is State.ENDED:
             return
-        opened = self.state is State.LIVE or bool(self.epoch)
         self.state = State.ENDED
+        if self.epoch:
+            self.publish_will()
+        if self._task is None:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Leave everything in order; the last thing that a client does."""
         broker = self.broker
         broker.connections.discard(self)
-        if self._task is not None and self._task is not asyncio.current_task():
-            self._task.cancel()
         if self.takeover_sid:
             broker.link.unsubscribe_raw(self.takeover_sid)
         broker.table.leave(self)
@@ -468,5 +483,5 @@ class Client(Member):
             self.durable_side.detach()
         if broker.clients.get(self.client_id) is self:
             del broker.clients[self.client_id]
-        if opened:
+        if self.epoch and not self.taken:
             close_session(self)

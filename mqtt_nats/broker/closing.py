@@ -21,11 +21,8 @@ log = logging.getLogger("mqtt_nats.broker")
 
 
 def close_session(client: Client) -> None:
-    """Leave a session whose connection has ended: publish its will, end it or set its deadline."""
+    """Leave a session whose connection has ended: end it, or set its deadline."""
     broker = client.broker
-    client.publish_will()
-    if client.taken or not client.epoch:
-        return
     record = client.record
     assert record is not None
     assert record.v5 is not None

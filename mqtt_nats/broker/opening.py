@@ -56,6 +56,8 @@ async def open_session(client: Client, connect: Connect) -> None:
         log.warning("client %r cannot be served: %s", connect.client_id, error)
         refuse(client, MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE))
         return
+    if not client.alive:
+        return
     client.outlet.write(encode(Connack(present, 0), 4))
     if client.durable_side is not None and present:
         client.outlet.flush()
@@ -129,6 +131,7 @@ def takeover_handler(client: Client) -> Handler:
             sequence = int(ack["seq"])
         except (ValueError, KeyError, TypeError, AttributeError):
             return
+        client.foreign = max(client.foreign, sequence)
         if client.epoch and sequence > client.epoch:
             log.info("client %r: the session was taken over", client.client_id)
             client.taken_over()
@@ -150,6 +153,9 @@ async def _claim(client: Client, connect: Connect) -> bool:
         except Conflict:
             known, expected = await _load(client, connect)
             continue
+        if client.foreign > client.epoch:  # claimed again before our own claim was confirmed
+            client.taken = True
+            raise MqttError("another connection has claimed the session", ReasonCode.SESSION_TAKEN_OVER)
         former = broker.clients.get(client.client_id)
         if former is not None and former is not client:
             if former.epoch > client.epoch:

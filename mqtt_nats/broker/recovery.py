@@ -22,6 +22,10 @@ log = logging.getLogger("mqtt_nats.broker")
 # Sessions looked after at the same time.
 AT_ONCE: Final = 64
 
+# JetStream may need a while after core NATS is back: a stream's leader has to be elected (seconds).
+PATIENCE: Final = 30.0
+RETRY: Final = 0.25
+
 
 async def recover(broker: Broker, link: Link) -> None:
     """Bring everything back: takeover signals first, then what clients have subscribed, then durable sessions."""
@@ -50,12 +54,23 @@ async def recover(broker: Broker, link: Link) -> None:
 async def _check(client: Client) -> None:
     """Continue a session, unless it was claimed by somebody else meanwhile."""
     broker = client.broker
-    try:
-        found = await broker.sessions.load(client.hash, client.client_id)
-    except (ApiError, NoResponders, RequestTimeout, PoisonedRecord) as error:
-        log.warning("client %r: its session cannot be read: %s", client.client_id, error)
-        client.close()
-        return
+    patience = asyncio.get_running_loop().time() + PATIENCE
+    while True:
+        try:
+            found = await broker.sessions.load(client.hash, client.client_id)
+            break
+        except (ApiError, NoResponders, RequestTimeout) as error:
+            if not broker.link.online or not client.alive:
+                return  # the next connection to NATS starts over
+            if asyncio.get_running_loop().time() > patience:
+                log.warning("client %r: its session cannot be read: %s", client.client_id, error)
+                client.close()
+                return
+            await asyncio.sleep(RETRY)
+        except PoisonedRecord as error:
+            log.warning("client %r: its session cannot be read: %s", client.client_id, error)
+            client.close()
+            return
     if found is None or found[1] != client.epoch:
         log.info("client %r: the session has moved while NATS was away", client.client_id)
         client.taken_over()

@@ -11,11 +11,13 @@ a message under the identifier that the client knows. A message passes through t
     WAITING    a free identifier and a place in the window  SENT
     SENT       PUBACK (QoS 1)                               acknowledged to JetStream, done
     SENT       PUBREC (QoS 2)                               STORING: PUBREL record is stored
-    STORING    the record's PubAck                          RELEASED: PUBREL is sent
-    RELEASED   PUBCOMP, JetStream's confirmation of the     done, identifier free
+    STORING    the record's PubAck                          released: PUBREL is sent
+    released   PUBCOMP, JetStream's confirmation of the     done, identifier free
                message's acknowledgement, and the record's
                own delivery
     ========== ============================================ ===============================
+
+A released message has no place in the window any more: what is left of it is a :class:`Release`.
 
 What leaves this machine leaves through its :class:`Ports`; nothing here knows a socket or a clock.
 """
@@ -38,7 +40,6 @@ RETAINED_SPACE: Final = 16384
 WAITING: Final = 0
 SENT: Final = 1
 STORING: Final = 2
-RELEASED: Final = 3
 
 PUBREL: Final = 6
 
@@ -159,15 +160,16 @@ class Delivery:
 class Release:
     """An owed PUBREL."""
 
-    __slots__ = ("comp", "confirmed", "record", "sequence")
+    __slots__ = ("comp", "records", "sequence", "unconfirmed")
 
-    def __init__(self, sequence: int, confirmed: int, record: bytes = b"") -> None:
+    def __init__(self, sequence: int) -> None:
         self.sequence = sequence
-        self.confirmed = confirmed
+        self.unconfirmed = 0
         """Acknowledgements of the message that JetStream has yet to confirm."""
         self.comp = False
-        self.record = record
-        """The acknowledgement subject of the PUBREL record, once it has been delivered."""
+        self.records: list[bytes] = []
+        """The acknowledgement subject of the PUBREL record, once it has been delivered; several when it was
+        stored again after a reconnect."""
 
 
 class DurableOutbound:
@@ -193,6 +195,8 @@ class DurableOutbound:
         """What is WAITING, by stream sequence."""
         self._waiting: list[tuple[int, Delivery]] = []
         self._replay: deque[Delivery] = deque()
+        self._owed: set[int] = set()
+        """Sequences whose PUBREL was owed when the session was resumed: never to be sent again."""
         self._suspect: list[tuple[int, int]] = []
         self._cleared: set[int] = set()
         self._asked: set[int] = set()
@@ -203,23 +207,20 @@ class DurableOutbound:
         self, source: Source, sequence: int, attempt: int, pending: int, reply: bytes, body: Any, qos: int
     ) -> None:
         """A consumer has delivered a message that this session takes through this source at ``qos``."""
-        source.pending = pending
-        if sequence > source.last:
-            source.last = sequence
-        if attempt > 1:
-            source.again += 1
-            if self._repeated(source, sequence, reply):
-                return
-        known = self._find(sequence)
-        if known is not None:  # the same message through a second consumer
-            known.others = [*(known.others or ()), reply]
-            return
+        self._seen(source, sequence, attempt, pending)
         identifier = sequence % ID_SPACE + 1
+        known = self._find(sequence)
+        if known is not None:
+            self._repeated(known, source, attempt, reply, qos)
+            return
         release = self.releases.get(identifier)
         if release is not None and release.sequence == sequence:
             # The client has it; only the acknowledgement was lost.
-            release.confirmed += 1
+            release.unconfirmed += 1
             self.ports.ack_confirmed(reply, identifier)
+            return
+        if attempt > 1 and (sequence in self._owed or any(sequence in each.done for each in self.sources)):
+            self.ports.ack(reply)
             return
         delivery = Delivery(source, sequence, identifier, qos, body, reply, attempt > 1)
         if source.held:
@@ -275,16 +276,30 @@ class DurableOutbound:
             return found
         return self._queued.get(sequence)
 
-    def _repeated(self, source: Source, sequence: int, reply: bytes) -> bool:
-        """Handle a redelivery of something that this connection knows."""
-        known = self._find(sequence)
-        if known is not None:
+    def _repeated(self, known: Delivery, source: Source, attempt: int, reply: bytes, qos: int) -> None:
+        """A message that is on its way has come again: through the same consumer or a second one."""
+        if known.source is source:
             known.reply = reply
-            return True
-        if sequence in source.done:
-            self.ports.ack(reply)
-            return True
-        return False
+        else:
+            known.others = [*(known.others or ()), reply]
+        if attempt > 1 and known.state == WAITING and not known.dup:
+            # An earlier connection may have sent it, as this consumer has it.
+            known.dup, known.qos = True, qos
+
+    def passed_over(self, source: Source, sequence: int, attempt: int, pending: int, reply: bytes) -> None:
+        """A consumer has delivered a message that the client does not get through this source."""
+        self._seen(source, sequence, attempt, pending)
+        source.done.append(sequence)
+        self.ports.ack(reply)
+        if self._waiting:  # perhaps for this consumer to get past it
+            self.pump()
+
+    def _seen(self, source: Source, sequence: int, attempt: int, pending: int) -> None:
+        source.pending = pending
+        if sequence > source.last:
+            source.last = sequence
+        if attempt > 1:
+            source.again += 1
 
     def _passed(self, sequence: int) -> bool:
         """True when no other consumer can still deliver an older message with the same identifier."""
@@ -308,7 +323,7 @@ class DurableOutbound:
             identifier = delivery.id
             if identifier in self.inflight or identifier in self.releases or not self._passed(sequence):
                 return
-            if delivery.qos == 2 and self._suspicious(sequence, identifier):
+            if delivery.qos == 2 and self._suspect and self._suspicious(delivery):
                 return
             heapq.heappop(waiting)
             del self._queued[sequence]
@@ -325,7 +340,7 @@ class DurableOutbound:
         """Send a retained message at QoS 1 or 2, once there is a place in the window."""
         identifier = retained_id(sequence)
         release = self.releases.get(identifier)
-        if release is not None and dup:
+        if release is not None and release.sequence == sequence and dup:
             return  # the client has it: its PUBREL is owed
         self._replay.append(Delivery(source, -sequence, identifier, qos, body, b"", dup))
         self.pump()
@@ -352,7 +367,8 @@ class DurableOutbound:
 
     def owe(self, identifier: int, sequence: int) -> None:
         """A PUBREL record was found: reserve the identifier; the PUBREL is sent by :meth:`start`."""
-        self.releases[identifier] = Release(sequence, 0)
+        self.releases[identifier] = Release(sequence)
+        self._owed.add(sequence)
 
     def suspect(self, low: int, high: int) -> None:
         """Messages of the sequences ``low`` to ``high`` may have been sent and are gone.
@@ -363,11 +379,14 @@ class DurableOutbound:
         if low <= high:
             self._suspect.append((low, high))
 
-    def _suspicious(self, sequence: int, identifier: int) -> bool:
-        if not self._suspect or identifier in self._cleared:
+    def _suspicious(self, delivery: Delivery) -> bool:
+        identifier = delivery.id
+        if identifier in self._cleared:
             return False
+        # What is sent again owns its identifier: the client may know it by that, and must not give it up.
+        latest = delivery.sequence - ID_SPACE if delivery.dup else delivery.sequence
         for low, high in self._suspect:
-            if low <= high - (high - sequence) % ID_SPACE:
+            if low <= (latest if latest <= high else high - (high - latest) % ID_SPACE):
                 if identifier not in self._asked:
                     self._asked.add(identifier)
                     self.ports.send(ack_bytes(PUBREL, identifier))
@@ -425,26 +444,26 @@ class DurableOutbound:
             return
         if delivery.qos != 2:
             raise ProtocolError(f"PUBREC for packet identifier {identifier}, which is at QoS 1")
+        if delivery.state != SENT:
+            return  # the PUBREL is on its way
         if failed:  # a reason code of 0x80 or more completes the message
             self._complete(delivery)
             for reply in delivery.replies():
                 self.ports.ack(reply)
-        elif delivery.state == SENT:
+        else:
             delivery.state = STORING
-            self.ports.store_pubrel(identifier, max(delivery.sequence, 0))
-        elif delivery.state == RELEASED:
-            self.ports.send(ack_bytes(PUBREL, identifier))
+            self.ports.store_pubrel(identifier, abs(delivery.sequence))
 
     def pubrel_stored(self, identifier: int) -> None:
         """The PUBREL record is stored: send PUBREL, then let JetStream forget the message."""
         delivery = self.inflight.get(identifier)
         if delivery is None or delivery.state != STORING:
             return
-        delivery.state = RELEASED
-        release = self.releases.setdefault(identifier, Release(max(delivery.sequence, 0), 0))
-        release.confirmed += len(delivery.replies())
+        release = self.releases.setdefault(identifier, Release(abs(delivery.sequence)))
+        replies = delivery.replies()
+        release.unconfirmed += len(replies)
         self.ports.send(ack_bytes(PUBREL, identifier))
-        for reply in delivery.replies():
+        for reply in replies:
             self.ports.ack_confirmed(reply, identifier)
         self._complete(delivery)
         if self._waiting or self._replay:
@@ -454,20 +473,21 @@ class DurableOutbound:
         """JetStream has confirmed one acknowledgement of a released message."""
         release = self.releases.get(identifier)
         if release is not None:
-            release.confirmed -= 1
+            release.unconfirmed -= 1
             self._finish(identifier, release)
 
     def pubrel_delivered(self, identifier: int, sequence: int, reply: bytes) -> None:
         """The consumer of PUBREL records has delivered a record."""
         release = self.releases.get(identifier)
-        if release is None or release.sequence != sequence:
-            if release is None and identifier in self.inflight and self.inflight[identifier].state == STORING:
+        if release is None:
+            delivery = self.inflight.get(identifier)
+            if delivery is not None and delivery.state == STORING and abs(delivery.sequence) == sequence:
                 # The record overtook its own PubAck.
-                self.releases[identifier] = Release(sequence, 0, reply)
-            else:
-                self.ports.ack(reply)  # of a message that is done
+                release = self.releases[identifier] = Release(sequence)
+        if release is None or release.sequence != sequence:
+            self.ports.ack(reply)  # of a message that is done
             return
-        release.record = reply
+        release.records.append(reply)
         self._finish(identifier, release)
 
     def _completed(self, identifier: int) -> None:
@@ -481,9 +501,10 @@ class DurableOutbound:
             self._finish(identifier, release)
 
     def _finish(self, identifier: int, release: Release) -> None:
-        if release.comp and release.record and release.confirmed <= 0:
+        if release.comp and release.records and release.unconfirmed <= 0:
             del self.releases[identifier]
-            self.ports.ack(release.record)
+            for record in release.records:
+                self.ports.ack(record)
             if self._waiting or self._replay:
                 self.pump()
 
@@ -497,7 +518,7 @@ class DurableOutbound:
             self.on_complete(delivery)
 
     def holds(self, source: Source) -> bool:
-        """True while a message of ``source`` is on its way or its PUBREL is owed."""
+        """True while a message of ``source`` is on its way."""
         return any(delivery.source is source for delivery in self.inflight.values()) or any(
             delivery.source is source for _, delivery in self._waiting
         )
@@ -511,12 +532,18 @@ class DurableOutbound:
             What is still in flight; the source may go when all of it is complete.
         """
         source.end = max(source.last, 1)
+        again: list[tuple[int, Delivery]] = []
         for delivery in [*source.backlog, *(d for _, d in self._waiting if d.source is source)]:
-            self._queued.pop(delivery.sequence, None)
+            if delivery.dup:  # an earlier connection may have sent it: it is completed [MQTT-3.10.4-3]
+                again.append((delivery.sequence, delivery))
+                continue
+            del self._queued[delivery.sequence]
+            source.done.append(delivery.sequence)
             for reply in delivery.replies():
                 self.ports.ack(reply)
         source.backlog.clear()
-        self._waiting = [(s, d) for s, d in self._waiting if d.source is not source]
+        self._waiting = [(s, d) for s, d in self._waiting if d.source is not source] + again
         heapq.heapify(self._waiting)
-        self._replay = deque(d for d in self._replay if d.source is not source)
-        return [d for d in self.inflight.values() if d.source is source]
+        self._replay = deque(d for d in self._replay if d.source is not source or d.dup)
+        self.pump()
+        return [d for d in self.inflight.values() if d.source is source] + [d for _, d in again if d.state == WAITING]
