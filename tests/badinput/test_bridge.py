@@ -36,7 +36,7 @@ def send(client: Raw, topic: str, payload: bytes, qos: int, retain: int = 0) -> 
 
 
 def until(client: Raw, kind: int) -> list[raw.Received]:
-    found = []
+    found: list[raw.Received] = []
     while True:
         one = client.receive()
         assert one is not None

@@ -124,6 +124,7 @@ class Raw:
         self.socket.connect(("127.0.0.1", port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer = b""
+        self._early: list[Received] = []
 
     @classmethod
     def connected(cls, port: int, client_id: str = "", *, clean: bool = True, keepalive: int = 60, **more: int) -> Self:
@@ -153,6 +154,8 @@ class Raw:
 
     def receive(self, patience: float | None = None) -> Received | None:
         """The next packet; None once the gateway has closed. TimeoutError when nothing comes."""
+        if self._early:
+            return self._early.pop(0)
         deadline = time.monotonic() + (self.patience if patience is None else patience)
         while True:
             found = self._cut()
@@ -224,8 +227,12 @@ class Raw:
             found.append(one)
 
     def subscribe(self, *filters: tuple[bytes | str, int], id: int = 1) -> list[int]:
-        """Subscribe; the codes of SUBACK."""
+        """Subscribe; the codes of SUBACK. Messages that come before it, as they may, are received later."""
         self.send(subscribe(*filters, id=id))
-        answer = self.expect(SUBACK)
-        assert answer.id == id, answer
+        early: list[Received] = []
+        while (answer := self.receive()) is not None and answer.kind == PUBLISH:
+            early.append(answer)
+        assert answer is not None, "the gateway closed instead of answering SUBSCRIBE"
+        assert (answer.kind, answer.id) == (SUBACK, id), answer
+        self._early = early + self._early
         return list(answer.body[2:])
