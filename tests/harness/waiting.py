@@ -5,7 +5,7 @@ import inspect
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
 import anyio
 
@@ -37,9 +37,15 @@ def eventually(condition: Callable[[], T | None], timeout: float = 10.0, *, what
         time.sleep(_POLL)
 
 
-async def aeventually(
-    condition: Callable[[], T | Awaitable[T | None] | None], timeout: float = 10.0, *, what: str = ""
-) -> T:
+@overload
+async def aeventually(condition: Callable[[], Awaitable[T | None]], timeout: float = 10.0, *, what: str = "") -> T: ...
+
+
+@overload
+async def aeventually(condition: Callable[[], T | None], timeout: float = 10.0, *, what: str = "") -> T: ...
+
+
+async def aeventually(condition: Callable[[], Any], timeout: float = 10.0, *, what: str = "") -> Any:
     """``eventually`` for async tests; ``condition`` may be a coroutine function."""
     deadline = time.monotonic() + timeout
     while True:
