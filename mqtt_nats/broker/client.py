@@ -384,8 +384,17 @@ class Client(Member):
             TimeoutError: it does not answer.
         """
         await self.broker.link.fence()
-        if any(not found.local for found in self.filters):
-            await self.broker.wild.fence()
+        await self.fence_wild()
+
+    async def fence_wild(self) -> None:
+        """Wait until NATS has taken the subscriptions on the connection for wildcards, where there are any.
+
+        Raises:
+            TimeoutError: it does not answer.
+        """
+        wild = self.broker.wild
+        if any(found.link is wild for found in self.filters):
+            await wild.fence()
 
     # -- jobs -----------------------------------------------------------------------------------
 

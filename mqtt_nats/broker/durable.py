@@ -20,7 +20,8 @@ from mqtt_nats.broker.replay import Replay, start_replays
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.pubsub.fanout import publisher
 from mqtt_nats.pubsub.message import Stored
-from mqtt_nats.session.durable import Delivery, DurableOutbound, Source
+from mqtt_nats.session.delivery import Delivery, Source
+from mqtt_nats.session.durable import DurableOutbound
 from mqtt_nats.session.overlap import Overlap
 from mqtt_streams.consumers import (
     ConsumerInfo,
@@ -184,24 +185,18 @@ class DurableSide:
         sequence = ack.stream_seq
         if not message.qos:
             self.headerless += 1
-            source.again += ack.delivered > 1
-            self.ack(reply)
-            return
-        if source.end and (sequence > source.end or ack.delivered == 1):
-            self.ack(reply)
-            return
         granted = source.granted(sequence)
-        unwanted = (wild and not visible_to_wildcard(message.subject)) or (
-            client.no_local and publisher(headers) == client.no_local
+        unwanted = (
+            not message.qos
+            or (source.end and (sequence > source.end or ack.delivered == 1))
+            or (wild and not visible_to_wildcard(message.subject))
+            or (client.no_local and publisher(headers) == client.no_local)
         )
         if not unwanted and len(self.attachments) > 1 and not source.end:
             owner, granted = self.overlap.owner(message.subject, sequence)
             unwanted = owner is not attachment
         if unwanted:
-            source.last = max(source.last, sequence)
-            source.pending = ack.pending
-            source.again += ack.delivered > 1
-            self.ack(reply)
+            self.machine.passed_over(source, sequence, ack.delivered, ack.pending, reply)
         else:
             self.machine.arrived(
                 source, sequence, ack.delivered, ack.pending, reply, message, min(message.qos, granted)
@@ -335,6 +330,7 @@ class DurableSide:
         consumer = record.cons.pop(key)
         record.v5.start.pop(key, None)
         record.v5.replay.pop(key, None)
+        record.v5.was.pop(key, None)
         attachment = self.attachments[consumer.durable_name]
         self.overlap.remove(attachment)
         inflight = self.machine.drain(attachment.source)
@@ -382,16 +378,17 @@ async def resume(client: Client, side: DurableSide) -> None:
     machine = side.machine
     if record.v5.q2:
         client.inbound.restore(await broker.held.held(client.token))
-    if 2 in record.subs.values() or any(entry.qos == 2 for entry in record.v5.draining) or record.pubrel:
-        for owed in await broker.pubrels.owed(client.hash):
-            machine.owe(owed.packet_id, owed.message_seq)
-        record.pubrel = None
+    # A PUBREL may be owed of a subscription that is no more, or was at QoS 2.
+    for owed in await broker.pubrels.owed(client.hash):
+        machine.owe(owed.packet_id, owed.message_seq)
+    if machine.releases or 2 in record.subs.values() or any(entry.qos == 2 for entry in record.v5.draining):
         await side.attach_pubrels()
+    record.pubrel = None
     attachments = []
     for key, consumer in record.cons.items():
         subject = key.removesuffix(" fwc")
         qos = record.subs.get(subject if key == subject else f"{subject}.>", 0) or 1
-        source = Source(qos, record.v5.start.get(key, 0), broker.settings.max_inflight)
+        source = Source(qos, record.v5.start.get(key, 0), consumer.max_ack_pending)
         was = record.v5.was.get(key)
         if was is not None:
             source.was_qos, source.until = was

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from mqtt_nats.broker.client import Client
-    from mqtt_nats.session.durable import Source
+    from mqtt_nats.session.delivery import Source
 
 log = logging.getLogger("mqtt_nats.broker")
 

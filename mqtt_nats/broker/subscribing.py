@@ -23,7 +23,7 @@ from mqtt_nats.codec import (
     encode,
     validate_topic_filter,
 )
-from mqtt_nats.session.durable import Source
+from mqtt_nats.session.delivery import Source
 from mqtt_streams.api import ApiError, call
 from mqtt_streams.consumers import create_consumer
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -56,9 +56,9 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
             await _subscribe_durable(client, wanted)
         for topic_filter, (qos, _) in wanted.items():
             client.join(topic_filter, qos)
-        if wanted:
-            await client.fence()
-        # Read before SUBACK leaves: a newer message can then only come after these.
+        await client.fence_wild()
+        # Read before SUBACK leaves: a newer message can then only come after these. The requests follow the
+        # subscriptions on the same connection, so their replies also tell that the server has those.
         replays = [
             Replay(client, topic_filter, subject if index == 0 else second_sid(subject), subject, qos)
             for topic_filter, (qos, subjects) in wanted.items()
