@@ -381,7 +381,8 @@ async def resume(client: Client, side: DurableSide) -> None:
     # A PUBREL may be owed of a subscription that is no more, or was at QoS 2.
     for owed in await broker.pubrels.owed(client.hash):
         machine.owe(owed.packet_id, owed.message_seq)
-    if machine.releases or 2 in record.subs.values() or any(entry.qos == 2 for entry in record.v5.draining):
+    earlier = [entry.qos for entry in record.v5.draining] + [qos for qos, _ in record.v5.was.values()]
+    if machine.releases or 2 in record.subs.values() or 2 in earlier:
         await side.attach_pubrels()
     record.pubrel = None
     attachments = []

@@ -158,8 +158,8 @@ class PubrelOp(Op):
         self.id = identifier
 
     def stored(self, ack: bytes) -> None:
-        """PUBREL may be sent."""
-        if self.client.durable_side is not None:
+        """PUBREL may be sent; when the connection has ended, whoever resumes the session finds the record."""
+        if self.client.durable_side is not None and self.client.alive:
             self.client.durable_side.machine.pubrel_stored(self.id)
 
     def failed(self, error: ApiError) -> None:

@@ -35,6 +35,8 @@ async def save_record(client: Client, expected: int) -> int:
     assert record.v5 is not None
     record.origin = broker.identity
     record.v5.owner = broker.identity
+    # Written before the first QoS 2 publish is held, and a durable client may send one at any time.
+    record.v5.q2 = record.v5.q2 or client.durable
     record.v5.nonce = broker.new_nuid()
     reply = f"$MQTT.JSA.{broker.identity}.SP.{client.hash}.{record.v5.nonce}"
     try:

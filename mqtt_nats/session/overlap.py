@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-from mqtt_nats.session.durable import Source
+from mqtt_nats.session.delivery import Source
 
 T = TypeVar("T")
 

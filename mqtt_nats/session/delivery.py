@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What :mod:`mqtt_nats.session.durable` keeps about a consumer, a message and an owed PUBREL."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Final
+
+WAITING: Final = 0
+SENT: Final = 1
+STORING: Final = 2
+
+
+class Source:
+    """One durable consumer of the session, attached to this connection."""
+
+    __slots__ = (
+        "again",
+        "backlog",
+        "done",
+        "end",
+        "expected",
+        "held",
+        "last",
+        "pending",
+        "qos",
+        "start",
+        "until",
+        "was_qos",
+    )
+
+    def __init__(self, qos: int, start: int, window: int, end: int = 0) -> None:
+        self.qos = qos
+        """Granted QoS."""
+        self.end = end
+        """Not 0: the subscription has ended; only what was in flight up to this sequence is completed."""
+        self.start = start
+        """Stream sequence from which the subscription counts."""
+        self.was_qos = 0
+        self.until = 0
+        """Up to this sequence the subscription had the QoS ``was_qos``."""
+        self.last = 0
+        """Highest stream sequence received."""
+        self.pending = 0
+        """Messages that the consumer has not delivered yet."""
+        self.expected: int | None = None
+        """Redeliveries to come after the consumer was attached; None = not known yet."""
+        self.again = 0
+        """Redeliveries that have come."""
+        self.held = False
+        """New messages are kept back until the retained messages have been written."""
+        self.backlog: deque[Delivery] = deque()
+        self.done: deque[int] = deque(maxlen=window)
+        """Sequences completed last. The acknowledgements that can be lost are those of the consumer's window."""
+
+    @property
+    def collected(self) -> bool:
+        """True when everything that was in flight has been delivered again."""
+        return self.expected is not None and self.again >= self.expected
+
+    @property
+    def missing(self) -> int:
+        """How many messages that were in flight have not been delivered again."""
+        return max((self.expected or 0) - self.again, 0)
+
+    def granted(self, sequence: int) -> int:
+        """The QoS that was granted when the message was, or will be, sent first."""
+        return self.was_qos if sequence <= self.until else self.qos
+
+
+class Delivery:
+    """One message on its way to the client."""
+
+    __slots__ = ("body", "dup", "id", "others", "qos", "reply", "sequence", "source", "state")
+
+    def __init__(
+        self, source: Source, sequence: int, identifier: int, qos: int, body: Any, reply: bytes, dup: bool
+    ) -> None:
+        self.source = source
+        self.sequence = sequence
+        """Stream sequence; negative for a retained message, whose sequence counts in another stream."""
+        self.id = identifier
+        self.qos = qos
+        self.body = body
+        """What :meth:`Ports.publish` needs; opaque here."""
+        self.reply = reply
+        """The acknowledgement subject; empty for a retained message."""
+        self.others: list[bytes] | None = None
+        """Those of the same message from further consumers."""
+        self.dup = dup
+        self.state = WAITING
+
+    def replies(self) -> list[bytes]:
+        """Every acknowledgement subject."""
+        return [self.reply, *(self.others or ())] if self.reply else []
+
+
+class Release:
+    """An owed PUBREL."""
+
+    __slots__ = ("comp", "records", "sequence", "unconfirmed")
+
+    def __init__(self, sequence: int) -> None:
+        self.sequence = sequence
+        self.unconfirmed = 0
+        """Acknowledgements of the message that JetStream has yet to confirm."""
+        self.comp = False
+        self.records: list[bytes] = []
+        """The acknowledgement subject of the PUBREL record, once it has been delivered; several when it was
+        stored again after a reconnect."""
