@@ -59,7 +59,7 @@ def old_server() -> Iterator[str]:
 def refusal(gateway_factory: GatewayFactory, nats_url: NatsServer | str, *arguments: str, **env: str) -> str:
     gateway = gateway_factory(nats_url, *arguments, env=env, start=False)
     gateway.launch()
-    assert gateway.wait(60) == 1
+    assert gateway.wait(30) == 1
     return complaint(gateway)
 
 
@@ -121,7 +121,7 @@ def test_the_address_for_mqtt_is_in_use(nats_server: NatsServer, gateway_factory
         port = taken.getsockname()[1]
         gateway = gateway_factory(nats_server, port=port, start=False)
         gateway.launch()
-        assert gateway.wait(60) == 1
+        assert gateway.wait(30) == 1
     line = complaint(gateway)
     assert f"127.0.0.1:{port}" in line
     assert "--listen" in line
