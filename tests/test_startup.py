@@ -95,6 +95,13 @@ def test_wrong_password_is_refused_and_not_shown(nats_factory: NatsFactory, gate
     assert "credentials" in line
 
 
+def test_a_password_in_the_url_is_not_shown(nats_factory: NatsFactory, gateway_factory: GatewayFactory) -> None:
+    server = nats_factory(config='authorization { user: "gateway", password: "right" }')
+    line = refusal(gateway_factory, server.url.replace("://", "://gateway:hunter2@"))
+    assert "hunter2" not in line
+    assert "credentials" in line
+
+
 async def test_a_stream_that_contradicts_ours(nats_factory: NatsFactory, gateway_factory: GatewayFactory) -> None:
     server = nats_factory()
     client = await nats.connect(server.url)
