@@ -74,6 +74,7 @@ class Gateway:
         self.store: Store | None = None
         self.broker: Broker | None = None
         self.domain = ""
+        self._ending = False
 
     # -- NATS -----------------------------------------------------------------------------------
 
@@ -83,7 +84,7 @@ class Gateway:
         Raises:
             StartupError: one line that says what is wrong.
         """
-        urls = ", ".join(self.settings.nats)
+        urls = self.settings.nats_display
         options = nats_options(self.settings)
         try:
             self.link = await open_link(
@@ -139,6 +140,7 @@ class Gateway:
 
     async def disconnect(self) -> None:
         """Close the connections to NATS."""
+        self._ending = True
         for link in (self.wild, self.link):
             if link.is_connected:
                 await link.close()
@@ -147,6 +149,8 @@ class Gateway:
                 await link.close()
 
     async def _offline(self) -> None:
+        if self._ending:
+            return
         log.warning("the connection to NATS is lost")
         if self.broker is not None and self.store is not None:
             self.broker.lost_at = time.time()
@@ -244,8 +248,10 @@ class Gateway:
         for client in list(broker.connections):
             client.end(MqttError("the gateway is shutting down", ReasonCode.SERVER_SHUTTING_DOWN))
         with anyio.move_on_after(SHUTDOWN):
-            while broker.connections or broker.store.pending:
-                await asyncio.sleep(0.01)
+            while broker.connections:
+                broker.left.clear()
+                await broker.left.wait()
+            await broker.store.drained()
         for client in list(broker.connections):
             client.connection.abort()
             client.lost()

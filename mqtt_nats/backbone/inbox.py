@@ -11,7 +11,7 @@ import secrets
 from collections.abc import AsyncGenerator, Callable
 
 from mqtt_nats.backbone.link import Link
-from mqtt_streams.api import NoResponders, Reply, RequestTimeout
+from mqtt_streams.api import ApiError, NoResponders, Reply, RequestTimeout
 
 Waiter = Callable[[bytes, bytes], None]
 """``waiter(headers, payload)``: called once for the reply."""
@@ -69,8 +69,11 @@ class Inbox:
         Raises:
             NoResponders: nobody serves ``subject``.
             RequestTimeout: no reply in ``timeout`` seconds, or the connection is down; the outcome is unknown.
+            ApiError: larger than the server's ``max_payload``, over which it would end the connection.
         """
         link = self.link
+        if len(headers) + len(payload) > link.max_payload:
+            raise ApiError(413, 0, f"a request of {len(headers) + len(payload)} bytes; NATS takes {link.max_payload}")
         if not link.online:
             raise RequestTimeout(f"not connected to NATS: {subject}")
         loop = asyncio.get_running_loop()

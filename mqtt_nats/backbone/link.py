@@ -391,7 +391,7 @@ async def open_link(
         no_echo=no_echo,
         allow_reconnect=False,
         reconnect_time_wait=0.25,  # type: ignore[arg-type]  # nats-py sleeps this long; a float is fine
-        max_reconnect_attempts=-1,
+        max_reconnect_attempts=1,
         ping_interval=10,
         max_outstanding_pings=2,
         connect_timeout=5,
@@ -401,5 +401,6 @@ async def open_link(
     )
     # The first attempt reports its error; from now on the connection is kept up.
     link.options["allow_reconnect"] = True
+    link.options["max_reconnect_attempts"] = -1
     link.online = True
     return link

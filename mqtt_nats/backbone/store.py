@@ -114,6 +114,7 @@ class Store:
         self._count = 0
         self._stalled = False
         self._pressed = False
+        self._empty = asyncio.Event()
         self._delay = PROBE_FIRST
         self._probe: asyncio.TimerHandle | None = None
         self._sid = link.subscribe_raw(self.prefix + b"*", self._arrived)
@@ -184,12 +185,20 @@ class Store:
     def _end(self, token: bytes, op: Op) -> None:
         del self.pending[token]
         self.bytes -= len(op.frame)
+        if not self.pending:
+            self._empty.set()
         if self._pressed and self._light():
             self._pressed = False
             self.on_pressure(False)
 
     def _light(self) -> bool:
         return self.bytes < MAX_PENDING_BYTES // 2 and len(self.pending) < MAX_PENDING // 2
+
+    async def drained(self) -> None:
+        """Wait until everything is acknowledged or refused."""
+        while self.pending:
+            self._empty.clear()
+            await self._empty.wait()
 
     # -- no connection, no leader -------------------------------------------------------------
 

@@ -64,6 +64,9 @@ log = logging.getLogger("mqtt_nats.broker")
 RECEIPTS_MOST: Final = 1024
 RECEIPTS_LOW: Final = 512
 
+# More than all headers of a message take, without its subject and the publisher's client id (bytes).
+HEADERS: Final = 256
+
 
 class State(Enum):
     """Where a connection is in its life."""
@@ -150,7 +153,7 @@ class Client(Member):
                 route = table.routes.get(packet.key)
                 if route is None or route.version != table.version:
                     route = table.route(packet.key)
-                if packet.step > broker.store.max_payload:
+                if packet.step - packet.head > broker.store.max_payload:
                     raise PacketTooLarge(f"nats-server takes messages of {broker.store.max_payload} bytes")
                 if self.no_local:
                     for payload in packet.payloads():
@@ -236,7 +239,10 @@ class Client(Member):
             PacketTooLarge: NATS would not take the message.
         """
         broker = self.broker
-        if len(payload) + 512 > broker.store.max_payload:
+        size = len(payload)
+        if qos or retain or self.no_local:
+            size += HEADERS + len(self.sender_header) + len(route.hpub)
+        if size > broker.store.max_payload:
             raise PacketTooLarge(f"nats-server takes messages of {broker.store.max_payload} bytes, headers included")
         try:
             if qos == 0:
@@ -279,15 +285,27 @@ class Client(Member):
         target = b"HPUB %b " % retained_subject(route.subject).encode()
         broker.store.put(target, headers, payload, operation)
 
+    def check_will(self, will: Will) -> Route:
+        """The route of a will that can be published.
+
+        Raises:
+            MqttError: its topic is not for clients, or NATS would not take the message.
+        """
+        topic = will.topic.encode()
+        route = self.broker.table.route(len(topic).to_bytes(2, "big") + topic)
+        size = len(will.payload) + HEADERS + len(self.sender_header) + len(route.hpub)
+        if size > self.broker.store.max_payload:
+            raise PacketTooLarge(f"nats-server takes messages of {self.broker.store.max_payload} bytes")
+        return route
+
     def publish_will(self) -> None:
         """Publish the will: the connection ended without DISCONNECT."""
         will, self.will = self.will, None
         if will is None:
             return
         broker = self.broker
-        topic = will.topic.encode()
         try:
-            route = broker.table.route(len(topic).to_bytes(2, "big") + topic)
+            route = self.check_will(will)
         except MqttError as error:
             log.error("the will of %r cannot be published: %s", self.client_id, error)
             return
@@ -485,6 +503,7 @@ class Client(Member):
         """Leave everything in order; the last thing that a client does."""
         broker = self.broker
         broker.connections.discard(self)
+        broker.left.set()
         if self.takeover_sid:
             broker.link.unsubscribe_raw(self.takeover_sid)
         broker.table.leave(self)

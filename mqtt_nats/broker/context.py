@@ -94,6 +94,8 @@ class Broker:
         self.stored: dict[int, Stored] = {}
         """Messages that consumers have brought lately, by stream sequence."""
         self._stored_bytes = 0
+        self.left = asyncio.Event()
+        """Set when a client has left."""
         self.closing = False
         self.online = asyncio.Event()
         """Set while NATS is connected."""

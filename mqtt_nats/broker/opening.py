@@ -25,7 +25,6 @@ from mqtt_nats.codec import (
     NotAuthorized,
     ReasonCode,
     UnsupportedProtocolVersion,
-    check_topic_name,
     connack_code,
     encode,
 )
@@ -83,10 +82,6 @@ async def _open(client: Client, connect: Connect) -> bool:
         raise InvalidClientId("an empty client id needs a clean session")
     client_id = connect.client_id or f"auto-{broker.new_nuid()}"  # [MQTT-3.1.3-6]
     await _authenticate(client, connect, client_id)
-    if connect.will is not None:
-        check_topic_name(connect.will.topic, settings.max_topic_levels)
-        encoded = connect.will.topic.encode()
-        broker.table.route(len(encoded).to_bytes(2, "big") + encoded)
     client.client_id = client_id
     client.hash = name_hash(client_id)
     client.token = subject_token(client_id)
@@ -96,6 +91,8 @@ async def _open(client: Client, connect: Connect) -> bool:
         client.no_local = client_id
     if settings.publish_client_id or connect.bridge:
         client.sender_header = b"Nmqtt-Client:%b\r\n" % percent_encode(client_id).encode()
+    if connect.will is not None:
+        client.check_will(connect.will)
     client.takeover_subject = f"$MQTT.JSA.*.SP.{client.hash}.*".encode()
     client.takeover_sid = broker.link.subscribe_raw(client.takeover_subject, takeover_handler(client))
     present = await _claim(client, connect)

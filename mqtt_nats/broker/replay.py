@@ -55,6 +55,7 @@ class Replay:
         self.complete = False
         """The first page is all there is."""
         self.cursor = start
+        self._literal = "" if "*" in subject or ">" in subject else subject
         self._pages: AsyncIterator[list[RetainedMessage]] = client.broker.retained.matching(subject, start)
 
     async def first_page(self) -> None:
@@ -63,6 +64,11 @@ class Replay:
         Raises:
             ApiError, NoResponders, RequestTimeout: the stream does not answer.
         """
+        if self._literal:
+            message = await self.client.broker.retained.get(self._literal)
+            self.page = [] if message is None or message.seq < self.cursor else [message]
+            self.complete = True
+            return
         page = await anext(self._pages, None)
         if page is None:
             self.complete = True

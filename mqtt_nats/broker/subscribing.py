@@ -38,14 +38,21 @@ log = logging.getLogger("mqtt_nats.broker")
 
 FAILURE: Final = 0x80
 
+# One NATS subject of a subscription takes at most this much in the session record, and seven times its own length.
+RECORD_ENTRY: Final = 1000
+
+# Bytes of max_payload that are left for the rest of the session record: headers, later changes.
+RECORD_SPARE: Final = 2048
+
 
 async def subscribe(client: Client, packet: Subscribe) -> None:
     """Answer a SUBSCRIBE packet."""
     codes: list[int] = []
     wanted: dict[str, tuple[int, tuple[str, ...]]] = {}
+    room = _Room(client)
     for entry in packet.filters:
         subjects = _subjects(client, entry.topic_filter)
-        if subjects is None or not _room(client, entry.topic_filter, wanted):
+        if subjects is None or not room.take(entry.topic_filter, subjects):
             codes.append(FAILURE)
             continue
         codes.append(entry.qos)
@@ -94,11 +101,30 @@ def _subjects(client: Client, topic_filter: str) -> tuple[str, ...] | None:
         return None
 
 
-def _room(client: Client, topic_filter: str, wanted: dict[str, tuple[int, tuple[str, ...]]]) -> bool:
-    present = {found.text for found in client.filters}
-    if topic_filter in present or topic_filter in wanted:
+class _Room:
+    """How many more subscriptions the session may have."""
+
+    def __init__(self, client: Client) -> None:
+        self._present = {found.text for found in client.filters}
+        self._count = client.broker.settings.max_subscriptions
+        self._bytes: int | None = None
+        """What the session record may grow by: it is stored in one message."""
+        if client.durable_side is not None and client.record is not None:
+            self._bytes = client.broker.store.max_payload - len(client.record.encode()) - RECORD_SPARE
+
+    def take(self, topic_filter: str, subjects: tuple[str, ...]) -> bool:
+        """Whether there is room for one more; it is then taken."""
+        if topic_filter in self._present:
+            return True
+        if len(self._present) >= self._count:
+            return False
+        if self._bytes is not None:
+            size = sum(RECORD_ENTRY + 7 * len(subject.encode()) for subject in subjects) + len(topic_filter.encode())
+            if size > self._bytes:
+                return False
+            self._bytes -= size
+        self._present.add(topic_filter)
         return True
-    return len(present) + len(wanted) < client.broker.settings.max_subscriptions
 
 
 async def _subscribe_durable(client: Client, wanted: dict[str, tuple[int, tuple[str, ...]]]) -> None:

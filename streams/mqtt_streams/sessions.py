@@ -13,7 +13,7 @@ from mqtt_streams import stored
 from mqtt_streams.api import ApiError, JetStream, publish
 from mqtt_streams.consumers import ACK_WAIT_NS, ConsumerRef
 from mqtt_streams.hashing import name_hash
-from mqtt_streams.headers import EXPECTED_LAST_SUBJECT_SEQUENCE, build
+from mqtt_streams.headers import EXPECTED_LAST_SUBJECT_SEQUENCE
 from mqtt_streams.messages import DELIVER_PREFIX
 from mqtt_streams.messages import PREFIX as MESSAGE_PREFIX
 from mqtt_streams.pubrel import CONSUMER_PREFIX as PUBREL_CONSUMER_PREFIX
@@ -27,6 +27,7 @@ SECOND_SID: Final = " fwc"
 """Appended to the second subject of a `#` filter to make its key in `cons`."""
 
 WRONG_LAST_SEQUENCE: Final = (10071, 10164)
+_EXPECTED: Final = b"NATS/1.0\r\n%b:%%d\r\n\r\n" % EXPECTED_LAST_SUBJECT_SEQUENCE.encode()
 _MAX_SEQUENCE: Final = 2**63 - 1
 _MAX_ACK_PENDING: Final = 65535
 _NOT_IN_SUBJECTS: Final = " \t\r\n\f\v\0\x7f"
@@ -386,7 +387,7 @@ class SessionStore:
         `reply`: subject at which the store's acknowledgement announces the takeover. Raises Conflict, RequestTimeout
         (read back: it may have been written), ApiError.
         """
-        headers = b"" if expected is None else build([(EXPECTED_LAST_SUBJECT_SEQUENCE, str(expected))])
+        headers = b"" if expected is None else _EXPECTED % expected
         try:
             return await publish(
                 self._js, self.subject(name_hash(record.client_id)), record.encode(), headers, reply=reply
