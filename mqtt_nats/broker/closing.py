@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mqtt_nats.broker.operations import WillOp
 from mqtt_nats.broker.record import discard_session
 from mqtt_streams.qos2 import PREFIX as HELD_PREFIX
-from mqtt_streams.sessions import V5, Conflict, Draining, SessionRecord
+from mqtt_streams.sessions import V5, Conflict, Draining, PoisonedRecord, SessionRecord
 from mqtt_streams.timers import EXPIRY, FiredTimer, schedule_block, timer_subject
 
 if TYPE_CHECKING:
@@ -42,7 +42,11 @@ def close_session(client: Client) -> None:
 
 async def expire(broker: Broker, timer: FiredTimer) -> None:
     """A session's deadline has passed: end it, unless its record was written since the timer was set."""
-    found = await broker.sessions.load(timer.key)
+    try:
+        found = await broker.sessions.load(timer.key)
+    except PoisonedRecord as error:  # not the record for which the timer was set
+        log.warning("a session whose deadline has passed cannot be read: %s", error)
+        return
     if found is None or found[1] != timer.epoch:
         return
     record, sequence = found
