@@ -23,11 +23,13 @@ from mqtt_nats.pubsub.message import Stored
 from mqtt_nats.session.delivery import Delivery, Source
 from mqtt_nats.session.durable import DurableOutbound
 from mqtt_nats.session.overlap import Overlap
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import (
     ConsumerInfo,
     ConsumerNotFound,
     ConsumerRef,
     DeliverSubjectBusy,
+    consumer_info,
     create_consumer,
     delete_consumer,
     parse_ack,
@@ -123,6 +125,22 @@ class DurableSide:
         broker = self.client.broker
         target = b"HPUB %b " % pubrel_subject(self.client.hash).encode()
         broker.store.put(target, pubrel_block(identifier, sequence), b"", PubrelOp(self.client, identifier))
+
+    def look(self, source: Source) -> None:
+        """Ask what a consumer has left to deliver."""
+        self.client.do(self._look(source))
+
+    async def _look(self, source: Source) -> None:
+        names = [name for name, attachment in self.attachments.items() if attachment.source is source]
+        try:
+            info = await consumer_info(self.client.broker.inbox, MESSAGES, names[0]) if names else None
+        except (ApiError, NoResponders, RequestTimeout):
+            source.asked = False
+            return
+        if info is None:
+            self.machine.looked(source, 0, 0)
+        else:
+            self.machine.looked(source, info.delivered_seq, info.num_pending)
 
     # -- messages -------------------------------------------------------------------------------
 

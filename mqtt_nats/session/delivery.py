@@ -16,6 +16,7 @@ class Source:
 
     __slots__ = (
         "again",
+        "asked",
         "backlog",
         "done",
         "end",
@@ -43,6 +44,8 @@ class Source:
         """Highest stream sequence received."""
         self.pending = 0
         """Messages that the consumer has not delivered yet."""
+        self.asked = False
+        """JetStream has been asked whether they are still there."""
         self.expected: int | None = None
         """Redeliveries to come after the consumer was attached; None = not known yet."""
         self.again = 0

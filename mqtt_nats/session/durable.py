@@ -69,6 +69,9 @@ class Ports(Protocol):
     def store_pubrel(self, identifier: int, sequence: int) -> None:
         """Store a PUBREL record and report it with :meth:`DurableOutbound.pubrel_stored`."""
 
+    def look(self, source: Source) -> None:
+        """Ask JetStream about a consumer and report it with :meth:`DurableOutbound.looked`."""
+
 
 class DurableOutbound:
     """The sender's side of a durable session.
@@ -204,6 +207,20 @@ class DurableOutbound:
         oldest = sequence - ID_SPACE
         return all(not source.pending or source.last >= oldest for source in self.sources)
 
+    def _look(self, oldest: int) -> None:
+        """What a consumer was about to deliver may have expired, and then nothing tells that it has passed."""
+        for source in self.sources:
+            if source.pending and source.last < oldest and not source.asked:
+                source.asked = True
+                self.ports.look(source)
+
+    def looked(self, source: Source, last: int, pending: int) -> None:
+        """JetStream has delivered up to the sequence ``last`` of a consumer and has ``pending`` messages left."""
+        source.asked = False
+        if not pending and last <= source.last:
+            source.pending = 0
+            self.pump()
+
     # -- sending --------------------------------------------------------------------------------
 
     def pump(self) -> None:
@@ -219,7 +236,10 @@ class DurableOutbound:
         while waiting and len(self.inflight) < self.limit:
             sequence, delivery = waiting[0]
             identifier = delivery.id
-            if identifier in self.inflight or identifier in self.releases or not self._passed(sequence):
+            if identifier in self.inflight or identifier in self.releases:
+                return
+            if not self._passed(sequence):
+                self._look(sequence - ID_SPACE)
                 return
             if delivery.qos == 2 and self._suspect and self._suspicious(delivery):
                 return
