@@ -11,12 +11,13 @@ MAX_PLAIN_BYTES: Final = 200
 """Longest client id that is used as a subject token as it is."""
 
 _PREFIX: Final = "="
+_MODULO_62: Final = "".join(ALPHABET[byte % 62] for byte in range(256)).encode()
 _NOT_PLAIN: Final = frozenset(".*>\x7f") | frozenset(map(chr, range(0x21)))
 
 
 def name_hash(name: str) -> str:
     """nats-server's 8-character hash of a client id or server name: eight bytes of SHA-256, each modulo 62."""
-    return "".join(ALPHABET[byte % 62] for byte in sha256(name.encode()).digest()[:HASH_LENGTH])
+    return sha256(name.encode()).digest()[:HASH_LENGTH].translate(_MODULO_62).decode()
 
 
 def consumer_name(client_hash: str, nuid: str) -> str:
