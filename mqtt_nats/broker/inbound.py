@@ -57,12 +57,14 @@ class HeldPublish:
 class Inbound:
     """The receiver's side of a client's QoS 2 publishes."""
 
-    __slots__ = ("_client", "_kept", "_publishes", "machine", "newest")
+    __slots__ = ("_client", "_kept", "_publishes", "_reloading", "machine", "newest")
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._kept = 0
         self._publishes: dict[int, HeldPublish] = {}
+        self._reloading = 0
+        """Releases that wait for what has to be read back, and those behind them."""
         self.machine = InboundQos2()
         self.newest = 0
         """Highest sequence of what this connection has held."""
@@ -181,10 +183,11 @@ class Inbound:
                 held = self._publishes[identifier]
                 receipt = Receipt(client, 7, identifier, 1)
                 client.receipts.append(receipt)
-                if held.payload is not None and not held.since:
+                if held.payload is not None and not held.since and not self._reloading:
                     self._release(held, receipt)
-                else:
-                    client.do(self._reload(held, receipt))
+                else:  # releases keep the order of the PUBREL packets
+                    self._reloading += 1
+                    client.do(self._release_later(held, receipt))
             case _:
                 pass
 
@@ -208,6 +211,16 @@ class Inbound:
         broker.store.put(route.msgs, headers, payload, operation)
         broker.fanout.released(route, Message(route.key, payload, 2, client.client_id), release)
 
+    async def _release_later(self, held: HeldPublish, receipt: Receipt) -> None:
+        """Release a publish behind others that had to be read back."""
+        if held.payload is None or held.since:
+            await self._reload(held, receipt)
+        else:
+            self._release(held, receipt)
+        self._reloading -= 1
+        self._client.broker.link.kick()
+        self._client.broker.round.start()
+
     async def _reload(self, held: HeldPublish, receipt: Receipt) -> None:
         """Release what this connection does not have in memory, unless it has been released before."""
         broker = self._client.broker
@@ -228,8 +241,6 @@ class Inbound:
         if not held.message_id:
             held.message_id = (get(record.headers, "Nmqtt-Id") or "").encode() or broker.next_id()
         self._release(held, receipt)
-        broker.link.kick()
-        broker.round.start()
 
     def stored(self, held: HeldPublish, receipt: Receipt) -> None:
         """The release is stored: delete the held record."""
