@@ -32,6 +32,7 @@ from mqtt_streams.consumers import (
     consumer_info,
     create_consumer,
     delete_consumer,
+    existing_consumer,
     parse_ack,
     update_consumer,
 )
@@ -126,11 +127,11 @@ class DurableSide:
         target = b"HPUB %b " % pubrel_subject(self.client.hash).encode()
         broker.store.put(target, pubrel_block(identifier, sequence), b"", PubrelOp(self.client, identifier))
 
-    def look(self, source: Source) -> None:
+    def look(self, source: Source, sequence: int) -> None:
         """Ask what a consumer has left to deliver."""
-        self.client.do(self._look(source))
+        self.client.do(self._look(source, sequence))
 
-    async def _look(self, source: Source) -> None:
+    async def _look(self, source: Source, sequence: int) -> None:
         names = [name for name, attachment in self.attachments.items() if attachment.source is source]
         try:
             info = await consumer_info(self.client.broker.inbox, MESSAGES, names[0]) if names else None
@@ -138,9 +139,9 @@ class DurableSide:
             source.asked = False
             return
         if info is None:
-            self.machine.looked(source, 0, 0)
+            self.machine.looked(source, sequence, 0, 0)
         else:
-            self.machine.looked(source, info.delivered_seq, info.num_pending)
+            self.machine.looked(source, sequence, info.delivered_seq, info.num_pending)
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -179,7 +180,6 @@ class DurableSide:
             if not qos or not machine.sent_at_once(source, sequence, qos, reply):
                 self._consider(attachment, wild, subject, reply, headers, payload)
                 return
-            source.pending = int(tokens[8])
             data = message.packets[qos] or message.packet(qos)
             outlet.chunks.append(data)
             if outlet.clogged:
@@ -214,11 +214,9 @@ class DurableSide:
             owner, granted = self.overlap.owner(message.subject, sequence)
             unwanted = owner is not attachment
         if unwanted:
-            self.machine.passed_over(source, sequence, ack.delivered, ack.pending, reply)
+            self.machine.passed_over(source, sequence, ack.delivered, reply)
         else:
-            self.machine.arrived(
-                source, sequence, ack.delivered, ack.pending, reply, message, min(message.qos, granted)
-            )
+            self.machine.arrived(source, sequence, ack.delivered, reply, message, min(message.qos, granted))
         if not self.machine.open or ack.delivered > 1:
             self._progress.set()
 
@@ -283,7 +281,6 @@ class DurableSide:
                 record.cons[attachment.key] = attachment.consumer
             info = await create_consumer(broker.inbox, MESSAGES, attachment.consumer)
         source.last = max(source.last, info.delivered_seq)
-        source.pending = info.num_pending
         source.expected = info.num_ack_pending
         attachment.gone = (info.ack_floor_seq + 1, info.delivered_seq)
 
@@ -413,11 +410,14 @@ async def resume(client: Client, side: DurableSide) -> None:
             source.was_qos, source.until = was
         source.held = key in record.v5.replay
         attachments.append(side.add(key, consumer, source))
+    done = []
     for entry in record.v5.draining:
-        deliver = DELIVER_PREFIX + broker.new_nuid()
-        consumer = ConsumerRef(entry.name, deliver, entry.filter_subject, broker.settings.max_inflight)
-        if entry.qos:
-            attachments.append(side.add("", consumer, Source(entry.qos, 0, broker.settings.max_inflight, entry.end)))
+        draining = await existing_consumer(broker.inbox, MESSAGES, entry.name) if entry.qos else None
+        if draining is None:
+            done.append(entry.name)
+            continue
+        draining = replace(draining, deliver_subject=DELIVER_PREFIX + broker.new_nuid())
+        attachments.append(side.add("", draining, Source(entry.qos, 0, draining.max_ack_pending, entry.end)))
     for start in range(0, len(attachments), 32):
         await asyncio.gather(*(side.attach(attachment) for attachment in attachments[start : start + 32]))
     for subject, qos in record.subs.items():
@@ -427,7 +427,6 @@ async def resume(client: Client, side: DurableSide) -> None:
     for attachment in attachments:
         if attachment.source.missing:
             machine.suspect(*attachment.gone)
-    done = [entry.name for entry in record.v5.draining if not entry.qos]
     done += [a.consumer.durable_name for a in attachments if a.source.end and not machine.holds(a.source)]
     if done:
         await side.remove(done)
@@ -463,3 +462,4 @@ async def reattach(client: Client, side: DurableSide) -> None:
             consumer = replace(attachment.consumer, deliver_subject=DELIVER_PREFIX + client.broker.new_nuid())
         side.add(attachment.key, consumer, attachment.source)
         await side.attach(attachment)
+    side.machine.pump()

@@ -18,12 +18,12 @@ class Source:
         "again",
         "asked",
         "backlog",
+        "clear",
         "done",
         "end",
         "expected",
         "held",
         "last",
-        "pending",
         "qos",
         "start",
         "until",
@@ -42,10 +42,10 @@ class Source:
         """Up to this sequence the subscription had the QoS ``was_qos``."""
         self.last = 0
         """Highest stream sequence received."""
-        self.pending = 0
-        """Messages that the consumer has not delivered yet."""
+        self.clear = start - 1
+        """The consumer has nothing left to deliver before this sequence, for all that ``last`` says."""
         self.asked = False
-        """JetStream has been asked whether they are still there."""
+        """JetStream has been asked for that."""
         self.expected: int | None = None
         """Redeliveries to come after the consumer was attached; None = not known yet."""
         self.again = 0

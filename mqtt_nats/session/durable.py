@@ -69,8 +69,8 @@ class Ports(Protocol):
     def store_pubrel(self, identifier: int, sequence: int) -> None:
         """Store a PUBREL record and report it with :meth:`DurableOutbound.pubrel_stored`."""
 
-    def look(self, source: Source) -> None:
-        """Ask JetStream about a consumer and report it with :meth:`DurableOutbound.looked`."""
+    def look(self, source: Source, sequence: int) -> None:
+        """Ask JetStream for the state of a consumer and report it with :meth:`DurableOutbound.looked`."""
 
 
 class DurableOutbound:
@@ -104,11 +104,9 @@ class DurableOutbound:
 
     # -- what JetStream delivers --------------------------------------------------------------
 
-    def arrived(
-        self, source: Source, sequence: int, attempt: int, pending: int, reply: bytes, body: Any, qos: int
-    ) -> None:
+    def arrived(self, source: Source, sequence: int, attempt: int, reply: bytes, body: Any, qos: int) -> None:
         """A consumer has delivered a message that this session takes through this source at ``qos``."""
-        self._seen(source, sequence, attempt, pending)
+        self._seen(source, sequence, attempt)
         identifier = sequence % ID_SPACE + 1
         known = self._find(sequence)
         if known is not None:
@@ -187,16 +185,15 @@ class DurableOutbound:
             # An earlier connection may have sent it, as this consumer has it.
             known.dup, known.qos = True, qos
 
-    def passed_over(self, source: Source, sequence: int, attempt: int, pending: int, reply: bytes) -> None:
+    def passed_over(self, source: Source, sequence: int, attempt: int, reply: bytes) -> None:
         """A consumer has delivered a message that the client does not get through this source."""
-        self._seen(source, sequence, attempt, pending)
+        self._seen(source, sequence, attempt)
         source.done.append(sequence)
         self.ports.ack(reply)
         if self._waiting:  # perhaps for this consumer to get past it
             self.pump()
 
-    def _seen(self, source: Source, sequence: int, attempt: int, pending: int) -> None:
-        source.pending = pending
+    def _seen(self, source: Source, sequence: int, attempt: int) -> None:
         if sequence > source.last:
             source.last = sequence
         if attempt > 1:
@@ -205,20 +202,21 @@ class DurableOutbound:
     def _passed(self, sequence: int) -> bool:
         """True when no other consumer can still deliver an older message with the same identifier."""
         oldest = sequence - ID_SPACE
-        return all(not source.pending or source.last >= oldest for source in self.sources)
+        return all(source.last >= oldest or source.clear >= oldest for source in self.sources)
 
-    def _look(self, oldest: int) -> None:
-        """What a consumer was about to deliver may have expired, and then nothing tells that it has passed."""
-        for source in self.sources:
-            if source.pending and source.last < oldest and not source.asked:
+    def _look(self, sequence: int) -> None:
+        """A consumer that brings nothing does not say how far it is: ask, about once in ``ID_SPACE`` messages."""
+        oldest = sequence - ID_SPACE
+        for source in list(self.sources):
+            if source.last < oldest and source.clear < oldest and not source.asked:
                 source.asked = True
-                self.ports.look(source)
+                self.ports.look(source, sequence)
 
-    def looked(self, source: Source, last: int, pending: int) -> None:
-        """JetStream has delivered up to the sequence ``last`` of a consumer and has ``pending`` messages left."""
+    def looked(self, source: Source, sequence: int, last: int, pending: int) -> None:
+        """The state of a consumer after ``sequence`` was stored: delivered up to ``last``, ``pending`` to come."""
         source.asked = False
         if not pending and last <= source.last:
-            source.pending = 0
+            source.clear = max(source.clear, sequence)
             self.pump()
 
     # -- sending --------------------------------------------------------------------------------
@@ -239,7 +237,7 @@ class DurableOutbound:
             if identifier in self.inflight or identifier in self.releases:
                 return
             if not self._passed(sequence):
-                self._look(sequence - ID_SPACE)
+                self._look(sequence)
                 return
             if delivery.qos == 2 and self._suspect and self._suspicious(delivery):
                 return

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A durable session through crashes, gaps, redeliveries and every order of events."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from mqtt_nats.session import durable
+from mqtt_nats.session.delivery import SENT, STORING
+from tests.session.world import Consumer, Gateway, World
+
+# So few identifiers that they are used again all the time.
+IDS = 5
+LIMIT = 4
+# The consumers overlap on the topic "b.b"; the one with the lower start delivers it.
+PATTERNS = {"one": ("a.>", 1), "two": ("b.>", 1), "three": ("b.b", 2)}
+TOPICS = ("a.a", "b.a", "b.b")
+
+
+class DurableSession(RuleBasedStateMachine):
+    """One client, one session, one gateway after the other."""
+
+    world: World
+    gateway: Gateway
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = [patch.object(durable, "ID_SPACE", IDS)]
+        for each in self.patches:
+            each.start()
+
+    def teardown(self) -> None:
+        try:
+            if hasattr(self, "world"):
+                self.finish()
+        finally:
+            for each in self.patches:
+                each.stop()
+
+    @initialize(late=st.booleans(), window=st.integers(1, 3), qos=st.lists(st.integers(1, 2), min_size=3, max_size=3))
+    def begin(self, late: bool, window: int, qos: list[int]) -> None:
+        self.world = World(late=late)
+        for (name, (pattern, start)), granted in zip(PATTERNS.items(), qos, strict=True):
+            self.world.consumers[name] = Consumer(name, pattern, granted, start, window)
+        self.resume()
+
+    # -- what happens -----------------------------------------------------------------------------
+
+    @rule(topic=st.sampled_from(TOPICS), qos=st.integers(1, 2), count=st.integers(1, 6))
+    def publish(self, topic: str, qos: int, count: int) -> None:
+        for _ in range(count):
+            self.world.store(topic, qos)
+
+    @rule(name=st.sampled_from(sorted(PATTERNS)), count=st.integers(1, 4))
+    def deliver(self, name: str, count: int) -> None:
+        consumer = self.world.consumers.get(name)
+        for _ in range(count):
+            if consumer is None or not self.world.deliver(consumer):
+                break
+
+    @rule(name=st.sampled_from(sorted(PATTERNS)), count=st.integers(1, 4))
+    def arrive(self, name: str, count: int) -> None:
+        consumer = self.world.consumers.get(name)
+        for _ in range(count):
+            if consumer is None or not consumer.wire:
+                break
+            self.gateway.arrived(consumer, *consumer.wire.popleft())
+
+    @rule(name=st.sampled_from(sorted(PATTERNS)), data=st.data())
+    def ack_wait(self, name: str, data: st.DataObject) -> None:
+        consumer = self.world.consumers.get(name)
+        if consumer is not None and consumer.pending:
+            self.world.redeliver(consumer, data.draw(st.sampled_from(sorted(consumer.pending))))
+
+    @rule(count=st.integers(1, 3))
+    def serve(self, count: int) -> None:
+        for _ in range(min(count, len(self.gateway.to_nats))):
+            self.world.serve(self.gateway)
+
+    @rule()
+    def answer(self) -> None:
+        if self.gateway.answers:
+            self.world.answer(self.gateway)
+
+    @rule()
+    def record(self) -> None:
+        if self.world.record_wire:
+            self.world.record_arrives(self.gateway)
+
+    @rule(count=st.integers(1, 4))
+    def client(self, count: int) -> None:
+        for _ in range(min(count, len(self.world.to_client))):
+            self.world.client_reads()
+
+    @rule(count=st.integers(1, 4))
+    def acknowledge(self, count: int) -> None:
+        for _ in range(min(count, len(self.world.to_gateway))):
+            self.world.gateway_reads(self.gateway)
+
+    @rule(served=st.integers(0, 3), read=st.integers(0, 3))
+    def crash(self, served: int, read: int) -> None:
+        """The gateway dies, and another one takes over: of what was under way, only so much arrives."""
+        for _ in range(min(served, len(self.gateway.to_nats))):
+            self.world.serve(self.gateway)
+        for _ in range(min(read, len(self.world.to_client))):
+            self.world.client_reads()
+        self.world.to_client.clear()
+        self.world.to_gateway.clear()
+        self.resume()
+
+    @rule(read=st.integers(0, 3))
+    def reconnect(self, read: int) -> None:
+        """The client's connection breaks and it comes back; what the gateway has told NATS arrives."""
+        while self.gateway.to_nats:
+            self.world.serve(self.gateway)
+        self.crash(0, read)
+
+    @rule(served=st.integers(0, 3))
+    def gap(self, served: int) -> None:
+        """The gateway loses NATS: what was under way is lost, then stores and confirmed acks are sent again."""
+        gateway = self.gateway
+        answers = len(gateway.answers)
+        unanswered = [entry for entry in gateway.to_nats if entry[0] in ("confirm", "pubrel", "delete")]
+        for _ in range(min(served, len(gateway.to_nats))):
+            self.world.serve(gateway)
+        while len(gateway.answers) > answers:  # the answers to what the server did take are lost
+            gateway.answers.pop()
+        gateway.to_nats.clear()
+        gateway.to_nats.extend(
+            (kind, name) for kind, name in unanswered if kind != "delete" or name in self.world.consumers
+        )
+        self.world.attach_records()
+        for name, source in gateway.sources.items():
+            source.asked = False
+            self.world.attach(self.world.consumers[name], source)
+        gateway.machine.pump()
+
+    @rule(name=st.sampled_from(sorted(PATTERNS)))
+    def unsubscribe(self, name: str) -> None:
+        """The subscription that owns nothing together with others, or the one that is not the owner."""
+        if name == "two" or name in self.world.ended:
+            return
+        consumer = self.world.consumers[name]
+        source = self.gateway.sources[name]
+        self.gateway.overlap.remove(name)
+        inflight = self.gateway.machine.drain(source)
+        consumer.end = source.end
+        consumer.qos = max((delivery.qos for delivery in inflight), default=0)
+        self.world.ended[name] = source.end
+        if not inflight:
+            self.gateway.delete(name)
+
+    @rule(data=st.data())
+    def expire(self, data: st.DataObject) -> None:
+        """Retention removes old messages. Those in flight are the subject of test_durable.py: suspect identifiers."""
+        inflight = {sequence for consumer in self.world.consumers.values() for sequence in consumer.pending}
+        old = [sequence for sequence in sorted(self.world.stream) if sequence not in inflight]
+        for sequence in old[: data.draw(st.integers(0, 3))]:
+            self.world.expire(sequence)
+
+    # -- what a gateway does at CONNECT -------------------------------------------------------------
+
+    def resume(self) -> None:
+        gateway = self.gateway = Gateway(self.world, LIMIT)
+        world = self.world
+        machine = gateway.machine
+        for record in world.records:
+            machine.owe(record.id, record.sequence)
+        world.attach_records()
+        for name, consumer in list(world.consumers.items()):
+            if consumer.end and not consumer.qos:
+                del world.consumers[name]
+                continue
+            gateway.add(consumer)
+            world.attach(consumer, gateway.sources[name])
+            while consumer.wire:
+                gateway.arrived(consumer, *consumer.wire.popleft())
+        assert machine.collected
+        for name, source in list(gateway.sources.items()):
+            if source.end and not machine.holds(source):
+                gateway.delete(name)
+        machine.start()
+
+    # -- what is always true --------------------------------------------------------------------------
+
+    @invariant()
+    def bounded(self) -> None:
+        if hasattr(self, "gateway"):
+            assert len(self.gateway.machine.inflight) <= LIMIT
+            for identifier, delivery in self.gateway.machine.inflight.items():
+                assert delivery.id == identifier
+                assert delivery.state in (SENT, STORING)
+                assert identifier not in self.gateway.machine.releases or delivery.state == STORING
+
+    def finish(self) -> None:
+        """Everything that is under way arrives: nothing may be left over, and nothing may be missing."""
+        world, gateway = self.world, self.gateway
+        for _ in range(1_000):
+            moved = False
+            for consumer in list(world.consumers.values()):
+                moved |= world.deliver(consumer)
+                while consumer.wire:
+                    gateway.arrived(consumer, *consumer.wire.popleft())
+                    moved = True
+            while world.to_client:
+                world.client_reads()
+                moved = True
+            while world.to_gateway:
+                world.gateway_reads(gateway)
+                moved = True
+            while gateway.to_nats:
+                world.serve(gateway)
+                moved = True
+            while gateway.answers:
+                world.answer(gateway)
+                moved = True
+            while world.record_wire:
+                world.record_arrives(gateway)
+                moved = True
+            if not moved:
+                break
+        else:
+            raise AssertionError("it never ends")
+        machine = gateway.machine
+        assert not machine.inflight
+        assert not machine.releases
+        assert not machine._waiting
+        assert not machine._queued
+        assert not world.records
+        for consumer in world.consumers.values():
+            left = [sequence for sequence in consumer.pending if sequence in world.stream]
+            assert not left, f"{consumer.name} is not acknowledged: {left}"
+        for sequence, message in world.stream.items():
+            if world.expected(message):
+                assert world.got.get(sequence, 0) >= 1, f"{sequence} is lost"
+        assert not world.client_holds
+
+
+DurableSession.TestCase.settings = settings(
+    max_examples=150,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+)
+TestDurableSession = DurableSession.TestCase

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of several matching subscriptions delivers a stored message."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mqtt_nats.session.delivery import Source
+from mqtt_nats.session.overlap import MAX_TOPICS, Overlap, subject_matches
+
+MATCHING = [
+    (">", "a", True),
+    (">", "a.b", True),
+    ("a.>", "a", False),
+    ("a.>", "a.b", True),
+    ("a.>", "a.b.c", True),
+    ("a.>", "ab.c", False),
+    ("a", "a", True),
+    ("a", "a.b", False),
+    ("a.b", "a", False),
+    ("*", "a", True),
+    ("*", "a.b", False),
+    ("a.*", "a.b", True),
+    ("a.*", "a.b.c", False),
+    ("*.b", "a.b", True),
+    ("*.b", "a.c", False),
+    ("a.*.c", "a.b.c", True),
+    ("*.*.>", "a.b", False),
+]
+
+
+@pytest.mark.parametrize(("pattern", "subject", "expected"), MATCHING)
+def test_subject_matches(pattern: str, subject: str, expected: bool) -> None:
+    assert subject_matches(pattern, subject.split(".")) is expected
+
+
+PATTERNS = st.sampled_from([">", "a", "a.>", "a.b", "a.*", "*.b", "b", "*", "b.>"])
+SUBJECTS = st.sampled_from(["a", "b", "a.a", "a.b", "b.b", "a.b.c"])
+SUBSCRIPTIONS = st.lists(
+    st.tuples(PATTERNS, st.integers(1, 30), st.integers(1, 2)), min_size=1, max_size=6, unique_by=lambda entry: entry[0]
+)
+
+
+def overlap_of(subscriptions: list[tuple[str, int, int]]) -> Overlap[str]:
+    overlap: Overlap[str] = Overlap()
+    for pattern, start, qos in subscriptions:
+        overlap.add(pattern, pattern, Source(qos, start, 100))
+    return overlap
+
+
+@given(SUBSCRIPTIONS, st.randoms(use_true_random=False), SUBJECTS, st.integers(1, 40))
+def test_every_gateway_finds_the_same_owner(
+    subscriptions: list[tuple[str, int, int]], random: object, subject: str, sequence: int
+) -> None:
+    import random as module
+
+    assert isinstance(random, module.Random)
+    shuffled = subscriptions.copy()
+    random.shuffle(shuffled)
+    owner, granted = overlap_of(subscriptions).owner(subject, sequence)
+    assert overlap_of(shuffled).owner(subject, sequence) == (owner, granted)
+    matching = [
+        entry for entry in subscriptions if entry[1] <= sequence and subject_matches(entry[0], subject.split("."))
+    ]
+    assert owner == (min(matching, key=lambda entry: (entry[1], entry[0]))[0] if matching else None)
+    assert granted == max((qos for _, _, qos in matching), default=0)
+
+
+@given(SUBSCRIPTIONS, SUBJECTS)
+def test_a_topic_keeps_its_owner(subscriptions: list[tuple[str, int, int]], subject: str) -> None:
+    """A later subscription takes nothing from an earlier one: the order on the topic is that of one consumer."""
+    overlap = overlap_of(subscriptions)
+    owners = {overlap.owner(subject, sequence)[0] for sequence in range(1, 50)}
+    assert len(owners - {None}) <= 1
+
+
+@given(SUBSCRIPTIONS, st.lists(SUBJECTS, max_size=40), st.randoms(use_true_random=False))
+def test_each_sequence_is_delivered_once(
+    subscriptions: list[tuple[str, int, int]], stream: list[str], random: object
+) -> None:
+    """Each consumer brings every message that it matches from its start on; a crash brings all of it again."""
+    import random as module
+
+    assert isinstance(random, module.Random)
+    for _ in range(2):
+        random.shuffle(subscriptions)
+        overlap = overlap_of(subscriptions)
+        delivered: list[int] = []
+        due = 0
+        for sequence, subject in enumerate(stream, 1):
+            copies = [
+                pattern
+                for pattern, start, _ in subscriptions
+                if start <= sequence and subject_matches(pattern, subject.split("."))
+            ]
+            due += bool(copies)
+            delivered += [sequence for pattern in copies if overlap.owner(subject, sequence)[0] == pattern]
+        assert len(delivered) == len(set(delivered)) == due
+
+
+def test_an_ended_subscription_leaves_the_rest() -> None:
+    overlap = overlap_of([("a.>", 1, 2), ("a.b", 5, 1)])
+    assert overlap.owner("a.b", 9) == ("a.>", 2)
+    overlap.remove("a.>")
+    assert overlap.owner("a.b", 9) == ("a.b", 1)
+    assert overlap.owner("a.c", 9) == (None, 0)
+
+
+def test_a_changed_qos_counts_from_where_it_was_changed() -> None:
+    overlap: Overlap[str] = Overlap()
+    source = Source(2, 1, 100)
+    source.was_qos, source.until = 1, 10
+    overlap.add("a", "a", source)
+    assert overlap.owner("a", 10) == ("a", 1)
+    assert overlap.owner("a", 11) == ("a", 2)
+
+
+def test_the_cache_is_bounded() -> None:
+    overlap = overlap_of([(">", 1, 1)])
+    for number in range(MAX_TOPICS + 10):
+        assert overlap.owner(f"t{number}", 1) == (">", 1)
+    assert len(overlap._matching) <= MAX_TOPICS

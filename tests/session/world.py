@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model of everything around :class:`DurableOutbound`: JetStream, the network, and an MQTT client.
+
+Everything travels in queues that a test moves on one step at a time, and each queue can be cut off between
+any two steps. The client and JetStream keep their state over a crash of the gateway; the gateway keeps nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from mqtt_nats.session.delivery import Delivery, Source
+from mqtt_nats.session.durable import DurableOutbound, packet_id
+from mqtt_nats.session.overlap import Overlap
+
+PUBACK, PUBREC, PUBREL, PUBCOMP = 4, 5, 6, 7
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A message of the stream; ``sequence`` counts from 1."""
+
+    sequence: int
+    topic: str
+    qos: int
+
+
+@dataclass
+class Consumer:
+    """A durable push consumer with explicit acknowledgement."""
+
+    name: str
+    pattern: str
+    qos: int
+    start: int
+    window: int
+    end: int = 0
+    """Not 0: draining."""
+    position: int = 0
+    """Highest stream sequence delivered."""
+    floor: int = 0
+    pending: dict[int, int] = field(default_factory=dict)
+    """Delivered and not acknowledged: sequence to delivery count."""
+    wire: deque[tuple[int, int]] = field(default_factory=deque)
+    """(sequence, delivery count) on their way to the gateway."""
+
+
+@dataclass
+class Record:
+    """A PUBREL record in the stream."""
+
+    key: int
+    id: int
+    sequence: int
+
+
+class Gateway:
+    """The gateway's part between JetStream and the machine; dies with the gateway."""
+
+    def __init__(self, world: World, limit: int) -> None:
+        self.world = world
+        self.machine = DurableOutbound(limit, self)
+        self.machine.on_complete = self._completed
+        self.sources: dict[str, Source] = {}
+        self.overlap: Overlap[str] = Overlap()
+        self.to_nats: deque[tuple[str, object]] = deque()
+        """("ack", reply), ("confirm", (reply, id)) and ("pubrel", (id, sequence)), not yet at the server."""
+        self.answers: deque[tuple[str, object]] = deque()
+        """("stored", id), ("confirmed", id) and ("looked", (name, sequence, last, left)), not yet at the gateway."""
+
+    # -- ports ----------------------------------------------------------------------------------
+
+    def send(self, data: bytes) -> None:
+        assert data[0] == 0x62
+        assert len(data) == 4
+        self.world.to_client.append((PUBREL, data[2] << 8 | data[3], 0, False, 0))
+
+    def publish(self, delivery: Delivery, dup: bool) -> None:
+        self.write(delivery.body, delivery.id, delivery.qos, dup)
+
+    def ack(self, reply: bytes) -> None:
+        assert reply
+        self.to_nats.append(("ack", reply))
+
+    def ack_confirmed(self, reply: bytes, identifier: int) -> None:
+        assert reply
+        self.to_nats.append(("confirm", (reply, identifier)))
+
+    def store_pubrel(self, identifier: int, sequence: int) -> None:
+        self.to_nats.append(("pubrel", (identifier, sequence)))
+
+    def look(self, source: Source, sequence: int) -> None:
+        name = next(name for name, each in self.sources.items() if each is source)
+        self.to_nats.append(("look", (name, sequence)))
+
+    # -- what the broker does around the machine --------------------------------------------------
+
+    def write(self, message: Stored, identifier: int, qos: int, dup: bool) -> None:
+        self.world.published(message, identifier, qos, dup)
+
+    def add(self, consumer: Consumer) -> None:
+        source = Source(consumer.qos, consumer.start, consumer.window, consumer.end)
+        self.sources[consumer.name] = source
+        self.machine.sources.append(source)
+        if not consumer.end:
+            self.overlap.add(consumer.pattern, consumer.name, source)
+
+    def arrived(self, consumer: Consumer, sequence: int, attempt: int) -> None:
+        machine = self.machine
+        source = self.sources.get(consumer.name)
+        if source is None:
+            return
+        message = self.world.stream_all[sequence]
+        reply = f"{consumer.name} {sequence} {attempt}".encode()
+        if source.end:
+            owner, granted = None, source.granted(sequence)
+            wanted = sequence <= source.end and attempt > 1
+        else:
+            owner, granted = self.overlap.owner(message.topic, sequence)
+            wanted = owner == consumer.name
+        if not wanted:
+            machine.passed_over(source, sequence, attempt, reply)
+            return
+        qos = min(granted, message.qos)
+        if attempt == 1 and machine.sent_at_once(source, sequence, qos, reply):
+            self.write(message, packet_id(sequence), qos, False)
+        else:
+            machine.arrived(source, sequence, attempt, reply, message, qos)
+
+    def _completed(self, delivery: Delivery) -> None:
+        for name, source in list(self.sources.items()):
+            if source is delivery.source and source.end and not self.machine.holds(source):
+                self.delete(name)
+
+    def delete(self, name: str) -> None:
+        self.machine.sources.remove(self.sources.pop(name))
+        self.to_nats.append(("delete", name))
+        self.machine.pump()
+
+
+class World:
+    """JetStream, the network and the client."""
+
+    def __init__(self, *, late: bool) -> None:
+        self.late = late
+        """The client hands QoS 2 messages on at PUBREL, not at PUBLISH: both are allowed [MQTT-4.3.3]."""
+        self.stream_all: dict[int, Stored] = {}
+        self.stream: dict[int, Stored] = {}
+        """What has not expired."""
+        self.last = 0
+        self.consumers: dict[str, Consumer] = {}
+        self.records: list[Record] = []
+        self.record_wire: deque[Record] = deque()
+        self.record_count = 0
+        self.to_client: deque[tuple[int, int, int, bool, int]] = deque()
+        """(kind, packet id, QoS, DUP, sequence); kind 3 = PUBLISH."""
+        self.to_gateway: deque[tuple[int, int]] = deque()
+        self.client_holds: dict[int, int] = {}
+        """QoS 2 identifiers between PUBLISH and PUBREL, with the sequence of their message."""
+        self.got: dict[int, int] = {}
+        """How often the application got each sequence."""
+        self.sent: dict[int, int] = {}
+        """How often each sequence was sent in a PUBLISH."""
+        self.first_sent: dict[str, int] = {}
+        """Per topic, the highest sequence sent for the first time."""
+        self.in_use: dict[int, int] = {}
+        """Identifiers that the client may hold, with the sequence of their message."""
+        self.sent_qos: dict[int, int] = {}
+        self.ended: dict[str, int] = {}
+        """Subscriptions that have ended, with the last sequence that they delivered."""
+
+    def expected(self, message: Stored) -> bool:
+        """Whether the application must get a message that has not expired."""
+        matching = [
+            consumer.name
+            for consumer in self.consumers.values()
+            if not consumer.end and message.sequence >= consumer.start and _matches(consumer.pattern, message.topic)
+        ]
+        return bool(matching) or self.sent.get(message.sequence, 0) > 0
+
+    # -- the client -----------------------------------------------------------------------------
+
+    def published(self, message: Stored, identifier: int, qos: int, dup: bool) -> None:
+        """The gateway sends a PUBLISH."""
+        sequence = message.sequence
+        assert self.in_use.get(identifier, sequence) == sequence, (
+            f"identifier {identifier} of {sequence} is in use for {self.in_use[identifier]}"
+        )
+        if sequence in self.sent:
+            assert dup, f"{sequence} is sent again without DUP"
+            assert self.sent_qos[sequence] == qos, f"{sequence} is sent again at another QoS"
+        else:
+            assert sequence > self.first_sent.get(message.topic, 0), f"{sequence} is out of order"
+            self.first_sent[message.topic] = sequence
+        self.sent[sequence] = self.sent.get(sequence, 0) + 1
+        self.sent_qos[sequence] = qos
+        self.in_use[identifier] = sequence
+        self.to_client.append((3, identifier, qos, dup, sequence))
+
+    def client_reads(self) -> None:
+        """The client takes one packet and answers it."""
+        kind, identifier, qos, _, sequence = self.to_client.popleft()
+        if kind == PUBREL:
+            held = self.client_holds.pop(identifier, 0)
+            if held and self.late:
+                self._application(held)
+            self.to_gateway.append((PUBCOMP, identifier))
+        elif qos == 1:
+            self._application(sequence)
+            self.to_gateway.append((PUBACK, identifier))
+        else:
+            if identifier not in self.client_holds:
+                self.client_holds[identifier] = sequence
+                if not self.late:
+                    self._application(sequence)
+            else:
+                assert self.client_holds[identifier] == sequence, f"{sequence} is taken for a repetition and lost"
+            self.to_gateway.append((PUBREC, identifier))
+
+    def _application(self, sequence: int) -> None:
+        self.got[sequence] = self.got.get(sequence, 0) + 1
+        if self.sent_qos[sequence] == 2:
+            assert self.got[sequence] == 1, f"{sequence} came twice at QoS 2"
+
+    def gateway_reads(self, gateway: Gateway) -> None:
+        """The gateway takes one packet of the client."""
+        kind, identifier = self.to_gateway.popleft()
+        if kind in (PUBACK, PUBCOMP):
+            self.in_use.pop(identifier, None)
+        gateway.machine.acknowledged(kind, [identifier])
+
+    # -- JetStream ------------------------------------------------------------------------------
+
+    def store(self, topic: str, qos: int) -> None:
+        """Somebody publishes."""
+        self.last += 1
+        message = Stored(self.last, topic, qos)
+        self.stream_all[self.last] = self.stream[self.last] = message
+
+    def _matching(self, consumer: Consumer) -> list[int]:
+        return [
+            sequence
+            for sequence, message in self.stream.items()
+            if sequence > consumer.position and sequence >= consumer.start and _matches(consumer.pattern, message.topic)
+        ]
+
+    def deliver(self, consumer: Consumer) -> bool:
+        """The server sends one new message to the gateway, if the window allows; False when it cannot."""
+        matching = self._matching(consumer)
+        if not matching or len(consumer.pending) >= consumer.window:
+            return False
+        consumer.position = matching[0]
+        consumer.pending[matching[0]] = 1
+        consumer.wire.append((matching[0], 1))
+        return True
+
+    def redeliver(self, consumer: Consumer, sequence: int) -> None:
+        """ack_wait has passed for one message."""
+        consumer.pending[sequence] += 1
+        consumer.wire.append((sequence, consumer.pending[sequence]))
+
+    def attach(self, consumer: Consumer, source: Source) -> None:
+        """A new deliver subject: everything pending comes again, before anything new."""
+        consumer.wire.clear()
+        source.again = 0
+        source.expected = len(consumer.pending)
+        source.last = max(source.last, consumer.position)
+        for sequence in sorted(consumer.pending):
+            self.redeliver(consumer, sequence)
+
+    def attach_records(self) -> None:
+        """The consumer of PUBREL records gets a new deliver subject."""
+        self.record_wire.clear()
+        self.record_wire.extend(self.records)
+
+    def serve(self, gateway: Gateway) -> None:
+        """The server takes one command of the gateway."""
+        kind, argument = gateway.to_nats.popleft()
+        match kind, argument:
+            case "ack", bytes() as reply:
+                self._ack(reply)
+            case "confirm", (bytes() as reply, int() as identifier):
+                self._ack(reply)
+                gateway.answers.append(("confirmed", identifier))
+            case "pubrel", (int() as identifier, int() as sequence):
+                self.record_count += 1
+                record = Record(self.record_count, identifier, sequence)
+                self.records.append(record)
+                self.record_wire.append(record)
+                gateway.answers.append(("stored", identifier))
+            case "delete", str() as name:
+                del self.consumers[name]
+            case "look", (str() as name, int() as sequence):
+                consumer = self.consumers[name]
+                state = (name, sequence, consumer.position, len(self._matching(consumer)))
+                gateway.answers.append(("looked", state))
+            case _:
+                raise AssertionError(kind)
+
+    def _ack(self, reply: bytes) -> None:
+        name, number, _ = reply.decode().split(" ")
+        if name == "record":
+            self.records = [record for record in self.records if record.key != int(number)]
+            return
+        consumer = self.consumers.get(name)
+        if consumer is not None:
+            consumer.pending.pop(int(number), None)
+
+    def answer(self, gateway: Gateway) -> None:
+        """The gateway takes one answer of the server."""
+        match gateway.answers.popleft():
+            case "stored", int() as identifier:
+                gateway.machine.pubrel_stored(identifier)
+            case "confirmed", int() as identifier:
+                gateway.machine.confirmed(identifier)
+            case "looked", (str() as name, int() as sequence, int() as last, int() as left):
+                if name in gateway.sources:
+                    gateway.machine.looked(gateway.sources[name], sequence, last, left)
+            case other:
+                raise AssertionError(other)
+
+    def record_arrives(self, gateway: Gateway) -> None:
+        """The gateway takes one PUBREL record from its consumer."""
+        record = self.record_wire.popleft()
+        gateway.machine.pubrel_delivered(record.id, record.sequence, b"record %d 1" % record.key)
+
+    def expire(self, sequence: int) -> None:
+        """The stream's retention removes a message."""
+        del self.stream[sequence]
+
+
+def _matches(pattern: str, topic: str) -> bool:
+    return topic == pattern or (pattern.endswith(".>") and topic.startswith(pattern[:-1]))
