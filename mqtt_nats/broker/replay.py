@@ -148,7 +148,7 @@ class Replay:
                 self.cursor = self.page[-1].seq + 1
                 if self.stored:
                     client.do(self._note(self.cursor))
-                self.page = await anext(self._pages, [])
+                self.page = [] if self.complete else await anext(self._pages, [])
         except (ApiError, NoResponders, RequestTimeout) as error:
             log.error(
                 "client %r: the retained messages of %r were not all sent: %s", client.client_id, self.filter, error

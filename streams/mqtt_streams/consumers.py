@@ -142,6 +142,24 @@ async def consumer_info(js: JetStream, stream: str, name: str) -> ConsumerInfo |
         raise
 
 
+async def existing_consumer(js: JetStream, stream: str, name: str) -> ConsumerRef | None:
+    """How a consumer was created, None when there is none of that name."""
+    info = await consumer_info(js, stream, name)
+    if info is None:
+        return None
+    config = info.config
+    return ConsumerRef(
+        name,
+        config.get("deliver_subject", ""),
+        config.get("filter_subject", ""),
+        config.get("max_ack_pending", 0),
+        config.get("ack_wait", ACK_WAIT_NS),
+        config.get("opt_start_seq"),
+        config.get("inactive_threshold", 0),
+        config.get("num_replicas", 0),
+    )
+
+
 async def consumer_names(js: JetStream, stream: str, prefix: str = "") -> list[str]:
     """Names of all consumers of a stream that start with `prefix`; the server lists all of them, so rarely."""
     names: list[str] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -152,14 +152,17 @@ class RawClient:
 
     async def packet(self, timeout: float = DEADLINE) -> Packet:
         """The next packet; acknowledgements and publishes come one by one. AssertionError after ``timeout`` s."""
+        await self._await(lambda: bool(self._inbox), timeout, "packet")
+        return self._inbox.popleft()
+
+    async def _await(self, condition: Callable[[], bool], timeout: float, what: object) -> None:
         try:
             async with asyncio.timeout(timeout):
-                while not self._inbox:
+                while not condition():
                     if not await self._read():
-                        raise AssertionError("the connection was closed, a packet was expected")
+                        raise AssertionError(f"the connection was closed, {what} was expected")
         except TimeoutError:
-            raise AssertionError(f"no packet within {timeout} s") from None
-        return self._inbox.popleft()
+            raise AssertionError(f"no {what} within {timeout} s") from None
 
     async def _read(self) -> bool:
         if self._eof:
@@ -257,13 +260,19 @@ class RawClient:
             await self.quiet()
 
     async def complete(self, publish: Publish) -> None:
-        """Acknowledge a PUBLISH that was received; at QoS 2 PUBREL must be the next packet."""
+        """Acknowledge a PUBLISH that was received. What comes before its PUBREL stays to be expected."""
         if publish.qos == 1:
             self.ack(PUBACK, publish.packet_id)
         elif publish.qos == 2:
             self.ack(PUBREC, publish.packet_id)
-            await self.expect_ack(PUBREL, publish.packet_id)
-            self.ack(PUBCOMP, publish.packet_id)
+            await self.released(publish.packet_id)
+
+    async def released(self, packet_id: int) -> None:
+        """Answer a PUBREL that is to come, whatever comes before it."""
+        release = Ack(PUBREL, packet_id, 0)
+        await self._await(lambda: release in self._inbox, DEADLINE, release)
+        self._inbox.remove(release)
+        self.ack(PUBCOMP, packet_id)
 
     async def receive(self, topic: str, payload: bytes, **fields: Any) -> Publish:
         """``message`` and ``complete``."""

@@ -113,6 +113,28 @@ class Stored:
         }
         return {where: what for where, what in found.items() if what}
 
+    async def settled(self, client_id: str, *, inflight: int = 0, owed: int = 0) -> None:
+        """Wait until JetStream has this many messages of a session in flight, and this many PUBRELs owed to it."""
+        key = name_hash(client_id)
+
+        async def reached() -> None:
+            infos = [one for one in await self.js.consumers_info("$MQTT_msgs") if one.name.startswith(f"{key}_")]
+            assert sum(one.num_ack_pending or 0 for one in infos) == inflight
+            assert await self.count("$MQTT_out", f"$MQTT.out.pubrel.{key}") == owed
+
+        await until(reached)
+
+    async def detached(self, client_id: str) -> None:
+        """Wait until a session's client is known to be gone: what is published from now on waits for it."""
+        key = name_hash(client_id)
+
+        async def unbound() -> None:
+            infos = [one for one in await self.js.consumers_info("$MQTT_msgs") if one.name.startswith(f"{key}_")]
+            assert infos
+            assert not any(one.push_bound for one in infos)
+
+        await until(unbound)
+
     async def gone(self, client_id: str, timeout: float = 10.0) -> None:
         """Wait until a session has left no trace."""
 

@@ -3,11 +3,11 @@
 
 import pytest
 
-from mqtt_nats.codec import Publish, Will
+from mqtt_nats.codec import Will
 from tests.conftest import GatewayFactory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
-from tests.harness.rawclient import RawClient
+from tests.harness.rawclient import RawClient, topic_of
 from tests.integration.conftest import Connector
 
 ENDS = ["drop", "half-close", "keepalive", "protocol error", "malformed", "takeover", "takeover elsewhere"]
@@ -141,10 +141,7 @@ async def test_wills_at_orderly_shutdown(
         will = Will(f"{name}/{index}", b"farewell", index, False)
         await connect(f"{name}-{index}", clean=index != 1, will=will, to=leaving)
     assert leaving.term() == 0
-    topics = set()
-    for _ in range(3):
-        publish = await listener.expect(Publish, payload=b"farewell")
-        await listener.complete(publish)
-        topics.add(publish.key)
-    assert len(topics) == 3
-    await listener.quiet()
+    wills = await listener.messages(3)
+    assert {(topic_of(one), one.qos, one.payload) for one in wills} == {
+        (f"{name}/{qos}", qos, b"farewell") for qos in range(3)
+    }
