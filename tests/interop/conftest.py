@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One nats-server with its MQTT listener, one gateway beside it, and clients for both."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import nats as nats_py
+import pytest
+from nats.aio.client import Client as NatsClient
+
+from tests.harness.gateway import Gateway
+from tests.harness.nats import NatsServer, make_server
+from tests.harness.rawclient import RawClient
+from tests.interop.support import Message, Paho, Pahos, Raws, Sides
+
+
+@pytest.fixture(scope="module")
+def nats(nats_backend: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """A nats-server with ``mqtt {}``, for all tests of a module."""
+    server = make_server(nats_backend, tmp_path_factory.mktemp("nats"), mqtt=True)
+    server.start()
+    yield server
+    server.discard()
+
+
+@pytest.fixture(scope="module")
+def sides(nats: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
+    """The MQTT ports of the gateway and of nats-server."""
+    directory: Path = tmp_path_factory.mktemp("gateway")
+    gateway = Gateway(directory / "gateway.log", nats.url)
+    gateway.start()
+    yield {"gateway": gateway.port, "nats-server": nats.mqtt_port}
+    gateway.process.discard()
+    assert "Traceback" not in gateway.log, gateway.log
+
+
+@pytest.fixture
+def paho(sides: Sides) -> Iterator[Pahos]:
+    """Connect paho-mqtt clients: ``paho(side, client_id, **options)``."""
+    clients: list[Paho] = []
+
+    def connect(
+        side: str, client_id: str, *, clean: bool = True, will: Message | None = None, connects: int = 1
+    ) -> Paho:
+        client = Paho(sides[side], client_id, clean=clean, will=will, connects=connects)
+        clients.append(client)
+        client.connect()
+        return client
+
+    yield connect
+    for client in clients:
+        client.close()
+
+
+@pytest.fixture
+async def raw(sides: Sides) -> AsyncIterator[Raws]:
+    """Connect clients that do nothing by themselves: ``await raw(side, client_id, **options)``."""
+    clients: list[RawClient] = []
+
+    async def connect(side: str, client_id: str, *, clean: bool = True) -> RawClient:
+        client = await RawClient.connect(sides[side], client_id, clean=clean)
+        clients.append(client)
+        return client
+
+    yield connect
+    for client in clients:
+        client.drop()
+
+
+@pytest.fixture
+async def nats_client(nats: NatsServer) -> AsyncIterator[NatsClient]:
+    """A NATS client on the same account."""
+    client = await nats_py.connect(nats.url)
+    yield client
+    await client.close()
