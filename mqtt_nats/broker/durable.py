@@ -384,6 +384,19 @@ class DurableSide:
                 self.client.taken_over()
 
 
+async def rejoin(client: Client) -> None:
+    """Subscribe in core NATS again what a session has subscribed.
+
+    Raises:
+        TimeoutError: NATS does not answer.
+    """
+    record = client.record
+    assert record is not None
+    for subject, qos in record.subs.items():
+        client.join(subject_to_filter(subject), qos)
+    await client.fence()
+
+
 async def resume(client: Client, side: DurableSide) -> None:
     """Continue a durable session: owed PUBRELs, what was in flight, then what has come since."""
     broker = client.broker
@@ -420,9 +433,6 @@ async def resume(client: Client, side: DurableSide) -> None:
         attachments.append(side.add("", draining, Source(entry.qos, 0, draining.max_ack_pending, entry.end)))
     for start in range(0, len(attachments), 32):
         await asyncio.gather(*(side.attach(attachment) for attachment in attachments[start : start + 32]))
-    for subject, qos in record.subs.items():
-        client.join(subject_to_filter(subject), qos)
-    await client.fence()
     await side.collect()
     for attachment in attachments:
         if attachment.source.missing:

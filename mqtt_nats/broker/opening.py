@@ -15,7 +15,7 @@ import orjson
 
 from mqtt_nats.backbone.link import Handler
 from mqtt_nats.broker.access import Credentials
-from mqtt_nats.broker.durable import DurableSide, resume
+from mqtt_nats.broker.durable import DurableSide, rejoin, resume
 from mqtt_nats.broker.record import discard_session, save_record
 from mqtt_nats.codec import (
     Connack,
@@ -59,8 +59,16 @@ async def open_session(client: Client, connect: Connect) -> None:
         return
     client.outlet.write(encode(Connack(present, 0), 4))
     if client.durable_side is not None and present:
-        client.outlet.flush()
-        await resume(client, client.durable_side)
+        try:
+            # CONNACK leaves when everything subscribed is live: who sees it may rely on that, as on SUBACK.
+            client.outlet.clog()
+            await rejoin(client)
+            client.outlet.unclog()
+            await resume(client, client.durable_side)
+        except (RequestTimeout, NoResponders, ApiError, TimeoutError) as error:
+            log.warning("client %r: its session cannot be resumed: %s", client.client_id, error)
+            client.end(MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE))
+            return
     client.opened()
 
 

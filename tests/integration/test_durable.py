@@ -91,6 +91,7 @@ async def test_unacknowledged_is_sent_again(
     for one in await client.messages(18):
         await client.complete(one)
     await client.quiet()
+    await stored.settled(name)
     await client.disconnect()
     client = await connect(name, clean=False)
     await client.quiet()

@@ -175,7 +175,7 @@ async def test_qos2_in_across_reconnect(
     step: str,
     where: str,
 ) -> None:
-    """[MQTT-4.4.0-1], [MQTT-4.3.3-2], [MQTT-4.1.0-1]: broken off at each step, the message is published exactly once."""
+    """[MQTT-4.4.0-1], [MQTT-4.3.3-2], [MQTT-4.1.0-1]: published once, wherever it breaks."""
     near = gateway_factory(nats_server)
     far = near if where == "same gateway" else gateway
     listener = await connect(f"{name}-listener")
@@ -252,7 +252,7 @@ def stoppable(nats_factory: NatsFactory, gateway_factory: GatewayFactory) -> Ite
 
 
 async def test_no_acknowledgement_before_the_store(stoppable: Stoppable, name: str) -> None:
-    """[MQTT-4.3.2-2], [MQTT-4.3.3-2], [MQTT-4.5.0-1]: while nats-server stands still there is no PUBACK and no PUBREC."""
+    """[MQTT-4.3.2-2], [MQTT-4.3.3-2], [MQTT-4.5.0-1]: while nats-server stands still, none."""
     port = stoppable.gateway.port
     async with await RawClient.connect(port, name) as client, await RawClient.connect(port, f"{name}-2") as other:
         await other.subscribe(f"{name}/held", qos=1)

@@ -46,7 +46,7 @@ async def test_the_older_connection_is_closed(
 async def test_queued_and_inflight_messages_move(
     connect: Connector, name: str, gateway: Gateway, second_gateway: Gateway, elsewhere: bool
 ) -> None:
-    """[MQTT-4.4.0-1]: in flight with DUP and the same ids, then queued ones, then new ones; the old client gets no copy."""
+    """[MQTT-4.4.0-1]: in flight with DUP and the same ids, then queued ones, then new ones."""
     first = await connect(name, clean=False)
     await first.subscribe(name, qos=2)
     publisher = await connect(f"{name}-publisher", to=second_gateway)
