@@ -8,7 +8,6 @@ import gc
 import logging
 import secrets
 import ssl
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -23,7 +22,7 @@ from mqtt_nats.broker.access import AllowAll
 from mqtt_nats.broker.client import Client
 from mqtt_nats.broker.closing import expire
 from mqtt_nats.broker.context import Broker
-from mqtt_nats.broker.recovery import recover
+from mqtt_nats.broker.recovery import recover, recover_wild
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.config import Settings
 from mqtt_nats.connection.connection import CLOCK_STEP, Connection
@@ -153,7 +152,7 @@ class Gateway:
             return
         log.warning("the connection to NATS is lost")
         if self.broker is not None and self.store is not None:
-            self.broker.lost_at = time.time()
+            self.broker.lost(self.link)
             self.broker.online.clear()
             self.store.offline()
 
@@ -171,11 +170,13 @@ class Gateway:
 
     async def _wild_offline(self) -> None:
         log.debug("the connection for wildcards is lost")
+        if self.broker is not None:
+            self.broker.lost(self.wild)
 
     async def _wild_online(self) -> None:
         self.wild.online = True
         if self.broker is not None:
-            self.broker.table.renew(self.wild)
+            self.broker.spawn(recover_wild(self.broker, self.wild), "recovery of wildcards")
 
     # -- clients --------------------------------------------------------------------------------
 
@@ -269,7 +270,7 @@ class Gateway:
             await asyncio.sleep(CLOCK_STEP)
             now = broker.clock.now = loop.time()
             broker.store.tick(now)
-            if now - rotated > SEEN_FOR / 2:
+            if now - rotated > SEEN_FOR / 2 and broker.steady:
                 rotated = now
                 broker.fanout.rotate()
             for client in list(broker.connections):

@@ -16,6 +16,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
+from time import time
 from typing import Any
 
 from nats.aio.client import Client
@@ -59,6 +60,7 @@ class _Wire(asyncio.Protocol):
             self._parts = []
             self._tail = b""
         link = self.link
+        link.heard = time()
         handlers = link.handlers
         find = data.find
         end = len(data)
@@ -138,6 +140,8 @@ class Link(Client):
         self.handlers: dict[bytes, Handler] = {}
         self.out: list[bytes] = []
         self.wire: _Wire | None = None
+        self.heard = time()
+        """Unix time at which the server was last heard."""
         self.writable = True
         self.online = False
         self.on_writable: Callable[[bool], None] | None = None

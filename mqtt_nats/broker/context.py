@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
+# A connection is heard at least this often: nats-py pings every ten seconds.
+SILENCE: Final = 12.0
+
 # Stored messages kept for the next consumer that brings them; there is no more to it than a lookup saved.
 STORED_MOST: Final = 4096
 STORED_BYTES: Final = 16 * 1024 * 1024
@@ -100,8 +103,10 @@ class Broker:
         self.online = asyncio.Event()
         """Set while NATS is connected."""
         self.online.set()
-        self.lost_at = 0.0
-        """Unix time at which the connection to NATS was last lost."""
+        self.gaps: dict[Link, float] = {}
+        """Since when (Unix time) messages of a connection may have been missed."""
+        self.repairing = 0
+        """Gaps that are being repaired."""
         self.blocked = False
         """NATS does not take as much as clients publish: publishers are not read from."""
         self._blocked_clients: list[Client] = []
@@ -157,6 +162,16 @@ class Broker:
             self._stored_bytes = len(payload)
         self.stored[sequence] = found
         return found
+
+    def lost(self, link: Link) -> None:
+        """A connection is lost, and with it whatever the server sent after it was last heard."""
+        self.gaps.setdefault(link, link.heard)
+
+    @property
+    def steady(self) -> bool:
+        """True when nothing has to be repaired, and no connection has fallen silent."""
+        silent = time.time() - min(self.link.heard, self.wild.heard) > SILENCE
+        return not (self.gaps or self.repairing or silent)
 
     def is_own(self, headers: bytes) -> bool:
         """Whether this gateway made the message."""

@@ -7,6 +7,7 @@ read from the stream, from shortly before the gap on, and delivered unless they 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
@@ -19,24 +20,48 @@ from mqtt_streams.messages import PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
 
 if TYPE_CHECKING:
+    from mqtt_nats.backbone.link import Link
     from mqtt_nats.broker.context import Broker
     from mqtt_nats.pubsub.table import Filter
 
 log = logging.getLogger("mqtt_nats.broker")
 
-# The gap is taken to have begun this much before it was noticed (seconds): two unanswered pings.
-BEFORE: Final = 25.0
+# The gap is taken to have begun this much before the server was last heard (seconds): a message may have waited in
+# the server, and clocks differ. Less than the identifiers of what has come are remembered.
+BEFORE: Final = 8.0
 PAGE: Final = 256
 
+# JetStream may need a while after core NATS is back (seconds).
+PATIENCE: Final = 30.0
+RETRY: Final = 0.25
 
-async def repair(broker: Broker, since: float) -> None:
-    """Deliver what was stored since the Unix time ``since`` and has not come through core NATS."""
-    for found in list(broker.table.filters.values()):
-        if any(qos and not member.durable for member, qos in found.members.items()):
+
+async def repair(broker: Broker, link: Link) -> None:
+    """Deliver what was stored since ``link`` was lost and has not come through it."""
+    since = broker.gaps.pop(link, None)
+    if since is None:
+        return
+    broker.repairing += 1
+    try:
+        await broker.online.wait()
+        missed = [found for found in broker.table.filters.values() if found.link is link]
+        patience = asyncio.get_running_loop().time() + PATIENCE
+        while missed:
+            found = missed[-1]
             try:
-                await _repair(broker, found, since)
+                if any(qos and not member.durable for member, qos in found.members.items()):
+                    await _repair(broker, found, since)
             except (ApiError, NoResponders, RequestTimeout) as error:
+                if not link.online or not broker.link.online:  # the next connection starts over
+                    broker.gaps[link] = min(since, broker.gaps.get(link, since))
+                    return
+                if asyncio.get_running_loop().time() < patience:
+                    await asyncio.sleep(RETRY)
+                    continue
                 log.error("messages of %r may have been missed: %s", found.text, error)
+            missed.pop()
+    finally:
+        broker.repairing -= 1
 
 
 async def _repair(broker: Broker, found: Filter, since: float) -> None:

@@ -29,26 +29,35 @@ RETRY: Final = 0.25
 
 async def recover(broker: Broker, link: Link) -> None:
     """Bring everything back: takeover signals first, then what clients have subscribed, then durable sessions."""
-    clients = list(broker.clients.values())
-    for client in clients:
-        link.renew(client.takeover_sid, client.takeover_subject)
+    for connection in broker.connections:  # also those that have just claimed their session
+        if connection.takeover_sid:
+            link.renew(connection.takeover_sid, connection.takeover_subject)
     broker.table.renew(link)
     try:
         await link.fence()
     except TimeoutError:
         return  # lost again: the next connection starts over
     broker.online.set()
-    gap_from = broker.lost_at
     limit = asyncio.Semaphore(AT_ONCE)
 
     async def check(client: Client) -> None:
         async with limit:
             await _check(client)
 
-    for client in clients:
+    for client in list(broker.clients.values()):
         if client.alive:
             client.do(check(client))
-    await repair(broker, gap_from)
+    await repair(broker, link)
+
+
+async def recover_wild(broker: Broker, link: Link) -> None:
+    """Bring back the filters that start with a wildcard."""
+    broker.table.renew(link)
+    try:
+        await link.fence()
+    except TimeoutError:
+        return
+    await repair(broker, link)
 
 
 async def _check(client: Client) -> None:

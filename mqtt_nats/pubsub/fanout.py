@@ -14,8 +14,9 @@ from mqtt_nats.pubsub.message import Message
 from mqtt_nats.pubsub.table import Filter, Group, Member, Route, Table
 from mqtt_streams.subjects import visible_to_wildcard
 
-# Identifiers of QoS 1 and 2 messages are remembered this long, in two halves (seconds).
-SEEN_FOR: Final = 30.0
+# Identifiers of QoS 1 and 2 messages are remembered this long, in two halves (seconds). When a connection falls
+# silent, those that came within half of it, less the time in which that is noticed, are still known.
+SEEN_FOR: Final = 40.0
 
 
 class Fanout:
