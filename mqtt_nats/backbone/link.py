@@ -140,6 +140,7 @@ class Link(Client):
         self.handlers: dict[bytes, Handler] = {}
         self.out: list[bytes] = []
         self.wire: _Wire | None = None
+        self._last_wire: _Wire | None = None
         self.heard = time()
         """Unix time at which the server was last heard."""
         self.writable = True
@@ -275,15 +276,21 @@ class Link(Client):
         tasks: set[asyncio.Future[Any]] = self.__dict__.setdefault("_tasks", set())
         return tasks
 
-    async def _read_loop(self) -> None:
-        """Replace nats-py's reader on the transport that has just been connected."""
+    async def _process_connect_init(self) -> None:
+        """Take over the transport in the same step in which nats-py has it connected: nothing may go past us."""
+        former = self._last_wire
+        if former is not None and not former.closed.done():
+            former.transport.abort()  # an attempt that nats-py has given up, but not closed
+        await super()._process_connect_init()
         transport = self._transport
         if not isinstance(transport, TcpTransport) or transport._io_writer is None or transport._io_reader is None:
             raise NatsError("nats: a WebSocket transport cannot carry the data path; use nats:// or tls://")
         self._loop = asyncio.get_running_loop()
         raw: Any = transport._io_writer.transport
         reader: Any = transport._io_reader
-        wire = _Wire(self, raw, raw.get_protocol())
+        if raw.is_closing() or reader.at_eof():
+            raise UnexpectedEOF
+        self._last_wire = wire = _Wire(self, raw, raw.get_protocol())
         self.out.clear()
         raw.set_protocol(wire)
         raw.set_write_buffer_limits(WRITE_HIGH_WATER, WRITE_LOW_WATER)
@@ -298,11 +305,15 @@ class Link(Client):
             wire.data_received(early)
         if not raw.is_reading():
             raw.resume_reading()
-        if reader.at_eof() and not wire.closed.done():
-            wire.closed.set_result(None)
+
+    async def _read_loop(self) -> None:
+        """Wait for the end of the connection: reading is the wire's business."""
+        wire = self._last_wire
+        if wire is None:
+            return
         error = await asyncio.shield(wire.closed)
-        self._lose_wire()
-        await self._process_op_err(error if error is not None else UnexpectedEOF())
+        if wire is self._last_wire:
+            await self._process_op_err(error if error is not None else UnexpectedEOF())
 
     def _lose_wire(self) -> None:
         self.wire = None
