@@ -22,6 +22,7 @@ class Source:
         "done",
         "end",
         "expected",
+        "first",
         "held",
         "last",
         "qos",
@@ -42,6 +43,8 @@ class Source:
         """Up to this sequence the subscription had the QoS ``was_qos``."""
         self.last = 0
         """Highest stream sequence received."""
+        self.first = 0
+        """Highest stream sequence received as a first delivery: everything before it has been here."""
         self.clear = start - 1
         """The consumer has nothing left to deliver before this sequence, for all that ``last`` says."""
         self.asked = False

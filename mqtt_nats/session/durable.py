@@ -106,6 +106,9 @@ class DurableOutbound:
 
     def arrived(self, source: Source, sequence: int, attempt: int, reply: bytes, body: Any, qos: int) -> None:
         """A consumer has delivered a message that this session takes through this source at ``qos``."""
+        # JetStream has forgotten that it delivered this, as a server that was killed does.
+        forgotten = attempt == 1 and sequence <= source.first
+        again = forgotten or attempt > 1 or sequence <= source.last
         self._seen(source, sequence, attempt)
         identifier = sequence % ID_SPACE + 1
         known = self._find(sequence)
@@ -118,7 +121,7 @@ class DurableOutbound:
             release.unconfirmed += 1
             self.ports.ack_confirmed(reply, identifier)
             return
-        if attempt > 1 and (sequence in self._owed or any(sequence in each.done for each in self.sources)):
+        if again and (forgotten or sequence in self._owed or any(sequence in each.done for each in self.sources)):
             self.ports.ack(reply)
             return
         delivery = Delivery(source, sequence, identifier, qos, body, reply, attempt > 1)
@@ -162,7 +165,7 @@ class DurableOutbound:
             or (len(self.sources) > 1 and not self._passed(sequence))
         ):
             return False
-        source.last = sequence
+        source.first = source.last = sequence
         delivery = Delivery(source, sequence, identifier, qos, None, reply, False)
         delivery.state = SENT
         inflight[identifier] = delivery
@@ -198,6 +201,8 @@ class DurableOutbound:
             source.last = sequence
         if attempt > 1:
             source.again += 1
+        elif sequence > source.first:
+            source.first = sequence
 
     def _passed(self, sequence: int) -> bool:
         """True when no other consumer can still deliver an older message with the same identifier."""
