@@ -287,6 +287,21 @@ def test_ack_wait_of_a_message_in_flight_changes_only_its_reply() -> None:
     assert ports.take() == [("ack", b"second")]
 
 
+def test_what_a_killed_server_has_forgotten_is_not_sent_again() -> None:
+    """It delivers for the first time once more what is done, what is in flight, and what is new."""
+    one = source()
+    machine, ports = session(one)
+    for sequence in (5, 6):
+        machine.arrived(one, sequence, 1, b"r%d" % sequence, None, 1)
+    machine.acknowledged(PUBACK, [6])
+    ports.take()
+    for sequence in (5, 6, 7):
+        machine.arrived(one, sequence, 1, b"s%d" % sequence, None, 1)
+    assert ports.take() == [("ack", b"s5"), ("publish", 7, 1, False)]
+    machine.acknowledged(PUBACK, [7])
+    assert ports.take() == [("ack", b"s6")]
+
+
 def test_a_second_consumer_gets_its_own_acknowledgement() -> None:
     one, two = source(), source()
     machine, ports = session(one, two)
@@ -364,12 +379,12 @@ def test_a_suspect_identifier_is_cleared_before_qos_2_uses_it() -> None:
     assert ports.take() == [("send", ack_bytes(PUBREL, 6))]
     machine.acknowledged(PUBCOMP, [6])
     assert ports.take() == [("publish", 5 + ID_SPACE, 2, True)]
-    machine.arrived(one, 2 + ID_SPACE, 1, b"c", None, 2)
-    machine.arrived(one, 11 + ID_SPACE, 1, b"d", None, 2)
+    machine.arrived(one, 2 + 2 * ID_SPACE, 1, b"c", None, 2)
+    machine.arrived(one, 11 + 2 * ID_SPACE, 1, b"d", None, 2)
     machine.arrived(one, 10 + 3 * ID_SPACE, 1, b"e", None, 1)
     assert [call[:2] for call in ports.take()] == [
-        ("publish", 2 + ID_SPACE),
-        ("publish", 11 + ID_SPACE),
+        ("publish", 2 + 2 * ID_SPACE),
+        ("publish", 11 + 2 * ID_SPACE),
         ("publish", 10 + 3 * ID_SPACE),
     ], "not suspect, not suspect, QoS 1"
 
@@ -396,7 +411,7 @@ def test_retained_messages_are_sent_before_what_waits() -> None:
     machine.arrived(one, 5, 1, b"r", None, 1)
     machine.replay(one, 3, 2, None, False)
     assert ports.take() == [("publish", -3, 2, False)]
-    assert machine.retained_inflight
+    assert machine.oldest_replayed(one) == 3
     machine.release_held(one)
     assert ports.take() == [("publish", 5, 1, False)]
     identifier = retained_id(3)

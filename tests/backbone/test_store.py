@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stores: acknowledgements, refusals, the order of what is sent again, and when it is."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import pytest
+
+from mqtt_nats.backbone import store as module
+from mqtt_nats.backbone.link import Handler, Link
+from mqtt_nats.backbone.store import ACK_TIMEOUT, Op, Store, TooLarge, sequence
+from mqtt_streams.api import ApiError
+from tests.harness.waiting import aeventually
+
+NO_RESPONDERS = b"NATS/1.0 503\r\n\r\n"
+
+
+class FakeLink:
+    """A link that keeps what it is given to send."""
+
+    def __init__(self) -> None:
+        self.out: list[bytes] = []
+        self.max_payload = 1000
+        self.online = True
+        self.handler: Handler | None = None
+        self.renewed: list[bytes] = []
+
+    def kick(self) -> None:
+        """Nothing to schedule."""
+
+    def subscribe_raw(self, subject: bytes, handler: Handler) -> bytes:
+        self.handler = handler
+        return b"1"
+
+    def renew(self, sid: bytes, subject: bytes) -> None:
+        self.out.append(b"SUB " + subject)
+
+    def take(self) -> list[bytes]:
+        out, self.out = self.out, []
+        return out
+
+
+class Note(Op):
+    """Writes its end down."""
+
+    def __init__(self, log: list[object], name: str, optional: bool = False) -> None:
+        self.log = log
+        self.name = name
+        self.optional = optional
+
+    def stored(self, ack: bytes) -> None:
+        self.log.append((self.name, ack))
+
+    def failed(self, error: ApiError) -> None:
+        self.log.append((self.name, error.err_code))
+
+
+class Bench:
+    """A store on a fake link."""
+
+    def __init__(self) -> None:
+        self.link = FakeLink()
+        self.pressure: list[bool] = []
+        self.store = Store(cast(Link, self.link), self.pressure.append)
+        self.log: list[object] = []
+        self.replies: dict[str, bytes] = {}
+
+    def put(self, name: str, payload: bytes = b"x", *, optional: bool = False) -> None:
+        before = set(self.store.pending)
+        self.store.put(b"HPUB s ", b"NATS/1.0\r\n\r\n", payload, Note(self.log, name, optional))
+        (token,) = set(self.store.pending) - before
+        self.replies[name] = self.store.prefix + token
+
+    def answer(self, name: str, payload: bytes = b'{"seq":1}', headers: bytes = b"") -> None:
+        assert self.link.handler is not None
+        self.link.handler(self.replies[name], b"", headers, payload)
+
+    def sent(self) -> list[str]:
+        """Names of the operations that were sent since the last look, in order."""
+        names = {reply: name for name, reply in self.replies.items()}
+        return [names[frame.split(b" ")[2]] for frame in self.link.take()]
+
+
+@pytest.mark.parametrize(
+    ("ack", "expected"),
+    [
+        (b'{"stream":"S","seq":17}', 17),
+        (b'{"stream":"S", "domain":"d", "seq": 9000,"duplicate": true}', 9000),
+        (b'{"seq":0}', 0),
+    ],
+)
+def test_sequence(ack: bytes, expected: int) -> None:
+    assert sequence(ack) == expected
+
+
+async def test_a_frame_and_its_ack() -> None:
+    bench = Bench()
+    bench.put("a", b"payload")
+    assert bench.link.take() == [b"HPUB s %b 12 19\r\nNATS/1.0\r\n\r\npayload\r\n" % bench.replies["a"]]
+    bench.answer("a", b'{"seq":5}')
+    assert bench.log == [("a", b'{"seq":5}')]
+    assert not bench.store.pending
+    assert bench.store.bytes == 0
+    bench.answer("a", b'{"seq":5}')
+    assert len(bench.log) == 1, "a second acknowledgement of the same store"
+
+
+async def test_acks_in_any_order() -> None:
+    bench = Bench()
+    for name in "abc":
+        bench.put(name)
+    for name in "cab":
+        bench.answer(name)
+    assert [entry[0] for entry in bench.log] == ["c", "a", "b"]  # type: ignore[index]
+
+
+async def test_a_refusal_ends_one_store_only() -> None:
+    bench = Bench()
+    bench.put("a")
+    bench.put("b")
+    bench.answer("a", b'{"error":{"code":503,"err_code":10077,"description":"maximum messages exceeded"}}')
+    assert bench.log == [("a", 10077)]
+    assert not bench.store.stalled
+    bench.answer("b")
+    assert bench.log[1:] == [("b", b'{"seq":1}')]
+
+
+async def test_an_answer_that_cannot_be_read_is_a_refusal() -> None:
+    bench = Bench()
+    bench.put("a")
+    bench.answer("a", b'{"error":"no"}')
+    assert bench.log == [("a", 0)]
+
+
+async def test_too_large_is_not_sent() -> None:
+    bench = Bench()
+    bench.put("fits", b"x" * (1000 - 12))
+    bench.link.take()
+    with pytest.raises(TooLarge):
+        bench.put("too large", b"x" * (1001 - 12))
+    assert bench.link.take() == []
+    assert len(bench.store.pending) == 1
+
+
+async def test_a_new_connection_gets_the_inbox_then_everything_unacknowledged_in_order() -> None:
+    bench = Bench()
+    for name in "abcd":
+        bench.put(name)
+    bench.answer("b")
+    bench.link.take()
+    bench.link.online = False
+    bench.store.offline()
+    bench.put("e")
+    assert bench.link.take() == [], "nothing is sent while there is no connection"
+    bench.link.online = True
+    bench.link.max_payload = 500
+    bench.store.online()
+    assert bench.link.out.pop(0) == b"SUB " + bench.store.prefix + b"*"
+    assert bench.sent() == ["a", "c", "d", "e"]
+    assert bench.store.resent == 4
+    bench.put("f")
+    assert bench.sent() == ["f"]
+    with pytest.raises(TooLarge):
+        bench.put("g", b"x" * 500)
+
+
+async def test_a_late_ack_of_an_earlier_store_confirms_no_other() -> None:
+    bench = Bench()
+    bench.put("a")
+    bench.store.offline()
+    bench.store.online()
+    bench.answer("a")
+    bench.put("b")
+    bench.answer("a")
+    assert bench.log == [("a", b'{"seq":1}')]
+    assert len(bench.store.pending) == 1
+
+
+@pytest.mark.parametrize("error", [b"", b'{"error":{"code":503,"err_code":10008,"description":"unavailable"}}'])
+async def test_no_leader(error: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stop, probe with the oldest, then send everything again in order before anything new."""
+    monkeypatch.setattr(module, "PROBE_FIRST", 0.01)
+    monkeypatch.setattr(module, "PROBE_MOST", 0.02)
+    bench = Bench()
+    for name in "abc":
+        bench.put(name)
+    assert bench.sent() == ["a", "b", "c"]
+    bench.answer("b", error, NO_RESPONDERS if not error else b"")
+    assert bench.store.stalled
+    assert bench.log == [], "nothing has failed"
+    bench.put("d")
+    await aeventually(lambda: len(bench.link.out) >= 1)
+    assert bench.sent()[0] == "a"
+    bench.answer("a", error, NO_RESPONDERS if not error else b"")
+    await aeventually(lambda: len(bench.link.out) >= 1)
+    assert set(bench.sent()) == {"a"}, "only the oldest is tried"
+    bench.answer("a")
+    assert bench.sent() == ["b", "c", "d"]
+    for name in "bcd":
+        bench.answer(name)
+    bench.put("e")
+    assert bench.sent() == ["e"]
+    assert bench.log == [(name, b'{"seq":1}') for name in "abcd"]
+
+
+async def test_a_probe_without_an_answer_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PROBE_FIRST", 0.01)
+    monkeypatch.setattr(module, "PROBE_MOST", 0.01)
+    bench = Bench()
+    bench.put("a")
+    bench.store.stall()
+    await aeventually(lambda: len(bench.link.out) >= 4)
+    assert set(bench.sent()) == {"a"}
+    bench.store.offline()
+    await asyncio.sleep(0.05)
+    assert bench.link.take() == [], "no probe without a connection"
+
+
+async def test_nobody_there_is_an_answer_where_it_may_be() -> None:
+    bench = Bench()
+    bench.put("a", optional=True)
+    bench.answer("a", b"", NO_RESPONDERS)
+    assert bench.log == [("a", b"")]
+    assert not bench.store.stalled
+
+
+async def test_silence_is_noticed() -> None:
+    bench = Bench()
+    bench.store.tick(100.0)
+    bench.put("a")
+    bench.store.tick(100.0 + ACK_TIMEOUT)
+    assert not bench.store.stalled
+    bench.store.tick(100.5 + ACK_TIMEOUT)
+    assert bench.store.stalled
+
+
+async def test_pressure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_PENDING", 4)
+    bench = Bench()
+    for name in "abcdef":
+        bench.put(name)
+    assert bench.pressure == [True]
+    for name in "abcd":
+        bench.answer(name)
+    assert bench.store.pressed
+    bench.answer("e")
+    assert bench.pressure == [True, False]
+
+
+async def test_pressure_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_PENDING_BYTES", 1000)
+    bench = Bench()
+    bench.put("a", b"x" * 900)
+    assert bench.pressure == []
+    bench.put("b", b"x" * 100)
+    assert bench.pressure == [True]
+    bench.answer("a")
+    assert bench.pressure == [True, False]
+    bench.answer("b")
+    assert bench.store.bytes == 0

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parser of what nats-server sends: whatever the reads are cut into, the same messages come out."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mqtt_nats.backbone.link import Link, _Wire
+
+Event = tuple[bytes, ...]
+
+
+class FakeTransport(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written.append(bytes(data))
+
+
+class Former(asyncio.Protocol):
+    """nats-py's protocol, to be told of the end."""
+
+    def __init__(self) -> None:
+        self.lost: list[Exception | None] = []
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.append(exc)
+
+
+class Bench:
+    """A link with handlers for the subscriptions 1 and 22, and nothing of nats-py's behind it."""
+
+    def __init__(self) -> None:
+        self.link = Link()
+        self.events: list[Event] = []
+        self.transport = FakeTransport()
+        self.former = Former()
+        self.wire = self.link.wire = _Wire(self.link, self.transport, self.former)
+        self.link._loop = asyncio.get_running_loop()
+        for sid in (b"1", b"22"):
+            self.link.handlers[sid] = self.handler(sid)
+        self.link.control = self.control  # type: ignore[method-assign]
+        self.link.foreign = self.foreign  # type: ignore[method-assign,assignment]
+
+    def handler(self, sid: bytes):  # type: ignore[no-untyped-def]
+        return lambda *message: self.events.append((sid, *message))
+
+    def control(self, line: bytes) -> None:
+        self.events.append((line,))
+
+    def foreign(self, sid: int, *message: bytes) -> None:
+        self.events.append((b"foreign", b"%d" % sid, *message))
+
+
+HEADERS = b"NATS/1.0\r\nA:b\r\n\r\n"
+STREAM = (
+    b"PING\r\n"
+    b"MSG a.b 1 3\r\nabc\r\n"
+    b"MSG a.b 22 reply.to 5\r\n\r\nMSG\r\n"
+    b"+OK\r\n"
+    b"HMSG x 1 %d %d\r\n%bpay\r\n" % (len(HEADERS), len(HEADERS) + 3, HEADERS) + b"HMSG x 22 r %d %d\r\n%b\r\n"
+    b"MSG unknown 9 0\r\n\r\n"
+    b"PONG\r\n"
+    b"-ERR 'Some Error'\r\n"
+    b'INFO {"max_payload":5}\r\n'
+    b"MSG last 1 1\r\n\r\r\n" % (len(HEADERS), len(HEADERS), HEADERS)
+)
+EVENTS: list[Event] = [
+    (b"PING",),
+    (b"1", b"a.b", b"", b"", b"abc"),
+    (b"22", b"a.b", b"reply.to", b"", b"\r\nMSG"),
+    (b"+OK",),
+    (b"1", b"x", b"", HEADERS, b"pay"),
+    (b"22", b"x", b"r", HEADERS, b""),
+    (b"foreign", b"9", b"unknown", b"", b"", b""),
+    (b"PONG",),
+    (b"-ERR 'Some Error'",),
+    (b'INFO {"max_payload":5}',),
+    (b"1", b"last", b"", b"", b"\r"),
+]
+
+
+async def test_in_one_read() -> None:
+    bench = Bench()
+    bench.wire.data_received(STREAM)
+    assert bench.events == EVENTS
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+async def test_in_small_reads(size: int) -> None:
+    bench = Bench()
+    for start in range(0, len(STREAM), size):
+        bench.wire.data_received(STREAM[start : start + size])
+    assert bench.events == EVENTS
+
+
+async def test_cut_in_two_at_every_byte() -> None:
+    bench = Bench()
+    for cut in range(1, len(STREAM)):
+        bench.events.clear()
+        bench.wire.data_received(STREAM[:cut])
+        bench.wire.data_received(STREAM[cut:])
+        assert bench.events == EVENTS, cut
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.integers(1, len(STREAM) - 1), max_size=6, unique=True))
+def test_cut_anywhere(cuts: list[int]) -> None:
+    async def run() -> None:
+        bench = Bench()
+        edges = [0, *sorted(cuts), len(STREAM)]
+        for start, stop in itertools.pairwise(edges):
+            bench.wire.data_received(STREAM[start:stop])
+        assert bench.events == EVENTS
+
+    asyncio.run(run())
+
+
+async def test_a_large_message_is_collected_and_joined_once() -> None:
+    bench = Bench()
+    payload = bytes(range(256)) * 4096
+    frame = b"MSG big 1 %d\r\n%b\r\nMSG next 1 1\r\nx\r\n" % (len(payload), payload)
+    pieces = [frame[start : start + 4096] for start in range(0, len(frame), 4096)]
+    for number, piece in enumerate(pieces[:-1], 1):
+        bench.wire.data_received(piece)
+        assert len(bench.wire._parts) == number, "the pieces so far were joined before the message was complete"
+        assert not bench.events
+    bench.wire.data_received(pieces[-1])
+    assert bench.events == [(b"1", b"big", b"", b"", payload), (b"1", b"next", b"", b"", b"x")]
+    assert not bench.wire._parts
+
+
+async def test_a_handler_that_fails_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+
+    def fail(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        raise RuntimeError("no")
+
+    bench.link.handlers[b"22"] = fail
+    bench.wire.data_received(STREAM)
+    assert bench.events == [event for event in EVENTS if event[0] != b"22"]
+    assert caplog.text.count("a handler failed") == 2
+
+
+async def test_a_handler_may_end_its_own_subscription() -> None:
+    bench = Bench()
+    link = bench.link
+
+    def once(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        bench.events.append((payload,))
+        link.unsubscribe_raw(b"1")
+
+    link.handlers[b"1"] = once
+    bench.wire.data_received(b"MSG a 1 1\r\nx\r\nMSG a 1 1\r\ny\r\n")
+    assert bench.events == [(b"x",), (b"foreign", b"1", b"a", b"", b"", b"y")]
+    assert link.out == [b"UNSUB 1\r\n"]
+
+
+async def test_what_is_collected_leaves_in_one_write() -> None:
+    bench = Bench()
+    link = bench.link
+    link.out += [b"PUB a 1\r\nx\r\n", b"PUB b 1\r\ny\r\n"]
+    link.kick()
+    link.kick()
+    assert not bench.transport.written
+    await asyncio.sleep(0)
+    assert bench.transport.written == [b"PUB a 1\r\nx\r\nPUB b 1\r\ny\r\n"]
+    link.wire = None
+    link.out.append(b"PUB c 1\r\nz\r\n")
+    link.kick()
+    await asyncio.sleep(0)
+    assert len(bench.transport.written) == 1
+    assert not link.out, "nothing is kept for the next connection: the store does that"
+
+
+async def test_ping_and_err() -> None:
+    bench = Bench()
+    link = bench.link
+    del link.control
+    bench.wire.data_received(b"PING\r\n")
+    assert link.out == [b"PONG\r\n"]
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await link.fence()
+    waiting = asyncio.create_task(link.fence())
+    second = asyncio.create_task(link.fence())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    written = b"".join(bench.transport.written)
+    assert written.count(b"PING") == 2, "fences of one turn share one PING"
+    bench.wire.data_received(b"PONG\r\nPONG\r\n")
+    await asyncio.gather(waiting, second)
+
+
+async def test_back_pressure() -> None:
+    bench = Bench()
+    seen: list[bool] = []
+    bench.link.on_writable = seen.append
+    bench.wire.pause_writing()
+    assert not bench.link.writable
+    bench.wire.resume_writing()
+    bench.wire.pause_writing()
+    bench.wire.connection_lost(None)
+    assert seen == [False, True, False, True], "a connection that is gone holds nobody up"
+    assert bench.former.lost == [None]
+    assert bench.link.wire is None
+    assert bench.wire.closed.done()
+
+
+async def test_the_end_of_an_old_connection_leaves_the_new_one_alone() -> None:
+    bench = Bench()
+    new = bench.link.wire = _Wire(bench.link, FakeTransport(), cast(asyncio.BaseProtocol, Former()))
+    bench.wire.connection_lost(ConnectionResetError())
+    assert bench.link.wire is new
