@@ -82,14 +82,14 @@ def test_takeover(paho: Pahos, here: str, there: str, clean: bool) -> None:
     topic, client_id = unique("take/"), unique("sub")
     publisher = paho(here, unique("pub"))
     old = paho(here, client_id, clean=clean)
-    old.subscribe(topic, 1)
+    old.subscribe(topic, 2)
     new = paho(there, client_id, clean=clean)
     assert old.closed.wait(1.0), "the former connection was not closed within a second"
     assert new.session_present is not clean
     if clean:
-        new.subscribe(topic, 1)
-    publisher.publish(topic, b"x", 1)
-    new.expect(Message(topic, b"x", 1, False))
+        new.subscribe(topic, 2)
+    publisher.publish(topic, b"x", 2)
+    new.expect(Message(topic, b"x", 2, False))
     new.fence()
     assert new.messages == old.messages == []
 
@@ -98,9 +98,9 @@ def test_takeover(paho: Pahos, here: str, there: str, clean: bool) -> None:
     assert new.closed.wait(1.0)
     assert back.session_present is not clean
     if clean:
-        back.subscribe(topic, 1)
-    publisher.publish(topic, b"y", 1)
-    back.expect(Message(topic, b"y", 1, False))
+        back.subscribe(topic, 2)
+    publisher.publish(topic, b"y", 2)
+    back.expect(Message(topic, b"y", 2, False))
     assert old.messages == new.messages == []
 
 
