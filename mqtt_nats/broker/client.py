@@ -49,7 +49,7 @@ from mqtt_nats.connection.connection import Connection, Hold
 from mqtt_nats.pubsub.message import Message
 from mqtt_nats.pubsub.table import Filter, Member, Route
 from mqtt_nats.session.regular import RegularOutbound
-from mqtt_streams.api import ApiError
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.retained import retained_subject, set_block, tombstone_block
 from mqtt_streams.subjects import filter_to_subjects
 
@@ -439,6 +439,8 @@ class Client(Member):
                     await jobs.popleft()
                 except MqttError as error:
                     self.broken(error)
+                except (RequestTimeout, NoResponders, TimeoutError) as error:
+                    self.broken(MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE))
                 except Exception:
                     if self.alive:
                         log.exception("client %r: a job failed", self.client_id)

@@ -298,17 +298,29 @@ class DurableSide:
                 await asyncio.sleep(LET_GO_STEP)
 
     async def attach_pubrels(self) -> None:
-        """Make sure that the consumer of PUBREL records exists and delivers here."""
+        """Make sure that the consumer of PUBREL records exists and delivers here.
+
+        Its deliver subject is the one that nats-server's listener uses, which subscribes it and leaves the consumer
+        alone; there and back is two changes of the subject, so everything pending is sent again.
+        """
         client = self.client
         broker = client.broker
-        consumer = pubrel_consumer(client.hash, max_ack_pending=PUBREL_WINDOW, deliver_nuid=broker.new_nuid())
+        aside = pubrel_consumer(client.hash, max_ack_pending=PUBREL_WINDOW, deliver_nuid=broker.new_nuid())
+        consumer = pubrel_consumer(client.hash, max_ack_pending=PUBREL_WINDOW)
         if self._pubrel_sid:
             broker.link.unsubscribe_raw(self._pubrel_sid)
-        self._pubrel_sid = broker.link.subscribe_raw(consumer.deliver_subject.encode(), self._pubrel_arrived)
         try:
-            await self._update(OUT, consumer)
+            await self._update(OUT, aside)
+            known = True
         except ConsumerNotFound:
+            known = False
+        self._pubrel_sid = broker.link.subscribe_raw(consumer.deliver_subject.encode(), self._pubrel_arrived)
+        if known:
+            await self._update(OUT, consumer)
+        else:
             await create_consumer(broker.inbox, OUT, consumer)
+        if client.record is not None:
+            client.record.pubrel = consumer  # where nats-server's listener looks for it
 
     @property
     def has_pubrels(self) -> bool:
@@ -412,7 +424,6 @@ async def resume(client: Client, side: DurableSide) -> None:
     earlier = [entry.qos for entry in record.v5.draining] + [qos for qos, _ in record.v5.was.values()]
     if machine.releases or 2 in record.subs.values() or 2 in earlier:
         await side.attach_pubrels()
-    record.pubrel = None
     attachments = []
     for key, consumer in record.cons.items():
         subject = key.removesuffix(" fwc")
@@ -465,11 +476,11 @@ async def reattach(client: Client, side: DurableSide) -> None:
         client.taken_over()
         return
     if side.has_pubrels:
-        await side.attach_pubrels()
+        await patiently(client, side.attach_pubrels)
     for attachment in list(side.attachments.values()):
         consumer = record.cons.get(attachment.key)
         if consumer is None:
             consumer = replace(attachment.consumer, deliver_subject=DELIVER_PREFIX + client.broker.new_nuid())
         side.add(attachment.key, consumer, attachment.source)
-        await side.attach(attachment)
+        await patiently(client, partial(side.attach, attachment))
     side.machine.pump()

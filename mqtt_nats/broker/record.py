@@ -6,13 +6,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from mqtt_streams.api import RequestTimeout
+from mqtt_nats.broker.patience import patiently
+from mqtt_streams.api import NoResponders, RequestTimeout
 from mqtt_streams.consumers import delete_consumer
 from mqtt_streams.hashing import name_hash, subject_token
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.pubrel import CONSUMER_PREFIX
 from mqtt_streams.pubrel import STREAM as OUT
-from mqtt_streams.sessions import SessionRecord
+from mqtt_streams.sessions import Conflict, SessionRecord
 from mqtt_streams.timers import EXPIRY
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ async def save_record(client: Client, expected: int) -> int:
 
     Raises:
         Conflict: somebody else wrote it.
-        RequestTimeout, NoResponders: JetStream does not answer.
+        RequestTimeout, NoResponders: JetStream does not answer, and the session is not this connection's yet.
     """
     broker = client.broker
     record = client.record
@@ -39,13 +40,28 @@ async def save_record(client: Client, expected: int) -> int:
     record.v5.q2 = record.v5.q2 or client.durable
     record.v5.nonce = broker.new_nuid()
     reply = f"$MQTT.JSA.{broker.identity}.SP.{client.hash}.{record.v5.nonce}"
+    nonce = record.v5.nonce
+
+    async def written() -> int | None:
+        found = await broker.sessions.load(client.hash, client.client_id)
+        return found[1] if found is not None and found[0].v5 is not None and found[0].v5.nonce == nonce else None
+
+    async def once_more() -> int:
+        known = await written()
+        if known is not None:
+            return known
+        try:
+            return await broker.sessions.save(record, expected=expected, reply=reply)
+        except Conflict:
+            known = await written()  # the first attempt may have come late
+            if known is None:
+                raise
+            return known
+
     try:
         sequence = await broker.sessions.save(record, expected=expected, reply=reply)
-    except RequestTimeout:
-        found = await broker.sessions.load(client.hash, client.client_id)
-        if found is None or found[0].v5 is None or found[0].v5.nonce != record.v5.nonce:
-            raise
-        sequence = found[1]
+    except (RequestTimeout, NoResponders):
+        sequence = await patiently(client, once_more)
     client.epoch = sequence
     return sequence
 

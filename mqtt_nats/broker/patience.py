@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a connected client has asked for is done as soon as NATS answers, however long it is away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from mqtt_streams.api import NoResponders, RequestTimeout
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.client import Client
+
+log = logging.getLogger("mqtt_nats.broker")
+
+T = TypeVar("T")
+
+PAUSE: Final = 0.25
+"""Seconds between two attempts."""
+
+
+async def patiently(client: Client, attempt: Callable[[], Awaitable[T]]) -> T:
+    """Call ``attempt`` until it is answered; calling it twice must do no harm.
+
+    Raises:
+        RequestTimeout, NoResponders, TimeoutError: not answered, and the client has no session here (yet).
+    """
+    broker = client.broker
+    while True:
+        try:
+            return await attempt()
+        except (RequestTimeout, NoResponders, TimeoutError) as error:
+            if not client.alive or broker.clients.get(client.client_id) is not client:
+                raise
+            log.debug("client %r waits for NATS: %s", client.client_id, error)
+        await asyncio.sleep(PAUSE)
+        await broker.online.wait()
