@@ -389,11 +389,12 @@ class Client(Member):
         """True when nothing more is to be handled."""
         return self.state is State.ENDED or self.graceful
 
-    def join(self, topic_filter: str, qos: int) -> None:
+    def join(self, topic_filter: str, qos: int) -> Filter:
         """Put the client into the subscription table."""
         broker = self.broker
         link = broker.wild if topic_filter[0] in "#+" else broker.link
-        broker.table.subscribe(self, topic_filter, qos, filter_to_subjects(topic_filter), link, broker.fanout.arrival)
+        subjects = filter_to_subjects(topic_filter)
+        return broker.table.subscribe(self, topic_filter, qos, subjects, link, broker.fanout.arrival)
 
     async def fence(self) -> None:
         """Wait until NATS has taken this client's subscriptions.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.link import Handler
 from mqtt_nats.broker.operations import ConfirmOp, PubrelOp
 from mqtt_nats.broker.record import save_record
-from mqtt_nats.broker.replay import Replay, start_replays
+from mqtt_nats.broker.replay import Replay, open_gate, start_replays
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.pubsub.fanout import publisher
 from mqtt_nats.pubsub.message import Stored
@@ -458,9 +458,10 @@ async def resume(client: Client, side: DurableSide) -> None:
             subject = key.removesuffix(" fwc")
             first = subject if subject == key else f"{subject}.>"
             unfinished.append(Replay(client, subject_to_filter(first), key, subject, record.subs.get(first, 1), cursor))
+    gates = {replay.filter: open_gate(client, client.broker.table.filters[replay.filter]) for replay in unfinished}
     for replay in unfinished:
         await replay.first_page()
-    start_replays(client, unfinished)
+    start_replays(client, unfinished, gates)
     if machine.resent:
         log.debug("client %r: %d messages sent again", client.client_id, machine.resent)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.broker.record import save_record
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from mqtt_nats.broker.client import Client
+    from mqtt_nats.pubsub.table import Filter
     from mqtt_nats.session.delivery import Source
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -33,8 +35,9 @@ log = logging.getLogger("mqtt_nats.broker")
 # Few enough to be sent at once, together with SUBACK.
 INLINE: Final = 64
 
-# How long a replay waits before it looks again whether the client has room (seconds).
+# How long a replay waits before it looks again whether the client has room: at first, and at most (seconds).
 ROOM_STEP: Final = 0.002
+ROOM_MOST: Final = 0.1
 
 # New messages kept back per subscription while retained ones are sent (bytes).
 GATE_BYTES: Final = 4 * 1024 * 1024
@@ -55,6 +58,10 @@ class Replay:
         self.complete = False
         """The first page is all there is."""
         self.cursor = start
+        self.gate: Gate | None = None
+        self._marks: deque[int] = deque()
+        """Where pages ended that were sent and are not noted in the record."""
+        self._written = False
         self._literal = "" if "*" in subject or ">" in subject else subject
         self._pages: AsyncIterator[list[RetainedMessage]] = client.broker.retained.matching(subject, start)
 
@@ -124,21 +131,32 @@ class Replay:
         if source is not None and side is not None:
             side.machine.release_held(source)
 
+    @property
+    def wanted(self) -> bool:
+        """False when the subscription or the connection has ended."""
+        gate = self.gate
+        gates = self.client.gates
+        return self.client.alive and gate is not None and gates is not None and gates.get(gate.found) is gate
+
     async def room(self) -> bool:
-        """Wait until the client can take more; False when it is gone."""
+        """Wait until the client can take more; False when nobody wants it any more."""
         client = self.client
-        while client.alive:
+        wait = ROOM_STEP
+        while self.wanted:
             regular = client.regular_side
             side = client.durable_side
             waiting = len(regular.queue) if regular is not None else side.machine.replaying if side is not None else 0
             if not client.outlet.clogged and not waiting:
                 return True
-            await asyncio.sleep(ROOM_STEP)
+            await asyncio.sleep(wait)
+            wait = min(wait * 2, ROOM_MOST)
         return False
 
     async def run(self) -> None:
         """Send page after page."""
         client = self.client
+        if self.stored:
+            client.broker.spawn(self._follow(), f"retained messages for {client.client_id}")
         try:
             while self.page:
                 for message in self.page:
@@ -146,34 +164,45 @@ class Replay:
                         return
                     self.send(message)
                 self.cursor = self.page[-1].seq + 1
-                if self.stored:
-                    client.do(self._note(self.cursor))
+                self._marks.append(self.cursor)
                 self.page = [] if self.complete else await anext(self._pages, [])
         except (ApiError, NoResponders, RequestTimeout) as error:
             log.error(
                 "client %r: the retained messages of %r were not all sent: %s", client.client_id, self.filter, error
             )
-        if self.stored:
-            client.do(self._note(None))
+        self._written = True
+
+    async def _follow(self) -> None:
+        """Note in the session record how far the client has acknowledged, page by page, and at last that it has all."""
+        side = self.client.durable_side
+        source = self.source
+        assert side is not None
+        wait = ROOM_STEP
+        marks = self._marks
+        while self.client.alive and source is not None and self.source is source:
+            oldest = side.machine.oldest_replayed(source)
+            if oldest is None and self._written:
+                self.client.do(self._note(None))
+                return
+            passed = 0
+            while marks and (oldest is None or marks[0] <= oldest):
+                passed = marks.popleft()
+            if passed:
+                self.client.do(self._note(passed))
+            wait = ROOM_STEP if passed else min(wait * 2, ROOM_MOST)
+            await asyncio.sleep(wait)
 
     async def _note(self, cursor: int | None) -> None:
-        """Write the cursor once everything before it is acknowledged; None = the replay is complete."""
-        side = self.client.durable_side
+        """Write the cursor into the session record; None = the client has everything."""
         record = self.client.record
-        assert side is not None
         assert record is not None
         assert record.v5 is not None
-        while side.machine.retained_inflight:
-            if not self.client.alive:
-                return
-            await asyncio.sleep(ROOM_STEP)
         if self.key not in record.cons:
             return
-        if cursor is None:
-            if record.v5.replay.pop(self.key, None) is None:
-                return
-        else:
+        if cursor is not None:
             record.v5.replay[self.key] = cursor
+        elif record.v5.replay.pop(self.key, None) is None:
+            return
         try:
             await save_record(self.client, self.client.epoch)
         except Conflict:
@@ -198,36 +227,66 @@ async def prepare(client: Client, replays: list[Replay]) -> None:
         await save_record(client, client.epoch)
 
 
-def start_replays(client: Client, replays: list[Replay]) -> None:
-    """Send what fits at once, and the rest as the client takes it."""
-    gated: dict[str, list[Replay]] = {}
+def open_gate(client: Client, found: Filter) -> Gate:
+    """Keep a subscription's new messages back; every gate that is opened goes to :func:`start_replays`."""
+    if client.gates is None:
+        client.gates = {}
+    gate = client.gates.get(found)
+    if gate is None:
+        gate = client.gates[found] = Gate(found, GATE_BYTES)
+        client.broker.table.touch()
+    gate.users += 1
+    return gate
+
+
+def drop_gate(client: Client, topic_filter: str) -> None:
+    """A subscription has ended, and with it what was kept back for it."""
+    for found in client.gates or ():
+        if found.text == topic_filter:
+            assert client.gates is not None
+            del client.gates[found]
+            return
+
+
+def _close_gate(client: Client, gate: Gate) -> None:
+    """A replay has ended; with the last one of a subscription its new messages go."""
+    gate.users -= 1
+    gates = client.gates
+    if gate.users or gates is None or gates.get(gate.found) is not gate:
+        return
+    del gates[gate.found]
+    client.broker.table.touch()
+    if client.alive:
+        for message, qos in gate.waiting:
+            client.deliver(message, qos)
+
+
+def start_replays(client: Client, replays: list[Replay], gates: dict[str, Gate]) -> None:
+    """Send what fits at once, and the rest as the client takes it.
+
+    Args:
+        gates: by topic filter, what keeps back new messages until then.
+    """
+    longer: dict[str, list[Replay]] = {}
     for replay in replays:
+        replay.gate = gates[replay.filter]
         if replay.complete and not (replay.stored and any(message.qos for message in replay.page)):
             for message in replay.page:
                 replay.send(message)
             replay.finish()
         else:
-            gated.setdefault(replay.filter, []).append(replay)
-    for topic_filter, group in gated.items():
-        found = client.broker.table.filters.get(topic_filter)
-        if found is None or found not in client.filters:
-            continue
-        if client.gates is None:
-            client.gates = {}
-        client.gates[found] = Gate(GATE_BYTES)
-        client.broker.spawn(_run(client, topic_filter, group), f"retained messages for {client.client_id}")
-    if gated:
-        client.broker.table.touch()
+            longer.setdefault(replay.filter, []).append(replay)
+    for topic_filter, gate in gates.items():
+        group = longer.get(topic_filter)
+        if group:
+            client.broker.spawn(_run(client, gate, group), f"retained messages for {client.client_id}")
+        else:
+            _close_gate(client, gate)
 
 
-async def _run(client: Client, topic_filter: str, group: list[Replay]) -> None:
+async def _run(client: Client, gate: Gate, group: list[Replay]) -> None:
     for replay in group:
         await replay.run()
-    found = client.broker.table.filters.get(topic_filter)
-    gate = client.gates.pop(found, None) if client.gates and found is not None else None
-    if gate is not None and client.alive:
-        client.broker.table.touch()
-        for message, qos in gate.waiting:
-            client.deliver(message, qos)
     for replay in group:
         replay.finish()
+    _close_gate(client, gate)

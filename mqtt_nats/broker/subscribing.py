@@ -12,8 +12,9 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.broker.durable import BACKSTOP, Attachment
+from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
-from mqtt_nats.broker.replay import Replay, prepare, start_replays
+from mqtt_nats.broker.replay import Replay, drop_gate, open_gate, prepare, start_replays
 from mqtt_nats.codec import (
     MqttError,
     Suback,
@@ -33,6 +34,7 @@ from mqtt_streams.subjects import filter_to_subjects
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
+    from mqtt_nats.pubsub.table import Gate
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -58,23 +60,16 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
         codes.append(entry.qos)
         # The last of several equal filters in one packet counts [MQTT-3.8.4-3].
         wanted[entry.topic_filter] = (entry.qos, subjects)
+    gates: dict[str, Gate] = {}
     try:
         if client.durable_side is not None and wanted:
             await _subscribe_durable(client, wanted)
         for topic_filter, (qos, _) in wanted.items():
-            client.join(topic_filter, qos)
-        await client.fence_wild()
+            gates[topic_filter] = open_gate(client, client.join(topic_filter, qos))
+        await patiently(client, client.fence_wild)
         # Read before SUBACK leaves: a newer message can then only come after these. The requests follow the
         # subscriptions on the same connection, so their replies also tell that the server has those.
-        replays = [
-            Replay(client, topic_filter, subject if index == 0 else second_sid(subject), subject, qos)
-            for topic_filter, (qos, subjects) in wanted.items()
-            for index, subject in enumerate(subjects)
-        ]
-        if len(replays) == 1:
-            await replays[0].first_page()
-        else:
-            await asyncio.gather(*(replay.first_page() for replay in replays))
+        replays = await patiently(client, lambda: _first_pages(client, wanted))
         await prepare(client, replays)
     except Conflict:
         client.taken_over()
@@ -83,10 +78,25 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
         log.warning("client %r: subscribing failed: %s", client.client_id, error)
         for topic_filter in wanted:
             client.broker.table.unsubscribe(client, topic_filter)
+            drop_gate(client, topic_filter)
         codes = [FAILURE] * len(codes)
         replays = []
     client.outlet.write(encode(Suback(packet.packet_id, tuple(codes)), client.version))
-    start_replays(client, replays)
+    start_replays(client, replays, gates)
+
+
+async def _first_pages(client: Client, wanted: dict[str, tuple[int, tuple[str, ...]]]) -> list[Replay]:
+    """The beginning of what is retained for each subject."""
+    replays = [
+        Replay(client, topic_filter, subject if index == 0 else second_sid(subject), subject, qos)
+        for topic_filter, (qos, subjects) in wanted.items()
+        for index, subject in enumerate(subjects)
+    ]
+    if len(replays) == 1:
+        await replays[0].first_page()
+    else:
+        await asyncio.gather(*(replay.first_page() for replay in replays))
+    return replays
 
 
 def _subjects(client: Client, topic_filter: str) -> tuple[str, ...] | None:
@@ -144,7 +154,7 @@ async def _subscribe_durable(client: Client, wanted: dict[str, tuple[int, tuple[
     start = 0
     gone: list[str] = []
     if any(qos == 2 for qos, _ in wanted.values()) and not side.has_pubrels:
-        await side.attach_pubrels()
+        await patiently(client, side.attach_pubrels)
     for topic_filter, (qos, subjects) in wanted.items():
         for index, subject in enumerate(subjects):
             key = subject if index == 0 else second_sid(subject)
@@ -159,8 +169,8 @@ async def _subscribe_durable(client: Client, wanted: dict[str, tuple[int, tuple[
                     gone.append(known.durable_name)
             elif qos:
                 if not start:
-                    state = (await call(broker.inbox, f"STREAM.INFO.{MESSAGES}"))["state"]
-                    start = int(state["last_seq"]) + 1
+                    info = await patiently(client, lambda: call(broker.inbox, f"STREAM.INFO.{MESSAGES}"))
+                    start = int(info["state"]["last_seq"]) + 1
                 record.cons[key] = consumer = subscription_consumer(
                     client.hash,
                     subject,
@@ -179,8 +189,12 @@ async def _subscribe_durable(client: Client, wanted: dict[str, tuple[int, tuple[
         record.v5.options[subjects[0]] = SubscriptionOptions(topic_filter)
     await save_record(client, client.epoch)
     if gone:
-        await side.remove(gone)
-    await asyncio.gather(*(create_consumer(broker.inbox, MESSAGES, attachment.consumer) for attachment in created))
+        await patiently(client, lambda: side.remove(gone))
+
+    async def create() -> None:
+        await asyncio.gather(*(create_consumer(broker.inbox, MESSAGES, attachment.consumer) for attachment in created))
+
+    await patiently(client, create)
 
 
 def _backstop(expiry: int | None) -> int:
@@ -195,13 +209,11 @@ async def unsubscribe(client: Client, packet: Unsubscribe) -> None:
     gone: list[str] = []
     codes: list[int] = []
     for topic_filter in packet.filters:
-        found = client.broker.table.filters.get(topic_filter)
         present = client.broker.table.unsubscribe(client, topic_filter)
         codes.append(0 if present else 0x11)
         if not present:
             continue
-        if client.gates and found is not None:
-            client.gates.pop(found, None)
+        drop_gate(client, topic_filter)
         if side is None:
             continue
         record = client.record
@@ -223,6 +235,6 @@ async def unsubscribe(client: Client, packet: Unsubscribe) -> None:
         except Conflict:
             client.taken_over()
             return
-        await side.remove(gone)
+        await patiently(client, lambda: side.remove(gone))
     answer = Unsuback(packet.packet_id, tuple(codes) if client.version == 5 else ())
     client.outlet.write(encode(answer, client.version))

@@ -55,12 +55,15 @@ class Gate:
     Without it an older, retained message could arrive after a newer one.
     """
 
-    __slots__ = ("_bytes", "_limit", "waiting")
+    __slots__ = ("_bytes", "_limit", "found", "users", "waiting")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, found: Filter, limit: int) -> None:
         """``limit`` in bytes of payload."""
         self._limit = limit
         self._bytes = 0
+        self.found = found
+        self.users = 0
+        """Replays that have begun and not ended."""
         self.waiting: list[tuple[Message, int]] = []
 
     def keep(self, message: Message, qos: int) -> bool:

@@ -271,10 +271,11 @@ class DurableOutbound:
         """Retained messages that wait for a place in the window."""
         return len(self._replay)
 
-    @property
-    def retained_inflight(self) -> bool:
-        """True while a retained message waits or is not acknowledged."""
-        return bool(self._replay) or any(delivery.sequence < 0 for delivery in self.inflight.values())
+    def oldest_replayed(self, source: Source) -> int | None:
+        """The lowest retained sequence of a source that waits or is not acknowledged; None when there is none."""
+        sequences = [-one.sequence for one in self.inflight.values() if one.sequence < 0 and one.source is source]
+        sequences += [-one.sequence for one in self._replay if one.source is source]
+        return min(sequences, default=None)
 
     def release_held(self, source: Source) -> None:
         """The retained messages of a subscription have been written: let its new messages go."""

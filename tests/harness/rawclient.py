@@ -267,12 +267,13 @@ class RawClient:
             self.ack(PUBREC, publish.packet_id)
             await self.released(publish.packet_id)
 
-    async def released(self, packet_id: int) -> None:
-        """Answer a PUBREL that is to come, whatever comes before it."""
+    async def released(self, packet_id: int, *, answer: bool = True) -> None:
+        """Wait for a PUBREL, whatever comes before it, and answer it."""
         release = Ack(PUBREL, packet_id, 0)
         await self._await(lambda: release in self._inbox, DEADLINE, release)
         self._inbox.remove(release)
-        self.ack(PUBCOMP, packet_id)
+        if answer:
+            self.ack(PUBCOMP, packet_id)
 
     async def receive(self, topic: str, payload: bytes, **fields: Any) -> Publish:
         """``message`` and ``complete``."""

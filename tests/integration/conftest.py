@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Protocol
 
 import nats
+import orjson
 import pytest
 from nats.aio.client import Client as NatsClient
 
@@ -112,6 +113,12 @@ class Stored:
             + await self.count("$MQTT_timers", f"$MQTT.timers.fired.expiry.{key}"),
         }
         return {where: what for where, what in found.items() if what}
+
+    async def record(self, client_id: str) -> dict[str, Any]:
+        """The session record of a client."""
+        message = await self.js.get_last_msg("$MQTT_sess", f"$MQTT.sess.{name_hash(client_id)}")
+        found: dict[str, Any] = orjson.loads(message.data or b"")
+        return found
 
     async def settled(self, client_id: str, *, inflight: int = 0, owed: int = 0) -> None:
         """Wait until JetStream has this many messages of a session in flight, and this many PUBRELs owed to it."""
