@@ -10,6 +10,7 @@ import nats
 import orjson
 import pytest
 from nats.aio.client import Client as NatsClient
+from nats.js.api import ConsumerInfo
 
 from mqtt_nats.codec import Will
 from mqtt_streams.hashing import name_hash
@@ -120,12 +121,17 @@ class Stored:
         found: dict[str, Any] = orjson.loads(message.data or b"")
         return found
 
+    async def session_consumers(self, client_id: str) -> list[ConsumerInfo]:
+        """The consumers of a session's subscriptions."""
+        prefix = f"{name_hash(client_id)}_"
+        return [one for one in await self.js.consumers_info("$MQTT_msgs") if one.name.startswith(prefix)]
+
     async def settled(self, client_id: str, *, inflight: int = 0, owed: int = 0) -> None:
         """Wait until JetStream has this many messages of a session in flight, and this many PUBRELs owed to it."""
         key = name_hash(client_id)
 
         async def reached() -> None:
-            infos = [one for one in await self.js.consumers_info("$MQTT_msgs") if one.name.startswith(f"{key}_")]
+            infos = await self.session_consumers(client_id)
             assert sum(one.num_ack_pending or 0 for one in infos) == inflight
             assert await self.count("$MQTT_out", f"$MQTT.out.pubrel.{key}") == owed
 
@@ -133,10 +139,9 @@ class Stored:
 
     async def detached(self, client_id: str) -> None:
         """Wait until a session's client is known to be gone: what is published from now on waits for it."""
-        key = name_hash(client_id)
 
         async def unbound() -> None:
-            infos = [one for one in await self.js.consumers_info("$MQTT_msgs") if one.name.startswith(f"{key}_")]
+            infos = await self.session_consumers(client_id)
             assert infos
             assert not any(one.push_bound for one in infos)
 
