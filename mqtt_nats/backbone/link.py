@@ -281,7 +281,13 @@ class Link(Client):
         former = self._last_wire
         if former is not None and not former.closed.done():
             former.transport.abort()  # an attempt that nats-py has given up, but not closed
-        await super()._process_connect_init()
+        try:
+            await super()._process_connect_init()
+        except BaseException:
+            if self._transport is not None:
+                # nats-py leaves a refused connection open.
+                self._transport.close()  # type: ignore[no-untyped-call]
+            raise
         transport = self._transport
         if not isinstance(transport, TcpTransport) or transport._io_writer is None or transport._io_reader is None:
             raise NatsError("nats: a WebSocket transport cannot carry the data path; use nats:// or tls://")

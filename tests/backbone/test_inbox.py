@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests and their replies."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import pytest
+
+from mqtt_nats.backbone import inbox as module
+from mqtt_nats.backbone.inbox import Inbox, frame
+from mqtt_nats.backbone.link import Handler, Link
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+
+NO_RESPONDERS = b"NATS/1.0 503\r\n\r\n"
+
+
+class FakeLink:
+    """A link whose server is the test."""
+
+    def __init__(self) -> None:
+        self.out: list[bytes] = []
+        self.online = True
+        self.max_payload = 1000
+        self.handlers: dict[bytes, tuple[bytes, Handler]] = {}
+
+    def kick(self) -> None:
+        """Nothing to schedule."""
+
+    def subscribe_raw(self, subject: bytes, handler: Handler) -> bytes:
+        sid = b"%d" % (len(self.handlers) + 1)
+        self.handlers[sid] = subject, handler
+        return sid
+
+    def unsubscribe_raw(self, sid: bytes) -> None:
+        del self.handlers[sid]
+
+    def renew(self, sid: bytes, subject: bytes) -> None:
+        self.out.append(b"SUB %b %b" % (subject, sid))
+
+    def reply(self, payload: bytes, headers: bytes = b"") -> None:
+        """Answer the last request."""
+        subject = self.out[-1].split(b" ")[2]
+        for pattern, handler in list(self.handlers.values()):
+            if subject == pattern or (pattern.endswith(b"*") and subject.startswith(pattern[:-1])):
+                handler(subject, b"", headers, payload)
+
+
+@pytest.fixture
+def link() -> FakeLink:
+    return FakeLink()
+
+
+@pytest.fixture
+def inbox(link: FakeLink) -> Inbox:
+    return Inbox(cast(Link, link))
+
+
+def test_frames() -> None:
+    assert frame(b"s", b"r", b"", b"abc") == b"PUB s r 3\r\nabc\r\n"
+    assert frame(b"s", b"r", b"NATS/1.0\r\n\r\n", b"abc") == b"HPUB s r 12 15\r\nNATS/1.0\r\n\r\nabc\r\n"
+
+
+async def test_requests_get_their_own_replies(link: FakeLink, inbox: Inbox) -> None:
+    first = asyncio.create_task(inbox.request("one", b"1"))
+    await asyncio.sleep(0)
+    target = link.out[-1].split(b" ")[2]
+    second = asyncio.create_task(inbox.request("two", b"2"))
+    await asyncio.sleep(0)
+    link.reply(b"reply to two")
+    _, handler = link.handlers[b"1"]
+    handler(target, b"", b"", b"reply to one")
+    handler(target, b"", b"", b"late")
+    assert (await first).payload == b"reply to one"
+    assert (await second).payload == b"reply to two"
+    assert not inbox.waiters
+
+
+async def test_no_responders_and_silence(link: FakeLink, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SWEEP", 0.01)
+    task = asyncio.create_task(inbox.request("nobody"))
+    await asyncio.sleep(0)
+    link.reply(b"", NO_RESPONDERS)
+    with pytest.raises(NoResponders):
+        await task
+    with pytest.raises(RequestTimeout):
+        await inbox.request("silent", timeout=0.01)
+    link.online = False
+    with pytest.raises(RequestTimeout):
+        await inbox.request("gone")
+    assert not inbox.waiters
+
+
+async def test_a_request_that_nats_would_not_take_is_not_sent(link: FakeLink, inbox: Inbox) -> None:
+    with pytest.raises(ApiError):
+        await inbox.request("large", b"x" * 989, b"NATS/1.0\r\n\r\n")
+    assert not link.out
+
+
+async def test_a_reply_subject_of_ones_own(link: FakeLink, inbox: Inbox) -> None:
+    task = asyncio.create_task(inbox.request("s", reply="my.reply"))
+    await asyncio.sleep(0)
+    assert link.out[-1].startswith(b"PUB s my.reply 0\r\n")
+    inbox.literal(b"other.reply", b"", b"no")
+    inbox.literal(b"my.reply", b"H", b"yes")
+    inbox.literal(b"my.reply", b"H", b"again")
+    assert await task == ("my.reply", b"H", b"yes", "")
+
+
+async def test_stream(link: FakeLink, inbox: Inbox) -> None:
+    replies = inbox.stream("pages", timeout=0.05)
+    first = asyncio.ensure_future(anext(replies))
+    await asyncio.sleep(0)
+    for payload in (b"1", b"2"):
+        link.reply(payload)
+    assert (await first).payload == b"1"
+    assert (await anext(replies)).payload == b"2"
+    assert len(link.handlers) == 2
+    with pytest.raises(RequestTimeout):
+        await anext(replies)
+    assert len(link.handlers) == 1, "its subscription is gone"
+
+
+async def test_a_stream_that_nobody_serves(link: FakeLink, inbox: Inbox) -> None:
+    replies = inbox.stream("pages")
+    first = asyncio.ensure_future(anext(replies))
+    await asyncio.sleep(0)
+    link.reply(b"", NO_RESPONDERS)
+    with pytest.raises(NoResponders):
+        await first
+
+
+async def test_renew(link: FakeLink, inbox: Inbox) -> None:
+    inbox.renew()
+    assert link.out == [b"SUB %b* 1" % inbox.prefix]
+    assert inbox.token() != inbox.token()
