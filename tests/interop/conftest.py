@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """One nats-server with its MQTT listener, one gateway beside it, and clients for both."""
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import nats as nats_py
 import pytest
 from nats.aio.client import Client as NatsClient
 
+from mqtt_streams.hashing import name_hash
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer, make_server
 from tests.harness.rawclient import RawClient
+from tests.harness.waiting import aeventually
 from tests.interop.support import Message, Paho, Pahos, Raws, Sides
 
 
@@ -73,3 +76,30 @@ async def nats_client(nats: NatsServer) -> AsyncIterator[NatsClient]:
     client = await nats_py.connect(nats.url)
     yield client
     await client.close()
+
+
+@pytest.fixture
+def let_go(nats: NatsServer) -> Callable[[str], None]:
+    """Wait until nobody receives for a session any more.
+
+    What is delivered to a connection that is just ending comes again: at once from the gateway, but only after
+    half a minute from nats-server's listener.
+    """
+
+    def wait(client_id: str) -> None:
+        asyncio.run(_let_go(nats.url, f"{name_hash(client_id)}_"))
+
+    return wait
+
+
+async def _let_go(url: str, prefix: str) -> None:
+    client = await nats_py.connect(url)
+
+    async def free() -> bool:
+        infos = await client.jetstream().consumers_info("$MQTT_msgs")
+        return not any(info.push_bound for info in infos if info.name.startswith(prefix))
+
+    try:
+        await aeventually(free)
+    finally:
+        await client.close()
