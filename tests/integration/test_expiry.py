@@ -4,9 +4,10 @@
 import time
 from collections.abc import Iterator
 
+import nats
 import pytest
 
-from tests.conftest import GatewayFactory
+from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBREC, PUBREL, RawClient
@@ -93,7 +94,7 @@ async def test_reconnecting_in_time_keeps_it(connect: Connector, name: str, shor
 async def test_any_gateway_ends_it(
     connect: Connector, name: str, nats_server: NatsServer, gateway_factory: GatewayFactory, stored: Stored
 ) -> None:
-    """The deadline is kept by JetStream: it holds when the gateway that set it is gone, and while none runs."""
+    """The deadline is kept by JetStream: another gateway ends the session, without having known it."""
     gateway = gateway_factory(nats_server, env={"MQTT_NATS_SESSION_EXPIRY_INTERVAL": "1"})
     client = await full_session(connect, name, gateway)
     await client.disconnect()
@@ -104,6 +105,31 @@ async def test_any_gateway_ends_it(
     await until(ticking)
     gateway.kill()
     await stored.gone(name, 12)
+
+
+async def test_expires_while_no_gateway_runs(
+    name: str, nats_factory: NatsFactory, gateway_factory: GatewayFactory
+) -> None:
+    """A deadline that passed meanwhile holds for the gateway that starts next."""
+    server = nats_factory()
+    first = gateway_factory(server, env={"MQTT_NATS_SESSION_EXPIRY_INTERVAL": "1"})
+    client = await RawClient.connect(first.port, name, clean=False)
+    await client.subscribe(name, qos=2)
+    await client.disconnect()
+    assert first.term() == 0
+    nats_client = await nats.connect(server.url)
+    stored = Stored(nats_client)
+
+    async def fired() -> None:
+        assert await stored.count("$MQTT_timers", "$MQTT.timers.fired.>") == 1
+
+    await until(fired)
+    assert await stored.session_consumers(name)
+    second = gateway_factory(server)
+    await stored.gone(name)
+    await nats_client.close()
+    async with await RawClient.connect(second.port, name, clean=False) as client:
+        assert not client.session_present
 
 
 async def test_never(
