@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a message to what its subscribers are sent."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqtt_nats.codec import Decoder, Limits, PublishRun, encode_publish
+from mqtt_nats.pubsub.fanout import header, identity, publish_qos, publisher
+from mqtt_nats.pubsub.message import Message, Stored
+from tests.pubsub.support import Bench, Subscriber, key_of
+
+KEY = key_of("a")
+PACKET = b"\x30\x04\x00\x01ax"
+
+
+def headers(qos: int, identifier: bytes = b"", *more: bytes) -> bytes:
+    lines = [b"Nmqtt-Pub:%d" % qos, *([b"Nmqtt-Id:" + identifier] if identifier else []), *more]
+    return b"NATS/1.0\r\n" + b"".join(line + b"\r\n" for line in lines) + b"\r\n"
+
+
+@pytest.mark.parametrize(
+    ("block", "qos"),
+    [
+        (b"", 0),
+        (b"NATS/1.0\r\nNmqtt-Pub:0\r\n\r\n", 0),
+        (b"NATS/1.0\r\nNmqtt-Pub:1\r\n\r\n", 1),
+        (b"NATS/1.0\r\nNmqtt-Pub: 1\r\n\r\n", 1),
+        (b"NATS/1.0\r\nX: y\r\nNmqtt-Pub: 2\r\n\r\n", 2),
+        (b"NATS/1.0\r\nNmqtt-Pub:\t2 \r\n\r\n", 2),
+        (b"NATS/1.0\r\nNmqtt-Pub: 3\r\n\r\n", 0),
+        (b"NATS/1.0\r\nNmqtt-Pub:\r\n\r\n", 0),
+        (b"NATS/1.0\r\nXNmqtt-Pub: 1\r\n\r\n", 0),
+        (b"NATS/1.0\r\nX: Nmqtt-Pub:1\r\n\r\n", 0),
+    ],
+)
+def test_publish_qos(block: bytes, qos: int) -> None:
+    assert publish_qos(block) == qos
+
+
+def test_header_values() -> None:
+    block = b"NATS/1.0\r\nA:x\r\nB:  y z \r\nNmqtt-Client:caf%C3%A9%20%0A\r\nNmqtt-Id: i\r\n\r\n"
+    assert header(block, b"A:") == b"x"
+    assert header(block, b"B:") == b"y z"
+    assert header(block, b"C:") == b""
+    assert publisher(block) == "café \n"
+    assert publisher(b"") == ""
+    assert identity(block) == b"i"
+    assert identity(b"NATS/1.0\r\nNats-Msg-Id:q2-7\r\nNmqtt-Id:i\r\n\r\n") == b"q2-7"
+    assert identity(b"NATS/1.0\r\nNats-Msg-Id:mine\r\nNmqtt-Id:i\r\n\r\n") == b"i"
+
+
+# -- runs -----------------------------------------------------------------------------------------
+
+
+def run_of(*payloads: bytes) -> PublishRun:
+    decoder = Decoder(
+        Limits(
+            max_packet_size=10**6,
+            connect_packet_size=10**6,
+            max_topic_levels=10,
+            max_filters=10,
+            max_user_properties=0,
+        )
+    )
+    connect = b"\x10\x0d\x00\x04MQTT\x04\x02\x00\x00\x00\x01c"
+    packets = decoder.feed(connect + b"".join(encode_publish(KEY, one, 0, False, False, 0, 4) for one in payloads))
+    run = packets[1]
+    assert isinstance(run, PublishRun)
+    assert run.count == len(payloads)
+    return run
+
+
+@pytest.mark.parametrize("count", [1, 2, 40])
+def test_a_run_is_sent_as_it_came_and_published_one_by_one(count: int) -> None:
+    bench = Bench()
+    sender, near, other = (Subscriber(bench, name) for name in ("sender", "near", "other"))
+    bench.subscribe(near, "a", 1)
+    bench.subscribe(other, "a", 0)
+    run = run_of(*(b"%02d" % number for number in range(count)))
+    bench.fanout.run(bench.route("a"), run, sender)
+    bench.round.start()
+    bench.turn()
+    assert near.bytes == other.bytes == [run.raw]
+    expected = b"".join(b"PUB a 2\r\n%02d\r\n" % number for number in range(count))
+    assert b"".join(bench.main.out) == expected
+    assert bench.fanout.delivered == 2 * count
+
+
+def test_a_run_past_a_gate() -> None:
+    bench = Bench()
+    sender, one = Subscriber(bench, "sender"), Subscriber(bench, "one")
+    one.close_gate(bench.subscribe(one, "a", 1))
+    bench.table.touch()
+    bench.fanout.run(bench.route("a"), run_of(b"1", b"2"), sender)
+    bench.turn()
+    assert one.guarded == [("a", b"1", 0, 1), ("a", b"2", 0, 1)]
+    assert one.bytes == []
+
+
+# -- dedupe ---------------------------------------------------------------------------------------
+
+
+def test_a_message_with_an_id_comes_once_per_filter() -> None:
+    bench = Bench()
+    one, two = Subscriber(bench, "one"), Subscriber(bench, "two")
+    bench.subscribe(one, "a", 1)
+    bench.subscribe(two, "+", 1)
+    for _ in range(2):
+        bench.from_nats(b"a", headers(1, b"id"))
+    bench.fanout.rotate()
+    bench.from_nats(b"a", headers(1, b"id"))
+    assert one.taken == two.taken == [(b"x", 1)]
+    bench.fanout.rotate()
+    bench.fanout.rotate()
+    assert not bench.fanout._remembering, "nothing is kept for good"
+    bench.from_nats(b"a", headers(1, b"id"))
+    assert len(one.taken) == 2
+
+
+def test_messages_without_an_id_are_never_taken_for_each_other() -> None:
+    """A NATS client need not make ids."""
+    bench = Bench()
+    one = Subscriber(bench, "one")
+    bench.subscribe(one, "a", 1)
+    for _ in range(2):
+        bench.from_nats(b"a", headers(1))
+    assert one.taken == [(b"x", 1)] * 2
+    for _ in range(2):
+        bench.from_nats(b"a", headers(0, b"id"))
+        bench.from_nats(b"a")
+    assert b"".join(one.bytes) == PACKET * 4, "QoS 0 is not looked at"
+
+
+def test_a_release_that_is_repeated_is_dropped() -> None:
+    """Locally and from another gateway, which repeats it after the first one has died."""
+    bench = Bench()
+    near, far = Subscriber(bench, "near"), Subscriber(bench, "far")
+    bench.subscribe(near, "a", 2)
+    bench.subscribe(far, "#", 2)
+    message = Message(KEY, b"x", 2)
+    for _ in range(2):
+        bench.fanout.released(bench.route("a"), message, b"q2-7")
+    assert near.taken == [(b"x", 2)]
+    assert far.taken == [], "the wildcard's copy comes through NATS"
+    for identifier in (b"first", b"second"):
+        bench.from_nats(b"a", headers(2, identifier, b"Nats-Msg-Id:q2-7"))
+    assert near.taken == [(b"x", 2)]
+    assert far.taken == [(b"x", 2)]
+    bench.fanout.released(bench.route("a"), message, b"q2-8")
+    assert len(near.taken) == 2
+
+
+def test_what_a_consumer_delivers_elsewhere_is_not_a_publish() -> None:
+    bench = Bench()
+    one = Subscriber(bench, "one")
+    bench.subscribe(one, "a", 0)
+    bench.from_nats(b"a", reply=b"$JS.ACK.S.c.1.1.1.1.0")
+    assert one.bytes == []
+    bench.from_nats(b"a", reply=b"_INBOX.x")
+    assert one.bytes == [PACKET]
+
+
+def test_wildcards_do_not_see_reserved_subjects() -> None:
+    bench = Bench()
+    one = Subscriber(bench, "one")
+    bench.subscribe(one, "#", 0)
+    bench.subscribe(one, "+/x", 0)
+    for subject in (b"$JS.x", b"_INBOX.x", b"$MQTT.x", b"$x"):
+        for _ in range(2):
+            bench.from_nats(subject)
+    assert one.bytes == []
+    bench.from_nats(b"_x")
+    assert len(one.bytes) == 1
+
+
+# -- members --------------------------------------------------------------------------------------
+
+
+def test_no_local_looks_at_every_message() -> None:
+    bench = Bench()
+    bridge, one = Subscriber(bench, "bridge", no_local="bridge"), Subscriber(bench, "one")
+    found = bench.subscribe(bridge, "a", 1)
+    bench.subscribe(one, "a", 1)
+    group = bench.route("a").groups[found]
+    assert group.guarded == [(bridge, 1, found)]
+    assert group.zero == [one.outlet]
+    bench.from_nats(b"a", headers(1, b"id", b"Nmqtt-Client:bridge"))
+    bench.fanout.local(bench.route("a"), Message(KEY, b"y", 1, "someone"))
+    assert bridge.guarded == [("a", b"x", 1, 1), ("a", b"y", 1, 1)], "the member decides"
+    assert one.taken == [(b"x", 1), (b"y", 1)]
+
+
+def test_one_encoding_for_all() -> None:
+    bench = Bench()
+    members = [Subscriber(bench, str(number)) for number in range(3)]
+    for member in members:
+        bench.subscribe(member, "a", 0)
+    bench.fanout.local(bench.route("a"), Message(KEY, b"x", 1))
+    chunks = [member.outlet.chunks[0] for member in members]
+    assert chunks[0] is chunks[1] is chunks[2]
+    bench.turn()
+    assert [member.bytes for member in members] == [[PACKET]] * 3
+
+
+def test_one_write_per_member_and_turn() -> None:
+    bench = Bench()
+    one = Subscriber(bench, "one")
+    bench.subscribe(one, "a", 0)
+    for _ in range(3):
+        bench.fanout.local(bench.route("a"), Message(KEY, b"x", 0))
+    assert len(bench.scheduled) == 1
+    bench.turn()
+    assert one.bytes == [PACKET * 3]
+
+
+def test_a_clogged_member_loses_qos_0_and_is_counted_and_nobody_else_is_touched() -> None:
+    bench = Bench()
+    slow, one = Subscriber(bench, "slow"), Subscriber(bench, "one")
+    slow.outlet.limit = 3 * len(PACKET)
+    bench.subscribe(slow, "a", 1)
+    bench.subscribe(one, "a", 1)
+    slow.outlet.clog()
+    for _ in range(5):
+        bench.fanout.local(bench.route("a"), Message(KEY, b"x", 0))
+        bench.from_nats(b"a")
+    bench.turn()
+    assert slow.bytes == []
+    assert slow.outlet.dropped == bench.round.dropped == 7
+    assert b"".join(one.bytes) == PACKET * 10
+    bench.fanout.local(bench.route("a"), Message(KEY, b"x", 1))
+    assert slow.taken == [(b"x", 1)], "QoS 1 is never dropped here"
+    slow.outlet.unclog()
+    assert b"".join(slow.bytes) == PACKET * 3
+    bench.fanout.local(bench.route("a"), Message(KEY, b"x", 0))
+    bench.turn()
+    assert b"".join(slow.bytes) == PACKET * 4
+
+
+def test_a_clogged_member_loses_whole_runs() -> None:
+    bench = Bench()
+    slow, sender = Subscriber(bench, "slow"), Subscriber(bench, "sender")
+    bench.subscribe(slow, "a", 0)
+    run = run_of(b"1", b"2", b"3")
+    slow.outlet.limit = len(run.raw)
+    slow.outlet.clog()
+    for _ in range(2):
+        bench.fanout.run(bench.route("a"), run, sender)
+    assert slow.outlet.dropped == 3
+    slow.outlet.unclog()
+    assert slow.bytes == [run.raw]
+
+
+def test_encodings() -> None:
+    message = Message(KEY, b"x", 2, retain=True)
+    assert message.zero() == b"\x31\x04\x00\x01ax"
+    assert message.head(1) == b"\x33\x06\x00\x01a"
+    assert message.head(2) is message.head(2)
+    stored = Stored("a", KEY, b"x", 2, 0x0102)
+    assert stored.packet(2) == b"\x34\x06\x00\x01a\x01\x02x"
+    assert stored.packets == [b"", b"", stored.packet(2)]
+    assert Stored("a", KEY, b"x", 1, 0x0102, retain=True).packet(1) == b"\x33\x06\x00\x01a\x01\x02x"

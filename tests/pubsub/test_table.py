@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who gets a message on a topic, through which filter, at which QoS."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mqtt_nats.codec import NotAuthorized, TopicNameInvalid
+from mqtt_nats.codec.topics import matches
+from mqtt_nats.pubsub import table as module
+from mqtt_nats.pubsub.message import Message
+from mqtt_nats.pubsub.table import Gate
+from tests.pubsub.support import Bench, Subscriber, key_of
+
+
+def test_a_route_has_what_the_message_path_needs() -> None:
+    bench = Bench()
+    route = bench.route("a/b c")
+    assert route.subject == "a.b/_c"
+    assert route.pub == b"PUB a.b/_c "
+    assert route.hpub == b"HPUB a.b/_c "
+    assert route.msgs == b"HPUB $MQTT.msgs.a.b/_c "
+    assert bench.table.by_subject[b"a.b/_c"] is route
+    assert bench.route("a/b c") is route
+
+
+@pytest.mark.parametrize("topic", ["$MQTT/x", "$JS/API", "$SYS/x", "_INBOX/x"])
+def test_reserved(topic: str) -> None:
+    with pytest.raises(NotAuthorized):
+        Bench().route(topic)
+
+
+@pytest.mark.parametrize("topic", ["a" * 3801, "a/+", "a#", ""])
+def test_topics_that_are_no_names(topic: str) -> None:
+    with pytest.raises(TopicNameInvalid):
+        Bench().route(topic)
+
+
+def test_one_nats_subscription_per_filter() -> None:
+    bench = Bench()
+    one, two = Subscriber(bench, "one"), Subscriber(bench, "two")
+    bench.subscribe(one, "a/#", 0)
+    bench.subscribe(two, "a/#", 1)
+    bench.subscribe(two, "b", 1)
+    assert bench.main.subjects == [b"a.>", b"a", b"b"]
+    assert bench.table.unsubscribe(one, "a/#")
+    assert not bench.table.unsubscribe(one, "a/#")
+    assert not bench.table.unsubscribe(one, "c")
+    assert bench.main.subjects == [b"a.>", b"a", b"b"]
+    bench.table.leave(two)
+    bench.table.leave(two)
+    assert bench.main.subjects == []
+    assert not bench.table.filters
+    assert not two.filters
+    assert not bench.route("a/b").local
+
+
+def test_renew_is_for_one_link() -> None:
+    bench = Bench()
+    one = Subscriber(bench, "one")
+    for text in ("a/#", "#", "+/b"):
+        bench.subscribe(one, text, 0)
+    assert bench.wild.subjects == [b">", b"*.b"]
+    bench.table.renew(bench.wild)  # type: ignore[arg-type]
+    assert bench.wild.renewed == [b">", b"*.b"]
+    assert bench.main.renewed == []
+
+
+def test_wildcards_at_the_start_are_not_served_locally() -> None:
+    """Their connection gets what this gateway publishes: they would be served twice."""
+    bench = Bench()
+    near, far = Subscriber(bench, "near"), Subscriber(bench, "far")
+    assert bench.subscribe(near, "a/+", 0).local
+    assert not bench.subscribe(far, "+/b", 0).local
+    assert bench.route("a/b").local.zero == [near.outlet]
+    bench = Bench(local_dispatch=False)
+    assert not bench.subscribe(near, "a/+", 0).local
+    assert not bench.route("a/b").local
+
+
+def test_first_confirmed_filter_and_highest_qos() -> None:
+    bench = Bench()
+    one = Subscriber(bench, "one")
+    first = bench.subscribe(one, "a/+", 0)
+    second = bench.subscribe(one, "a/b", 2)
+    bench.subscribe(one, "a/#", 1)
+    route = bench.route("a/b")
+    assert list(route.groups) == [first]
+    assert route.groups[first].high == [(one, 2)]
+    assert route.groups[first].zero == [one.outlet]
+    assert route.groups[first].low == []
+    bench.subscribe(one, "a/+", 1)
+    assert list(bench.route("a/b").groups) == [first], "a change of QoS keeps the place"
+    bench.table.unsubscribe(one, "a/+")
+    assert list(bench.route("a/b").groups) == [second]
+    bench.table.unsubscribe(one, "a/b")
+    assert [found.text for found in bench.route("a/b").groups] == ["a/#"]
+    assert bench.route("a/b").local.high == [(one, 1)]
+
+
+def test_a_durable_member_gets_qos_1_from_the_stream() -> None:
+    bench = Bench()
+    one = Subscriber(bench, "one", durable=True)
+    two = Subscriber(bench, "two", durable=True)
+    bench.subscribe(one, "a", 1)
+    bench.subscribe(two, "a", 0)
+    group = bench.route("a").local
+    assert group.zero == [one.outlet, two.outlet]
+    assert group.low == [two.outlet]
+    assert group.high == []
+
+
+def test_every_change_is_seen() -> None:
+    bench = Bench()
+    one, two = Subscriber(bench, "one"), Subscriber(bench, "two")
+    assert not bench.route("a").local
+    found = bench.subscribe(one, "a", 0)
+    assert bench.route("a").local.low == [one.outlet]
+    version = bench.table.version
+    bench.subscribe(one, "a", 0)
+    assert bench.table.version == version, "nothing has changed"
+    bench.subscribe(one, "a", 1)
+    assert bench.route("a").local.high == [(one, 1)]
+    bench.subscribe(two, "+", 0)
+    assert len(bench.route("a").groups) == 2
+    one.close_gate(found)
+    bench.table.touch()
+    assert bench.route("a").local.guarded == [(one, 1, found)]
+    assert bench.route("a").local.zero == []
+    one.gates = None
+    bench.table.touch()
+    bench.table.leave(two)
+    assert bench.route("a").local.high == [(one, 1)]
+    assert len(bench.route("a").groups) == 1
+
+
+def test_subjects_of_nats_clients() -> None:
+    bench = Bench()
+    one = Subscriber(bench, "one")
+    bench.subscribe(one, "a/b", 0)
+    route = bench.table.route_of_subject(b"a.b")
+    assert route is not None
+    assert route is bench.route("a/b")
+    assert bench.table.route_of_subject(b"a.b/") is route, "a lone slash leads to the same topic"
+    assert bench.table.route_of_subject(b"a.\xff") is None
+    assert bench.table.route_of_subject(b"a.+") is None
+    bench.table.leave(one)
+    again = bench.table.route_of_subject(b"a.b/")
+    assert again is not None
+    assert not again.local
+
+
+def test_the_routes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_ROUTES", 10)
+    bench = Bench()
+    one = Subscriber(bench, "one")
+    bench.subscribe(one, "#", 0)
+    for number in range(35):
+        assert bench.route(f"t/{number}").groups
+    assert len(bench.table.routes) <= 10
+    assert len(bench.table.by_subject) <= 10
+
+
+def test_gate() -> None:
+    bench = Bench()
+    gate = Gate(bench.subscribe(Subscriber(bench, "one"), "a", 1), 200)
+    small = Message(key_of("a"), b"x" * 50, 1)
+    assert gate.keep(small, 1)
+    assert gate.keep(Message(key_of("a"), b"x" * 86, 0), 1)
+    assert not gate.keep(small, 1), "a message at QoS 1 must not be dropped unseen"
+    assert gate.keep(small, 0), "one at QoS 0 may be"
+    assert gate.keep(Message(key_of("a"), b"x" * 50, 0), 2)
+    assert [len(message.payload) for message, _ in gate.waiting] == [50, 86]
+
+
+FILTERS = st.sampled_from(["a", "a/b", "a/+", "a/#", "#", "+", "+/b", "b/#"])
+TOPICS = st.sampled_from(["a", "a/b", "a/c", "b", "b/b", "$x/b"])
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["subscribe", "unsubscribe", "leave"]), st.integers(0, 2), FILTERS, st.integers(0, 2)),
+    max_size=20,
+)
+
+
+@given(STEPS, st.lists(TOPICS, min_size=1, max_size=3), st.booleans(), st.integers(0, 2))
+def test_each_member_gets_a_message_once(
+    steps: list[tuple[str, int, str, int]], topics: list[str], foreign: bool, qos: int
+) -> None:
+    """Whatever was subscribed in which order: one copy per member, at the QoS it is due, by either way."""
+    bench = Bench()
+    members = [Subscriber(bench, "one"), Subscriber(bench, "two"), Subscriber(bench, "durable", durable=True)]
+    granted: list[dict[str, int]] = [{}, {}, {}]
+    for step, number, text, high in steps:
+        for topic in topics:
+            bench.route(topic)
+        if step == "subscribe":
+            bench.subscribe(members[number], text, high)
+            granted[number][text] = high
+        elif step == "unsubscribe":
+            assert bench.table.unsubscribe(members[number], text) == (granted[number].pop(text, None) is not None)
+        else:
+            bench.table.leave(members[number])
+            granted[number].clear()
+    for sequence, topic in enumerate(topics):
+        for member in members:
+            member.bytes.clear()
+            member.taken.clear()
+        route = bench.route(topic)
+        headers = b"NATS/1.0\r\nNmqtt-Pub:%d\r\nNmqtt-Id:%032d\r\n\r\n" % (qos, sequence)
+        if foreign:
+            bench.from_nats(route.subject.encode(), headers)
+        else:
+            bench.fanout.local(route, Message(route.key, b"x", qos))
+            for pattern, handler in list(bench.wild.subscribed.values()):  # no_echo holds for the main link only
+                if any(
+                    pattern in found.subjects and matches(found.text, topic) for found in bench.table.filters.values()
+                ):
+                    handler(route.subject.encode(), b"", headers, b"x")
+            bench.turn()
+        for member, subscriptions in zip(members, granted, strict=True):
+            due = [high for text, high in subscriptions.items() if matches(text, topic)]
+            expected = min(max(due, default=0), qos)
+            packet = bytes((0x30, len(route.key) + 1)) + route.key + b"x"
+            if not due or (expected and member.durable):
+                assert (member.bytes, member.taken) == ([], [])
+            elif expected:
+                assert (member.bytes, member.taken) == ([], [(b"x", expected)])
+            else:
+                assert (b"".join(member.bytes), member.taken) == (packet, [])
