@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
+from mqtt_nats.pubsub.table import Backlog
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.headers import STREAM_SEQUENCE, STREAM_SUBJECT, get_last, status
 from mqtt_streams.messages import PREFIX
@@ -35,6 +36,18 @@ PAGE: Final = 256
 PATIENCE: Final = 30.0
 RETRY: Final = 0.25
 
+# New messages that wait while older ones are read, per filter (bytes); beyond this they are read as well.
+BACKLOG_BYTES: Final = 4 * 1024 * 1024
+
+
+def expect_gap(broker: Broker, link: Link) -> None:
+    """Let what comes through the subscriptions of ``link`` wait for what it has missed; they are renewed next."""
+    if link not in broker.gaps:
+        return
+    for found in broker.table.filters.values():
+        if found.link is link and any(qos and not member.durable for member, qos in found.members.items()):
+            found.backlog = Backlog(BACKLOG_BYTES)
+
 
 async def repair(broker: Broker, link: Link) -> None:
     """Deliver what was stored since ``link`` was lost and has not come through it."""
@@ -44,58 +57,81 @@ async def repair(broker: Broker, link: Link) -> None:
     broker.repairing += 1
     try:
         await broker.online.wait()
-        missed = [found for found in broker.table.filters.values() if found.link is link]
+        missed = [found for found in broker.table.filters.values() if found.link is link and found.backlog is not None]
         patience = asyncio.get_running_loop().time() + PATIENCE
         while missed:
             found = missed[-1]
             try:
-                if any(qos and not member.durable for member, qos in found.members.items()):
-                    await _repair(broker, found, since)
+                await _repair(broker, found, since)
             except (ApiError, NoResponders, RequestTimeout) as error:
-                if not link.online or not broker.link.online:  # the next connection starts over
+                if not link.online:  # the next connection starts over
                     broker.gaps[link] = min(since, broker.gaps.get(link, since))
                     return
+                if not broker.link.online:
+                    await broker.online.wait()
+                    patience = asyncio.get_running_loop().time() + PATIENCE
+                    continue
                 if asyncio.get_running_loop().time() < patience:
                     await asyncio.sleep(RETRY)
                     continue
                 log.error("messages of %r may have been missed: %s", found.text, error)
+            _let_go(broker, found)
             missed.pop()
     finally:
         broker.repairing -= 1
 
 
+def _let_go(broker: Broker, found: Filter) -> None:
+    """Deliver what has come meanwhile; from now on messages are delivered as they come."""
+    backlog, found.backlog = found.backlog, None
+    if backlog is None:
+        return
+    for route, headers, payload in backlog.waiting:
+        current = broker.table.route(route.key)
+        group = current.groups.get(found)
+        if group is not None:
+            broker.fanout.from_nats(found, group, current, headers, payload)
+
+
 async def _repair(broker: Broker, found: Filter, since: float) -> None:
-    subject = f"{broker.inbox.api_prefix}.DIRECT.GET.{MESSAGES}"
     start = datetime.fromtimestamp(since - BEFORE, UTC).isoformat().replace("+00:00", "Z")
-    delivered = 0
-    for bare in found.subjects:
-        body: dict[str, object] = {"next_by_subj": PREFIX + bare.decode(), "batch": PAGE, "start_time": start}
-        while True:
-            last = 0
-            answers = broker.inbox.stream(subject, orjson.dumps(body))
-            try:
-                async for reply in answers:
-                    stored = get_last(reply.headers, STREAM_SUBJECT)
-                    if stored is None or status(reply.headers) in (204, 404, 408, 413):
-                        break
-                    last = int(get_last(reply.headers, STREAM_SEQUENCE) or 0)
-                    delivered += _deliver(broker, found, stored.removeprefix(PREFIX), reply.headers, reply.payload)
-            finally:
-                await answers.aclose()
-            if not last:
+    position: dict[bytes, dict[str, object]] = {bare: {"start_time": start} for bare in found.subjects}
+    before = broker.fanout.delivered
+    while True:
+        for bare in found.subjects:
+            while (last := await _page(broker, found, bare, position[bare])) > 0:
+                position[bare] = {"seq": last + 1}
+        if found.backlog is None or not found.backlog.full:
+            break
+        # What had no room in the backlog is stored by now, or in a moment.
+        found.backlog.reset()
+        await asyncio.sleep(RETRY)
+    if broker.fanout.delivered > before:
+        log.info("messages of %r were delivered after the connection to NATS had been lost", found.text)
+
+
+async def _page(broker: Broker, found: Filter, bare: bytes, position: dict[str, object]) -> int:
+    """Deliver one page from ``position`` on; returns the stream sequence of its last message, 0 at the end."""
+    last = 0
+    body = {"next_by_subj": PREFIX + bare.decode(), "batch": PAGE, **position}
+    answers = broker.inbox.stream(f"{broker.inbox.api_prefix}.DIRECT.GET.{MESSAGES}", orjson.dumps(body))
+    try:
+        async for reply in answers:
+            stored = get_last(reply.headers, STREAM_SUBJECT)
+            if stored is None or status(reply.headers) in (204, 404, 408, 413):
                 break
-            body = {"next_by_subj": PREFIX + bare.decode(), "batch": PAGE, "seq": last + 1}
-    if delivered:
-        log.info("%d messages of %r were delivered after the connection to NATS had been lost", delivered, found.text)
+            last = int(get_last(reply.headers, STREAM_SEQUENCE) or 0)
+            _deliver(broker, found, stored.removeprefix(PREFIX), reply.headers, reply.payload)
+    finally:
+        await answers.aclose()
+    return last
 
 
-def _deliver(broker: Broker, found: Filter, subject: str, headers: bytes, payload: bytes) -> int:
+def _deliver(broker: Broker, found: Filter, subject: str, headers: bytes, payload: bytes) -> None:
     route = broker.table.route_of_subject(subject.encode())
     group = route.groups.get(found) if route is not None else None
     if route is None or group is None or not group.high:
-        return 0
+        return
     if found.local and broker.is_own(headers):
-        return 0  # delivered without a way through NATS
-    before = broker.fanout.delivered
+        return  # delivered without a way through NATS
     broker.fanout.from_nats(found, group, route, headers, payload)
-    return broker.fanout.delivered - before

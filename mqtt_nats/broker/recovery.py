@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.broker.durable import reattach
-from mqtt_nats.broker.gap import repair
+from mqtt_nats.broker.gap import expect_gap, repair
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.sessions import PoisonedRecord
 
@@ -32,6 +32,7 @@ async def recover(broker: Broker, link: Link) -> None:
     for connection in broker.connections:  # also those that have just claimed their session
         if connection.takeover_sid:
             link.renew(connection.takeover_sid, connection.takeover_subject)
+    expect_gap(broker, link)
     broker.table.renew(link)
     try:
         await link.fence()
@@ -52,6 +53,7 @@ async def recover(broker: Broker, link: Link) -> None:
 
 async def recover_wild(broker: Broker, link: Link) -> None:
     """Bring back the filters that start with a wildcard."""
+    expect_gap(broker, link)
     broker.table.renew(link)
     try:
         await link.fence()

@@ -147,6 +147,9 @@ class Fanout:
                     return
             if reply.startswith(b"$JS.ACK."):
                 return  # a push consumer of somebody's that delivers to a subject like this one
+            if found.backlog is not None and publish_qos(headers):
+                found.backlog.keep(route, headers, payload)
+                return
             self.from_nats(found, group, route, headers, payload)
 
         return arrived

@@ -101,10 +101,40 @@ class Group:
         self.guarded += other.guarded
 
 
+class Backlog:
+    """QoS 1 and 2 messages that came through NATS while those missed before them were still being read.
+
+    They are stored too: where there are too many they are dropped here, and read from the stream.
+    """
+
+    __slots__ = ("_bytes", "_limit", "full", "waiting")
+
+    def __init__(self, limit: int) -> None:
+        """``limit`` in bytes."""
+        self._limit = limit
+        self.reset()
+
+    def reset(self) -> None:
+        """Start over."""
+        self._bytes = 0
+        self.full = False
+        """Something was dropped."""
+        self.waiting: list[tuple[Route, bytes, bytes]] = []
+
+    def keep(self, route: Route, headers: bytes, payload: bytes) -> None:
+        """Keep a message, or drop it when there is no room."""
+        self._bytes += len(headers) + len(payload) + 256
+        if self.full or self._bytes > self._limit:
+            self.full = True
+            self.waiting.clear()
+        else:
+            self.waiting.append((route, headers, payload))
+
+
 class Filter:
     """A topic filter with local subscribers, and its NATS subscriptions."""
 
-    __slots__ = ("link", "local", "members", "seen", "seen_before", "sids", "subjects", "text")
+    __slots__ = ("backlog", "link", "local", "members", "seen", "seen_before", "sids", "subjects", "text")
 
     def __init__(self, text: str, subjects: tuple[bytes, ...], link: Link, local: bool) -> None:
         self.text = text
@@ -114,6 +144,8 @@ class Filter:
         """Members get what this gateway's own clients publish without a way through NATS."""
         self.members: dict[Member, int] = {}
         self.sids: list[bytes] = []
+        self.backlog: Backlog | None = None
+        """While messages that were missed are being read: those that come meanwhile."""
         self.seen: dict[bytes, None] = {}
         """Ids of QoS 1 and 2 messages that came through NATS lately, and those of the time before."""
         self.seen_before: dict[bytes, None] = {}
