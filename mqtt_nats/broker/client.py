@@ -440,7 +440,7 @@ class Client(Member):
                     await jobs.popleft()
                 except MqttError as error:
                     self.broken(error)
-                except (RequestTimeout, NoResponders, TimeoutError) as error:
+                except (ApiError, RequestTimeout, NoResponders, TimeoutError) as error:
                     self.broken(MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE))
                 except Exception:
                     if self.alive:

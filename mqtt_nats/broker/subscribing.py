@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Set
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.broker.durable import BACKSTOP, Attachment
@@ -49,21 +50,20 @@ RECORD_SPARE: Final = 2048
 
 async def subscribe(client: Client, packet: Subscribe) -> None:
     """Answer a SUBSCRIBE packet."""
-    codes: list[int] = []
     wanted: dict[str, tuple[int, tuple[str, ...]]] = {}
     room = _Room(client)
     for entry in packet.filters:
         subjects = _subjects(client, entry.topic_filter)
-        if subjects is None or not room.take(entry.topic_filter, subjects):
-            codes.append(FAILURE)
-            continue
-        codes.append(entry.qos)
-        # The last of several equal filters in one packet counts [MQTT-3.8.4-3].
-        wanted[entry.topic_filter] = (entry.qos, subjects)
+        if subjects is not None and room.take(entry.topic_filter, subjects):
+            # The last of several equal filters in one packet counts [MQTT-3.8.4-3].
+            wanted[entry.topic_filter] = (entry.qos, subjects)
+    present = {found.text for found in client.filters}
     gates: dict[str, Gate] = {}
+    replays: list[Replay] = []
     try:
         if client.durable_side is not None and wanted:
-            await _subscribe_durable(client, wanted)
+            refused = await _subscribe_durable(client, wanted)
+            await _abandon(client, wanted, refused)
         for topic_filter, (qos, _) in wanted.items():
             gates[topic_filter] = open_gate(client, client.join(topic_filter, qos))
         await patiently(client, client.fence_wild)
@@ -75,14 +75,27 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
         client.taken_over()
         return
     except ApiError as error:
-        log.warning("client %r: subscribing failed: %s", client.client_id, error)
+        log.warning("client %r: subscribing to %s failed: %s", client.client_id, ", ".join(map(repr, wanted)), error)
+        await _end(client, wanted.keys() - present)
         for topic_filter in wanted:
-            client.broker.table.unsubscribe(client, topic_filter)
             drop_gate(client, topic_filter)
-        codes = [FAILURE] * len(codes)
+        wanted.clear()
         replays = []
-    client.outlet.write(encode(Suback(packet.packet_id, tuple(codes)), client.version))
-    start_replays(client, replays, gates)
+    codes = tuple(entry.qos if entry.topic_filter in wanted else FAILURE for entry in packet.filters)
+    client.outlet.write(encode(Suback(packet.packet_id, codes), client.version))
+    start_replays(client, replays, {topic_filter: gates[topic_filter] for topic_filter in wanted})
+
+
+async def _abandon(client: Client, wanted: dict[str, tuple[int, tuple[str, ...]]], refused: set[str]) -> None:
+    """Take out of ``wanted`` what NATS has refused, and leave nothing of it behind.
+
+    Raises:
+        Conflict: the session belongs to somebody else.
+    """
+    if refused:
+        for topic_filter in refused:
+            del wanted[topic_filter]
+        await _end(client, refused)
 
 
 async def _first_pages(client: Client, wanted: dict[str, tuple[int, tuple[str, ...]]]) -> list[Replay]:
@@ -137,12 +150,15 @@ class _Room:
         return True
 
 
-async def _subscribe_durable(client: Client, wanted: dict[str, tuple[int, tuple[str, ...]]]) -> None:
+async def _subscribe_durable(client: Client, wanted: dict[str, tuple[int, tuple[str, ...]]]) -> set[str]:
     """Write the record, then make the consumers what it says.
+
+    Returns:
+        The filters for which JetStream does not create a consumer.
 
     Raises:
         Conflict: the session belongs to somebody else.
-        ApiError: JetStream does not create a consumer.
+        ApiError: JetStream does not store the record.
     """
     broker = client.broker
     side = client.durable_side
@@ -150,7 +166,7 @@ async def _subscribe_durable(client: Client, wanted: dict[str, tuple[int, tuple[
     assert side is not None
     assert record is not None
     assert record.v5 is not None
-    created: list[Attachment] = []
+    created: list[tuple[str, Attachment]] = []
     start = 0
     gone: list[str] = []
     if any(qos == 2 for qos, _ in wanted.values()) and not side.has_pubrels:
@@ -184,17 +200,23 @@ async def _subscribe_durable(client: Client, wanted: dict[str, tuple[int, tuple[
                 source = Source(qos, start, broker.settings.max_inflight)
                 source.held = True
                 source.expected = 0
-                created.append(side.add(key, consumer, source))
+                created.append((topic_filter, side.add(key, consumer, source)))
         record.subs[subjects[0]] = qos
         record.v5.options[subjects[0]] = SubscriptionOptions(topic_filter)
     await save_record(client, client.epoch)
     if gone:
         await patiently(client, lambda: side.remove(gone))
 
-    async def create() -> None:
-        await asyncio.gather(*(create_consumer(broker.inbox, MESSAGES, attachment.consumer) for attachment in created))
+    async def create(topic_filter: str, attachment: Attachment) -> str | None:
+        try:
+            await create_consumer(broker.inbox, MESSAGES, attachment.consumer)
+        except ApiError as error:
+            log.warning("client %r: subscribing to %r failed: %s", client.client_id, topic_filter, error)
+            return topic_filter
+        return None
 
-    await patiently(client, create)
+    results = await patiently(client, lambda: asyncio.gather(*(create(*one) for one in created)))
+    return {topic_filter for topic_filter in results if topic_filter is not None}
 
 
 def _backstop(expiry: int | None) -> int:
@@ -204,37 +226,42 @@ def _backstop(expiry: int | None) -> int:
 
 async def unsubscribe(client: Client, packet: Unsubscribe) -> None:
     """Answer an UNSUBSCRIBE packet; messages in flight are completed [MQTT-3.10.4-3]."""
-    side = client.durable_side
-    changed = False
-    gone: list[str] = []
-    codes: list[int] = []
-    for topic_filter in packet.filters:
-        present = client.broker.table.unsubscribe(client, topic_filter)
-        codes.append(0 if present else 0x11)
-        if not present:
-            continue
+    present = {found.text for found in client.filters}
+    try:
+        await _end(client, present.intersection(packet.filters))
+    except Conflict:
+        client.taken_over()
+        return
+    codes = tuple(0 if topic_filter in present else 0x11 for topic_filter in packet.filters)
+    answer = Unsuback(packet.packet_id, codes if client.version == 5 else ())
+    client.outlet.write(encode(answer, client.version))
+
+
+async def _end(client: Client, filters: Set[str]) -> None:
+    """End subscriptions.
+
+    Raises:
+        Conflict: the session belongs to somebody else.
+    """
+    for topic_filter in filters:
+        client.broker.table.unsubscribe(client, topic_filter)
         drop_gate(client, topic_filter)
-        if side is None:
-            continue
-        record = client.record
-        assert record is not None
-        assert record.v5 is not None
+    side = client.durable_side
+    record = client.record
+    if side is None or not filters:
+        return
+    assert record is not None
+    assert record.v5 is not None
+    gone: list[str] = []
+    for topic_filter in filters:
         subjects = filter_to_subjects(topic_filter)
         record.subs.pop(subjects[0], None)
         record.v5.options.pop(subjects[0], None)
-        changed = True
         for index, subject in enumerate(subjects):
             key = subject if index == 0 else second_sid(subject)
             if key in record.cons:
                 name = record.cons[key].durable_name
                 if side.drain(key) is None:
                     gone.append(name)
-    if changed and side is not None:
-        try:
-            await save_record(client, client.epoch)
-        except Conflict:
-            client.taken_over()
-            return
-        await patiently(client, lambda: side.remove(gone))
-    answer = Unsuback(packet.packet_id, tuple(codes) if client.version == 5 else ())
-    client.outlet.write(encode(answer, client.version))
+    await save_record(client, client.epoch)
+    await patiently(client, lambda: side.remove(gone))
