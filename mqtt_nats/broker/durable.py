@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.link import Handler
 from mqtt_nats.broker.operations import ConfirmOp, PubrelOp
+from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.replay import Replay, open_gate, start_replays
 from mqtt_nats.codec import MqttError, ReasonCode
