@@ -200,6 +200,15 @@ class Store:
             self._empty.clear()
             await self._empty.wait()
 
+    def denied(self, subject: bytes) -> None:
+        """NATS does not allow publishing to ``subject``: there will be no PubAck."""
+        starts = (b"HPUB %b " % subject, b"PUB %b " % subject)
+        refused = [(token, op) for token, op in self.pending.items() if op.frame.startswith(starts)]
+        error = ApiError(403, 0, f"NATS permissions do not allow publishing to {subject.decode(errors='replace')}")
+        for token, op in refused:
+            self._end(token, op)
+            op.failed(error)
+
     # -- no connection, no leader -------------------------------------------------------------
 
     def offline(self) -> None:
@@ -214,7 +223,10 @@ class Store:
         self.go_on()
 
     def stall(self) -> None:
-        """A store failed for want of a leader: send nothing, then probe with the oldest."""
+        """A store failed for want of a leader: send nothing, then probe with the oldest.
+
+        See docs/internals/rules.md#no-leader.
+        """
         if not self._stalled:
             self._stalled = True
             self._delay = PROBE_FIRST

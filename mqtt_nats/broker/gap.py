@@ -2,7 +2,8 @@
 """What regular sessions missed while their gateway had no connection to NATS.
 
 Their messages come from core NATS, which keeps nothing. Those at QoS 1 and 2 are also stored, so they are
-read from the stream, from shortly before the gap on, and delivered unless they had come already.
+read from the stream, from shortly before the gap on, and delivered unless they had come already
+(docs/internals/rules.md#two-copies).
 """
 
 from __future__ import annotations

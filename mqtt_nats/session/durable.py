@@ -19,6 +19,8 @@ a message under the identifier that the client knows. A message passes through t
 
 A released message has no place in the window any more: what is left of it is a :class:`Release`.
 
+Why: docs/internals/rules.md#redelivery, #owed-pubrels, #packet-identifiers, #suspect-identifiers.
+
 What leaves this machine leaves through its :class:`Ports`; nothing here knows a socket or a clock.
 """
 

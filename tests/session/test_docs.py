@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of docs/internals/session.md say what the code does, and rules.md points at what exists."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from mqtt_nats.codec import ProtocolError, ack_bytes
+from mqtt_nats.session import delivery, regular
+from mqtt_nats.session.inbound import ON_PUBLISH, ON_PUBREL, Action, State
+from mqtt_nats.session.regular import RegularOutbound
+from tests.harness.nats import ROOT
+
+INTERNALS = ROOT / "docs" / "internals"
+STATES = {regular.PUBLISHED1: "PUBLISHED1", regular.PUBLISHED2: "PUBLISHED2", regular.RELEASED: "RELEASED", None: "–"}
+
+
+def table(heading: str) -> list[list[str]]:
+    """The rows of the first table below a heading."""
+    text = (INTERNALS / "session.md").read_text(encoding="utf-8")
+    section = text.split(f"## {heading}\n")[1]
+    found = re.search(r"((?:^\|.*\n)+)", section, re.MULTILINE)
+    assert found is not None
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in found.group(1).splitlines()]
+    return [rows[0], *rows[2:]]
+
+
+def test_inbound() -> None:
+    def cell(step: tuple[Action, State | None] | None, state: State | None) -> str:
+        if step is None:
+            return "violation"
+        action, after = step
+        return action.name if after is state else f"{action.name} → {after.name if after else '–'}"
+
+    rows = [["state", "PUBLISH", "PUBREL"]]
+    for state in (None, *State):
+        name = state.name if state else "–"
+        rows.append([name, cell(ON_PUBLISH[state], state), cell(ON_PUBREL[state], state)])
+    assert table("QoS 2 from the client") == rows
+
+
+def test_regular() -> None:
+    rows = [["state", "PUBACK", "PUBREC", "PUBCOMP"]]
+    for state in (None, regular.PUBLISHED1, regular.PUBLISHED2, regular.RELEASED):
+        row = [STATES[state]]
+        for kind in (regular.PUBACK, regular.PUBREC, regular.PUBCOMP):
+            written: list[bytes] = []
+            machine = RegularOutbound(1, 1, written.append)
+            if state is not None:
+                machine.inflight[1] = state
+            try:
+                machine.acknowledged(kind, [1])
+            except ProtocolError:
+                row.append("violation")
+                continue
+            after = machine.inflight.get(1)
+            assert written in ([], [ack_bytes(6, 1)])
+            answer = "PUBREL" if written else "free" if state is not None else "ignored"
+            row.append(answer if after == state or after is None else f"{answer} → {STATES[after]}")
+        rows.append(row)
+    assert table("QoS 1 and 2 to a regular session") == rows
+
+
+def test_durable_states() -> None:
+    states = {row[0].split(" ")[0] for row in table("QoS 1 and 2 to a durable session")[1:]}
+    assert states == {name for name in vars(delivery) if name.isupper()} | {"released"}
+
+
+@pytest.mark.parametrize("page", sorted(INTERNALS.glob("*.md")), ids=lambda page: page.name)
+def test_what_the_pages_name_exists(page: object) -> None:
+    from pathlib import Path
+
+    assert isinstance(page, Path)
+    text = page.read_text(encoding="utf-8")
+    for name in re.findall(r"`((?:mqtt_nats|streams|tests|spark)/[\w/.]+)`", text):
+        assert (ROOT / name).exists(), name
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[\w-]*)?\)", text):
+        assert (page.parent / target).exists(), target
+
+
+def test_every_rule_has_code_and_test_and_every_reference_an_anchor() -> None:
+    text = (INTERNALS / "rules.md").read_text(encoding="utf-8")
+    sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    assert len(sections) > 15
+    anchors = set()
+    for section in sections:
+        title = section.partition("\n")[0]
+        anchors.add(re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-"))
+        assert re.search(r"^Code: ", section, re.MULTILINE), title
+        assert re.search(r"^Test: ", section, re.MULTILINE), title
+    referring = [*(ROOT / "mqtt_nats").rglob("*.py"), *(ROOT / "streams").rglob("*.py"), *(ROOT / "docs").rglob("*.md")]
+    for path in referring:
+        for anchor in re.findall(r"rules\.md#([\w-]+)", path.read_text(encoding="utf-8")):
+            assert anchor in anchors, f"{path.name}: {anchor}"
