@@ -141,7 +141,7 @@ async def test_many_at_once(name: str, gateway: Gateway, second_gateway: Gateway
         try:
             if (await client.expect(Connack)).code:
                 return False
-            await client.expect_closed(3)
+            await client.expect_closed(2)
         except AssertionError as error:
             return "still connected" in str(error)
         return False
