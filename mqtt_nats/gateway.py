@@ -9,6 +9,7 @@ import logging
 import secrets
 import ssl
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -197,6 +198,8 @@ class Gateway:
                 tasks,
             )
             self.link.on_writable = self._writable
+            self.link.on_denied = partial(self._denied, self.link)
+            self.wild.on_denied = partial(self._denied, self.wild)
             background = [
                 tasks.create_task(self._tick(broker), name="clock"),
                 tasks.create_task(self._timers(broker), name="timers"),
@@ -242,6 +245,16 @@ class Gateway:
     def _writable(self, writable: bool) -> None:
         if self.broker is not None:
             self.broker.pressure(not writable)
+
+    def _denied(self, link: Link, publish: bool, subject: bytes) -> None:
+        """The NATS user may not do something: whoever waits for it has to know."""
+        broker = self.broker
+        if broker is None:
+            return
+        if not publish:
+            broker.table.deny(link, subject)
+        elif link is self.link:
+            broker.store.denied(subject)
 
     async def _shut(self, broker: Broker) -> None:
         """Close every connection, then wait until what was begun is stored."""

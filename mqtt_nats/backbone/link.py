@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from time import time
 from typing import Any
@@ -33,6 +34,12 @@ Handler = Callable[[bytes, bytes, bytes, bytes], None]
 # Above this many bytes waiting in the socket the gateway stops reading from publishers.
 WRITE_HIGH_WATER = 4 * 1024 * 1024
 WRITE_LOW_WATER = 1024 * 1024
+
+# A refusal that NATS repeats, as it does for each publish, is logged again after this long (seconds).
+COMPLAIN_AGAIN = 60.0
+COMPLAINTS_MOST = 1000
+
+DENIED = re.compile(rb'permissions violation for (publish|subscription) to ("(?:[^"\\]|\\.)*")', re.IGNORECASE)
 
 
 class _Wire(asyncio.Protocol):
@@ -146,6 +153,9 @@ class Link(Client):
         self.writable = True
         self.online = False
         self.on_writable: Callable[[bool], None] | None = None
+        self.on_denied: Callable[[bool, bytes], None] | None = None
+        """``on_denied(publish, subject)``: the server does not allow a publish, or else a subscription."""
+        self._complaints: dict[str, float] = {}
         self._scheduled = False
         self._foreign: asyncio.Queue[tuple[int, bytes, bytes, bytes, bytes]] | None = None
         self._foreign_task: asyncio.Task[None] | None = None
@@ -251,6 +261,10 @@ class Link(Client):
             self._max_payload = info.get("max_payload", self._max_payload)
             self._spawn(self._process_info(info))
         elif line.startswith(b"-ERR"):
+            # At once: whatever was sent after the refused command is answered after this.
+            denied = DENIED.search(line)
+            if denied is not None and self.on_denied is not None:
+                self.on_denied(denied[1].lower() == b"publish", _unquoted(denied[2]))
             self._spawn(self._process_err(line[5:].decode("utf-8", "replace").strip().lower()))
         elif not line.startswith(b"+OK"):
             log.error("NATS sent a protocol line that is not known: %r", line[:100])
@@ -333,7 +347,12 @@ class Link(Client):
     async def _process_err(self, err_msg: str) -> None:
         """Log what the server refuses; a connection that it ends is reconnected, never given up."""
         if "permissions violation" in err_msg or "invalid" in err_msg:
-            log.error("NATS refused a command: %s", err_msg)
+            now = time()
+            if now - self._complaints.get(err_msg, 0.0) > COMPLAIN_AGAIN:
+                if len(self._complaints) >= COMPLAINTS_MOST:
+                    self._complaints.clear()
+                self._complaints[err_msg] = now
+                log.error("NATS refused a command: %s", err_msg)
             await self._error_cb(NatsError(f"nats: {err_msg}"))
             return
         log.warning("NATS ends the connection: %s", err_msg)
@@ -373,6 +392,15 @@ class Link(Client):
             self._foreign_task.cancel()
         await super().close()
         self._lose_wire()
+
+
+def _unquoted(text: bytes) -> bytes:
+    """A subject as nats-server quotes it in its errors."""
+    try:
+        subject: str = json.loads(text)
+    except ValueError:  # an escape that JSON does not have: such a subject is not looked for
+        return text
+    return subject.encode()
 
 
 async def open_link(

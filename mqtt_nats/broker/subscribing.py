@@ -70,6 +70,9 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
         # Read before SUBACK leaves: a newer message can then only come after these. The requests follow the
         # subscriptions on the same connection, so their replies also tell that the server has those.
         replays = await patiently(client, lambda: _first_pages(client, wanted))
+        denied = {topic_filter for topic_filter, gate in gates.items() if gate.found.denied}
+        await _abandon(client, wanted, denied)
+        replays = [replay for replay in replays if replay.filter in wanted]
         await prepare(client, replays)
     except Conflict:
         client.taken_over()

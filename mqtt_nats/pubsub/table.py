@@ -134,7 +134,7 @@ class Backlog:
 class Filter:
     """A topic filter with local subscribers, and its NATS subscriptions."""
 
-    __slots__ = ("backlog", "link", "local", "members", "seen", "seen_before", "sids", "subjects", "text")
+    __slots__ = ("backlog", "denied", "link", "local", "members", "seen", "seen_before", "sids", "subjects", "text")
 
     def __init__(self, text: str, subjects: tuple[bytes, ...], link: Link, local: bool) -> None:
         self.text = text
@@ -144,6 +144,8 @@ class Filter:
         """Members get what this gateway's own clients publish without a way through NATS."""
         self.members: dict[Member, int] = {}
         self.sids: list[bytes] = []
+        self.denied = False
+        """NATS does not allow this gateway to subscribe it."""
         self.backlog: Backlog | None = None
         """While messages that were missed are being read: those that come meanwhile."""
         self.seen: dict[bytes, None] = {}
@@ -211,6 +213,8 @@ class Table:
             self._trie.add(text, found)
             handler = arrived(found)
             found.sids = [link.subscribe_raw(subject, handler) for subject in found.subjects]
+        elif found.denied:
+            self._renew(found)
         if found.members.get(member) != qos:
             self.version += 1
         found.members[member] = qos
@@ -253,8 +257,18 @@ class Table:
         """Subscribe everything of ``link`` again after a reconnect."""
         for found in self.filters.values():
             if found.link is link:
-                for sid, subject in zip(found.sids, found.subjects, strict=True):
-                    link.renew(sid, subject)
+                self._renew(found)
+
+    def _renew(self, found: Filter) -> None:
+        found.denied = False
+        for sid, subject in zip(found.sids, found.subjects, strict=True):
+            found.link.renew(sid, subject)
+
+    def deny(self, link: Link, subject: bytes) -> None:
+        """NATS does not allow ``link`` to subscribe to ``subject``."""
+        for found in self.filters.values():
+            if found.link is link and subject in found.subjects:
+                found.denied = True
 
     # -- routes ---------------------------------------------------------------------------------
 
