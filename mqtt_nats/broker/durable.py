@@ -282,7 +282,8 @@ class DurableSide:
             if record is not None and attachment.key in record.cons:
                 record.cons[attachment.key] = attachment.consumer
             info = await create_consumer(broker.inbox, MESSAGES, attachment.consumer)
-        source.last = max(source.last, info.delivered_seq)
+        if not self.machine.open:  # else what was lost on the way is still to come, and may be older
+            source.last = max(source.last, info.delivered_seq)
         source.expected = info.num_ack_pending
         attachment.gone = (info.ack_floor_seq + 1, info.delivered_seq)
 

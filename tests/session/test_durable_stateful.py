@@ -136,7 +136,7 @@ class DurableSession(RuleBasedStateMachine):
         self.world.attach_records()
         for name, source in gateway.sources.items():
             source.asked = False
-            self.world.attach(self.world.consumers[name], source)
+            self.world.attach(self.world.consumers[name], source, opened=True)
         gateway.machine.pump()
 
     @rule(name=st.sampled_from(sorted(PATTERNS)))
@@ -176,7 +176,7 @@ class DurableSession(RuleBasedStateMachine):
                 del world.consumers[name]
                 continue
             gateway.add(consumer)
-            world.attach(consumer, gateway.sources[name])
+            world.attach(consumer, gateway.sources[name], opened=False)
             while consumer.wire:
                 gateway.arrived(consumer, *consumer.wire.popleft())
         assert machine.collected

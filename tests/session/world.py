@@ -144,7 +144,7 @@ class World:
 
     def __init__(self, *, late: bool) -> None:
         self.late = late
-        """The client hands QoS 2 messages on at PUBREL, not at PUBLISH: both are allowed [MQTT-4.3.3]."""
+        """The client hands QoS 2 messages on at PUBREL, not at PUBLISH: both are allowed (section 4.3.3)."""
         self.stream_all: dict[int, Stored] = {}
         self.stream: dict[int, Stored] = {}
         """What has not expired."""
@@ -260,12 +260,13 @@ class World:
         consumer.pending[sequence] += 1
         consumer.wire.append((sequence, consumer.pending[sequence]))
 
-    def attach(self, consumer: Consumer, source: Source) -> None:
+    def attach(self, consumer: Consumer, source: Source, *, opened: bool) -> None:
         """A new deliver subject: everything pending comes again, before anything new."""
         consumer.wire.clear()
         source.again = 0
         source.expected = len(consumer.pending)
-        source.last = max(source.last, consumer.position)
+        if not opened:
+            source.last = max(source.last, consumer.position)
         for sequence in sorted(consumer.pending):
             self.redeliver(consumer, sequence)
 
