@@ -100,6 +100,8 @@ class Broker:
         self.left = asyncio.Event()
         """Set when a client has left."""
         self.closing = False
+        self.crowded_until = 0.0
+        """Loop time until which every deliver subject is taken to have a listener of its own."""
         self.online = asyncio.Event()
         """Set while NATS is connected."""
         self.online.set()

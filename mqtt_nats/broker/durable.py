@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.link import Handler
+from mqtt_nats.broker.attaching import move, send_again
 from mqtt_nats.broker.operations import ConfirmOp, PubrelOp
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
@@ -36,7 +37,6 @@ from mqtt_streams.consumers import (
     delete_consumer,
     existing_consumer,
     parse_ack,
-    update_consumer,
 )
 from mqtt_streams.headers import get_int
 from mqtt_streams.messages import DELIVER_PREFIX
@@ -55,10 +55,6 @@ log = logging.getLogger("mqtt_nats.broker")
 # Places in the window of PUBREL records: as many as there are packet identifiers.
 PUBREL_WINDOW: Final = 65535
 
-# The former owner of a consumer has this long to let go of it (seconds).
-LET_GO: Final = 10.0
-LET_GO_STEP: Final = 0.02
-
 # After this long without a redelivery, what is still missing is gone (seconds).
 COLLECT_PATIENCE: Final = 1.0
 
@@ -72,7 +68,7 @@ BACKSTOP: Final = 86_400
 class Attachment:
     """One consumer, attached."""
 
-    __slots__ = ("consumer", "gone", "key", "sid", "source")
+    __slots__ = ("consumer", "gone", "heirs", "key", "sid", "source", "spent")
 
     def __init__(self, key: str, consumer: ConsumerRef, source: Source) -> None:
         self.key = key
@@ -80,6 +76,10 @@ class Attachment:
         self.consumer = consumer
         self.source = source
         self.sid = b""
+        self.heirs: dict[Source, int] = {}
+        """Once the subscription has ended: those that match the same, and how far they have left messages to it."""
+        self.spent = True
+        """Once the subscription has ended: nothing more comes that another subscription wants."""
         self.gone = (1, 0)
         """Sequences among which are those that were in flight and may have been removed."""
 
@@ -96,7 +96,10 @@ class DurableSide:
         self.overlap: Overlap[Attachment] = Overlap()
         self.headerless = 0
         """Stored messages without Nmqtt-Pub: acknowledged and counted."""
+        self.kept = False
+        """A consumer has kept its deliver subject: the record names another one."""
         self._pubrel_sid = b""
+        self._pubrels_come = 0
         self._progress = asyncio.Event()
 
     # -- ports of the state machine -------------------------------------------------------------
@@ -206,9 +209,11 @@ class DurableSide:
         if not message.qos:
             self.headerless += 1
         granted = source.granted(sequence)
+        if source.end and ack.delivered == 1:
+            granted = self._inherited(attachment, message.subject, sequence)
         unwanted = (
             not message.qos
-            or (source.end and (sequence > source.end or ack.delivered == 1))
+            or (source.end and (sequence > source.end or not granted))
             or (wild and not visible_to_wildcard(message.subject))
             or (client.no_local and publisher(headers) == client.no_local)
         )
@@ -221,8 +226,19 @@ class DurableSide:
             self.machine.arrived(source, sequence, ack.delivered, reply, message, min(message.qos, granted))
         if not self.machine.open or ack.delivered > 1:
             self._progress.set()
+        if source.end and not attachment.spent and (not ack.pending or sequence >= source.end):
+            attachment.spent = True
+            self._finish(attachment)
+
+    def _inherited(self, attachment: Attachment, subject: str, sequence: int) -> int:
+        """The QoS at which other subscriptions take a message that they had left to an ended one; 0: they do not."""
+        owner, granted = self.overlap.owner(subject, sequence)
+        if owner is None or sequence > attachment.heirs.get(owner.source, attachment.source.end):
+            return 0
+        return granted
 
     def _pubrel_arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        self._pubrels_come += 1
         identifier = get_int(headers, "Nmqtt-PubRel")
         if identifier is None:
             self.ack(reply)
@@ -230,8 +246,15 @@ class DurableSide:
         self.machine.pubrel_delivered(identifier, get_int(headers, "Nmqtt-Seq") or 0, reply)
 
     def _completed(self, delivery: Delivery) -> None:
-        source = delivery.source
-        if source.end and not self.machine.holds(source):
+        for attachment in self.attachments.values():
+            if attachment.source is delivery.source:
+                self._finish(attachment)
+                return
+
+    def _finish(self, attachment: Attachment) -> None:
+        """Remove the consumer of an ended subscription when nothing more comes from it."""
+        source = attachment.source
+        if source.end and attachment.spent and not self.machine.holds(source):
             self.client.do(self._finish_draining(source))
 
     # -- attaching ------------------------------------------------------------------------------
@@ -270,7 +293,7 @@ class DurableSide:
         source = attachment.source
         source.expected, source.again = None, 0
         try:
-            info = await self._update(MESSAGES, attachment.consumer)
+            info = await move(broker, MESSAGES, attachment.consumer)
         except ConsumerNotFound:
             log.warning(
                 "client %r: consumer %s is gone; messages since it was removed are lost",
@@ -282,23 +305,34 @@ class DurableSide:
             if record is not None and attachment.key in record.cons:
                 record.cons[attachment.key] = attachment.consumer
             info = await create_consumer(broker.inbox, MESSAGES, attachment.consumer)
+        except DeliverSubjectBusy:
+            info = await self._attach_in_place(attachment)
         if not self.machine.open:  # else what was lost on the way is still to come, and may be older
             source.last = max(source.last, info.delivered_seq)
         source.expected = info.num_ack_pending
         attachment.gone = (info.ack_floor_seq + 1, info.delivered_seq)
+        attachment.spent = not info.num_pending or info.delivered_seq >= source.end
 
-    async def _update(self, stream: str, consumer: ConsumerRef) -> ConsumerInfo:
-        broker = self.client.broker
-        deadline = asyncio.get_running_loop().time() + LET_GO
-        while True:
-            try:
-                return await update_consumer(broker.inbox, stream, consumer)
-            except DeliverSubjectBusy:
-                if asyncio.get_running_loop().time() > deadline:
-                    raise MqttError(
-                        f"consumer {consumer.durable_name} is held by another connection", ReasonCode.SERVER_BUSY
-                    ) from None
-                await asyncio.sleep(LET_GO_STEP)
+    async def _attach_in_place(self, attachment: Attachment) -> ConsumerInfo:
+        """Attach a consumer without a change of its deliver subject."""
+        link = self.client.broker.link
+        found = await existing_consumer(self.client.broker.inbox, MESSAGES, attachment.consumer.durable_name)
+        if found is None:
+            raise MqttError("a consumer was deleted while it was being attached", ReasonCode.SERVER_BUSY)
+        source = attachment.source
+        held, source.held = source.held, True  # what is new comes before what is sent again
+        link.unsubscribe_raw(attachment.sid)
+        attachment.consumer = replace(attachment.consumer, deliver_subject=found.deliver_subject)
+        attachment.sid = link.subscribe_raw(found.deliver_subject.encode(), self._arrival(attachment))
+        record = self.client.record
+        if record is not None and attachment.key in record.cons:
+            record.cons[attachment.key] = attachment.consumer
+            self.kept = True
+        try:
+            return await send_again(self.client.broker, MESSAGES, attachment.consumer, lambda: source.again)
+        finally:
+            if not held:
+                self.machine.release_held(source)
 
     async def attach_pubrels(self) -> None:
         """Make sure that the consumer of PUBREL records exists and delivers here.
@@ -312,14 +346,25 @@ class DurableSide:
         consumer = pubrel_consumer(client.hash, max_ack_pending=PUBREL_WINDOW)
         if self._pubrel_sid:
             broker.link.unsubscribe_raw(self._pubrel_sid)
+        known, moved = True, False
         try:
-            await self._update(OUT, aside)
-            known = True
+            await move(broker, OUT, aside)
+            moved = True
         except ConsumerNotFound:
             known = False
+        except DeliverSubjectBusy:
+            pass
+        self._pubrels_come = 0
         self._pubrel_sid = broker.link.subscribe_raw(consumer.deliver_subject.encode(), self._pubrel_arrived)
-        if known:
-            await self._update(OUT, consumer)
+        if moved:
+            await move(broker, OUT, consumer)
+        elif known:
+            found = await existing_consumer(broker.inbox, OUT, consumer.durable_name)
+            if found is not None and found.deliver_subject != consumer.deliver_subject:
+                broker.link.unsubscribe_raw(self._pubrel_sid)
+                consumer = replace(consumer, deliver_subject=found.deliver_subject)
+                self._pubrel_sid = broker.link.subscribe_raw(consumer.deliver_subject.encode(), self._pubrel_arrived)
+            await send_again(broker, OUT, consumer, lambda: self._pubrels_come)
         else:
             await create_consumer(broker.inbox, OUT, consumer)
         if client.record is not None:
@@ -362,17 +407,38 @@ class DurableSide:
         record.v5.replay.pop(key, None)
         record.v5.was.pop(key, None)
         attachment = self.attachments[consumer.durable_name]
-        self.overlap.remove(attachment)
-        inflight = self.machine.drain(attachment.source)
+        for other in self.overlap.remove(attachment):
+            record.v5.was[other.key] = (other.source.was_qos, other.source.until)
+        source = attachment.source
+        others = self.overlap.others(consumer.filter_subject.removeprefix(STORED_PREFIX))
+        attachment.heirs = {other: other.last for other in others}
+
+        def keep(delivery: Delivery) -> bool:
+            message: Stored = delivery.body
+            qos = self._inherited(attachment, message.subject, delivery.sequence)
+            if qos:
+                delivery.qos = min(message.qos, qos)
+            return bool(qos)
+
+        inflight = self.machine.drain(source, keep)
         attachment.key = ""
-        draining = Draining(
-            consumer.durable_name,
-            consumer.filter_subject,
-            max((delivery.qos for delivery in inflight), default=0),
-            attachment.source.end,
-        )
+        qos = [delivery.qos for delivery in inflight]
+        if any(other.last > source.last for other in others):
+            # They have acknowledged what was this one's to deliver, and perhaps it has not been given that yet.
+            attachment.spent = False
+            source.end = max(source.end, *attachment.heirs.values())
+            qos += [other.qos for other in others]
+            self.client.do(self._look_for_rest(attachment))
+        draining = Draining(consumer.durable_name, consumer.filter_subject, max(qos, default=0), source.end)
         record.v5.draining.append(draining)
-        return draining if inflight else None
+        return draining if qos else None
+
+    async def _look_for_rest(self, attachment: Attachment) -> None:
+        """Find out whether the consumer of an ended subscription has anything left for others."""
+        info = await consumer_info(self.client.broker.inbox, MESSAGES, attachment.consumer.durable_name)
+        if info is None or (not info.num_pending and info.delivered_seq <= attachment.source.last):
+            attachment.spent = True
+        self._finish(attachment)
 
     async def remove(self, names: list[str]) -> None:
         """Delete consumers whose messages are complete; the record forgets them at its next write."""
@@ -412,6 +478,16 @@ async def rejoin(client: Client) -> None:
     await client.fence()
 
 
+async def _note_kept(client: Client, side: DurableSide) -> None:
+    """Write the deliver subjects that consumers have kept into the record, for nats-server's listener."""
+    if side.kept:
+        side.kept = False
+        try:
+            await save_record(client, client.epoch)
+        except Conflict:
+            client.taken_over()
+
+
 async def resume(client: Client, side: DurableSide) -> None:
     """Continue a durable session: owed PUBRELs, what was in flight, then what has come since."""
     broker = client.broker
@@ -447,11 +523,13 @@ async def resume(client: Client, side: DurableSide) -> None:
         attachments.append(side.add("", draining, Source(entry.qos, 0, draining.max_ack_pending, entry.end)))
     for start in range(0, len(attachments), 32):
         await asyncio.gather(*(side.attach(attachment) for attachment in attachments[start : start + 32]))
+    await _note_kept(client, side)
     await side.collect()
     for attachment in attachments:
         if attachment.source.missing:
             machine.suspect(*attachment.gone)
-    done += [a.consumer.durable_name for a in attachments if a.source.end and not machine.holds(a.source)]
+    ended = [one for one in attachments if one.source.end and one.spent and not machine.holds(one.source)]
+    done += [one.consumer.durable_name for one in ended]
     if done:
         await side.remove(done)
     machine.start()
@@ -487,4 +565,5 @@ async def reattach(client: Client, side: DurableSide) -> None:
             consumer = replace(attachment.consumer, deliver_subject=DELIVER_PREFIX + client.broker.new_nuid())
         side.add(attachment.key, consumer, attachment.source)
         await patiently(client, partial(side.attach, attachment))
+    await _note_kept(client, side)
     side.machine.pump()

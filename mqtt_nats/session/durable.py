@@ -449,8 +449,11 @@ class DurableOutbound:
 
     # -- changes of subscriptions ---------------------------------------------------------------
 
-    def drain(self, source: Source) -> list[Delivery]:
+    def drain(self, source: Source, keep: Callable[[Delivery], bool] = lambda delivery: False) -> list[Delivery]:
         """A subscription ends: forget what its source has brought and was not sent yet.
+
+        Args:
+            keep: whether another subscription wants it, which has left it to this one.
 
         Returns:
             What is still in flight; the source may go when all of it is complete.
@@ -458,7 +461,8 @@ class DurableOutbound:
         source.end = max(source.last, 1)
         again: list[tuple[int, Delivery]] = []
         for delivery in [*source.backlog, *(d for _, d in self._waiting if d.source is source)]:
-            if delivery.dup:  # an earlier connection may have sent it: it is completed [MQTT-3.10.4-3]
+            # An earlier connection may have sent it: it is completed [MQTT-3.10.4-3].
+            if delivery.dup or keep(delivery):
                 again.append((delivery.sequence, delivery))
                 continue
             del self._queued[delivery.sequence]

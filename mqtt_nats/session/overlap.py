@@ -8,6 +8,7 @@ owner, so the choice survives a resume (docs/internals/rules.md#overlap).
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Generic, TypeVar
 
 from mqtt_nats.session.delivery import Source
@@ -32,10 +33,27 @@ class Overlap(Generic[T]):
         self._entries.sort(key=lambda entry: entry[:2])
         self._matching.clear()
 
-    def remove(self, value: T) -> None:
-        """A subscription has ended."""
+    def remove(self, value: T) -> list[T]:
+        """A subscription has ended.
+
+        Returns:
+            Those whose messages may have been sent at its QoS, which was higher than their own: their ``was_qos``
+            and ``until`` have changed.
+        """
+        ended = [entry for entry in self._entries if entry[2] is value]
         self._entries = [entry for entry in self._entries if entry[2] is not value]
         self._matching.clear()
+        raised: list[T] = []
+        for _, pattern, _, source in ended:
+            for _, other, kept, lower in self._entries:
+                if lower.qos < source.qos and patterns_meet(pattern, other):
+                    lower.raised(source.qos)
+                    raised.append(kept)
+        return raised
+
+    def others(self, pattern: str) -> list[Source]:
+        """The subscriptions that may match what ``pattern`` matches."""
+        return [source for _, other, _, source in self._entries if patterns_meet(other, pattern)]
 
     def owner(self, subject: str, sequence: int) -> tuple[T | None, int]:
         """Who delivers the message, and the highest QoS granted by any subscription that it matches."""
@@ -56,6 +74,17 @@ class Overlap(Generic[T]):
         return owner, granted
 
 
+def patterns_meet(one: str, two: str) -> bool:
+    """Whether any subject matches both patterns."""
+    parts, others = one.split("."), two.split(".")
+    for part, other in zip(parts, others, strict=False):
+        if part == ">" or other == ">":
+            return True
+        if part != "*" and other != "*" and part != other:
+            return False
+    return len(parts) == len(others)
+
+
 def subject_matches(pattern: str, tokens: list[str]) -> bool:
     """Whether a NATS subject pattern matches the subject made of ``tokens``."""
     parts = pattern.split(".")
@@ -65,3 +94,15 @@ def subject_matches(pattern: str, tokens: list[str]) -> bool:
         if index >= len(tokens) or (part != "*" and part != tokens[index]):
             return False
     return len(parts) == len(tokens)
+
+
+def patterns_meet(one: str, other: str) -> bool:
+    """Whether some subject matches both NATS subject patterns."""
+    for left, right in zip_longest(one.split("."), other.split(".")):
+        if left is None or right is None:
+            return False
+        if ">" in (left, right):
+            return True
+        if left != right and "*" not in (left, right):
+            return False
+    return True

@@ -37,6 +37,12 @@ class Proxy:
         """URL for NATS clients."""
         return f"nats://127.0.0.1:{self.port}"
 
+    @property
+    def open(self) -> int:
+        """How many connections there are."""
+        with self._lock:
+            return len(self._pairs) // 2
+
     def cut(self) -> None:
         """End every connection, and end new ones at once."""
         with self._lock:

@@ -12,6 +12,9 @@ from tests.integration.conftest import Connector, Stored, until
 
 CLIENT_IDS = [
     "a",
+    "0123456789abcdefghijklm",
+    "nopqrstuvwxyzABCDEFGHIJ",
+    "KLMNOPQRSTUVWXYZ",
     "0123456789ABCDEFGHIJKLMN",
     "with.dots.in.it",
     ".",
@@ -41,7 +44,7 @@ CLIENT_IDS = [
 
 
 async def test_clean_session_is_new_every_time(connect: Connector, name: str) -> None:
-    """[MQTT-3.1.2-6], [MQTT-3.2.2-1]"""
+    """[MQTT-3.1.2-6], [MQTT-3.1.4-3], [MQTT-3.1.4-4], [MQTT-3.2.2-1]"""
     first = await connect(name)
     assert not first.session_present
     assert await first.subscribe(name, qos=1) == (1,)
@@ -53,7 +56,7 @@ async def test_clean_session_is_new_every_time(connect: Connector, name: str) ->
 
 
 async def test_session_is_continued(connect: Connector, name: str) -> None:
-    """[MQTT-3.1.2-4], [MQTT-3.2.2-2], [MQTT-3.2.2-3]"""
+    """[MQTT-3.1.2-4], [MQTT-3.1.4-3], [MQTT-3.1.4-4], [MQTT-3.2.2-2], [MQTT-3.2.2-3]"""
     first = await connect(name, clean=False)
     assert not first.session_present
     await first.disconnect()
@@ -124,7 +127,7 @@ async def test_empty_client_id(connect: Connector, name: str) -> None:
 
 
 async def test_empty_client_id_needs_clean_session(gateway: Gateway) -> None:
-    """[MQTT-3.1.3-8], [MQTT-3.2.2-4], [MQTT-3.2.2-5]"""
+    """[MQTT-3.1.3-7], [MQTT-3.1.3-8], [MQTT-3.1.3-9], [MQTT-3.2.2-4], [MQTT-3.2.2-5]"""
     async with await RawClient.open(gateway.port) as client:
         client.send(Connect(4, "", False, 0))
         await client.expect(Connack, code=ConnackCode.IDENTIFIER_REJECTED, session_present=False)
@@ -181,7 +184,7 @@ async def test_client_ids_do_not_touch_each_other(connect: Connector, name: str)
 
 
 async def test_username_and_password_are_accepted(connect: Connector, name: str) -> None:
-    """[MQTT-3.1.2-19], [MQTT-3.1.2-21]"""
+    """Whoever they are."""
     client = await connect(name, username="somebody", password=b"\0\xff secret")
     await client.quiet()
     client = await connect(name, username="nobody with a password")
@@ -189,7 +192,7 @@ async def test_username_and_password_are_accepted(connect: Connector, name: str)
 
 
 async def test_packets_right_behind_connect(gateway: Gateway, name: str) -> None:
-    """[MQTT-3.1.4-5]: a client need not wait for CONNACK."""
+    """[MQTT-3.2.0-1]: a client need not wait for CONNACK, and nothing comes before it."""
     async with await RawClient.open(gateway.port) as client:
         client.send(Connect(4, name, True, 0), PingReq())
         packet_id = client.publish(name, b"early", 1)
@@ -199,7 +202,7 @@ async def test_packets_right_behind_connect(gateway: Gateway, name: str) -> None
 
 
 async def test_disconnect_right_behind_connect(gateway: Gateway, name: str) -> None:
-    """[MQTT-3.2.0-1], [MQTT-3.14.4-1]"""
+    """[MQTT-3.2.0-1]; the gateway closes where the client does not."""
     async with await RawClient.open(gateway.port) as client:
         client.send(Connect(4, name, True, 0), Disconnect())
         await client.expect(Connack, code=0)

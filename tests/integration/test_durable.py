@@ -23,7 +23,7 @@ async def absent(connect: Connector, name: str, *filters: str, qos: int) -> None
 
 
 async def test_messages_for_an_absent_client(connect: Connector, name: str) -> None:
-    """[MQTT-3.1.2-5]: QoS 1 and 2 are kept in order, QoS 0 is not."""
+    """[MQTT-3.1.2-5], [MQTT-4.5.0-1]: QoS 1 and 2 are kept in order, QoS 0 is not."""
     await absent(connect, name, f"{name}/+", qos=2)
     publisher = await connect(f"{name}-publisher")
     for index in range(30):
@@ -146,7 +146,7 @@ async def test_qos2_out_across_reconnect(
 
 
 async def test_pubrels_come_first(connect: Connector, name: str, stored: Stored, second_gateway: Gateway) -> None:
-    """[MQTT-4.4.0-1]: owed PUBRELs in order, then publishes with DUP, then new ones."""
+    """[MQTT-4.4.0-1], [MQTT-4.6.0-4]: owed PUBRELs in order, then publishes with DUP, then new ones."""
     client = await connect(name, clean=False)
     await client.subscribe(name, qos=2)
     publisher = await connect(f"{name}-publisher")

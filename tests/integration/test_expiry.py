@@ -68,7 +68,7 @@ async def test_absent_session_expires(
 
 
 async def test_reconnecting_in_time_keeps_it(connect: Connector, name: str, short: Gateway, stored: Stored) -> None:
-    """[MQTT-3.2.2-2]: a connection stops the clock; the next absence starts it anew."""
+    """[MQTT-3.2.2-2], [MQTT-4.1.0-2]: a connection stops the clock; the next absence starts it anew."""
     client = await connect(name, clean=False, to=short)
     await client.subscribe(name, qos=1)
     for _ in range(3):

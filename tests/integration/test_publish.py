@@ -20,7 +20,7 @@ from tests.integration.test_connect import silent_for
 async def test_qos_is_the_lower_one(
     connect: Connector, name: str, second_gateway: Gateway, qos: int, granted: int, clean: bool
 ) -> None:
-    """[MQTT-3.8.4-6], [MQTT-4.3.1-1], [MQTT-4.3.2-1], [MQTT-4.3.3-1]: on this gateway and on another."""
+    """[MQTT-3.3.1-2], [MQTT-3.3.4-1], [MQTT-3.8.4-6], [MQTT-4.3.1-1], [MQTT-4.3.2-1], [MQTT-4.3.3-1]"""
     here = await connect(f"{name}-here", clean=clean)
     there = await connect(f"{name}-there", clean=clean, to=second_gateway)
     for client in (here, there):
@@ -37,7 +37,7 @@ async def test_qos_is_the_lower_one(
 
 @pytest.mark.parametrize("clean", [True, False], ids=["regular", "durable"])
 async def test_order(connect: Connector, name: str, second_gateway: Gateway, clean: bool) -> None:
-    """[MQTT-4.6.0-6]: what one client publishes on one topic arrives in that order."""
+    """[MQTT-4.6.0-5], [MQTT-4.6.0-6]: what one client publishes on one topic arrives in that order."""
     here = await connect(f"{name}-here", clean=clean)
     there = await connect(f"{name}-there", clean=clean, to=second_gateway)
     for client in (here, there):
@@ -252,7 +252,7 @@ def stoppable(nats_factory: NatsFactory, gateway_factory: GatewayFactory) -> Ite
 
 
 async def test_no_acknowledgement_before_the_store(stoppable: Stoppable, name: str) -> None:
-    """[MQTT-4.3.2-2], [MQTT-4.3.3-2], [MQTT-4.5.0-1]: while nats-server stands still, none."""
+    """[MQTT-4.3.2-2], [MQTT-4.3.3-2]: while nats-server stands still, none."""
     port = stoppable.gateway.port
     async with await RawClient.connect(port, name) as client, await RawClient.connect(port, f"{name}-2") as other:
         await other.subscribe(f"{name}/held", qos=1)

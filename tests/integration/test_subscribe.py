@@ -4,7 +4,9 @@
 import pytest
 
 from mqtt_nats.codec import Ack, Publish, Suback, Subscribe, Subscription, Unsuback, Unsubscribe
+from tests.conftest import GatewayFactory
 from tests.harness.gateway import Gateway
+from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL, topic_of
 from tests.integration.conftest import Connector, Stored, until
 
@@ -47,7 +49,7 @@ FILTERS = [
 async def test_filter(
     connect: Connector, name: str, second_gateway: Gateway, row: tuple[str, list[str], list[str]]
 ) -> None:
-    """[MQTT-4.7.1-2], [MQTT-4.7.1-3], [MQTT-4.7.2-1], [MQTT-4.7.3-4]: live, stored, retained, here and elsewhere."""
+    """[MQTT-3.3.2-3], [MQTT-4.7.1-2], [MQTT-4.7.1-3], [MQTT-4.7.2-1], [MQTT-4.7.3-4]."""
     pattern, yes, no = (row[0].replace("N", name), *([t.replace("N", name) for t in one] for one in row[1:]))
     clients = [
         await connect(f"{name}-here"),
@@ -112,7 +114,7 @@ async def test_everything(connect: Connector, name: str, clean: bool, second_gat
 
 
 async def test_many_filters_in_one_packet(connect: Connector, name: str) -> None:
-    """[MQTT-3.8.4-4], [MQTT-3.8.4-5]: one SUBACK with a code for each, illegal ones among them."""
+    """[MQTT-3.8.4-1], [MQTT-3.8.4-2], [MQTT-3.8.4-4], [MQTT-3.8.4-5], [MQTT-3.9.3-1]: one SUBACK, a code for each."""
     for clean in (True, False):
         client = await connect(f"{name}-{clean}", clean=clean)
         filters = [Subscription(f"{name}/{index}/+", index % 3) for index in range(60)]
@@ -393,3 +395,37 @@ async def test_own_messages_come_back(connect: Connector, name: str) -> None:
     assert (publish.payload, publish.qos) == (b"2", 2)
     await client.complete(publish)
     await client.quiet()
+
+
+async def test_unsubscribe_leaves_the_overlapping_filter_its_messages(
+    connect: Connector, name: str, nats_server: NatsServer, gateway_factory: GatewayFactory, stored: Stored
+) -> None:
+    """[MQTT-3.3.5-1]: what waited behind the window for one filter still comes for the other that matches it."""
+    narrow = gateway_factory(nats_server, env={"MQTT_NATS_MAX_INFLIGHT": "5"})
+    client = await connect(name, clean=False, to=narrow)
+    await client.subscribe(f"{name}/#", qos=1)
+    await client.subscribe(f"{name}/a", qos=1)
+    publisher = await connect(f"{name}-publisher")
+    for index in range(20):
+        await publisher.deliver(f"{name}/a", b"%d" % index, 1)
+        await publisher.deliver(f"{name}/b", b"%d" % index, 1)
+    flying = await client.messages(5)
+    await client.quiet()
+    await client.unsubscribe(f"{name}/#")
+    got = [(topic_of(one), one.payload) for one in flying]
+    for one in flying:
+        await client.complete(one)
+    while (f"{name}/a", b"19") not in got:
+        one = await client.expect(Publish)
+        got.append((topic_of(one), one.payload))
+        await client.complete(one)
+    assert [payload for topic, payload in got if topic == f"{name}/a"] == [b"%d" % index for index in range(20)]
+    await publisher.deliver(f"{name}/b", b"new", 1)
+    await publisher.deliver(f"{name}/a", b"new", 1)
+    await client.receive(f"{name}/a", b"new")
+    await client.quiet()
+
+    async def one_left() -> None:
+        assert len(await stored.session_consumers(name)) == 1
+
+    await until(one_left)

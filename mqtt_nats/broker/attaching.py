@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a consumer comes to deliver to a new connection, and to send again what is not acknowledged.
+
+Theory of operation. A deliver subject that was never used before makes the server send everything pending again,
+in order and at once. It refuses the change while anybody listens to the present subject: the former owner, for a
+moment, or somebody who listens to everything (a ``#`` subscriber, a NATS client on ``>``) for good. Then the
+subject is kept, and what is pending is made to expire once, which has the same effect a tenth of a second later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from mqtt_streams.consumers import ConsumerInfo, ConsumerRef, DeliverSubjectBusy, update_consumer
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.context import Broker
+
+# The former owner of a consumer has this long to let go of it (seconds). After that it is somebody who listens to
+# everything; for a while the owners of other consumers are not waited for as long.
+LET_GO: Final = 1.0
+LET_GO_CROWDED: Final = 0.1
+CROWDED: Final = 60.0
+STEP: Final = 0.02
+
+EXPIRE_NS: Final = 100_000_000
+"""Nanoseconds after which what is pending expires."""
+
+EXPIRED: Final = 5.0
+"""Seconds in which all of it has come."""
+
+
+async def move(broker: Broker, stream: str, consumer: ConsumerRef) -> ConsumerInfo:
+    """Change a consumer's deliver subject.
+
+    Raises:
+        DeliverSubjectBusy: somebody listens to the present one, and goes on doing so.
+        ConsumerNotFound: there is no such consumer.
+    """
+    now = asyncio.get_running_loop().time
+    deadline = now() + (LET_GO_CROWDED if now() < broker.crowded_until else LET_GO)
+    while True:
+        try:
+            return await update_consumer(broker.inbox, stream, consumer)
+        except DeliverSubjectBusy:
+            if now() > deadline:
+                broker.crowded_until = now() + CROWDED
+                raise
+            await asyncio.sleep(STEP)
+
+
+async def send_again(broker: Broker, stream: str, consumer: ConsumerRef, come: Callable[[], int]) -> ConsumerInfo:
+    """Have a consumer send again what is not acknowledged, on its present deliver subject.
+
+    Args:
+        consumer: as it is to be, with the deliver subject that it has.
+        come: how many repeated messages have arrived.
+    """
+    try:
+        info = await update_consumer(broker.inbox, stream, replace(consumer, ack_wait=EXPIRE_NS))
+        for _ in range(int(EXPIRED / STEP)):
+            if come() >= info.num_ack_pending:
+                break
+            await asyncio.sleep(STEP)
+    finally:
+        await update_consumer(broker.inbox, stream, consumer)
+    return info
