@@ -69,6 +69,11 @@ class Source:
         """How many messages that were in flight have not been delivered again."""
         return max((self.expected or 0) - self.again, 0)
 
+    def raised(self, qos: int) -> None:
+        """What was sent so far may have been sent at ``qos``, and is sent again at no lower one."""
+        self.was_qos = max(qos, self.was_qos if self.until else 0)
+        self.until = max(self.until, self.last)
+
     def granted(self, sequence: int) -> int:
         """The QoS that was granted when the message was, or will be, sent first."""
         return self.was_qos if sequence <= self.until else self.qos

@@ -74,17 +74,6 @@ class Overlap(Generic[T]):
         return owner, granted
 
 
-def patterns_meet(one: str, two: str) -> bool:
-    """Whether any subject matches both patterns."""
-    parts, others = one.split("."), two.split(".")
-    for part, other in zip(parts, others, strict=False):
-        if part == ">" or other == ">":
-            return True
-        if part != "*" and other != "*" and part != other:
-            return False
-    return len(parts) == len(others)
-
-
 def subject_matches(pattern: str, tokens: list[str]) -> bool:
     """Whether a NATS subject pattern matches the subject made of ``tokens``."""
     parts = pattern.split(".")

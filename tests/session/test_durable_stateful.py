@@ -146,7 +146,9 @@ class DurableSession(RuleBasedStateMachine):
             return
         consumer = self.world.consumers[name]
         source = self.gateway.sources[name]
-        self.gateway.overlap.remove(name)
+        for other in self.gateway.overlap.remove(name):
+            raised = self.gateway.sources[other]
+            self.world.consumers[other].was = raised.was_qos, raised.until
         inflight = self.gateway.machine.drain(source)
         consumer.end = source.end
         consumer.qos = max((delivery.qos for delivery in inflight), default=0)

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mqtt_nats.session.delivery import Source
-from mqtt_nats.session.overlap import MAX_TOPICS, Overlap, subject_matches
+from mqtt_nats.session.overlap import MAX_TOPICS, Overlap, patterns_meet, subject_matches
 
 MATCHING = [
     (">", "a", True),
@@ -98,6 +100,28 @@ def test_each_sequence_is_delivered_once(
             due += bool(copies)
             delivered += [sequence for pattern in copies if overlap.owner(subject, sequence)[0] == pattern]
         assert len(delivered) == len(set(delivered)) == due
+
+
+@given(PATTERNS, PATTERNS)
+def test_patterns_meet(one: str, two: str) -> None:
+    subjects = [".".join(tokens) for size in (1, 2, 3) for tokens in itertools.product("abx", repeat=size)]
+    both = [
+        each for each in subjects if subject_matches(one, each.split(".")) and subject_matches(two, each.split("."))
+    ]
+    assert patterns_meet(one, two) == patterns_meet(two, one) == bool(both)
+
+
+def test_what_was_sent_at_the_higher_qos_of_an_ended_subscription_keeps_it() -> None:
+    overlap: Overlap[str] = Overlap()
+    low, high, apart = Source(1, 1, 100), Source(2, 5, 100), Source(1, 1, 100)
+    for pattern, source in (("a.>", low), ("a.b", high), ("b", apart)):
+        overlap.add(pattern, pattern, source)
+        source.last = 20
+    assert overlap.owner("a.b", 15) == ("a.>", 2)
+    assert overlap.remove("a.b") == ["a.>"]
+    assert overlap.owner("a.b", 20) == ("a.>", 2)
+    assert overlap.owner("a.b", 21) == ("a.>", 1)
+    assert overlap.owner("b", 15) == ("b", 1)
 
 
 def test_an_ended_subscription_leaves_the_rest() -> None:

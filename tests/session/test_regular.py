@@ -100,6 +100,7 @@ def test_a_released_message_keeps_its_place() -> None:
 
 
 def test_an_identifier_in_use_is_passed_over() -> None:
+    """[MQTT-2.3.1-4]"""
     outbound, written = machine(limit=65535)
     outbound.publish(1, HEAD, b"")
     outbound._last = 65534

@@ -39,7 +39,8 @@ class Consumer:
     """Not 0: draining."""
     position: int = 0
     """Highest stream sequence delivered."""
-    floor: int = 0
+    was: tuple[int, int] = (0, 0)
+    """Up to the second, messages may have been sent at the QoS that is first."""
     pending: dict[int, int] = field(default_factory=dict)
     """Delivered and not acknowledged: sequence to delivery count."""
     wire: deque[tuple[int, int]] = field(default_factory=deque)
@@ -101,6 +102,7 @@ class Gateway:
 
     def add(self, consumer: Consumer) -> None:
         source = Source(consumer.qos, consumer.start, consumer.window, consumer.end)
+        source.was_qos, source.until = consumer.was
         self.sources[consumer.name] = source
         self.machine.sources.append(source)
         if not consumer.end:
@@ -189,7 +191,7 @@ class World:
         )
         if sequence in self.sent:
             assert dup, f"{sequence} is sent again without DUP"
-            assert self.sent_qos[sequence] == qos, f"{sequence} is sent again at another QoS"
+            assert self.sent_qos[sequence] <= qos, f"{sequence} is sent again at a lower QoS"
         else:
             assert sequence > self.first_sent.get(message.topic, 0), f"{sequence} is out of order"
             self.first_sent[message.topic] = sequence
