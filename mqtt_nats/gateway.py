@@ -23,6 +23,7 @@ from mqtt_nats.broker.access import AllowAll
 from mqtt_nats.broker.client import Client
 from mqtt_nats.broker.closing import expire
 from mqtt_nats.broker.context import Broker
+from mqtt_nats.broker.opening import refuse
 from mqtt_nats.broker.recovery import recover, recover_wild
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.config import Settings
@@ -269,6 +270,7 @@ class Gateway:
         for client in list(broker.connections):
             client.connection.abort()
             client.lost()
+        broker.cancel()
         if self.link.online:
             try:
                 await self.link.fence(2.0)
@@ -291,6 +293,9 @@ class Gateway:
                 if client.alive and connection.expired(now, timeout):
                     client.end(MqttError("nothing came in time", ReasonCode.KEEP_ALIVE_TIMEOUT))
                     connection.abort()
+                elif client.unanswered and now - connection.opened > timeout + CLOCK_STEP:
+                    # Nothing is read from it meanwhile, so that it is not noticed when it gives up.
+                    refuse(client, MqttError("NATS does not answer", ReasonCode.SERVER_UNAVAILABLE))
 
     async def _timers(self, broker: Broker) -> None:
         """Take fired timers, one gateway each."""

@@ -146,11 +146,6 @@ class Inbox:
         finally:
             self.link.unsubscribe_raw(sid)
 
-    def post(self, subject: bytes, payload: bytes = b"", headers: bytes = b"") -> None:
-        """Send without waiting; the reply, where there is one, is dropped."""
-        self.link.out.append(frame(subject, self.prefix + b"-", headers, payload))
-        self.link.kick()
-
 
 def frame(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> bytes:
     """A complete PUB or HPUB frame."""

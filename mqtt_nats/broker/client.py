@@ -19,8 +19,9 @@ from mqtt_nats.backbone.store import Op, TooLarge
 from mqtt_nats.broker.closing import close_session
 from mqtt_nats.broker.inbound import Inbound
 from mqtt_nats.broker.opening import open_session
-from mqtt_nats.broker.operations import Receipt, RetainedOp, WillOp
+from mqtt_nats.broker.operations import Receipt, RetainedOp
 from mqtt_nats.broker.subscribing import subscribe, unsubscribe
+from mqtt_nats.broker.will import HEADERS, publish_will
 from mqtt_nats.codec import (
     PINGRESP,
     Ack,
@@ -64,9 +65,6 @@ log = logging.getLogger("mqtt_nats.broker")
 RECEIPTS_MOST: Final = 1024
 RECEIPTS_LOW: Final = 512
 
-# More than all headers of a message take, without its subject and the publisher's client id (bytes).
-HEADERS: Final = 256
-
 
 class State(Enum):
     """Where a connection is in its life."""
@@ -83,6 +81,7 @@ class Client(Member):
     __slots__ = (
         "_early",
         "_error",
+        "_idle",
         "_jobs",
         "_task",
         "broker",
@@ -136,6 +135,8 @@ class Client(Member):
         self.durable_side: DurableSide | None = None
         self._early: list[Packet] = []
         self._error: MqttError | None = None
+        self._idle = False
+        """The jobs wait for NATS to be connected."""
         self._jobs: deque[Coroutine[Any, Any, None]] | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -249,7 +250,7 @@ class Client(Member):
                 if retain:
                     self.store_retained(route, payload, 0, RetainedOp(self, None, not payload), b"")
                 if self.no_local:
-                    self._bare(route, b"NATS/1.0\r\nNmqtt-Pub:0\r\n%b\r\n" % self.sender_header, payload)
+                    self.bare(route, b"NATS/1.0\r\nNmqtt-Pub:0\r\n%b\r\n" % self.sender_header, payload)
                 else:
                     broker.link.out.append(b"%b%d\r\n%b\r\n" % (route.pub, len(payload), payload))
                 broker.fanout.local(route, Message(route.key, payload, 0, self.no_local))
@@ -259,7 +260,7 @@ class Client(Member):
                 headers = b"NATS/1.0\r\nNmqtt-Pub:1\r\nNmqtt-Id:%b\r\n%b\r\n" % (broker.next_id(), self.sender_header)
                 if retain:
                     self.store_retained(route, payload, 1, RetainedOp(self, receipt, not payload), b"")
-                self._bare(route, headers, payload)
+                self.bare(route, headers, payload)
                 broker.store.put(route.msgs, headers, payload, receipt)
                 if route.local:
                     broker.fanout.group(route.local, Message(route.key, payload, 1, self.client_id))
@@ -270,7 +271,8 @@ class Client(Member):
         if len(self.receipts) > RECEIPTS_MOST:
             self.connection.hold(Hold.WINDOW)
 
-    def _bare(self, route: Route, headers: bytes, payload: bytes) -> None:
+    def bare(self, route: Route, headers: bytes, payload: bytes) -> None:
+        """Publish to NATS clients and other gateways: the copy that is not stored."""
         size = len(headers)
         self.broker.link.out.append(b"%b%d %d\r\n%b%b\r\n" % (route.hpub, size, size + len(payload), headers, payload))
 
@@ -285,53 +287,8 @@ class Client(Member):
         target = b"HPUB %b " % retained_subject(route.subject).encode()
         broker.store.put(target, headers, payload, operation)
 
-    def check_will(self, will: Will) -> Route:
-        """The route of a will that can be published.
-
-        Raises:
-            MqttError: its topic is not for clients, or NATS would not take the message.
-        """
-        topic = will.topic.encode()
-        route = self.broker.table.route(len(topic).to_bytes(2, "big") + topic)
-        size = len(will.payload) + HEADERS + len(self.sender_header) + len(route.hpub)
-        if size > self.broker.store.max_payload:
-            raise PacketTooLarge(f"nats-server takes messages of {self.broker.store.max_payload} bytes")
-        return route
-
-    def publish_will(self) -> None:
-        """Publish the will: the connection ended without DISCONNECT."""
-        will, self.will = self.will, None
-        if will is None:
-            return
-        broker = self.broker
-        try:
-            route = self.check_will(will)
-        except MqttError as error:
-            log.error("the will of %r cannot be published: %s", self.client_id, error)
-            return
-        payload = will.payload
-        try:
-            if will.retain:
-                self.store_retained(route, payload, will.qos, RetainedOp(self, WillOp(will.topic), not payload), b"")
-            message = Message(route.key, payload, will.qos, self.client_id)
-            if will.qos == 0:
-                broker.link.out.append(b"%b%d\r\n%b\r\n" % (route.pub, len(payload), payload))
-            else:
-                headers = b"NATS/1.0\r\nNmqtt-Pub:%d\r\nNmqtt-Id:%b\r\n%b\r\n" % (
-                    will.qos,
-                    broker.next_id(),
-                    self.sender_header,
-                )
-                self._bare(route, headers, payload)
-                broker.store.put(route.msgs, headers, payload, WillOp(will.topic))
-        except TooLarge as error:
-            log.error("the will of %r cannot be published: %s", self.client_id, error)
-            return
-        broker.fanout.local(route, message)
-        broker.link.kick()
-
     def settle(self) -> None:
-        """Send every acknowledgement that is due, in order [MQTT-4.6.0-2, -3]."""
+        """Send every acknowledgement that is due, in order [MQTT-4.6.0-2] [MQTT-4.6.0-3]."""
         receipts = self.receipts
         data = b""
         while receipts and not receipts[0].left:
@@ -389,6 +346,11 @@ class Client(Member):
         """True when nothing more is to be handled."""
         return self.state is State.ENDED or self.graceful
 
+    @property
+    def unanswered(self) -> bool:
+        """True while CONNECT waits for its session."""
+        return self.state is State.OPENING and not self.epoch
+
     def join(self, topic_filter: str, qos: int) -> Filter:
         """Put the client into the subscription table."""
         broker = self.broker
@@ -431,12 +393,10 @@ class Client(Member):
     async def _work(self) -> None:
         jobs = self._jobs
         assert jobs is not None
-        online = self.broker.online
         try:
             while jobs and self.alive:
                 try:
-                    if not online.is_set():
-                        await online.wait()
+                    await self.connected()
                     await jobs.popleft()
                 except MqttError as error:
                     self.broken(error)
@@ -453,6 +413,16 @@ class Client(Member):
             jobs.clear()
             if not self.alive:
                 self._leave()
+
+    async def connected(self) -> None:
+        """Wait, in a job, until NATS is connected; the job ends here when the client does."""
+        online = self.broker.online
+        if not online.is_set():
+            self._idle = True
+            try:
+                await online.wait()
+            finally:
+                self._idle = False
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -491,16 +461,18 @@ class Client(Member):
     def lost(self) -> None:
         """The socket is closed, or is about to be. Called more than once.
 
-        A job that is running is not interrupted, unless the session has gone to somebody else: a write of the
-        session record that is under way decides what there is to be left in order.
+        A job that is running is not interrupted, unless it waits for NATS or the session has gone to somebody else:
+        a write of the session record that is under way decides what there is to be left in order.
         """
         if self.state is State.ENDED:
             return
         self.state = State.ENDED
         if self.epoch:
-            self.publish_will()
+            publish_will(self)
         if self._task is None:
             self._leave()
+        elif self._idle:
+            self._task.cancel()
 
     def _leave(self) -> None:
         """Leave everything in order; the last thing that a client does."""

@@ -7,6 +7,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from mqtt_nats.backbone.store import Silent
 from mqtt_nats.broker.operations import WillOp
 from mqtt_nats.broker.record import discard_session
 from mqtt_streams.qos2 import PREFIX as HELD_PREFIX
@@ -28,11 +29,11 @@ def close_session(client: Client) -> None:
     assert record.v5 is not None
     if not client.durable:
         # A newer record under the subject has another sequence and is not touched.
-        broker.inbox.post(broker.delete_session, b'{"seq":%d,"no_erase":true}' % client.epoch)
+        broker.store.call(broker.delete_session, b'{"seq":%d,"no_erase":true}' % client.epoch, Silent())
         if client.inbound.newest:
             # Bounded by the sequence: a new session of the same client may be holding publishes already.
             body = b'{"filter":"%b","seq":%d}' % (f"{HELD_PREFIX}{client.token}.*".encode(), client.inbound.newest + 1)
-            broker.inbox.post(broker.purge_held, body)
+            broker.store.call(broker.purge_held, body, Silent())
     elif record.v5.expiry is not None:
         headers = schedule_block(EXPIRY, client.hash, time.time() + record.v5.expiry, client.epoch)
         subject = timer_subject(EXPIRY, client.hash)

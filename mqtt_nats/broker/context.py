@@ -118,6 +118,7 @@ class Broker:
         self.delete_held = f"{api}.STREAM.MSG.DELETE.$MQTT_qos2in".encode()
         self.purge_held = f"{api}.STREAM.PURGE.$MQTT_qos2in".encode()
         self._tasks = spawn
+        self._spawned: set[asyncio.Task[None]] = set()
         self._nuid_prefix = nuid(secrets.token_bytes(32))[:12]
         self._nuids = secrets.randbelow(1_000_000_000)
         self._gateway48 = secrets.randbits(48)
@@ -126,7 +127,15 @@ class Broker:
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run ``work`` in the gateway's task group; its exceptions end only itself."""
-        return self._tasks.create_task(_guard(work), name=name)
+        task = self._tasks.create_task(_guard(work), name=name)
+        self._spawned.add(task)
+        task.add_done_callback(self._spawned.discard)
+        return task
+
+    def cancel(self) -> None:
+        """End what :meth:`spawn` has started and is still running."""
+        for task in self._spawned:
+            task.cancel()
 
     def spawn_safe(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """As :meth:`spawn`, for work that lets no exception out."""

@@ -12,6 +12,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.backbone.store import Silent
 from mqtt_nats.broker.operations import DeleteOp, HoldOp, Receipt, ReleaseOp, RetainedOp
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.codec import MqttError, ReasonCode
@@ -136,7 +137,8 @@ class Inbound:
         """The publish is stored."""
         client = self._client
         if not client.alive and not client.durable:  # the session ended before its publish was held
-            client.broker.inbox.post(client.broker.delete_held, b'{"seq":%d,"no_erase":true}' % sequence)
+            client.broker.store.call(client.broker.delete_held, b'{"seq":%d,"no_erase":true}' % sequence, Silent())
+            client.broker.link.kick()
             return
         held.sequence = sequence
         self.newest = max(self.newest, sequence)

@@ -17,6 +17,7 @@ from mqtt_nats.backbone.link import Handler
 from mqtt_nats.broker.access import Credentials
 from mqtt_nats.broker.durable import DurableSide, rejoin, resume
 from mqtt_nats.broker.record import discard_session, save_record
+from mqtt_nats.broker.will import check_will
 from mqtt_nats.codec import (
     Connack,
     Connect,
@@ -100,7 +101,7 @@ async def _open(client: Client, connect: Connect) -> bool:
     if settings.publish_client_id or connect.bridge:
         client.sender_header = b"Nmqtt-Client:%b\r\n" % percent_encode(client_id).encode()
     if connect.will is not None:
-        client.check_will(connect.will)
+        check_will(client, connect.will)
     client.takeover_subject = f"$MQTT.JSA.*.SP.{client.hash}.*".encode()
     client.takeover_sid = broker.link.subscribe_raw(client.takeover_subject, takeover_handler(client))
     present = await _claim(client, connect)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.store import Op, sequence
+from mqtt_nats.backbone.store import Op, Silent, sequence
 from mqtt_nats.codec import ack_bytes
 from mqtt_streams.api import ApiError
 
@@ -69,7 +69,7 @@ class RetainedOp(Op):
         if self.tombstone:
             body = b'{"seq":%d,"no_erase":true}' % sequence(ack)
             broker = self.client.broker
-            broker.inbox.post(broker.delete_retained, body)
+            broker.store.call(broker.delete_retained, body, Silent())
         if self.parent is not None:
             self.parent.stored(ack)
 

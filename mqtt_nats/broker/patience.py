@@ -36,4 +36,4 @@ async def patiently(client: Client, attempt: Callable[[], Awaitable[T]]) -> T:
                 raise
             log.debug("client %r waits for NATS: %s", client.client_id, error)
         await asyncio.sleep(PAUSE)
-        await broker.online.wait()
+        await client.connected()
