@@ -25,6 +25,7 @@ class Source:
         "first",
         "held",
         "last",
+        "left",
         "qos",
         "start",
         "until",
@@ -58,6 +59,8 @@ class Source:
         self.backlog: deque[Delivery] = deque()
         self.done: deque[int] = deque(maxlen=window)
         """Sequences completed last. The acknowledgements that can be lost are those of the consumer's window."""
+        self.left: deque[int] = deque(maxlen=window)
+        """Sequences left to another subscription, or let go, last; this consumer need not bring them again."""
 
     @property
     def collected(self) -> bool:

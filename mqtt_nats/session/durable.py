@@ -123,7 +123,12 @@ class DurableOutbound:
             release.unconfirmed += 1
             self.ports.ack_confirmed(reply, identifier)
             return
-        if again and (forgotten or sequence in self._owed or any(sequence in each.done for each in self.sources)):
+        if again and (
+            forgotten
+            or sequence in self._owed
+            or sequence in source.left
+            or any(sequence in each.done for each in self.sources)
+        ):
             self.ports.ack(reply)
             return
         delivery = Delivery(source, sequence, identifier, qos, body, reply, attempt > 1)
@@ -193,7 +198,7 @@ class DurableOutbound:
     def passed_over(self, source: Source, sequence: int, attempt: int, reply: bytes) -> None:
         """A consumer has delivered a message that the client does not get through this source."""
         self._seen(source, sequence, attempt)
-        source.done.append(sequence)
+        source.left.append(sequence)
         self.ports.ack(reply)
         if self._waiting:  # perhaps for this consumer to get past it
             self.pump()
@@ -466,7 +471,7 @@ class DurableOutbound:
                 again.append((delivery.sequence, delivery))
                 continue
             del self._queued[delivery.sequence]
-            source.done.append(delivery.sequence)
+            source.left.append(delivery.sequence)
             for reply in delivery.replies():
                 self.ports.ack(reply)
         source.backlog.clear()

@@ -341,6 +341,15 @@ def test_passed_over() -> None:
     assert ports.take() == [("ack", b"r again")], "the other consumer's subscription has ended since"
 
 
+def test_what_one_consumer_passes_over_another_one_still_delivers() -> None:
+    """Its first delivery was lost in a gap, so it comes as a repetition, after the copy of the other."""
+    owner, other = source(), source()
+    machine, ports = session(owner, other)
+    machine.passed_over(other, 5, 1, b"other")
+    machine.arrived(owner, 5, 2, b"owner", None, 1)
+    assert ports.take() == [("ack", b"other"), ("publish", 5, 1, True)]
+
+
 @pytest.mark.parametrize("kind", [PUBACK, PUBREC])
 def test_an_acknowledgement_of_the_other_qos(kind: int) -> None:
     one = source()

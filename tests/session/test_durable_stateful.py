@@ -178,7 +178,9 @@ class DurableSession(RuleBasedStateMachine):
                 del world.consumers[name]
                 continue
             gateway.add(consumer)
-            world.attach(consumer, gateway.sources[name], opened=False)
+        for name, source in gateway.sources.items():
+            consumer = world.consumers[name]
+            world.attach(consumer, source, opened=False)
             while consumer.wire:
                 gateway.arrived(consumer, *consumer.wire.popleft())
         assert machine.collected

@@ -169,6 +169,7 @@ class World:
         self.in_use: dict[int, int] = {}
         """Identifiers that the client may hold, with the sequence of their message."""
         self.sent_qos: dict[int, int] = {}
+        """At which QoS each was sent first."""
         self.ended: dict[str, int] = {}
         """Subscriptions that have ended, with the last sequence that they delivered."""
 
@@ -196,7 +197,7 @@ class World:
             assert sequence > self.first_sent.get(message.topic, 0), f"{sequence} is out of order"
             self.first_sent[message.topic] = sequence
         self.sent[sequence] = self.sent.get(sequence, 0) + 1
-        self.sent_qos[sequence] = qos
+        self.sent_qos.setdefault(sequence, qos)
         self.in_use[identifier] = sequence
         self.to_client.append((3, identifier, qos, dup, sequence))
 
