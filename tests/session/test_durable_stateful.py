@@ -245,8 +245,8 @@ class DurableSession(RuleBasedStateMachine):
 
 
 DurableSession.TestCase.settings = settings(
-    max_examples=150,
-    stateful_step_count=60,
+    max_examples=400,
+    stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
