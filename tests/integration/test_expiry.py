@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import nats
 import pytest
 
+from mqtt_nats.codec import Disconnect
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
@@ -225,7 +226,7 @@ async def test_clean_sessions_leave_nothing_behind(connect: Connector, name: str
         if index % 3 or index % 2:
             await client.expect_ack(PUBREC, 1)
         if index % 2:
-            await client.disconnect()
+            client.send(Disconnect())
         else:
             client.drop()
     for index in range(10):
