@@ -19,8 +19,15 @@ log = logging.getLogger("mqtt_nats.connection")
 WRITE_HIGH_WATER = 256 * 1024
 WRITE_LOW_WATER = 64 * 1024
 
+# A connection that is being closed has this long to take what is still to be sent (seconds).
+LINGER: Final = 5.0
+
 # The clock is read this often (seconds), so something may be this much newer than its time says.
 CLOCK_STEP: Final = 0.5
+
+
+# A client that sends this much at once (bytes) waits until the others have had a turn.
+BULK: Final = 128 * 1024
 
 
 class Hold:
@@ -32,6 +39,12 @@ class Hold:
     """Too much of what it sent is not stored yet."""
     NATS: Final = 4
     """NATS takes nothing."""
+    OUTBOUND: Final = 8
+    """It does not read what it asked for."""
+    JOBS: Final = 16
+    """It asks for more than is being done."""
+    TURN: Final = 32
+    """It has had its turn."""
 
 
 class Handler(Protocol):
@@ -97,6 +110,10 @@ class Connection(asyncio.Protocol):
         if handler is None:
             return
         self.alive = self._clock.now
+        if len(data) > BULK:
+            # libuv would go on with this socket up to 32 times while it has data: seconds, for small packets.
+            self.hold(Hold.TURN)
+            asyncio.get_running_loop().call_soon(self.release, Hold.TURN)
         decoder = self.decoder
         try:
             packets = decoder.feed(data)
@@ -123,6 +140,8 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """The client reads again."""
         self.outlet.unclog()
+        if not self.outlet.clogged:
+            self.release(Hold.OUTBOUND)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is closed."""
@@ -149,12 +168,12 @@ class Connection(asyncio.Protocol):
 
     @property
     def held(self) -> bool:
-        """True while nothing is read: the client cannot be blamed for its silence."""
+        """True while nothing is read."""
         return bool(self._holds)
 
     def expired(self, now: float, connect_timeout: float) -> bool:
         """True when the client has been silent for too long."""
-        if self._holds:
+        if self._holds & ~Hold.OUTBOUND:
             return False
         if not self.decoder.version:
             return now - self.opened > connect_timeout + CLOCK_STEP
@@ -169,6 +188,8 @@ class Connection(asyncio.Protocol):
             transport.abort()
             return
         self.outlet.flush()
+        if transport.get_write_buffer_size():
+            asyncio.get_running_loop().call_later(LINGER, transport.abort)
         transport.close()
 
     def abort(self) -> None:
