@@ -23,7 +23,8 @@ log = logging.getLogger("mqtt_nats.broker")
 MSG_NOT_FOUND: Final = frozenset((10037, 10057, 10043))
 """JetStream's answers to deleting what is not there."""
 
-TOO_MANY_PER_SUBJECT: Final = 10077
+TOO_MANY_PER_SUBJECT: Final = "maximum messages per subject exceeded"
+"""JetStream's words; its error code, 10077, is that of every store that a limit of the stream forbids."""
 
 
 class Receipt(Op):
@@ -97,7 +98,7 @@ class HoldOp(Receipt):
 
     def failed(self, error: ApiError) -> None:
         """Something is held under this identifier that this session does not know, or JetStream refuses."""
-        if error.err_code == TOO_MANY_PER_SUBJECT:
+        if error.description == TOO_MANY_PER_SUBJECT:
             self.client.inbound.stray(self)
         else:
             self.client.refused(error)

@@ -11,7 +11,7 @@ from mqtt_nats.codec.reasons import ReasonCode
 from mqtt_nats.codec.wire import PacketKind, Reader, put_packet, put_packet_id
 
 FIRST = {4: 0x40, 5: 0x50, 6: 0x62, 7: 0x70}
-"""First byte of each kind: PUBREL has a reserved bit set. [MQTT-3.6.1-1]"""
+"""First byte of each kind: PUBREL has a reserved bit set. [MQTT-3.6.1-1] (3.1.1, 5.0)"""
 
 _RECEIVED = frozenset({0x00, 0x10, 0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99})
 _RELEASED = frozenset({0x00, 0x92})
@@ -42,7 +42,7 @@ def read_ack(kind: int, reader: Reader, max_user_properties: int) -> Ack:
     """Read an acknowledgement of MQTT 5.0 with three bytes or more. The property length may be left out."""
     packet_id = reader.packet_id()
     number = reader.u8()
-    if number not in _REASONS[kind]:  # [MQTT-3.4.2-1] [MQTT-3.5.2-1] [MQTT-3.6.2-1] [MQTT-3.7.2-1]
+    if number not in _REASONS[kind]:  # [MQTT-3.4.2-1] [MQTT-3.5.2-1] [MQTT-3.6.2-1] [MQTT-3.7.2-1] (5.0)
         raise ProtocolError(f"reason code {number:#04x} is not one of {PacketKind(kind).name}'s")
     properties = None
     if reader.pos < reader.end:

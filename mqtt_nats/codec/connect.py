@@ -63,7 +63,10 @@ class Connack:
 
 
 def read_protocol(reader: Reader) -> tuple[int, bool]:
-    """Protocol name and level: (4 or 5, bridge). UnsupportedProtocolVersion otherwise. [MQTT-3.1.2-1] [MQTT-3.1.2-2]
+    """Protocol name and level: (4 or 5, bridge). [MQTT-3.1.2-1] [MQTT-3.1.2-2] (3.1.1, 5.0)
+
+    Raises:
+        UnsupportedProtocolVersion: it is another protocol.
 
     mosquitto's bridges set bit 7 of the level (with the name of 3.1 for 0x83) to be served without their own messages.
     """
@@ -82,12 +85,12 @@ def read_protocol(reader: Reader) -> tuple[int, bool]:
 def read_connect(reader: Reader, level: int, bridge: bool, limits: Limits) -> Connect:
     """What follows the protocol level."""
     flags = reader.u8()
-    if flags & 1:  # [MQTT-3.1.2-3]
+    if flags & 1:  # [MQTT-3.1.2-3] (3.1.1, 5.0)
         raise MalformedPacket("reserved bit of the connect flags is set")
     clean_start = bool(flags & 0x02)
     will_qos = flags >> 3 & 3
     if not flags & 0x04:
-        if flags & 0x38:  # [MQTT-3.1.2-11] [MQTT-3.1.2-13] [MQTT-3.1.2-15]
+        if flags & 0x38:  # [MQTT-3.1.2-11] [MQTT-3.1.2-13] [MQTT-3.1.2-15] (3.1.1, 5.0)
             raise MalformedPacket("will flags without will")
     elif will_qos == 3:  # [MQTT-3.1.2-14] (3.1.1), [MQTT-3.1.2-12] (5.0)
         raise MalformedPacket("will QoS is 3")
@@ -96,18 +99,19 @@ def read_connect(reader: Reader, level: int, bridge: bool, limits: Limits) -> Co
     keepalive = reader.u16()
     users = limits.max_user_properties
     properties = read_properties(reader, _CONNECT, users) if level == 5 else None
-    client_id = reader.string()  # [MQTT-3.1.3-3] [MQTT-3.1.3-4]
+    client_id = reader.string()  # [MQTT-3.1.3-3] [MQTT-3.1.3-4] (3.1.1, 5.0)
     if level == 4 and not client_id and not clean_start:  # [MQTT-3.1.3-7] [MQTT-3.1.3-8]
         raise InvalidClientId("an empty client identifier needs a clean session")
     will = None
-    if flags & 0x04:  # [MQTT-3.1.2-9]
+    if flags & 0x04:  # [MQTT-3.1.2-9] (3.1.1, 5.0)
         will_properties = read_properties(reader, WILL, users) if level == 5 else None
-        topic = reader.string()  # [MQTT-3.1.3-10]
+        topic = reader.string()  # [MQTT-3.1.3-10] (3.1.1), [MQTT-3.1.3-9] (5.0)
         check_topic_name(topic, limits.max_topic_levels)
         will = Will(topic, reader.binary(), will_qos, bool(flags & 0x20), will_properties)
-    username = reader.string() if flags & 0x80 else None  # [MQTT-3.1.2-19] [MQTT-3.1.3-11]
-    password = reader.binary() if flags & 0x40 else None  # [MQTT-3.1.2-21]
-    reader.finish()  # [MQTT-3.1.2-18] [MQTT-3.1.2-20]
+    # [MQTT-3.1.2-19] [MQTT-3.1.2-21] (3.1.1, 5.0), [MQTT-3.1.3-11] (3.1.1), [MQTT-3.1.3-10] (5.0)
+    username = reader.string() if flags & 0x80 else None
+    password = reader.binary() if flags & 0x40 else None
+    reader.finish()  # [MQTT-3.1.2-18] [MQTT-3.1.2-20] (3.1.1, 5.0)
     return Connect(level, client_id, clean_start, keepalive, username, password, will, properties, bridge)
 
 
@@ -157,7 +161,7 @@ def read_connack(reader: Reader, version: int, limits: Limits) -> Connack:
     code: int
     properties = None
     if version == 5:
-        if number not in _CONNACK_REASONS:  # [MQTT-3.2.2-8]
+        if number not in _CONNACK_REASONS:  # [MQTT-3.2.2-8] (5.0)
             raise ProtocolError(f"reason code {number:#04x} is not one of CONNACK's")
         code = ReasonCode(number)
         properties = read_properties(reader, _CONNACK, limits.max_user_properties)

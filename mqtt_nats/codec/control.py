@@ -53,14 +53,14 @@ def read_disconnect(reader: Reader, version: int, limits: Limits, from_server: b
         reader.finish()
         return Disconnect()
     number = reader.u8() if reader.pos < reader.end else 0
-    if number not in (_FROM_SERVER if from_server else _FROM_CLIENT):  # [MQTT-3.14.2-1]
+    if number not in (_FROM_SERVER if from_server else _FROM_CLIENT):  # [MQTT-3.14.2-1] (5.0)
         raise ProtocolError(f"reason code {number:#04x} is not one of DISCONNECT's on this side")
     properties = None
     if reader.pos < reader.end:
         properties = read_properties(reader, _DISCONNECT, limits.max_user_properties)
         reader.finish()
     misplaced = "session_expiry_interval" if from_server else "server_reference"
-    if properties is not None and misplaced in properties:  # [MQTT-3.14.2-2]
+    if properties is not None and misplaced in properties:  # [MQTT-3.14.2-2] (5.0)
         raise ProtocolError(f"property {misplaced} is not allowed in this direction")
     return Disconnect(ReasonCode(number), properties)
 
@@ -79,7 +79,7 @@ def put_disconnect(packet: Disconnect, version: int) -> bytes:
 def read_auth(reader: Reader, limits: Limits, from_server: bool) -> Auth:
     """Read AUTH; success without properties may be left out."""
     number = reader.u8() if reader.pos < reader.end else 0
-    if number not in (_AUTH_FROM_SERVER if from_server else _AUTH_FROM_CLIENT):  # [MQTT-3.15.2-1]
+    if number not in (_AUTH_FROM_SERVER if from_server else _AUTH_FROM_CLIENT):  # [MQTT-3.15.2-1] (5.0)
         raise ProtocolError(f"reason code {number:#04x} is not one of AUTH's on this side")
     properties = None
     if reader.pos < reader.end:

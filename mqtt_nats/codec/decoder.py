@@ -66,10 +66,10 @@ def _actions(version: int, from_server: bool) -> bytes:
     """The action for each first byte of what a client, or a server, sends in a version (0: before CONNECT)."""
     table = bytearray(256)
     if not version:
-        table[0x10] = _OTHER  # [MQTT-3.1.0-1]
+        table[0x10] = _OTHER  # [MQTT-3.1.0-1] (3.1.1, 5.0)
         return bytes(table)
     table[0x30] = _RUN
-    for first in (0x31, *range(0x32, 0x36), *range(0x3A, 0x3E)):  # [MQTT-3.3.1-2] [MQTT-3.3.1-4]
+    for first in (0x31, *range(0x32, 0x36), *range(0x3A, 0x3E)):  # [MQTT-3.3.1-2] [MQTT-3.3.1-4] (3.1.1, 5.0)
         table[first] = _PUBLISH
     for first in FIRST.values():
         table[first] = _ACK
@@ -284,16 +284,16 @@ class Decoder:
         if not kind or (kind == PacketKind.AUTH and self.version == 4):
             return MalformedPacket(f"packet type {kind} is reserved")
         if kind == PacketKind.PUBLISH and self.version:
-            return MalformedPacket("QoS is 3, or DUP is set at QoS 0")  # [MQTT-3.3.1-2] [MQTT-3.3.1-4]
+            return MalformedPacket("QoS is 3, or DUP is set at QoS 0")  # [MQTT-3.3.1-2] [MQTT-3.3.1-4] (3.1.1, 5.0)
         flags = 2 if kind in (PacketKind.PUBREL, PacketKind.SUBSCRIBE, PacketKind.UNSUBSCRIBE) else 0
         # [MQTT-2.2.2-1] [MQTT-2.2.2-2] (3.1.1), [MQTT-2.1.3-1] (5.0)
         if kind != PacketKind.PUBLISH and first & 0x0F != flags:
             return MalformedPacket("reserved flags of the fixed header")
         name = _NAMES[kind]
         if not self.version and not self.from_server:
-            return ProtocolError(f"{name} before CONNECT")  # [MQTT-3.1.0-1]
+            return ProtocolError(f"{name} before CONNECT")  # [MQTT-3.1.0-1] (3.1.1, 5.0)
         if kind == PacketKind.CONNECT and not self.from_server:
-            return ProtocolError("second CONNECT")  # [MQTT-3.1.0-2]
+            return ProtocolError("second CONNECT")  # [MQTT-3.1.0-2] (3.1.1, 5.0)
         return ProtocolError(f"{name} is not sent by this side")
 
 
@@ -315,7 +315,7 @@ def _remaining_length(data: bytes, pos: int, end: int, v5: bool) -> tuple[int, i
         byte = data[at]
         size |= (byte & 0x7F) << shift
         if byte < 0x80:
-            if v5 and shift and not byte:  # [MQTT-1.5.5-1]
+            if v5 and shift and not byte:  # [MQTT-1.5.5-1] (5.0)
                 raise MalformedPacket("remaining length is longer than needed")
             return size, at + 1
         shift += 7

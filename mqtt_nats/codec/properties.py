@@ -130,7 +130,7 @@ PROPERTIES: Final = (
     Property(0x1F, "reason_string", Wire.STRING, _CONNACK | _ACKS | _DISCONNECT | _AUTH),
     Property(0x21, "receive_maximum", Wire.TWO, _CONNECT | _CONNACK, low=1),
     Property(0x22, "topic_alias_maximum", Wire.TWO, _CONNECT | _CONNACK),
-    Property(0x23, "topic_alias", Wire.TWO, _PUBLISH, low=1, error=TopicAliasInvalid),  # [MQTT-3.3.2-8]
+    Property(0x23, "topic_alias", Wire.TWO, _PUBLISH, low=1, error=TopicAliasInvalid),  # [MQTT-3.3.2-8] (5.0)
     Property(0x24, "maximum_qos", Wire.BYTE, _CONNACK, high=1),
     Property(0x25, "retain_available", Wire.BYTE, _CONNACK, high=1),
     Property(0x26, "user_property", Wire.PAIR, _ANY, repeats=_ANY),
@@ -181,7 +181,7 @@ def read_properties(reader: Reader, where: int, max_user_properties: int) -> Pro
     if "authentication_data" in found and "authentication_method" not in found:
         raise ProtocolError("authentication data without authentication method")
     topic = found.get("response_topic")
-    if topic is not None and (not topic or "+" in topic or "#" in topic):  # [MQTT-3.3.2-14] [MQTT-4.7.3-1]
+    if topic is not None and (not topic or "+" in topic or "#" in topic):  # [MQTT-3.3.2-14] [MQTT-4.7.3-1] (5.0)
         raise ProtocolError("response topic is empty or contains a wildcard")
     return cast("Properties", found)
 

@@ -68,7 +68,7 @@ def read_publish5(first: int, reader: Reader, from_server: bool, max_user_proper
     reader.take(size)
     key = reader.data[start : reader.pos]
     qos = first >> 1 & 3
-    packet_id = reader.packet_id() if qos else 0  # [MQTT-2.2.1-2]
+    packet_id = reader.packet_id() if qos else 0  # [MQTT-2.3.1-5] (3.1.1), [MQTT-2.2.1-2] (5.0)
     properties = read_properties(reader, _PUBLISH, max_user_properties)
     if properties is None:
         if not size:
@@ -76,7 +76,7 @@ def read_publish5(first: int, reader: Reader, from_server: bool, max_user_proper
     else:
         if not size and "topic_alias" not in properties:
             raise ProtocolError("empty topic without topic alias")
-        if not from_server and "subscription_identifier" in properties:  # [MQTT-3.3.4-6]
+        if not from_server and "subscription_identifier" in properties:  # [MQTT-3.3.4-6] (5.0)
             raise ProtocolError("subscription identifier from a client")
     payload = reader.take(reader.end - reader.pos)
     return Publish(qos, bool(first & 1), bool(first & 8), key, packet_id, payload, properties)
@@ -109,7 +109,7 @@ def encode_publish(
         variable = b""
     elif qos == 1 or qos == 2:
         variable = put_packet_id(packet_id)
-    else:  # [MQTT-3.3.1-4]
+    else:  # [MQTT-3.3.1-4] (3.1.1, 5.0)
         raise EncodeError(f"QoS is {qos}")
     if version == 5:
         variable += put_properties(properties, _PUBLISH)

@@ -17,9 +17,9 @@ _UNSUBACK = place(PacketKind.UNSUBACK)
 
 _SUBACK_CODES = {
     4: frozenset({0, 1, 2, 0x80}),  # [MQTT-3.9.3-2]
-    5: frozenset({0, 1, 2, 0x80, 0x83, 0x87, 0x8F, 0x91, 0x97, 0x9E, 0xA1, 0xA2}),  # [MQTT-3.9.3-2]
+    5: frozenset({0, 1, 2, 0x80, 0x83, 0x87, 0x8F, 0x91, 0x97, 0x9E, 0xA1, 0xA2}),  # [MQTT-3.9.3-2] (5.0)
 }
-_UNSUBACK_CODES = frozenset({0x00, 0x11, 0x80, 0x83, 0x87, 0x8F, 0x91})  # [MQTT-3.11.3-2]
+_UNSUBACK_CODES = frozenset({0x00, 0x11, 0x80, 0x83, 0x87, 0x8F, 0x91})  # [MQTT-3.11.3-2] (5.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def read_subscribe(reader: Reader, version: int, limits: Limits) -> Subscribe:
     while reader.pos < reader.end:
         if len(filters) >= limits.max_filters:
             raise QuotaExceeded(f"more than {limits.max_filters} filters in one packet")
-        topic_filter = reader.string()  # [MQTT-3.8.3-1]
+        topic_filter = reader.string()  # [MQTT-3.8.3-1] (3.1.1, 5.0)
         options = reader.u8()
         if options & (0xC0 if version == 5 else 0xFC):  # [MQTT-3-8.3-4] (3.1.1), [MQTT-3.8.3-5] (5.0)
             raise MalformedPacket("reserved bits of the subscription options are set")
@@ -118,8 +118,8 @@ def read_unsubscribe(reader: Reader, version: int, limits: Limits) -> Unsubscrib
     while reader.pos < reader.end:
         if len(filters) >= limits.max_filters:
             raise QuotaExceeded(f"more than {limits.max_filters} filters in one packet")
-        filters.append(reader.string())  # [MQTT-3.10.3-1]
-    if not filters:  # [MQTT-3.10.3-2]
+        filters.append(reader.string())  # [MQTT-3.10.3-1] (3.1.1, 5.0)
+    if not filters:  # [MQTT-3.10.3-2] (3.1.1, 5.0)
         raise ProtocolError("UNSUBSCRIBE without filter")
     return Unsubscribe(packet_id, tuple(filters), properties)
 

@@ -17,14 +17,14 @@ def validate_topic_name(key: bytes, max_levels: int = MAX_LEVELS) -> str:
     """
     if len(key) < 2 or key[0] << 8 | key[1] != len(key) - 2:
         raise MalformedPacket("topic key without its length")
-    topic = text(key[2:])  # [MQTT-3.3.2-1] [MQTT-4.7.3-2]
+    topic = text(key[2:])  # [MQTT-3.3.2-1] [MQTT-4.7.3-2] (3.1.1, 5.0)
     check_topic_name(topic, max_levels)
     return topic
 
 
 def check_topic_name(topic: str, max_levels: int = MAX_LEVELS) -> None:
     """Raise TopicNameInvalid for an empty name, a wildcard or more than `max_levels` levels."""
-    if not topic:  # [MQTT-4.7.3-1]
+    if not topic:  # [MQTT-4.7.3-1] (3.1.1, 5.0)
         raise TopicNameInvalid("topic name is empty")
     if "+" in topic or "#" in topic:  # [MQTT-3.3.2-2] [MQTT-4.7.1-1] (3.1.1), [MQTT-4.7.0-1] (5.0)
         raise TopicNameInvalid("topic name contains a wildcard")
@@ -34,9 +34,9 @@ def check_topic_name(topic: str, max_levels: int = MAX_LEVELS) -> None:
 
 def validate_topic_filter(topic_filter: str, max_levels: int = MAX_LEVELS) -> None:
     """Raise TopicFilterInvalid for an empty filter, NUL, a misplaced wildcard or more than `max_levels` levels."""
-    if not topic_filter:  # [MQTT-4.7.3-1]
+    if not topic_filter:  # [MQTT-4.7.3-1] (3.1.1, 5.0)
         raise TopicFilterInvalid("topic filter is empty")
-    if "\0" in topic_filter:  # [MQTT-4.7.3-2]
+    if "\0" in topic_filter:  # [MQTT-4.7.3-2] (3.1.1, 5.0)
         raise TopicFilterInvalid("topic filter contains U+0000")
     if topic_filter.count("/") >= max_levels:
         raise TopicFilterInvalid(f"topic filter has more than {max_levels} levels")
@@ -51,7 +51,7 @@ def validate_topic_filter(topic_filter: str, max_levels: int = MAX_LEVELS) -> No
 
 
 def matches(topic_filter: str, topic: str) -> bool:
-    """Whether a valid filter matches a valid topic name. [MQTT-4.7.2-1]: no leading wildcard matches a leading `$`."""
+    """Whether a valid filter matches a valid topic name; not `+` or `#` a leading `$`. [MQTT-4.7.2-1] (3.1.1, 5.0)"""
     if topic_filter[0] in "+#" and topic[0] == "$":
         return False
     wanted = topic_filter.split("/")

@@ -63,7 +63,7 @@ class Reader:
         return int.from_bytes(self.take(4), "big")
 
     def varint(self) -> int:
-        """Variable byte integer, at most four bytes and no longer than needed. [MQTT-1.5.5-1]"""
+        """Variable byte integer, at most four bytes and no longer than needed. [MQTT-1.5.5-1] (5.0)"""
         value = shift = 0
         while True:
             byte = self.u8()
@@ -111,7 +111,7 @@ def text(raw: bytes) -> str:
 
 
 def put_varint(value: int) -> bytes:
-    """Encode a variable byte integer in the fewest bytes. [MQTT-1.5.5-1]"""
+    """Encode a variable byte integer in the fewest bytes. [MQTT-1.5.5-1] (5.0)"""
     if value < 0 or value > MAX_REMAINING_LENGTH:
         raise EncodeError(f"{value} does not fit a variable byte integer")
     if value < 0x80:
@@ -139,7 +139,7 @@ def put_binary(value: bytes) -> bytes:
 
 
 def put_string(value: str) -> bytes:
-    """Encode a string with its length. [MQTT-1.5.4-1] [MQTT-1.5.4-2]"""
+    """Encode a string with its length. [MQTT-1.5.3-1] [MQTT-1.5.3-2] (3.1.1), [MQTT-1.5.4-1] [MQTT-1.5.4-2] (5.0)"""
     if "\0" in value:
         raise EncodeError("string contains U+0000")
     try:

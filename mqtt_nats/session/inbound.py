@@ -4,7 +4,7 @@
     ========== ================================= ================================
     state      PUBLISH                           PUBREL
     ========== ================================= ================================
-    (none)     HOLD, then HOLDING                FINISHED: PUBCOMP [MQTT-4.3.3-11]
+    (none)     HOLD, then HOLDING                FINISHED: PUBCOMP [MQTT-4.3.3-2]
     HOLDING    WAIT: its PUBREC is to come       VIOLATION: there was no PUBREC
     HELD       REPEAT: PUBREC again              RELEASE, then RELEASING
     RELEASING  VIOLATION: the id is not free     WAIT: its PUBCOMP is to come

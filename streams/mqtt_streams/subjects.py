@@ -17,7 +17,7 @@ MAX_SUBJECT_BYTES: Final = 3800
 """Longest encoded subject: nats-server drops the connection on a control line over 4096 bytes."""
 
 MAX_TOPIC_BYTES: Final = 65535
-"""Longest MQTT string [MQTT-1.5.4]."""
+"""Longest MQTT string [MQTT-4.7.3-3]."""
 
 ESCAPES: Final[dict[str, str]] = {
     " ": "/_",
@@ -99,7 +99,7 @@ def filter_to_subjects(topic_filter: str) -> tuple[str, ...]:
     """Map a topic filter to what to subscribe: `a/#` is (`a.>`, `a`), a bare `#` (`>`,), all others one subject.
 
     `$SYS/...` is found under SYSTEM_ROOT. Raises SubjectTooLong, ReservedSubject, and ValueError for an illegal
-    filter [MQTT-4.7.1-1, -2]. A shared subscription's `$share/<group>/` must have been removed.
+    filter [MQTT-4.7.1-2] [MQTT-4.7.1-3]. A shared subscription's `$share/<group>/` must have been removed.
     """
     if not topic_filter:
         raise ValueError("an empty topic filter")

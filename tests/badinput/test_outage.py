@@ -107,7 +107,7 @@ def test_nats_is_gone_for_ten_seconds(
             acknowledged.append((one.kind, one.id))
             if one.kind == raw.PUBREC:
                 publisher.send(raw.ack(raw.PUBREL, one.id))
-        # In the order of the packets [MQTT-4.6.0-2, -3].
+        # In the order of the packets [MQTT-4.6.0-2] [MQTT-4.6.0-3].
         firsts = [one for one in acknowledged if one[0] in (raw.PUBACK, raw.PUBREC)]
         wanted = [pair for n in range(20) for pair in ((raw.PUBACK, 100 + n), (raw.PUBREC, 200 + n))]
         assert firsts == [*wanted, (raw.PUBACK, 300)]

@@ -28,13 +28,14 @@ NO_STRINGS = {
     "beyond U+10FFFF": b"\xf4\x90\x80\x80",
     "U+0000": b"a\0b",
 }
-"""What no MQTT string may hold [MQTT-1.5.3-1, -2] (3.1.1)."""
+"""What no MQTT string may hold [MQTT-1.5.3-1] [MQTT-1.5.3-2]."""
 
 BEFORE_CONNECT: dict[str, bytes] = {
     "HTTP": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     "TLS": bytes.fromhex("16030100a5010000a1"),
     "zeros": bytes(64),
     "ones": b"\xff" * 64,
+    # [MQTT-3.1.0-1]
     "PUBLISH": publish("bystanders/x/1", b"early"),
     "SUBSCRIBE": subscribe(("#", 0)),
     "UNSUBSCRIBE": unsubscribe("#"),
@@ -44,25 +45,35 @@ BEFORE_CONNECT: dict[str, bytes] = {
     "DISCONNECT": packet(0xE0),
     "CONNACK": packet(0x20, b"\0\0"),
     "AUTH": packet(0xF0),
+    # [MQTT-2.2.2-2]
     "flags of CONNECT": b"\x11" + connect("x")[1:],
     "remaining length of five bytes": b"\x10\x80\x80\x80\x80\x01",
+    # Legal, and no return code says it [MQTT-3.2.2-6]
     "more than connect_packet_size": b"\x10" + raw.remaining_length(64 * 1024),
     "the largest packet there is": b"\x10\xff\xff\xff\x7f",
+    # What the packet must and must not have
     "empty CONNECT": packet(0x10),
     "only a protocol name": packet(0x10, field("MQTT")),
     "name longer than the packet": packet(0x10, b"\xff\xffMQTT"),
-    "no client id": packet(0x10, field("MQTT") + b"\x04\x02\0\x3c"),
+    "no client id": packet(0x10, field("MQTT") + b"\x04\x02\0\x3c"),  # [MQTT-3.1.3-3]
     "client id longer than the packet": packet(0x10, field("MQTT") + b"\x04\x02\0\x3c\0\x09abc"),
     "bytes after the last field": packet(0x10, field("MQTT") + b"\x04\x02\0\x3c" + field("x") + b"y"),
-    "reserved connect flag": connect("x", flags=0x03),
-    "will QoS without will": connect("x", flags=0x0A),
-    "will retain without will": connect("x", flags=0x22),
-    "will QoS 3": connect("x", flags=0x1E, tail=("will/topic", b"p")),
-    "no will fields": connect("x", flags=0x06),
+    "reserved connect flag": connect("x", flags=0x03),  # [MQTT-3.1.2-3]
+    "will QoS without will": connect("x", flags=0x0A),  # [MQTT-3.1.2-11] [MQTT-3.1.2-13]
+    "will retain without will": connect("x", flags=0x22),  # [MQTT-3.1.2-11] [MQTT-3.1.2-15]
+    "will fields without will": connect("x", flags=0x02, tail=("will/topic", b"p")),  # [MQTT-3.1.2-11]
+    "will QoS 3": connect("x", flags=0x1E, tail=("will/topic", b"p")),  # [MQTT-3.1.2-14]
+    "no will fields": connect("x", flags=0x06),  # [MQTT-3.1.2-9]
+    "no will payload": connect("x", flags=0x06, tail=("will/topic",)),  # [MQTT-3.1.2-9]
     "will topic with a wildcard": connect("x", flags=0x06, tail=("will/+", b"p")),
     "will topic of too many levels": connect("x", flags=0x06, tail=(_LEVELS, b"p")),
     "empty will topic": connect("x", flags=0x06, tail=("", b"p")),
-    "password without user name": connect("x", flags=0x42, tail=("secret",)),
+    "user name not announced": connect("x", flags=0x02, tail=("user",)),  # [MQTT-3.1.2-18]
+    "user name missing": connect("x", flags=0x82),  # [MQTT-3.1.2-19]
+    "password not announced": connect("x", flags=0x82, tail=("user", "secret")),  # [MQTT-3.1.2-20]
+    "password missing": connect("x", flags=0xC2, tail=("user",)),  # [MQTT-3.1.2-21]
+    "password without user name": connect("x", flags=0x42, tail=("secret",)),  # [MQTT-3.1.2-22]
+    # [MQTT-3.1.3-4] [MQTT-3.1.3-11] [MQTT-3.1.3-10], each [MQTT-1.5.3-1] [MQTT-1.5.3-2]
     **{f"client id: {why}": connect(value) for why, value in NO_STRINGS.items()},
     **{f"user name: {why}": connect("x", flags=0x82, tail=(value,)) for why, value in NO_STRINGS.items()},
     **{f"will topic: {why}": connect("x", flags=0x06, tail=(value, b"p")) for why, value in NO_STRINGS.items()},
@@ -75,17 +86,19 @@ AFTER_CONNECT: dict[str, bytes] = {
     "a server's packets: SUBACK": packet(0x90, b"\0\x01\0"),
     "a server's packets: UNSUBACK": packet(0xB0, b"\0\x01"),
     "a server's packets: PINGRESP": packet(0xD0),
-    "second CONNECT": connect("another"),
-    "PUBLISH at QoS 3": packet(0x36, field("a") + b"\0\x01x"),
-    "DUP at QoS 0": publish("a", b"x", flags=8),
+    "second CONNECT": connect("another"),  # [MQTT-3.1.0-2]
+    "PUBLISH at QoS 3": packet(0x36, field("a") + b"\0\x01x"),  # [MQTT-3.3.1-4]
+    "DUP at QoS 0": publish("a", b"x", flags=8),  # [MQTT-3.3.1-2]
+    # [MQTT-2.2.2-2]
     "flags of PUBACK": packet(0x41, b"\0\x01"),
     "flags of PUBREC": packet(0x52, b"\0\x01"),
-    "flags of PUBREL": packet(0x60, b"\0\x01"),
+    "flags of PUBREL": packet(0x60, b"\0\x01"),  # [MQTT-3.6.1-1]
     "flags of PUBCOMP": packet(0x78, b"\0\x01"),
-    "flags of SUBSCRIBE": b"\x80" + subscribe(("a", 0))[1:],
-    "flags of UNSUBSCRIBE": b"\xa0" + unsubscribe("a")[1:],
+    "flags of SUBSCRIBE": b"\x80" + subscribe(("a", 0))[1:],  # [MQTT-3.8.1-1]
+    "flags of UNSUBSCRIBE": b"\xa0" + unsubscribe("a")[1:],  # [MQTT-3.10.1-1]
     "flags of PINGREQ": packet(0xC1),
-    "flags of DISCONNECT": packet(0xE1),
+    "flags of DISCONNECT": packet(0xE1),  # [MQTT-3.14.1-1]
+    # [MQTT-2.3.1-1]
     "packet id 0: PUBLISH at QoS 1": publish("a", b"x", qos=1, id=0),
     "packet id 0: PUBLISH at QoS 2": publish("a", b"x", qos=2, id=0),
     "packet id 0: PUBACK": raw.ack(raw.PUBACK, 0),
@@ -97,7 +110,7 @@ AFTER_CONNECT: dict[str, bytes] = {
     "remaining length of five bytes": b"\x30\x80\x80\x80\x80\x01",
     "more than max_packet_size": b"\x30" + raw.remaining_length(1024 * 1024),
     "the largest packet there is": b"\x32\xff\xff\xff\x7f",
-    "PUBLISH without topic": packet(0x30),
+    "PUBLISH without topic": packet(0x30),  # [MQTT-3.3.2-1]
     "topic longer than the packet": packet(0x30, b"\0\x09abc"),
     "no packet id": packet(0x32, field("a")),
     "half a packet id": packet(0x32, field("a") + b"\0"),
@@ -105,18 +118,20 @@ AFTER_CONNECT: dict[str, bytes] = {
     "PUBACK of three bytes": packet(0x40, b"\0\x01\0"),
     "PINGREQ with a body": packet(0xC0, b"x"),
     "DISCONNECT with a body": packet(0xE0, b"\0"),
-    "SUBSCRIBE without filter": packet(0x82, b"\0\x01"),
+    "SUBSCRIBE without filter": packet(0x82, b"\0\x01"),  # [MQTT-3.8.3-3]
     "SUBSCRIBE without QoS": packet(0x82, b"\0\x01" + field("a")),
-    "SUBSCRIBE at QoS 3": subscribe(("a", 3)),
-    "reserved bits of a SUBSCRIBE option": subscribe(("a", 0x40)),
-    "UNSUBSCRIBE without filter": packet(0xA2, b"\0\x01"),
+    "SUBSCRIBE at QoS 3": subscribe(("a", 3)),  # [MQTT-3-8.3-4]
+    "reserved bits of a SUBSCRIBE option": subscribe(("a", 0x40)),  # [MQTT-3-8.3-4]
+    "UNSUBSCRIBE without filter": packet(0xA2, b"\0\x01"),  # [MQTT-3.10.3-2]
     "filter longer than the packet": packet(0x82, b"\0\x01\0\x09abc"),
-    "empty topic": publish("", b"x"),
+    "empty topic": publish("", b"x"),  # [MQTT-4.7.3-1]
+    # [MQTT-3.3.2-2] [MQTT-4.7.1-1]
     "topic with +": publish("a/+/b", b"x"),
     "topic with #": publish("a/#", b"x", qos=1),
     "topic with a wildcard in a level": publish("a/b+", b"x", qos=2),
     "topic of too many levels": publish(_LEVELS, b"x"),
     "PUBREL before PUBREC": publish("a", b"x", qos=2, id=7) + raw.ack(raw.PUBREL, 7),
+    # [MQTT-3.3.2-1] [MQTT-3.8.3-1] [MQTT-3.10.3-1] [MQTT-4.7.3-2], each [MQTT-1.5.3-1] [MQTT-1.5.3-2]
     **{f"topic: {why}": publish(value, b"x") for why, value in NO_STRINGS.items()},
     **{f"topic at QoS 1: {why}": publish(value, b"x", qos=1) for why, value in NO_STRINGS.items()},
     **{f"filter: {why}": subscribe((value, 0)) for why, value in NO_STRINGS.items()},
@@ -126,6 +141,7 @@ AFTER_CONNECT: dict[str, bytes] = {
 
 @pytest.mark.parametrize("data", BEFORE_CONNECT.values(), ids=BEFORE_CONNECT.keys())
 def test_what_is_no_connect_is_closed_without_an_answer(gateway: Gateway, data: bytes) -> None:
+    """[MQTT-3.1.4-1]"""
     with Raw(gateway.port) as client:
         client.send(data)
         assert client.expect_closed() == []
@@ -133,6 +149,7 @@ def test_what_is_no_connect_is_closed_without_an_answer(gateway: Gateway, data: 
 
 @pytest.mark.parametrize("data", AFTER_CONNECT.values(), ids=AFTER_CONNECT.keys())
 def test_a_violation_closes_the_connection(gateway: Gateway, data: bytes) -> None:
+    """[MQTT-4.8.0-1]"""
     with Raw.connected(gateway.port) as client:
         client.send(data)
         assert [one.kind for one in client.expect_closed()] == []
@@ -150,7 +167,7 @@ def test_a_violation_closes_the_connection(gateway: Gateway, data: bytes) -> Non
     ],
 )
 def test_another_protocol_name_or_level_is_answered_with_1(gateway: Gateway, name: bytes, level: int) -> None:
-    """[MQTT-3.1.2-2]; also MQTT 3.1, which is not served."""
+    """[MQTT-3.1.2-1] [MQTT-3.1.2-2]; also MQTT 3.1, which is not served."""
     with Raw(gateway.port) as client:
         client.send(connect("x", name=name, level=level))
         (answer,) = client.expect_closed()
@@ -166,7 +183,7 @@ def test_mqtt_5_in_its_own_form_is_answered_with_1(gateway: Gateway) -> None:
 
 
 def test_empty_client_id_without_clean_session_is_answered_with_2(gateway: Gateway) -> None:
-    """[MQTT-3.1.3-8]."""
+    """[MQTT-3.1.3-8] [MQTT-3.1.3-9]"""
     with Raw(gateway.port) as client:
         client.send(connect("", clean=False))
         (answer,) = client.expect_closed()
@@ -174,6 +191,7 @@ def test_empty_client_id_without_clean_session_is_answered_with_2(gateway: Gatew
 
 
 def test_second_connect_in_one_write_with_the_first(gateway: Gateway) -> None:
+    """[MQTT-3.1.0-2]"""
     with Raw(gateway.port) as client:
         client.send(connect("twice") + connect("twice"))
         assert [one.kind for one in client.expect_closed()] == [raw.CONNACK]
@@ -231,7 +249,7 @@ def test_truncated_packets_have_no_effect(gateway: Gateway, bystanders: Bystande
 
 
 def test_packets_byte_by_byte(gateway: Gateway, bystanders: Bystanders) -> None:
-    """Slow is not wrong."""
+    """Slow is not wrong: packets are where the stream of bytes has them [MQTT-7.1.1-1]."""
     topic = f"slow/{secrets.token_hex(4)}"
     bystanders.regular.subscribe(topic, 1)
     with Raw(gateway.port) as client:

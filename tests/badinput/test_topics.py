@@ -41,7 +41,7 @@ async def nats_client(nats_server: NatsServer) -> AsyncIterator[NatsClient]:
 @pytest.mark.parametrize("topic_filter", ILLEGAL)
 @pytest.mark.parametrize("clean", [True, False])
 def test_illegal_filters_are_refused(gateway: Gateway, topic_filter: str, clean: bool) -> None:
-    """[MQTT-3.9.3-2]: 0x80 for the one, the others of the packet are served."""
+    """[MQTT-3.9.3-2] [MQTT-4.7.1-2] [MQTT-4.7.1-3] [MQTT-4.7.3-1]: 0x80 for the one, the others are served."""
     topic = f"legal/{secrets.token_hex(4)}"
     with Raw.connected(gateway.port, f"filters-{secrets.token_hex(4)}", clean=clean) as client:
         assert client.subscribe((topic_filter, 1)) == [0x80]
@@ -144,6 +144,7 @@ def test_the_longest_topic(gateway: Gateway, clean: bool, make: Callable[[int], 
 async def test_reserved_topics_are_not_published(
     gateway: Gateway, nats_client: NatsClient, root: str, qos: int, retain: int
 ) -> None:
+    """[MQTT-3.3.5-2]: the connection is closed."""
     seen: list[Msg] = []
 
     async def see(message: Msg) -> None:

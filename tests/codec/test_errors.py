@@ -52,16 +52,16 @@ FROM_CLIENT: list[Row] = [
     ("empty CONNECT", 0, "1000", MALFORMED),
     # connect flags
     ("reserved connect flag [MQTT-3.1.2-3]", 0, f"100d {NAME} 04 03 003c 0001 61", MALFORMED),
-    ("reserved connect flag [MQTT-3.1.2-3] v5", 0, f"100e {NAME} 05 03 003c 00 0001 61", MALFORMED),
-    ("will QoS without will [MQTT-3.1.2-13]", 0, f"100d {NAME} 04 0a 003c 0001 61", MALFORMED),
-    ("will retain without will [MQTT-3.1.2-15]", 0, f"100d {NAME} 04 22 003c 0001 61", MALFORMED),
+    ("reserved connect flag [MQTT-3.1.2-3] (5.0) v5", 0, f"100e {NAME} 05 03 003c 00 0001 61", MALFORMED),
+    ("will QoS without will [MQTT-3.1.2-11] [MQTT-3.1.2-13]", 0, f"100d {NAME} 04 0a 003c 0001 61", MALFORMED),
+    ("will retain without will [MQTT-3.1.2-11] [MQTT-3.1.2-15]", 0, f"100d {NAME} 04 22 003c 0001 61", MALFORMED),
     ("will QoS 3 [MQTT-3.1.2-14]", 0, f"1012 {NAME} 04 1e 003c 0001 61 0001 77 0000", MALFORMED),
     ("password without user [MQTT-3.1.2-22]", 0, f"1010 {NAME} 04 42 003c 0001 61 0001 70", MALFORMED),
-    ("empty id, no clean session [MQTT-3.1.3-8]", 0, f"100c {NAME} 04 00 003c 0000", InvalidClientId),
+    ("empty id, no clean session [MQTT-3.1.3-7]", 0, f"100c {NAME} 04 00 003c 0000", InvalidClientId),
     # connect payload
     ("no client id [MQTT-3.1.3-3]", 0, f"100a {NAME} 04 02 003c", MALFORMED),
     ("client id longer than the packet", 0, f"100d {NAME} 04 02 003c 0002 61", MALFORMED),
-    ("client id not UTF-8 [MQTT-1.5.3-1]", 0, f"100e {NAME} 04 02 003c 0002 c328", MALFORMED),
+    ("client id not UTF-8 [MQTT-1.5.3-1] [MQTT-3.1.3-4]", 0, f"100e {NAME} 04 02 003c 0002 c328", MALFORMED),
     ("client id with surrogate [MQTT-1.5.3-1]", 0, f"100f {NAME} 04 02 003c 0003 eda080", MALFORMED),
     ("client id with overlong UTF-8", 0, f"100e {NAME} 04 02 003c 0002 c080", MALFORMED),
     ("client id with NUL [MQTT-1.5.3-2]", 0, f"100e {NAME} 04 02 003c 0002 6100", MALFORMED),
@@ -72,7 +72,10 @@ FROM_CLIENT: list[Row] = [
     ("will topic not UTF-8 [MQTT-3.1.3-10]", 0, f"1012 {NAME} 04 06 003c 0001 61 0001 ff 0000", MALFORMED),
     ("will topic with wildcard [MQTT-4.7.1-1]", 0, f"1012 {NAME} 04 06 003c 0001 61 0001 23 0000", TopicNameInvalid),
     ("will topic empty [MQTT-4.7.3-1]", 0, f"1011 {NAME} 04 06 003c 0001 61 0000 0000", TopicNameInvalid),
-    ("trailing byte [MQTT-3.1.2-18]", 0, f"100e {NAME} 04 02 003c 0001 61 00", MALFORMED),
+    ("trailing byte", 0, f"100e {NAME} 04 02 003c 0001 61 00", MALFORMED),
+    ("password not announced [MQTT-3.1.2-20]", 0, f"1013 {NAME} 04 82 003c 0001 61 0001 75 0001 70", MALFORMED),
+    ("password missing [MQTT-3.1.2-21]", 0, f"1010 {NAME} 04 c2 003c 0001 61 0001 75", MALFORMED),
+    ("will not announced [MQTT-3.1.2-11]", 0, f"1012 {NAME} 04 02 003c 0001 61 0001 77 0000", MALFORMED),
     ("user name not announced [MQTT-3.1.2-18]", 0, f"1010 {NAME} 04 02 003c 0001 61 0001 75", MALFORMED),
     # connect properties
     ("properties missing", 0, f"100a {NAME} 05 02 003c", MALFORMED),
@@ -85,13 +88,13 @@ FROM_CLIENT: list[Row] = [
     ("receive maximum 0", 0, f"1010 {NAME} 05 02 003c 03 210000 0000", PROTOCOL),
     ("maximum packet size 0", 0, f"1012 {NAME} 05 02 003c 05 2700000000 0000", PROTOCOL),
     ("authentication data alone", 0, f"1011 {NAME} 05 02 003c 04 16000161 0000", PROTOCOL),
-    ("property length not minimal [MQTT-1.5.5-1]", 0, f"100e {NAME} 05 02 003c 8000 0000", MALFORMED),
+    ("property length not minimal [MQTT-1.5.5-1] (5.0)", 0, f"100e {NAME} 05 02 003c 8000 0000", MALFORMED),
     ("property length of five bytes", 0, f"1011 {NAME} 05 02 003c 8080808001 0000", MALFORMED),
-    ("user property with NUL [MQTT-1.5.4-2]", 0, f"1013 {NAME} 05 02 003c 06 26 0001 00 0000 0000", MALFORMED),
+    ("user property with NUL [MQTT-1.5.4-2] (5.0)", 0, f"1013 {NAME} 05 02 003c 06 26 0001 00 0000 0000", MALFORMED),
     ("user properties above the limit", 0, f"1044 {NAME} 05 02 003c 37 {'2600000000' * 11} 0000", QuotaExceeded),
     # after CONNECT
     ("second CONNECT [MQTT-3.1.0-2]", 4, f"100d {NAME} 04 02 003c 0001 61", PROTOCOL),
-    ("second CONNECT [MQTT-3.1.0-2] v5", 5, f"100d {NAME} 05 02 003c 00 0000", PROTOCOL),
+    ("second CONNECT [MQTT-3.1.0-2] (5.0) v5", 5, f"100d {NAME} 05 02 003c 00 0000", PROTOCOL),
     *[
         (f"{name} from a client v{version}", version, raw, PROTOCOL)
         for version in (4, 5)
@@ -100,29 +103,34 @@ FROM_CLIENT: list[Row] = [
     ("AUTH in 3.1.1", 4, "f000", MALFORMED),
     # fixed header
     *[
-        (f"reserved flags {first:02x} [MQTT-2.2.2-2] v{version}", version, f"{first:02x}", MALFORMED)
+        (
+            f"reserved flags {first:02x} [MQTT-2.2.2-2] (3.1.1), [MQTT-2.1.3-1] (5.0) v{version}",
+            version,
+            f"{first:02x}",
+            MALFORMED,
+        )
         for version in (4, 5)
         for first in (0x21, 0x41, 0x48, 0x5F, 0x60, 0x63, 0x72, 0x80, 0x83, 0x8A, 0xA0, 0xA3, 0xC1, 0xE8, 0xF2)
     ],
     *[
-        (f"QoS 3 {first:02x} [MQTT-3.3.1-4] v{version}", version, f"{first:02x}", MALFORMED)
+        (f"QoS 3 {first:02x} [MQTT-3.3.1-4] (3.1.1, 5.0) v{version}", version, f"{first:02x}", MALFORMED)
         for version in (4, 5)
         for first in (0x36, 0x37, 0x3E, 0x3F)
     ],
     *[
-        (f"DUP at QoS 0 {first:02x} [MQTT-3.3.1-2] v{version}", version, f"{first:02x}", MALFORMED)
+        (f"DUP at QoS 0 {first:02x} [MQTT-3.3.1-2] (3.1.1, 5.0) v{version}", version, f"{first:02x}", MALFORMED)
         for version in (4, 5)
         for first in (0x38, 0x39)
     ],
     ("remaining length of five bytes", 4, "30ffffffff", MALFORMED),
     ("remaining length of five bytes, zeros", 4, "3080808080", MALFORMED),
-    ("remaining length not minimal [MQTT-1.5.5-1]", 5, "c08000", MALFORMED),
-    ("remaining length not minimal, long [MQTT-1.5.5-1]", 5, "308680 00", MALFORMED),
+    ("remaining length not minimal [MQTT-1.5.5-1] (5.0)", 5, "c08000", MALFORMED),
+    ("remaining length not minimal, long [MQTT-1.5.5-1] (5.0)", 5, "308680 00", MALFORMED),
     ("packet above the limit", 4, "30ffff7f", PacketTooLarge),
     ("CONNECT above its limit", 0, "10808004", PacketTooLarge),
     ("largest packet there is", 5, "30ffffff7f", PacketTooLarge),
     # PUBLISH
-    ("PUBLISH empty", 4, "3000", MALFORMED),
+    ("PUBLISH empty [MQTT-3.3.2-1]", 4, "3000", MALFORMED),
     ("PUBLISH of one byte", 4, "3001 00", MALFORMED),
     ("PUBLISH of one byte QoS 1", 4, "3201 00", MALFORMED),
     ("topic longer than the packet", 4, "3004 0003 6161", MALFORMED),
@@ -131,8 +139,8 @@ FROM_CLIENT: list[Row] = [
     ("no packet id", 4, "3203 0001 61", MALFORMED),
     ("half a packet id", 4, "3404 0001 61 00", MALFORMED),
     ("packet id 0 [MQTT-2.3.1-1]", 4, "3205 0001 61 0000", PROTOCOL),
-    ("packet id 0 [MQTT-2.2.1-3]", 5, "3406 0001 61 0000 00", PROTOCOL),
-    ("packet id 0, properties [MQTT-2.2.1-3]", 5, "3408 0001 61 0000 02 0101", PROTOCOL),
+    ("packet id 0 [MQTT-2.2.1-3] (5.0)", 5, "3406 0001 61 0000 00", PROTOCOL),
+    ("packet id 0, properties [MQTT-2.2.1-3] (5.0)", 5, "3408 0001 61 0000 02 0101", PROTOCOL),
     ("no property length", 5, "3003 0001 61", MALFORMED),
     ("no property length QoS 1", 5, "3205 0001 61 0001", MALFORMED),
     ("no property length retained", 5, "3103 0001 61", MALFORMED),
@@ -140,37 +148,37 @@ FROM_CLIENT: list[Row] = [
     ("empty topic without alias", 5, "3003 0000 00", PROTOCOL),
     ("empty topic without alias, QoS 1", 5, "3205 0000 0001 00", PROTOCOL),
     ("empty topic, other property", 5, "3005 0000 02 0100", PROTOCOL),
-    ("topic alias 0 [MQTT-3.3.2-8]", 5, "3007 0001 61 03 230000", TopicAliasInvalid),
-    ("subscription identifier [MQTT-3.3.4-6]", 5, "3006 0001 61 02 0b01", PROTOCOL),
-    ("response topic with wildcard [MQTT-3.3.2-14]", 5, "3008 0001 61 04 0800012b", PROTOCOL),
+    ("topic alias 0 [MQTT-3.3.2-8] (5.0)", 5, "3007 0001 61 03 230000", TopicAliasInvalid),
+    ("subscription identifier [MQTT-3.3.4-6] (5.0)", 5, "3006 0001 61 02 0b01", PROTOCOL),
+    ("response topic with wildcard [MQTT-3.3.2-14] (5.0)", 5, "3008 0001 61 04 0800012b", PROTOCOL),
     ("response topic empty", 5, "3007 0001 61 03 080000", PROTOCOL),
-    ("response topic not UTF-8 [MQTT-3.3.2-13]", 5, "3008 0001 61 04 080001ff", MALFORMED),
+    ("response topic not UTF-8 [MQTT-3.3.2-13] (5.0)", 5, "3008 0001 61 04 080001ff", MALFORMED),
     ("payload format 2", 5, "3006 0001 61 02 0102", PROTOCOL),
     ("will delay in PUBLISH", 5, "3009 0001 61 05 1800000001", MALFORMED),
     # acknowledgements
     ("PUBACK empty", 4, "4000", MALFORMED),
     ("PUBACK of one byte", 5, "4001 00", MALFORMED),
     ("PUBACK with reason in 3.1.1", 4, "4003 0001 00", MALFORMED),
-    ("PUBREC id 0 [MQTT-2.3.1-6]", 4, "5002 0000", PROTOCOL),
-    ("PUBREL id 0 [MQTT-2.2.1-5]", 5, "6202 0000", PROTOCOL),
+    ("PUBREC id 0", 4, "5002 0000", PROTOCOL),
+    ("PUBREL id 0", 5, "6202 0000", PROTOCOL),
     ("PUBCOMP id 0, reason", 5, "7003 0000 00", PROTOCOL),
-    ("PUBACK reason of PUBCOMP [MQTT-3.4.2-1]", 5, "4003 0001 92", PROTOCOL),
-    ("PUBREC unknown reason [MQTT-3.5.2-1]", 5, "5003 0001 55", PROTOCOL),
-    ("PUBREL reason of PUBACK [MQTT-3.6.2-1]", 5, "6203 0001 97", PROTOCOL),
-    ("PUBCOMP unknown reason [MQTT-3.7.2-1]", 5, "7003 0001 01", PROTOCOL),
+    ("PUBACK reason of PUBCOMP [MQTT-3.4.2-1] (5.0)", 5, "4003 0001 92", PROTOCOL),
+    ("PUBREC unknown reason [MQTT-3.5.2-1] (5.0)", 5, "5003 0001 55", PROTOCOL),
+    ("PUBREL reason of PUBACK [MQTT-3.6.2-1] (5.0)", 5, "6203 0001 97", PROTOCOL),
+    ("PUBCOMP unknown reason [MQTT-3.7.2-1] (5.0)", 5, "7003 0001 01", PROTOCOL),
     ("PUBACK trailing", 5, "4005 0001 00 00 00", MALFORMED),
     ("PUBACK property out of place", 5, "4006 0001 00 02 0101", MALFORMED),
     # SUBSCRIBE
     ("SUBSCRIBE id 0 [MQTT-2.3.1-1]", 4, "8206 0000 0001 61 00", PROTOCOL),
     ("SUBSCRIBE without filter [MQTT-3.8.3-3]", 4, "8202 0001", PROTOCOL),
-    ("SUBSCRIBE without filter [MQTT-3.8.3-2]", 5, "8203 0001 00", PROTOCOL),
+    ("SUBSCRIBE without filter [MQTT-3.8.3-2] (5.0)", 5, "8203 0001 00", PROTOCOL),
     ("SUBSCRIBE without packet id", 4, "8201 00", MALFORMED),
     ("SUBSCRIBE without QoS", 4, "8205 0001 0001 61", MALFORMED),
     ("SUBSCRIBE QoS 3 [MQTT-3-8.3-4]", 4, "8206 0001 0001 61 03", PROTOCOL),
     ("SUBSCRIBE options in 3.1.1 [MQTT-3-8.3-4]", 4, "8206 0001 0001 61 04", MALFORMED),
-    ("SUBSCRIBE reserved options [MQTT-3.8.3-5]", 5, "8207 0001 00 0001 61 40", MALFORMED),
+    ("SUBSCRIBE reserved options [MQTT-3.8.3-5] (5.0)", 5, "8207 0001 00 0001 61 40", MALFORMED),
     ("SUBSCRIBE retain handling 3", 5, "8207 0001 00 0001 61 30", PROTOCOL),
-    ("SUBSCRIBE no local, shared [MQTT-3.8.3-4]", 5, "820f 0001 00 0009 2473686172652f612f 04", PROTOCOL),
+    ("SUBSCRIBE no local, shared [MQTT-3.8.3-4] (5.0)", 5, "820f 0001 00 0009 2473686172652f612f 04", PROTOCOL),
     ("SUBSCRIBE filter not UTF-8 [MQTT-3.8.3-1]", 4, "8206 0001 0001 fe 00", MALFORMED),
     ("SUBSCRIBE filter with NUL [MQTT-4.7.3-2]", 4, "8206 0001 0001 00 00", MALFORMED),
     ("SUBSCRIBE too many filters", 4, "8256 0001" + "0001 61 00" * 21, QuotaExceeded),
@@ -179,18 +187,18 @@ FROM_CLIENT: list[Row] = [
     # UNSUBSCRIBE
     ("UNSUBSCRIBE id 0 [MQTT-2.3.1-1]", 4, "a205 0000 0001 61", PROTOCOL),
     ("UNSUBSCRIBE without filter [MQTT-3.10.3-2]", 4, "a202 0001", PROTOCOL),
-    ("UNSUBSCRIBE without filter [MQTT-3.10.3-2] v5", 5, "a203 0001 00", PROTOCOL),
+    ("UNSUBSCRIBE without filter [MQTT-3.10.3-2] (5.0) v5", 5, "a203 0001 00", PROTOCOL),
     ("UNSUBSCRIBE filter cut short", 4, "a204 0001 0001", MALFORMED),
-    ("UNSUBSCRIBE filter not UTF-8 [MQTT-3.10.3-1]", 5, "a206 0001 00 0001 ff", MALFORMED),
+    ("UNSUBSCRIBE filter not UTF-8 [MQTT-3.10.3-1] (5.0)", 5, "a206 0001 00 0001 ff", MALFORMED),
     ("UNSUBSCRIBE too many filters", 4, "a241 0001" + "0001 61" * 21, QuotaExceeded),
     # PINGREQ, DISCONNECT, AUTH
     ("PINGREQ with body", 4, "c001 00", MALFORMED),
     ("DISCONNECT with body in 3.1.1", 4, "e001 00", MALFORMED),
-    ("DISCONNECT reason of a server [MQTT-3.14.2-1]", 5, "e001 8e", PROTOCOL),
+    ("DISCONNECT reason of a server [MQTT-3.14.2-1] (5.0)", 5, "e001 8e", PROTOCOL),
     ("DISCONNECT server reference", 5, "e006 00 04 1c000161", PROTOCOL),
     ("DISCONNECT trailing", 5, "e003 00 00 00", MALFORMED),
     ("AUTH without method", 5, "f001 18", PROTOCOL),
-    ("AUTH success from a client [MQTT-3.15.2-1]", 5, "f000", PROTOCOL),
+    ("AUTH success from a client [MQTT-3.15.2-1] (5.0)", 5, "f000", PROTOCOL),
     ("AUTH trailing", 5, "f007 19 04 15000161 00", MALFORMED),
 ]
 
@@ -198,21 +206,21 @@ FROM_SERVER: list[Row] = [
     ("CONNECT from a server", 4, f"100d {NAME} 04 02 003c 0001 61", PROTOCOL),
     ("SUBSCRIBE from a server", 5, "8207 0001 00 0001 61 00", PROTOCOL),
     ("DISCONNECT in 3.1.1", 4, "e000", PROTOCOL),
-    ("CONNACK reserved flags [MQTT-3.2.2-1]", 5, "2003 02 00 00", MALFORMED),
+    ("CONNACK reserved flags [MQTT-3.2.2-1] (5.0)", 5, "2003 02 00 00", MALFORMED),
     ("CONNACK reserved code", 4, "2002 00 06", PROTOCOL),
-    ("CONNACK reason [MQTT-3.2.2-8]", 5, "2003 00 01 00", PROTOCOL),
-    ("CONNACK refused, session present [MQTT-3.2.2-4]", 4, "2002 01 01", PROTOCOL),
-    ("CONNACK refused, session present [MQTT-3.2.2-6]", 5, "2003 01 80 00", PROTOCOL),
+    ("CONNACK reason [MQTT-3.2.2-8] (5.0)", 5, "2003 00 01 00", PROTOCOL),
+    ("CONNACK refused, session present", 4, "2002 01 01", PROTOCOL),
+    ("CONNACK refused, session present v5", 5, "2003 01 80 00", PROTOCOL),
     ("CONNACK cut short", 4, "2001 00", MALFORMED),
     ("CONNACK trailing", 4, "2003 00 00 00", MALFORMED),
-    ("SUBACK code 3 [MQTT-3.9.3-2]", 4, "9003 0001 03", PROTOCOL),
-    ("SUBACK code of UNSUBACK [MQTT-3.9.3-2]", 5, "9004 0001 00 11", PROTOCOL),
+    ("SUBACK code 3", 4, "9003 0001 03", PROTOCOL),
+    ("SUBACK code of UNSUBACK [MQTT-3.9.3-2] (5.0)", 5, "9004 0001 00 11", PROTOCOL),
     ("SUBACK without code", 4, "9002 0001", PROTOCOL),
     ("UNSUBACK with code in 3.1.1", 4, "b003 0001 00", MALFORMED),
-    ("UNSUBACK code 1 [MQTT-3.11.3-2]", 5, "b004 0001 00 01", PROTOCOL),
-    ("DISCONNECT expiry from a server [MQTT-3.14.2-2]", 5, "e007 00 05 1100000000", PROTOCOL),
-    ("DISCONNECT reason of a client [MQTT-3.14.2-1]", 5, "e001 04", PROTOCOL),
-    ("AUTH reason of a client [MQTT-3.15.2-1]", 5, "f006 19 04 15000161", PROTOCOL),
+    ("UNSUBACK code 1 [MQTT-3.11.3-2] (5.0)", 5, "b004 0001 00 01", PROTOCOL),
+    ("DISCONNECT expiry from a server [MQTT-3.14.2-2] (5.0)", 5, "e007 00 05 1100000000", PROTOCOL),
+    ("DISCONNECT reason of a client [MQTT-3.14.2-1] (5.0)", 5, "e001 04", PROTOCOL),
+    ("AUTH reason of a client [MQTT-3.15.2-1] (5.0)", 5, "f006 19 04 15000161", PROTOCOL),
 ]
 
 ROWS = [("client", *row) for row in FROM_CLIENT] + [("server", *row) for row in FROM_SERVER]

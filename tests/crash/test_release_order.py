@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""QoS 2 publishes keep their order when a connection ends between PUBREC and PUBREL [MQTT-4.6.0-4]."""
+"""QoS 2 publishes keep their order when a connection ends between PUBREC and PUBREL."""
 
 from tests.harness.gateway import Gateway
 from tests.harness.rawclient import PUBCOMP, PUBREC, PUBREL, RawClient
 
 
 async def test_releases_keep_their_order_over_a_reconnect(gateway: Gateway) -> None:
+    """[MQTT-4.6.0-6]"""
     topic = "order/release"
     async with await RawClient.connect(gateway.port, "order-sub") as subscriber:
         await subscriber.subscribe(topic, qos=2)
