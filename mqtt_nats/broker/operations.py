@@ -71,6 +71,7 @@ class RetainedOp(Op):
             body = b'{"seq":%d,"no_erase":true}' % sequence(ack)
             broker = self.client.broker
             broker.store.call(broker.delete_retained, body, Silent())
+            broker.link.kick()
         if self.parent is not None:
             self.parent.stored(ack)
 

@@ -8,7 +8,7 @@ import pytest
 from mqtt_nats.codec import Connack, Connect
 from tests.harness.gateway import Gateway
 from tests.harness.rawclient import PUBCOMP, PUBREC, PUBREL, RawClient
-from tests.integration.conftest import Connector
+from tests.integration.conftest import Connector, Stored
 
 PLACES = pytest.mark.parametrize("elsewhere", [False, True], ids=["same gateway", "other gateway"])
 
@@ -80,7 +80,7 @@ async def test_queued_and_inflight_messages_move(
 
 @PLACES
 async def test_no_copy_to_the_old_client(
-    connect: Connector, name: str, gateway: Gateway, second_gateway: Gateway, elsewhere: bool
+    connect: Connector, name: str, stored: Stored, gateway: Gateway, second_gateway: Gateway, elsewhere: bool
 ) -> None:
     """Nothing that is published after the new CONNACK reaches the old connection, at any QoS."""
     first = await connect(name, clean=False)
@@ -95,6 +95,7 @@ async def test_no_copy_to_the_old_client(
         for one in got:
             await second.complete(one)
         assert sorted(one.qos for one in got) == [0, 1, 2]
+        await stored.settled(name)
         await first.expect_closed()
         first, elsewhere = second, not elsewhere if elsewhere else elsewhere
 
