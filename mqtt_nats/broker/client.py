@@ -65,6 +65,13 @@ log = logging.getLogger("mqtt_nats.broker")
 RECEIPTS_MOST: Final = 1024
 RECEIPTS_LOW: Final = 512
 
+# Bytes that a client has not read; beyond this nothing is read from it, since answers would only be added.
+UNREAD_MOST: Final = 1024 * 1024
+
+# SUBSCRIBE and UNSUBSCRIBE packets, and repairs, that wait for NATS; beyond this nothing is read from the client.
+JOBS_MOST: Final = 100
+JOBS_LOW: Final = 50
+
 
 class State(Enum):
     """Where a connection is in its life."""
@@ -174,6 +181,8 @@ class Client(Member):
                     break
         if broker.blocked:
             broker.block(self)
+        if self.outlet.held > UNREAD_MOST:
+            self.connection.hold(Hold.OUTBOUND)
         broker.link.kick()
         broker.round.start()
 
@@ -387,6 +396,8 @@ class Client(Member):
         if self._jobs is None:
             self._jobs = deque()
         self._jobs.append(work)
+        if len(self._jobs) > JOBS_MOST:
+            self.connection.hold(Hold.JOBS)
         if self._task is None:
             self._task = self.broker.spawn_safe(self._work(), self.client_id or "a client")
 
@@ -406,6 +417,8 @@ class Client(Member):
                     if self.alive:
                         log.exception("client %r: a job failed", self.client_id)
                         self.broken(MqttError("internal error", ReasonCode.UNSPECIFIED_ERROR))
+                if len(jobs) < JOBS_LOW:
+                    self.connection.release(Hold.JOBS)
         finally:
             self._task = None
             for job in jobs:

@@ -16,7 +16,7 @@ import orjson
 from mqtt_nats.backbone.link import Handler
 from mqtt_nats.broker.access import Credentials
 from mqtt_nats.broker.durable import DurableSide, rejoin, resume
-from mqtt_nats.broker.record import discard_session, save_record
+from mqtt_nats.broker.record import discard_session, leftovers, save_record
 from mqtt_nats.broker.will import check_will
 from mqtt_nats.codec import (
     Connack,
@@ -31,9 +31,11 @@ from mqtt_nats.codec import (
 )
 from mqtt_nats.session.regular import RegularOutbound
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.consumers import consumer_names
 from mqtt_streams.hashing import name_hash, subject_token
 from mqtt_streams.headers import percent_encode
-from mqtt_streams.sessions import V5, Conflict, PoisonedRecord, SessionRecord
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.sessions import V5, Conflict, Draining, PoisonedRecord, SessionRecord
 from mqtt_streams.timers import EXPIRY
 
 if TYPE_CHECKING:
@@ -171,10 +173,25 @@ async def _claim(client: Client, connect: Connect) -> bool:
         broker.clients[client.client_id] = client
         if known is not None and not present:
             await discard_session(broker, known)
+            await _forget_leftovers(client)
         elif present and client.durable:
             await broker.timers.cancel(EXPIRY, client.hash)
         return present
     raise MqttError("too many connections claim this session at once", ReasonCode.SERVER_BUSY)
+
+
+async def _forget_leftovers(client: Client) -> None:
+    """The former session is removed: the record need not name what was left of it."""
+    record = client.record
+    assert record is not None
+    assert record.v5 is not None
+    if record.v5.draining:
+        record.v5.draining = []
+        try:
+            await save_record(client, client.epoch)
+        except Conflict:
+            client.taken = True
+            raise MqttError("another connection has claimed the session", ReasonCode.SESSION_TAKEN_OVER) from None
 
 
 async def _load(client: Client, connect: Connect) -> tuple[SessionRecord | None, int]:
@@ -185,7 +202,9 @@ async def _load(client: Client, connect: Connect) -> tuple[SessionRecord | None,
             raise InvalidClientId(f"the client id's hash belongs to another client: {error}") from None
         if connect.clean_start:
             log.warning("client %r: its clean start replaces a record that cannot be read: %s", client.client_id, error)
-            return SessionRecord(client.client_id), error.seq
+            names = await consumer_names(client.broker.inbox, MESSAGES, f"{client.hash}_")
+            consumers = [Draining(name, ">", 0, 0) for name in names]
+            return SessionRecord(client.client_id, v5=V5(q2=True, draining=consumers)), error.seq
         log.error(
             "client %r: its session record (sequence %d of $MQTT_sess) cannot be read: %s; "
             "connect once with a clean session to discard it",
@@ -200,9 +219,13 @@ async def _load(client: Client, connect: Connect) -> tuple[SessionRecord | None,
 def _prepare(client: Client, known: SessionRecord | None) -> bool:
     """Set the record to be written; returns whether it continues ``known``."""
     settings = client.broker.settings
+    left = leftovers(known) if known is not None else []
     if not client.durable:
-        client.record = SessionRecord(client.client_id, clean=True, v5=V5(kind="regular", expiry=0))
-        client.regular_side = RegularOutbound(settings.max_inflight, settings.max_queued, client.outlet.write)
+        v5 = V5(kind="regular", expiry=0, draining=left)
+        client.record = SessionRecord(client.client_id, clean=True, v5=v5)
+        client.regular_side = RegularOutbound(
+            settings.max_inflight, settings.max_queued, client.outlet.write, settings.max_outbound_bytes
+        )
         return False
     continued = known is not None and not known.clean and (known.v5 is None or known.v5.kind == "durable")
     if continued:
@@ -212,7 +235,8 @@ def _prepare(client: Client, known: SessionRecord | None) -> bool:
             known.v5 = V5(kind="durable", expiry=settings.session_expiry_interval, q2=True)
         known.v5.expiry = settings.session_expiry_interval
     else:
-        client.record = SessionRecord(client.client_id, v5=V5(kind="durable", expiry=settings.session_expiry_interval))
+        v5 = V5(kind="durable", expiry=settings.session_expiry_interval, draining=left)
+        client.record = SessionRecord(client.client_id, v5=v5)
     client.durable_side = DurableSide(client)
     if continued:
         client.durable_side.point_anew()

@@ -40,13 +40,18 @@ class RegularOutbound:
         limit: messages in flight at a time (the client's Receive Maximum, bounded by ours).
         max_queued: messages waiting beyond that.
         write: sends bytes to the client.
+        max_bytes: payload bytes of the messages waiting.
     """
 
-    __slots__ = ("_last", "inflight", "limit", "max_queued", "queue", "write")
+    __slots__ = ("_bytes", "_last", "inflight", "limit", "max_bytes", "max_queued", "queue", "write")
 
-    def __init__(self, limit: int, max_queued: int, write: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, limit: int, max_queued: int, write: Callable[[bytes], None], max_bytes: int = 16 * 1024 * 1024
+    ) -> None:
         self.limit = limit
         self.max_queued = max_queued
+        self.max_bytes = max_bytes
+        self._bytes = 0
         self.write = write
         self.inflight: dict[int, int] = {}
         self.queue: deque[tuple[int, bytes, bytes]] = deque()
@@ -61,6 +66,9 @@ class RegularOutbound:
         if self.queue or len(self.inflight) >= self.limit:
             if len(self.queue) >= self.max_queued:
                 raise QuotaExceeded(f"{self.max_queued} messages wait for a client that does not acknowledge")
+            self._bytes += len(payload)
+            if self._bytes > self.max_bytes:
+                raise QuotaExceeded(f"{self.max_bytes} bytes wait for a client that does not acknowledge")
             self.queue.append((qos, head, payload))
             return
         self._send(qos, head, payload)
@@ -90,13 +98,13 @@ class RegularOutbound:
                 case (4, 1) | (7, 3):
                     del inflight[packet_id]
                 case 5, 2:
-                    if failed:  # the message is complete [MQTT-4.3.3]
+                    if failed:  # the message is complete [MQTT-4.4.0-2] (5.0)
                         del inflight[packet_id]
                     else:
                         inflight[packet_id] = RELEASED
                         self.write(ack_bytes(PUBREL, packet_id))
                 case 5, 3 | None:
-                    if not failed:  # a repeated PUBREC is answered again [MQTT-4.3.3-8]
+                    if not failed:  # a repeated PUBREC is answered again [MQTT-4.3.3-1]
                         self.write(ack_bytes(PUBREL, packet_id))
                 case ((4 | 7), None):
                     pass
@@ -104,4 +112,6 @@ class RegularOutbound:
                     raise ProtocolError(f"packet identifier {packet_id} is in use at another QoS")
         queue = self.queue
         while queue and len(inflight) < self.limit:
-            self._send(*queue.popleft())
+            qos, head, payload = queue.popleft()
+            self._bytes -= len(payload)
+            self._send(qos, head, payload)

@@ -123,16 +123,21 @@ class Raw:
         self.socket.settimeout(patience)
         self.socket.connect(("127.0.0.1", port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._buffer = b""
+        self._buffer = bytearray()
+        self._start = 0
         self._early: list[Received] = []
 
     @classmethod
     def connected(cls, port: int, client_id: str = "", *, clean: bool = True, keepalive: int = 60, **more: int) -> Self:
         """A connection whose CONNECT was accepted."""
         raw = cls(port, **more)
-        raw.send(connect(client_id, clean=clean, keepalive=keepalive))
-        answer = raw.expect(CONNACK)
-        assert answer.body[1] == 0, answer
+        try:
+            raw.send(connect(client_id, clean=clean, keepalive=keepalive))
+            answer = raw.expect(CONNACK)
+            assert answer.body[1] == 0, answer
+        except AssertionError:
+            raw.close()
+            raise
         return raw
 
     def __enter__(self) -> Self:
@@ -161,9 +166,11 @@ class Raw:
             found = self._cut()
             if found is not None:
                 return found
+            del self._buffer[: self._start]
+            self._start = 0
             left = deadline - time.monotonic()
             if left <= 0:
-                raise TimeoutError(f"nothing more came; so far {self._buffer[:100]!r}")
+                raise TimeoutError(f"nothing more came; so far {bytes(self._buffer[:100])!r}")
             self.socket.settimeout(left)
             try:
                 data = self.socket.recv(262_144)
@@ -172,22 +179,23 @@ class Raw:
             finally:
                 self.socket.settimeout(self.patience)
             if not data:
-                assert not self._buffer, f"closed in the middle of a packet: {self._buffer[:100]!r}"
+                assert not self._buffer, f"closed in the middle of a packet: {bytes(self._buffer[:100])!r}"
                 return None
             self._buffer += data
 
     def _cut(self) -> Received | None:
-        buffer = self._buffer
+        buffer, start = self._buffer, self._start
         size = shift = 0
-        for index, byte in enumerate(buffer[1:5], start=1):
+        for index in range(start + 1, min(start + 5, len(buffer))):
+            byte = buffer[index]
             size |= (byte & 127) << shift
             shift += 7
             if not byte & 128:
                 end = index + 1 + size
                 if len(buffer) < end:
                     return None
-                self._buffer = buffer[end:]
-                return Received(buffer[0], buffer[index + 1 : end])
+                self._start = end
+                return Received(buffer[start], bytes(buffer[index + 1 : end]))
         return None
 
     def expect(self, kind: int, patience: float | None = None) -> Received:
