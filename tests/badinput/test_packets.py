@@ -73,7 +73,7 @@ BEFORE_CONNECT: dict[str, bytes] = {
     "password not announced": connect("x", flags=0x82, tail=("user", "secret")),  # [MQTT-3.1.2-20]
     "password missing": connect("x", flags=0xC2, tail=("user",)),  # [MQTT-3.1.2-21]
     "password without user name": connect("x", flags=0x42, tail=("secret",)),  # [MQTT-3.1.2-22]
-    # [MQTT-3.1.3-4] [MQTT-3.1.3-11] [MQTT-3.1.3-10], each [MQTT-1.5.3-1] [MQTT-1.5.3-2]
+    # [MQTT-3.1.3-4] [MQTT-3.1.3-11] [MQTT-3.1.3-10]
     **{f"client id: {why}": connect(value) for why, value in NO_STRINGS.items()},
     **{f"user name: {why}": connect("x", flags=0x82, tail=(value,)) for why, value in NO_STRINGS.items()},
     **{f"will topic: {why}": connect("x", flags=0x06, tail=(value, b"p")) for why, value in NO_STRINGS.items()},
@@ -131,7 +131,7 @@ AFTER_CONNECT: dict[str, bytes] = {
     "topic with a wildcard in a level": publish("a/b+", b"x", qos=2),
     "topic of too many levels": publish(_LEVELS, b"x"),
     "PUBREL before PUBREC": publish("a", b"x", qos=2, id=7) + raw.ack(raw.PUBREL, 7),
-    # [MQTT-3.3.2-1] [MQTT-3.8.3-1] [MQTT-3.10.3-1] [MQTT-4.7.3-2], each [MQTT-1.5.3-1] [MQTT-1.5.3-2]
+    # [MQTT-3.3.2-1] [MQTT-3.8.3-1] [MQTT-3.10.3-1] [MQTT-4.7.3-2]
     **{f"topic: {why}": publish(value, b"x") for why, value in NO_STRINGS.items()},
     **{f"topic at QoS 1: {why}": publish(value, b"x", qos=1) for why, value in NO_STRINGS.items()},
     **{f"filter: {why}": subscribe((value, 0)) for why, value in NO_STRINGS.items()},

@@ -83,13 +83,13 @@ def citations(path: str, text: str) -> tuple[list[Citation], list[str]]:
 
 
 class Module:
-    """A test module: what its functions and tables are made of."""
+    """A test module: its tests and tables, and what they are made of."""
 
     def __init__(self, path: str, text: str) -> None:
         self.path = path
         self.name = path.removesuffix(".py").replace("/", ".")
         self.uses: dict[str, set[tuple[str, str]]] = {}
-        """Name at module level -> (module, name) of everything in its definition."""
+        """Test or table -> (module, name) of everything in its decorators or its definition."""
         self.tests: set[str] = set()
         self._blocks: list[tuple[int, int, str, bool]] = []
         imported: dict[str, tuple[str, str]] = {}
@@ -101,19 +101,20 @@ class Module:
         self._walk(tree.body, imported, "")
 
     def _walk(self, body: list[ast.stmt], imported: dict[str, tuple[str, str]], prefix: str) -> None:
+        def names(*nodes: ast.AST) -> set[tuple[str, str]]:
+            parts = [part for node in nodes for part in ast.walk(node)]
+            return {imported.get(part.id, (self.name, part.id)) for part in parts if isinstance(part, ast.Name)}
+
         for index, node in enumerate(body):
-            used = {
-                imported.get(part.id, (self.name, part.id)) for part in ast.walk(node) if isinstance(part, ast.Name)
-            }
             end = node.end_lineno or node.lineno
             match node:
                 case ast.FunctionDef() | ast.AsyncFunctionDef():
                     start = min([node.lineno, *(one.lineno for one in node.decorator_list)])
                     name = prefix + node.name
-                    self.uses[name] = used
                     self._blocks.append((start, end, name, False))
                     if node.name.startswith("test_"):
                         self.tests.add(name)
+                        self.uses[name] = names(*node.decorator_list)  # its rows
                 case ast.ClassDef() if node.name.startswith("Test"):
                     self._walk(node.body, imported, f"{node.name}::")
                 case ast.Assign() | ast.AnnAssign():
@@ -123,7 +124,7 @@ class Module:
                         end = after.end_lineno or end  # the table's docstring
                     for target in targets:
                         if isinstance(target, ast.Name):
-                            self.uses[prefix + target.id] = used
+                            self.uses[prefix + target.id] = names(node)
                             self._blocks.append((node.lineno, end, prefix + target.id, True))
                 case _:
                     pass
@@ -159,23 +160,32 @@ def scan(root: Path = ROOT) -> Found:
         found.malformed += malformed
         modules.append((Module(path, text), cited))
     users = _users([module for module, _ in modules])
+    rows: dict[tuple[str, str], dict[tuple[str, str], list[int]]] = {}
     for module, cited in modules:
         for one in cited:
             place = module.at(one.line)
             if place is None:
                 continue
             name, table = place
-            nodes = found.tests.setdefault((one.standard, one.id), [])
+            key = (one.standard, one.id)
             if table:
-                new = [f"{node} ({name}, line {one.line})" for node in users.get((module.name, name), [])]
+                for node in users.get((module.name, name), []):
+                    rows.setdefault(key, {}).setdefault((node, name), []).append(one.line)
             else:
-                new = [f"{module.path}::{name}"]
-            nodes += [node for node in new if node not in nodes]
+                rows.setdefault(key, {}).setdefault((f"{module.path}::{name}", ""), [])
+    for key, tests in rows.items():
+        found.tests[key] = [_row(node, name, lines) for (node, name), lines in tests.items()]
     return found
 
 
+def _row(node: str, name: str, lines: list[int]) -> str:
+    if not lines:
+        return node
+    return f"{node} ({name}, line{'s'[: len(lines) > 1]} {', '.join(map(str, lines))})"
+
+
 def _users(modules: list[Module]) -> dict[tuple[str, str], list[str]]:
-    """(module, name) -> the tests whose definition reaches it."""
+    """(module, table) -> the tests whose rows come from it, directly or through other tables."""
     known = {(module.name, name): uses for module in modules for name, uses in module.uses.items()}
     users: dict[tuple[str, str], list[str]] = {}
     for module in modules:

@@ -68,8 +68,9 @@ from tests.rows import ROWS
 
 OWN = [
     1,  # {A}
+    2,  # {A}
 ]
-LATER = [*OWN]
+LATER = pytest.mark.parametrize("one", [*OWN])
 
 def helper():
     """{A}: a remark."""
@@ -78,14 +79,15 @@ def helper():
 def test_rows(one):
     pass
 
-def test_own():
+@LATER
+def test_own(one):
     """{B}"""
-    helper(LATER)
+    helper(ROWS)
 '''
 
 
 def test_which_tests_prove(tmp_path: Path) -> None:
-    """The function around a citation, or those that use the table around it, also through another module."""
+    """The function around a citation, or those that are run for the table around it, also one of another module."""
     for folder in ("mqtt_nats", "streams", "tests"):
         (tmp_path / folder).mkdir()
     (tmp_path / "mqtt_nats" / "code.py").write_text(f"# {A}\n")
@@ -94,7 +96,7 @@ def test_which_tests_prove(tmp_path: Path) -> None:
     found = scan(tmp_path)
     assert found.code == {("3.1.1", "3.1.2-4"): ["mqtt_nats/code.py:1"]}
     assert found.tests == {
-        ("3.1.1", "3.1.2-4"): ["tests/test_it.py::test_own (OWN, line 6)"],
+        ("3.1.1", "3.1.2-4"): ["tests/test_it.py::test_own (OWN, lines 6, 7)"],
         ("3.1.1", "3.1.2-5"): ["tests/test_it.py::test_own"],
         ("3.1.1", "3-8.3-4"): ["tests/test_it.py::test_rows (FIRST, line 3)"],
     }
