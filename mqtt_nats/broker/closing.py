@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from mqtt_nats.backbone.store import Silent
 from mqtt_nats.broker.operations import WillOp
-from mqtt_nats.broker.record import discard_session
+from mqtt_nats.broker.record import discard_session, leftovers
 from mqtt_streams.qos2 import PREFIX as HELD_PREFIX
-from mqtt_streams.sessions import V5, Conflict, Draining, PoisonedRecord, SessionRecord
+from mqtt_streams.sessions import V5, Conflict, PoisonedRecord, SessionRecord
 from mqtt_streams.timers import EXPIRY, FiredTimer, schedule_block, timer_subject
 
 if TYPE_CHECKING:
@@ -42,29 +42,42 @@ def close_session(client: Client) -> None:
 
 
 async def expire(broker: Broker, timer: FiredTimer) -> None:
-    """A session's deadline has passed: end it, unless its record was written since the timer was set."""
+    """A session's deadline has passed: end it, unless its record was written since the timer was set.
+
+    Done again from the start when it was interrupted: the timer then comes back.
+    """
     try:
         found = await broker.sessions.load(timer.key)
     except PoisonedRecord as error:  # not the record for which the timer was set
         log.warning("a session whose deadline has passed cannot be read: %s", error)
         return
-    if found is None or found[1] != timer.epoch:
+    if found is None:
         return
     record, sequence = found
-    log.info("the session of %r has expired", record.client_id)
-    # Claimed like any session, so that a client that connects at this moment either keeps it or gets a new one.
-    ended = SessionRecord(record.client_id, broker.identity, clean=True, v5=V5(kind="regular", expiry=0, q2=True))
-    assert ended.v5 is not None
-    ended.v5.draining = [
-        Draining(consumer.durable_name, consumer.filter_subject, 0, 0) for consumer in record.cons.values()
-    ]
-    reply = f"$MQTT.JSA.{broker.identity}.SP.{timer.key}.{broker.new_nuid()}"
-    sid = broker.link.subscribe_raw(reply.encode(), lambda s, _, h, p: broker.inbox.literal(s, h, p))
-    try:
-        sequence = await broker.sessions.save(ended, expected=sequence, reply=reply)
-    except Conflict:
+    if sequence == timer.epoch:
+        log.info("the session of %r has expired", record.client_id)
+        # Claimed like any session, so that a client that connects at this moment either keeps it or gets a new one.
+        record = ended_record(record, broker.identity, timer.epoch)
+        reply = f"$MQTT.JSA.{broker.identity}.SP.{timer.key}.{broker.new_nuid()}"
+        sid = broker.link.subscribe_raw(reply.encode(), lambda s, _, h, p: broker.inbox.literal(s, h, p))
+        try:
+            sequence = await broker.sessions.save(record, expected=sequence, reply=reply)
+        except Conflict:
+            return
+        finally:
+            broker.link.unsubscribe_raw(sid)
+    elif record.v5 is None or record.v5.nonce != _expired(timer.epoch):
         return
-    finally:
-        broker.link.unsubscribe_raw(sid)
     await discard_session(broker, record)
     await broker.sessions.delete(sequence)
+
+
+def ended_record(record: SessionRecord, identity: str, epoch: int) -> SessionRecord:
+    """What takes the place of an expired session's record until everything of the session is removed."""
+    v5 = V5(kind="regular", expiry=0, nonce=_expired(epoch), q2=True, draining=leftovers(record))
+    return SessionRecord(record.client_id, identity, clean=True, v5=v5)
+
+
+def _expired(epoch: int) -> str:
+    """The nonce of a record that ends the session of ``epoch``."""
+    return f"expired-{epoch}"

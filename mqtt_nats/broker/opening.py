@@ -8,6 +8,7 @@ acknowledgement is also what tells the former owner, here or in nats-server's ow
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
@@ -45,6 +46,9 @@ log = logging.getLogger("mqtt_nats.broker")
 
 # Conflicting claims of one session are settled in as many rounds as there are claimants.
 CLAIM_ROUNDS: Final = 20
+
+# An authenticator that has not answered after this long denies (seconds).
+AUTHENTICATION: Final = 10.0
 
 
 async def open_session(client: Client, connect: Connect) -> None:
@@ -114,7 +118,8 @@ async def _open(client: Client, connect: Connect) -> bool:
 async def _authenticate(client: Client, connect: Connect, client_id: str) -> None:
     credentials = Credentials(client_id, connect.username, connect.password, client.connection)
     try:
-        verdict = await client.broker.access.authenticate(credentials)
+        async with asyncio.timeout(AUTHENTICATION):
+            verdict = await client.broker.access.authenticate(credentials)
     except Exception as error:
         log.exception("the authenticator failed: access denied")
         raise NotAuthorized("the authenticator failed") from error

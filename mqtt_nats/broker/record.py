@@ -11,9 +11,9 @@ from mqtt_streams.api import NoResponders, RequestTimeout
 from mqtt_streams.consumers import delete_consumer
 from mqtt_streams.hashing import name_hash, subject_token
 from mqtt_streams.messages import STREAM as MESSAGES
-from mqtt_streams.pubrel import CONSUMER_PREFIX
+from mqtt_streams.pubrel import CONSUMER_PREFIX, pubrel_subject
 from mqtt_streams.pubrel import STREAM as OUT
-from mqtt_streams.sessions import Conflict, SessionRecord
+from mqtt_streams.sessions import Conflict, Draining, SessionRecord
 from mqtt_streams.timers import EXPIRY
 
 if TYPE_CHECKING:
@@ -66,16 +66,33 @@ async def save_record(client: Client, expected: int) -> int:
     return sequence
 
 
+def leftovers(known: SessionRecord) -> list[Draining]:
+    """The consumers of a session that is not continued.
+
+    Whoever ends it names them in the record that takes its place, until they are removed: should that be
+    interrupted, the next owner of the record goes on.
+    """
+    found = {
+        one.durable_name: Draining(one.durable_name, one.filter_subject or ">", 0, 0) for one in known.cons.values()
+    }
+    if known.v5 is not None:
+        found |= {one.name: Draining(one.name, one.filter_subject, 0, 0) for one in known.v5.draining}
+    if not known.clean:
+        client_hash = name_hash(known.client_id)
+        name = CONSUMER_PREFIX + client_hash
+        found[name] = Draining(name, pubrel_subject(client_hash), 0, 0)
+    return list(found.values())
+
+
 async def discard_session(broker: Broker, known: SessionRecord) -> None:
     """Remove what a session that is not continued has left, other than its record [MQTT-3.1.2-6]."""
     client_hash = name_hash(known.client_id)
-    names = [consumer.durable_name for consumer in known.cons.values()]
-    if known.v5 is not None:
-        names += [draining.name for draining in known.v5.draining]
-    await asyncio.gather(*(delete_consumer(broker.inbox, MESSAGES, name) for name in names))
+    names = {entry.name for entry in leftovers(known)}
+    pubrels = CONSUMER_PREFIX + client_hash
+    await asyncio.gather(*(delete_consumer(broker.inbox, MESSAGES, name) for name in names if name != pubrels))
     if known.clean or known.v5 is None or known.v5.q2:
         await broker.held.purge(subject_token(known.client_id))
-    if not known.clean:
+    if pubrels in names:
         await broker.pubrels.purge(client_hash)
-        await delete_consumer(broker.inbox, OUT, CONSUMER_PREFIX + client_hash)
+        await delete_consumer(broker.inbox, OUT, pubrels)
         await broker.timers.cancel(EXPIRY, client_hash)
