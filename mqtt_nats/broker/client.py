@@ -187,7 +187,7 @@ class Client(Member):
         broker.round.start()
 
     def _before(self, packets: list[Packet]) -> None:
-        """Packets before the session is open: CONNECT, and what came with it."""
+        """Packets before the session is open: CONNECT, and what came with it [MQTT-3.1.4-5] [MQTT-3.2.0-1]."""
         if self.state is State.NEW:
             connect = packets[0]
             assert isinstance(connect, Connect)  # the decoder lets nothing else come first
@@ -216,7 +216,7 @@ class Client(Member):
     def _other(self, packet: Packet) -> None:
         match packet:
             case PingReq():
-                self.outlet.write(PINGRESP)
+                self.outlet.write(PINGRESP)  # [MQTT-3.12.4-1]
             case Subscribe():
                 self.do(subscribe(self, packet))
             case Unsubscribe():
@@ -243,7 +243,7 @@ class Client(Member):
     # -- publishing -----------------------------------------------------------------------------
 
     def publish(self, route: Route, payload: bytes, qos: int, retain: bool, packet_id: int) -> None:
-        """A PUBLISH of this client.
+        """A PUBLISH of this client: what it is answered with, follows from its QoS [MQTT-3.3.4-1].
 
         Raises:
             PacketTooLarge: NATS would not take the message.
@@ -264,7 +264,7 @@ class Client(Member):
                     broker.link.out.append(b"%b%d\r\n%b\r\n" % (route.pub, len(payload), payload))
                 broker.fanout.local(route, Message(route.key, payload, 0, self.no_local))
             elif qos == 1:
-                receipt = Receipt(self, 4, packet_id, 2 if retain else 1)
+                receipt = Receipt(self, 4, packet_id, 2 if retain else 1)  # [MQTT-4.3.2-2]
                 self.receipts.append(receipt)
                 headers = b"NATS/1.0\r\nNmqtt-Pub:1\r\nNmqtt-Id:%b\r\n%b\r\n" % (broker.next_id(), self.sender_header)
                 if retain:
@@ -286,7 +286,10 @@ class Client(Member):
         self.broker.link.out.append(b"%b%d %d\r\n%b%b\r\n" % (route.hpub, size, size + len(payload), headers, payload))
 
     def store_retained(self, route: Route, payload: bytes, qos: int, operation: Op, release: bytes) -> None:
-        """Retain a message, or with an empty payload remove the retained message of the topic."""
+        """Retain a message, or with an empty payload remove the retained message of the topic.
+
+        [MQTT-3.3.1-5] [MQTT-3.3.1-7] [MQTT-3.3.1-10] [MQTT-3.3.1-11]; nobody else calls it [MQTT-3.3.1-12].
+        """
         broker = self.broker
         if payload:
             lines = self.sender_header + (b"Nats-Msg-Id:%b\r\n" % release if release else b"")
@@ -308,7 +311,7 @@ class Client(Member):
             self.connection.release(Hold.WINDOW)
 
     def refused(self, error: ApiError) -> None:
-        """JetStream does not take a message: it is not acknowledged and the client has to reconnect."""
+        """JetStream does not take a message: no acknowledgement, the client has to reconnect [MQTT-4.8.0-2]."""
         log.warning("client %r: a message was not stored: %s", self.client_id, error)
         self.end(QuotaExceeded(str(error)))
 
@@ -440,12 +443,12 @@ class Client(Member):
     # -- the end --------------------------------------------------------------------------------
 
     def broken(self, error: MqttError) -> None:
-        """The client violated the protocol."""
+        """The client violated the protocol [MQTT-4.8.0-1]."""
         if self.state is State.OPENING and self._task is not asyncio.current_task() and self._error is None:
             self._error = error  # what came before the violation is served first
             return
         if self.state is State.NEW and isinstance(error, (UnsupportedProtocolVersion, InvalidClientId)):
-            # [MQTT-3.1.2-2], [MQTT-3.1.3-8]; any other CONNECT that is not well-formed gets no answer [MQTT-3.1.4-1]
+            # [MQTT-3.1.2-2], [MQTT-3.1.3-8]; any other bad CONNECT gets no answer [MQTT-3.1.4-1] [MQTT-3.2.2-6]
             self.outlet.write(encode(Connack(False, connack_code(error.reason)), 4))
         self.end(error)
 

@@ -64,6 +64,7 @@ async def open_session(client: Client, connect: Connect) -> None:
         return
     if not client.alive:
         return
+    # [MQTT-3.1.4-4] [MQTT-3.2.0-1] [MQTT-3.2.2-1] [MQTT-3.2.2-2] [MQTT-3.2.2-3]
     client.outlet.write(encode(Connack(present, 0), 4))
     if client.durable_side is not None and present:
         try:
@@ -80,7 +81,7 @@ async def open_session(client: Client, connect: Connect) -> None:
 
 
 def refuse(client: Client, error: MqttError) -> None:
-    """Answer CONNECT with a return code and close [MQTT-3.2.2-4] (3.1.1)."""
+    """Answer CONNECT with a return code and close [MQTT-3.1.3-9] [MQTT-3.2.2-4] [MQTT-3.2.2-5]."""
     client.outlet.write(encode(Connack(False, connack_code(error.reason)), 4))
     client.end(error)
 
@@ -97,7 +98,7 @@ async def _open(client: Client, connect: Connect) -> bool:
         raise InvalidClientId("an empty client id needs a clean session")
     client_id = connect.client_id or f"auto-{broker.new_nuid()}"  # [MQTT-3.1.3-6]
     await _authenticate(client, connect, client_id)
-    client.client_id = client_id
+    client.client_id = client_id  # [MQTT-3.1.3-2]
     client.hash = name_hash(client_id)
     client.token = subject_token(client_id)
     client.connection.keepalive = connect.keepalive
@@ -147,13 +148,13 @@ def takeover_handler(client: Client) -> Handler:
         client.foreign = max(client.foreign, sequence)
         if client.epoch and sequence > client.epoch:
             log.info("client %r: the session was taken over", client.client_id)
-            client.taken_over()
+            client.taken_over()  # [MQTT-3.1.4-2]
 
     return arrived
 
 
 async def _claim(client: Client, connect: Connect) -> bool:
-    """Make the session this connection's; returns whether it continues an earlier one."""
+    """Make the session this connection's [MQTT-3.1.4-3]; returns whether it continues an earlier one."""
     broker = client.broker
     expected = 0
     known: SessionRecord | None = None
@@ -174,13 +175,13 @@ async def _claim(client: Client, connect: Connect) -> bool:
             if former.epoch > client.epoch:
                 client.taken = True
                 raise MqttError("another connection has claimed the session", ReasonCode.SESSION_TAKEN_OVER)
-            former.taken_over()
+            former.taken_over()  # [MQTT-3.1.4-2]
         broker.clients[client.client_id] = client
         if known is not None and not present:
             await discard_session(broker, known)
             await _forget_leftovers(client)
         elif present and client.durable:
-            await broker.timers.cancel(EXPIRY, client.hash)
+            await broker.timers.cancel(EXPIRY, client.hash)  # [MQTT-4.1.0-2]
         return present
     raise MqttError("too many connections claim this session at once", ReasonCode.SERVER_BUSY)
 
@@ -222,7 +223,7 @@ async def _load(client: Client, connect: Connect) -> tuple[SessionRecord | None,
 
 
 def _prepare(client: Client, known: SessionRecord | None) -> bool:
-    """Set the record to be written; returns whether it continues ``known``."""
+    """Set the record to be written; returns whether it continues ``known`` [MQTT-3.1.2-4] [MQTT-3.1.2-6]."""
     settings = client.broker.settings
     left = leftovers(known) if known is not None else []
     if not client.durable:

@@ -44,7 +44,7 @@ GATE_BYTES: Final = 4 * 1024 * 1024
 
 
 class Replay:
-    """The retained messages of one NATS subject of one subscription."""
+    """The retained messages of one NATS subject of one subscription [MQTT-3.3.1-6]."""
 
     def __init__(self, client: Client, topic_filter: str, key: str, subject: str, qos: int, start: int = 0) -> None:
         self.client = client
@@ -103,14 +103,14 @@ class Replay:
         return self.client.durable_side is not None and self.qos > 0
 
     def send(self, message: RetainedMessage) -> None:
-        """Send one retained message."""
+        """Send one retained message [MQTT-3.3.1-8]."""
         topic = wire_topic(message.subject.encode())
         if topic is None:
             return
         client = self.client
         encoded = topic.encode()
         key = len(encoded).to_bytes(2, "big") + encoded
-        qos = min(message.qos, self.qos)
+        qos = min(message.qos, self.qos)  # [MQTT-3.8.4-6]
         side = client.durable_side
         source = self.source
         if qos and side is not None and source is not None:

@@ -36,9 +36,9 @@ def check_will(client: Client, will: Will) -> Route:
 
 
 def publish_will(client: Client) -> None:
-    """Publish the will: the connection ended without DISCONNECT."""
-    will, client.will = client.will, None
-    if will is None:
+    """Publish the will: the connection ended without DISCONNECT [MQTT-3.1.2-8]."""
+    will, client.will = client.will, None  # [MQTT-3.1.2-10]
+    if will is None:  # [MQTT-3.1.2-12]
         return
     broker = client.broker
     try:
@@ -48,7 +48,7 @@ def publish_will(client: Client) -> None:
         return
     payload = will.payload
     try:
-        if will.retain:
+        if will.retain:  # [MQTT-3.1.2-16] [MQTT-3.1.2-17]
             parent = WillOp(will.topic)
             client.store_retained(route, payload, will.qos, RetainedOp(client, parent, not payload), b"")
         message = Message(route.key, payload, will.qos, client.client_id)

@@ -83,7 +83,7 @@ def read_protocol(reader: Reader) -> tuple[int, bool]:
 
 
 def read_connect(reader: Reader, level: int, bridge: bool, limits: Limits) -> Connect:
-    """What follows the protocol level."""
+    """What follows the protocol level, in this order. [MQTT-3.1.3-1] [MQTT-3.1.4-1] (3.1.1, 5.0)"""
     flags = reader.u8()
     if flags & 1:  # [MQTT-3.1.2-3] (3.1.1, 5.0)
         raise MalformedPacket("reserved bit of the connect flags is set")

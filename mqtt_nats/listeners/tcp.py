@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MQTT over plain TCP."""
+"""MQTT over plain TCP [MQTT-7.1.1-1]."""
 
 from __future__ import annotations
 

@@ -20,7 +20,10 @@ SEEN_FOR: Final = 40.0
 
 
 class Fanout:
-    """Delivers messages to the subscribers of this gateway and publishes them to NATS."""
+    """Delivers messages to the subscribers of this gateway and publishes them to NATS.
+
+    Nothing overtakes anything on its way [MQTT-4.6.0-5] [MQTT-4.6.0-6].
+    """
 
     def __init__(self, table: Table, link: Link, round_: Round) -> None:
         self.table = table
@@ -87,7 +90,7 @@ class Fanout:
     # -- to members -----------------------------------------------------------------------------
 
     def group(self, group: Group, message: Message) -> None:
-        """Deliver one message to one group."""
+        """Deliver one message to one group: at the lower QoS [MQTT-3.8.4-6], RETAIN clear [MQTT-3.3.1-9]."""
         qos = message.qos
         if qos == 0:
             outlets = group.zero

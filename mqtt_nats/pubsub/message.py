@@ -11,6 +11,7 @@ class Message:
 
     ``key`` is the topic as it stands in a PUBLISH packet, with its two length bytes. The encodings are
     made at most once however many subscribers there are; only the packet identifier is per subscriber.
+    The publisher's DUP flag is not in it [MQTT-3.3.1-3].
     """
 
     __slots__ = ("_heads", "_zero", "key", "payload", "qos", "retain", "sender")
@@ -25,13 +26,13 @@ class Message:
         self._heads: list[bytes] = [b"", b"", b""]
 
     def zero(self) -> bytes:
-        """The PUBLISH packet at QoS 0 (3.1.1)."""
+        """The PUBLISH packet at QoS 0 (3.1.1) [MQTT-2.3.1-5] [MQTT-4.3.1-1]."""
         if not self._zero:
             self._zero = publish_head(0x31 if self.retain else 0x30, self.key, len(self.payload)) + self.payload
         return self._zero
 
     def head(self, qos: int) -> bytes:
-        """What precedes the packet identifier in a PUBLISH packet at QoS 1 or 2 (3.1.1), DUP clear."""
+        """What precedes the packet identifier at QoS 1 or 2 (3.1.1), DUP clear [MQTT-4.3.2-1] [MQTT-4.3.3-1]."""
         head = self._heads[qos]
         if not head:
             flags = 0x30 | qos << 1 | (1 if self.retain else 0)
@@ -69,7 +70,7 @@ class Stored:
         self.packets: list[bytes] = [b"", b"", b""]
 
     def packet(self, qos: int) -> bytes:
-        """The PUBLISH packet at QoS 1 or 2 (3.1.1), DUP clear."""
+        """The PUBLISH packet at QoS 1 or 2 (3.1.1), DUP clear [MQTT-4.3.2-1] [MQTT-4.3.3-1]."""
         identifier = self.identifier
         flags = 0x30 | qos << 1 | (1 if self.retain else 0)
         head = publish_head(flags, self.key, 2 + len(self.payload))

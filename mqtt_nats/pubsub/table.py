@@ -276,7 +276,7 @@ class Table:
         """The route of a topic as it stands in a PUBLISH packet (with its two length bytes).
 
         Raises:
-            MqttError: the topic is not a legal name, is reserved, or too long for NATS.
+            MqttError: the topic is not a legal name, is reserved [MQTT-3.3.5-2], or too long for NATS.
         """
         found = self.routes.get(key)
         if found is None:

@@ -56,7 +56,7 @@ class Overlap(Generic[T]):
         return [source for _, other, _, source in self._entries if patterns_meet(other, pattern)]
 
     def owner(self, subject: str, sequence: int) -> tuple[T | None, int]:
-        """Who delivers the message, and the highest QoS granted by any subscription that it matches."""
+        """Who delivers the message, and the highest QoS granted by any subscription that it matches [MQTT-3.3.5-1]."""
         matching = self._matching.get(subject)
         if matching is None:
             if len(self._matching) >= MAX_TOPICS:
