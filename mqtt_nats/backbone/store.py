@@ -268,9 +268,17 @@ class Store:
         """Called about once a second with the loop's time."""
         self.now = now
         if self.pending and not self._stalled:
-            oldest = next(iter(self.pending.values()))
-            if now - oldest.born > ACK_TIMEOUT and oldest.born:
-                self.stall()
+            for op in self.pending.values():
+                if op.born and now - op.born > ACK_TIMEOUT:
+                    if not op.optional:
+                        self.stall()
+                        break
+                    # What it was addressed to went away before it could answer: now nobody does.
+                    op.born = now
+                    self.link.out.append(op.frame)
+                    self.link.kick()
+                elif not op.optional:
+                    break
 
 
 def _error(payload: bytes) -> ApiError | None:

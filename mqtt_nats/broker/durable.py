@@ -431,7 +431,7 @@ class DurableSide:
             self.client.do(self._look_for_rest(attachment))
         draining = Draining(consumer.durable_name, consumer.filter_subject, max(qos, default=0), source.end)
         record.v5.draining.append(draining)
-        return draining if qos else None
+        return draining if qos or self.machine.holds(source) else None
 
     async def _look_for_rest(self, attachment: Attachment) -> None:
         """Find out whether the consumer of an ended subscription has anything left for others."""

@@ -112,12 +112,14 @@ class Delivery:
 class Release:
     """An owed PUBREL."""
 
-    __slots__ = ("comp", "records", "sequence", "unconfirmed")
+    __slots__ = ("comp", "delivery", "records", "sequence", "unconfirmed")
 
     def __init__(self, sequence: int) -> None:
         self.sequence = sequence
         self.unconfirmed = 0
         """Acknowledgements of the message that JetStream has yet to confirm."""
+        self.delivery: Delivery | None = None
+        """The message, when this connection has sent it."""
         self.comp = False
         self.records: list[bytes] = []
         """The acknowledgement subject of the PUBREL record, once it has been delivered; several when it was

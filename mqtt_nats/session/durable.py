@@ -391,6 +391,7 @@ class DurableOutbound:
         release = self.releases.setdefault(identifier, Release(abs(delivery.sequence)))
         replies = delivery.replies()
         release.unconfirmed += len(replies)
+        release.delivery = delivery
         self.ports.send(ack_bytes(PUBREL, identifier))
         for reply in replies:
             self.ports.ack_confirmed(reply, identifier)
@@ -403,6 +404,8 @@ class DurableOutbound:
         release = self.releases.get(identifier)
         if release is not None:
             release.unconfirmed -= 1
+            if release.delivery is not None and not release.unconfirmed:
+                self._ended(release.delivery)
             self._finish(identifier, release)
 
     def pubrel_delivered(self, identifier: int, sequence: int, reply: bytes) -> None:
@@ -443,13 +446,21 @@ class DurableOutbound:
         sequence = delivery.sequence
         if sequence > 0:
             delivery.source.done.append(sequence)
+        self._ended(delivery)
+
+    def _ended(self, delivery: Delivery) -> None:
         if delivery.source.end and self.on_complete is not None:
             self.on_complete(delivery)
 
     def holds(self, source: Source) -> bool:
-        """True while a message of ``source`` is on its way."""
-        return any(delivery.source is source for delivery in self.inflight.values()) or any(
-            delivery.source is source for _, delivery in self._waiting
+        """True while a message of ``source`` is on its way, or JetStream has to confirm that it is complete."""
+        return (
+            any(delivery.source is source for delivery in self.inflight.values())
+            or any(delivery.source is source for _, delivery in self._waiting)
+            or any(
+                release.unconfirmed > 0 and release.delivery is not None and release.delivery.source is source
+                for release in self.releases.values()
+            )
         )
 
     # -- changes of subscriptions ---------------------------------------------------------------

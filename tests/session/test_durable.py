@@ -482,7 +482,12 @@ def test_drain() -> None:
     assert machine.holds(one)
     machine.acknowledged(PUBREC, [packet_id(8)])
     machine.pubrel_stored(packet_id(8))
+    for identifier in (packet_id(5), packet_id(6)):
+        machine.confirmed(identifier)
+    assert machine.holds(one), "its consumer has to live until it has confirmed"
+    machine.confirmed(packet_id(8))
     assert not machine.holds(one)
+    assert ended == [5, 6, 8, 5, 6, 8]
     assert machine.holds(other)
 
 
