@@ -264,7 +264,7 @@ class Client(Member):
                     broker.link.out.append(b"%b%d\r\n%b\r\n" % (route.pub, len(payload), payload))
                 broker.fanout.local(route, Message(route.key, payload, 0, self.no_local))
             elif qos == 1:
-                receipt = Receipt(self, 4, packet_id, 2 if retain else 1)  # [MQTT-4.3.2-2]
+                receipt = Receipt(self, 4, packet_id, 2 if retain else 1)  # [MQTT-3.3.1-12] [MQTT-4.3.2-2]
                 self.receipts.append(receipt)
                 headers = b"NATS/1.0\r\nNmqtt-Pub:1\r\nNmqtt-Id:%b\r\n%b\r\n" % (broker.next_id(), self.sender_header)
                 if retain:
@@ -286,12 +286,9 @@ class Client(Member):
         self.broker.link.out.append(b"%b%d %d\r\n%b%b\r\n" % (route.hpub, size, size + len(payload), headers, payload))
 
     def store_retained(self, route: Route, payload: bytes, qos: int, operation: Op, release: bytes) -> None:
-        """Retain a message, or with an empty payload remove the retained message of the topic.
-
-        [MQTT-3.3.1-5] [MQTT-3.3.1-7] [MQTT-3.3.1-10] [MQTT-3.3.1-11]; nobody else calls it [MQTT-3.3.1-12].
-        """
+        """Retain a message [MQTT-3.3.1-5] [MQTT-3.3.1-7], or with an empty payload remove that of the topic."""
         broker = self.broker
-        if payload:
+        if payload:  # [MQTT-3.3.1-10] [MQTT-3.3.1-11]
             lines = self.sender_header + (b"Nats-Msg-Id:%b\r\n" % release if release else b"")
             headers = set_block(route.topic, qos << 1 | 1, broker.identity, lines)
         else:
