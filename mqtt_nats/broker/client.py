@@ -15,11 +15,12 @@ from collections.abc import Coroutine
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final
 
-from mqtt_nats.backbone.store import Op, TooLarge
+from mqtt_nats.backbone.store import TooLarge
 from mqtt_nats.broker.closing import close_session
 from mqtt_nats.broker.inbound import Inbound
 from mqtt_nats.broker.opening import open_session
 from mqtt_nats.broker.operations import Receipt, RetainedOp
+from mqtt_nats.broker.retaining import store_retained
 from mqtt_nats.broker.subscribing import subscribe, unsubscribe
 from mqtt_nats.broker.will import HEADERS, publish_will
 from mqtt_nats.codec import (
@@ -51,7 +52,6 @@ from mqtt_nats.pubsub.message import Message
 from mqtt_nats.pubsub.table import Filter, Member, Route
 from mqtt_nats.session.regular import RegularOutbound
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.retained import retained_subject, set_block, tombstone_block
 from mqtt_streams.subjects import filter_to_subjects
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ class Client(Member):
         try:
             if qos == 0:
                 if retain:
-                    self.store_retained(route, payload, 0, RetainedOp(self, None, not payload), b"")
+                    store_retained(self, route, payload, 0, RetainedOp(self, None, not payload), b"")
                 if self.no_local:
                     self.bare(route, b"NATS/1.0\r\nNmqtt-Pub:0\r\n%b\r\n" % self.sender_header, payload)
                 else:
@@ -268,7 +268,7 @@ class Client(Member):
                 self.receipts.append(receipt)
                 headers = b"NATS/1.0\r\nNmqtt-Pub:1\r\nNmqtt-Id:%b\r\n%b\r\n" % (broker.next_id(), self.sender_header)
                 if retain:
-                    self.store_retained(route, payload, 1, RetainedOp(self, receipt, not payload), b"")
+                    store_retained(self, route, payload, 1, RetainedOp(self, receipt, not payload), b"")
                 self.bare(route, headers, payload)
                 broker.store.put(route.msgs, headers, payload, receipt)
                 if route.local:
@@ -284,17 +284,6 @@ class Client(Member):
         """Publish to NATS clients and other gateways: the copy that is not stored."""
         size = len(headers)
         self.broker.link.out.append(b"%b%d %d\r\n%b%b\r\n" % (route.hpub, size, size + len(payload), headers, payload))
-
-    def store_retained(self, route: Route, payload: bytes, qos: int, operation: Op, release: bytes) -> None:
-        """Retain a message [MQTT-3.3.1-5] [MQTT-3.3.1-7], or with an empty payload remove that of the topic."""
-        broker = self.broker
-        if payload:  # [MQTT-3.3.1-10] [MQTT-3.3.1-11]
-            lines = self.sender_header + (b"Nats-Msg-Id:%b\r\n" % release if release else b"")
-            headers = set_block(route.topic, qos << 1 | 1, broker.identity, lines)
-        else:
-            headers = tombstone_block(route.topic, broker.identity)
-        target = b"HPUB %b " % retained_subject(route.subject).encode()
-        broker.store.put(target, headers, payload, operation)
 
     def settle(self) -> None:
         """Send every acknowledgement that is due, in order [MQTT-4.6.0-2] [MQTT-4.6.0-3]."""
@@ -329,6 +318,8 @@ class Client(Member):
         """A message that needs a look before it may be sent: no_local, or retained messages still on the way."""
         if self.no_local and message.sender == self.no_local:
             return
+        if self.durable and qos and message.qos:
+            return  # comes from the stream
         gate = self.gates.get(found) if self.gates else None
         if gate is None:
             self.deliver(message, qos)

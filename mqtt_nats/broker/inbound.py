@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.store import Silent
 from mqtt_nats.broker.operations import DeleteOp, HoldOp, Receipt, ReleaseOp, RetainedOp
 from mqtt_nats.broker.record import save_record
+from mqtt_nats.broker.retaining import store_retained
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.pubsub.message import Message
 from mqtt_nats.session.inbound import Action, InboundQos2
@@ -207,7 +208,7 @@ class Inbound:
         )
         operation = ReleaseOp(client, held, receipt, 2 if held.retain else 1)
         if held.retain:
-            client.store_retained(route, payload, 2, RetainedOp(client, operation, not payload), release)
+            store_retained(client, route, payload, 2, RetainedOp(client, operation, not payload), release)
         size = len(headers)
         broker.link.out.append(b"%b%d %d\r\n%b%b\r\n" % (route.hpub, size, size + len(payload), headers, payload))
         broker.store.put(route.msgs, headers, payload, operation)

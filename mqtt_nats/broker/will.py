@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.store import TooLarge
 from mqtt_nats.broker.operations import RetainedOp, WillOp
+from mqtt_nats.broker.retaining import store_retained
 from mqtt_nats.codec import MqttError, PacketTooLarge, Will
 from mqtt_nats.pubsub.message import Message
 
@@ -50,7 +51,7 @@ def publish_will(client: Client) -> None:
     try:
         if will.retain:  # [MQTT-3.1.2-16] [MQTT-3.1.2-17]
             parent = WillOp(will.topic)
-            client.store_retained(route, payload, will.qos, RetainedOp(client, parent, not payload), b"")
+            store_retained(client, route, payload, will.qos, RetainedOp(client, parent, not payload), b"")
         message = Message(route.key, payload, will.qos, client.client_id)
         if will.qos == 0:
             broker.link.out.append(b"%b%d\r\n%b\r\n" % (route.pub, len(payload), payload))
