@@ -79,7 +79,8 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
         return
     except ApiError as error:
         log.warning("client %r: subscribing to %s failed: %s", client.client_id, ", ".join(map(repr, wanted)), error)
-        await _end(client, wanted.keys() - present)
+        if not await _undo(client, wanted.keys() - present):
+            return
         for topic_filter in wanted:
             drop_gate(client, topic_filter)
         wanted.clear()
@@ -245,14 +246,41 @@ async def _end(client: Client, filters: Set[str]) -> None:
 
     Raises:
         Conflict: the session belongs to somebody else.
+        ApiError: the session record cannot be stored.
     """
+    gone = _forget(client, filters)
+    side = client.durable_side
+    if side is not None and filters:
+        await save_record(client, client.epoch)
+        await patiently(client, lambda: side.remove(gone))
+
+
+async def _undo(client: Client, filters: Set[str]) -> bool:
+    """End subscriptions that JetStream has not let begin; False when the session belongs to somebody else."""
+    gone = _forget(client, filters)
+    side = client.durable_side
+    if side is not None and filters:
+        try:
+            await save_record(client, client.epoch)
+        except Conflict:
+            client.taken_over()
+            return False
+        except ApiError as error:
+            # Where there is no room for this one, there was none for the one that named them.
+            log.warning("client %r: its session record was not stored: %s", client.client_id, error)
+        await patiently(client, lambda: side.remove(gone))
+    return True
+
+
+def _forget(client: Client, filters: Set[str]) -> list[str]:
+    """Take subscriptions out of what this gateway knows; returns the consumers that can be deleted."""
     for topic_filter in filters:
         client.broker.table.unsubscribe(client, topic_filter)
         drop_gate(client, topic_filter)
     side = client.durable_side
     record = client.record
-    if side is None or not filters:
-        return
+    if side is None:
+        return []
     assert record is not None
     assert record.v5 is not None
     gone: list[str] = []
@@ -266,5 +294,4 @@ async def _end(client: Client, filters: Set[str]) -> None:
                 name = record.cons[key].durable_name
                 if side.drain(key) is None:
                     gone.append(name)
-    await save_record(client, client.epoch)
-    await patiently(client, lambda: side.remove(gone))
+    return gone

@@ -77,7 +77,6 @@ class Stream:
         for qos, sent in self.sent.items():
             topic = f"{self.name}/{qos}"
 
-
             def complete(topic: str = topic, sent: list[bytes] = sent) -> bool:
                 missing = set(sent) - set(subscriber.payloads(topic))
                 assert not missing, f"{len(missing)} of {len(sent)} missing: {sorted(map(int, missing))[:20]}"
@@ -197,9 +196,7 @@ def test_takeover_while_the_owner_is_cut_off(
     Raw.connected(beside.port, client_id).close()
 
 
-def test_a_new_gateway_connection_is_made_and_no_other(
-    proxy: Proxy, behind: Gateway, nats_server: NatsServer
-) -> None:
+def test_a_new_gateway_connection_is_made_and_no_other(proxy: Proxy, behind: Gateway, nats_server: NatsServer) -> None:
     """Two connections per gateway, after any number of cuts."""
     with Bystanders(behind.port) as bystanders:
         for number in range(5):

@@ -5,7 +5,7 @@ import socket
 import time
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 CONNECT, CONNACK, PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP = 1, 2, 3, 4, 5, 6, 7
 SUBSCRIBE, SUBACK, UNSUBSCRIBE, UNSUBACK, PINGREQ, PINGRESP, DISCONNECT = 8, 9, 10, 11, 12, 13, 14
@@ -128,7 +128,7 @@ class Raw:
         self._early: list[Received] = []
 
     @classmethod
-    def connected(cls, port: int, client_id: str = "", *, clean: bool = True, keepalive: int = 60, **more: int) -> Self:
+    def connected(cls, port: int, client_id: str = "", *, clean: bool = True, keepalive: int = 60, **more: Any) -> Self:
         """A connection whose CONNECT was accepted."""
         raw = cls(port, **more)
         try:

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An authenticator that fails, hangs or refuses: nobody gets in, and the others notice nothing."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import anyio
+import pytest
+
+import mqtt_nats.gateway
+from mqtt_nats.broker.access import Credentials
+from mqtt_nats.codec import ReasonCode
+from mqtt_nats.config import Settings
+from tests.harness import raw
+from tests.harness.bystanders import Bystanders
+from tests.harness.nats import NatsServer
+from tests.harness.raw import Raw, connect
+
+
+class Fake:
+    """Does what the user name says."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    async def authenticate(self, credentials: Credentials) -> ReasonCode:
+        self.seen.append(repr(credentials))
+        match credentials.username:
+            case "raise":
+                raise RuntimeError("broken")
+            case "timeout":
+                raise TimeoutError
+            case "cancel":
+                await asyncio.sleep(3600)
+            case "banned":
+                return ReasonCode.BANNED
+            case "wrong":
+                return ReasonCode.BAD_USER_NAME_OR_PASSWORD
+            case "busy":
+                return ReasonCode.SERVER_BUSY
+        return ReasonCode.SUCCESS
+
+
+@pytest.fixture
+def fake() -> Fake:
+    return Fake()
+
+
+@pytest.fixture
+def port(nats_server: NatsServer, fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Port of a gateway in this process, with the fake authenticator."""
+    monkeypatch.setattr(mqtt_nats.gateway, "AllowAll", lambda: fake)
+    ready: list[tuple[str, int]] = []
+    started = threading.Event()
+    control: list[Callable[[], Any]] = []
+
+    async def main() -> None:
+        stop = anyio.Event()
+        loop = asyncio.get_running_loop()
+        control.append(lambda: loop.call_soon_threadsafe(stop.set))
+
+        def on_ready(addresses: list[tuple[str, int]]) -> None:
+            ready.extend(addresses)
+            started.set()
+
+        settings = Settings(listen="127.0.0.1:0", nats=(nats_server.url,))
+        await mqtt_nats.gateway.serve(settings, on_ready=on_ready, stop=stop)
+
+    thread = threading.Thread(target=lambda: anyio.run(main), daemon=True)
+    thread.start()
+    assert started.wait(20)
+    yield ready[0][1]
+    control[0]()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def answer(port: int, user: str) -> bytes:
+    with Raw(port) as client:
+        client.send(connect(f"user-{user}", flags=0xC2, tail=(user, "secret-password")))
+        (found,) = client.expect_closed()
+        assert found.kind == raw.CONNACK
+        return found.body
+
+
+def test_denied(port: int, fake: Fake) -> None:
+    with Bystanders(port) as bystanders, Raw(port) as hanging:
+        hanging.send(connect("hanging", flags=0x82, tail=("cancel",)))
+        assert answer(port, "raise") == b"\0\x05"
+        assert answer(port, "timeout") == b"\0\x05"
+        assert answer(port, "banned") == b"\0\x05"
+        assert answer(port, "wrong") == b"\0\x04"
+        assert answer(port, "busy") == b"\0\x03"
+        with Raw(port) as client:
+            client.send(connect("user", flags=0xC2, tail=("good", "secret-password")))
+            assert client.expect(raw.CONNACK).body == b"\0\0"
+            client.ping()
+        bystanders.check()
+    assert not any("secret" in text for text in fake.seen)
+
+
+def test_a_failing_authenticator_does_not_touch_the_session(port: int) -> None:
+    """Who is denied takes over nobody's session."""
+    with Raw.connected(port, "victim", clean=False) as victim:
+        assert victim.subscribe(("t", 1)) == [1]
+        for clean in (0, 2):
+            with Raw(port) as client:
+                client.send(connect("victim", flags=0x80 | clean, tail=("raise",)))
+                (found,) = client.expect_closed()
+                assert found.body == b"\0\x05"
+        assert victim.ping() == []

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JetStream has no room: what cannot be stored is not acknowledged, and everything else goes on."""
+
+from collections.abc import AsyncIterator
+
+import nats
+import pytest
+from nats.js import JetStreamContext
+from nats.js.api import DiscardPolicy, StreamConfig
+
+from tests.conftest import GatewayFactory, NatsFactory
+from tests.harness import raw
+from tests.harness.bystanders import Paho
+from tests.harness.gateway import Gateway
+from tests.harness.nats import NatsServer
+from tests.harness.raw import Raw, connect, publish
+from tests.harness.waiting import eventually
+
+MESSAGES = "$MQTT_msgs"
+
+
+@pytest.fixture
+def server(nats_factory: NatsFactory) -> NatsServer:
+    return nats_factory()
+
+
+@pytest.fixture
+def local(server: NatsServer, gateway_factory: GatewayFactory) -> Gateway:
+    return gateway_factory(server)
+
+
+@pytest.fixture
+async def js(server: NatsServer) -> AsyncIterator[JetStreamContext]:
+    client = await nats.connect(server.url)
+    yield client.jetstream()
+    await client.close()
+
+
+async def limited(js: JetStreamContext, name: str, max_bytes: int) -> None:
+    config: StreamConfig = (await js.stream_info(name)).config
+    config.max_bytes = max_bytes
+    if not config.discard_new_per_subject:
+        config.discard = DiscardPolicy.NEW if max_bytes > 0 else DiscardPolicy.OLD
+    await js.update_stream(config)
+
+
+def fill(port: int, topic: str, qos: int) -> list[bytes]:
+    """Publish until it is refused; what was acknowledged."""
+    acknowledged: list[bytes] = []
+    with Raw.connected(port) as client:
+        for number in range(1, 60_000):
+            payload = b"%d " % number + bytes(4000)
+            client.send(publish(topic, payload, qos=qos, id=number))
+            one = client.receive()
+            if one is None:
+                return acknowledged
+            if qos == 2 and one.kind == raw.PUBREC:
+                client.send(raw.ack(raw.PUBREL, number))
+                one = client.receive()
+                if one is None:
+                    return acknowledged
+            assert one.kind == (raw.PUBACK if qos == 1 else raw.PUBCOMP)
+            acknowledged.append(payload)
+    raise AssertionError("never refused")
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_the_message_stream_is_full(server: NatsServer, local: Gateway, js: JetStreamContext, qos: int) -> None:
+    with (
+        Paho(local.port, "durable", clean=False) as durable,
+        Paho(local.port, "regular") as regular,
+        Raw.connected(local.port, "bystander") as bystander,
+        Raw.connected(local.port, "willing") as will_watcher,
+    ):
+        durable.subscribe("full", 2)
+        regular.subscribe("full", 2)
+        assert bystander.subscribe(("zero", 0)) == [0]
+        assert will_watcher.subscribe(("will/full", 1)) == [1]
+        await limited(js, MESSAGES, 1_000_000)
+        acknowledged = fill(local.port, "full", qos)
+        assert 100 < len(acknowledged) < 250
+        # Everything that needs no room in that stream works.
+        for number in range(3):
+            bystander.send(publish("zero", b"%d" % number))
+            assert bystander.expect(raw.PUBLISH).payload == b"%d" % number
+        assert bystander.subscribe(("more", 1), id=2) == [1]
+        with Raw.connected(local.port, "newcomer", clean=False) as newcomer:
+            assert newcomer.subscribe(("full", 1)) == [1]
+        # The will of a refused publisher goes at least to who is connected.
+        with Raw(local.port) as client:
+            client.send(connect(flags=0x0E, tail=("will/full", "gone")))
+            client.expect(raw.CONNACK)
+            client.send(publish("full", bytes(5000), qos=1))
+            assert client.expect_closed() == []
+        assert will_watcher.expect(raw.PUBLISH).payload == b"gone"
+        for subscriber in (durable, regular):
+            eventually(lambda s=subscriber: set(acknowledged) <= set(s.payloads("full")))  # type: ignore[misc]
+            assert subscriber.disconnections == []
+        assert durable.payloads("full") == acknowledged
+
+        await limited(js, MESSAGES, -1)
+        durable.publish_acknowledged("full", b"after", qos)
+        for subscriber in (durable, regular):
+            eventually(lambda s=subscriber: b"after" in s.payloads("full"))  # type: ignore[misc]
+        assert bystander.ping() == []
+    assert "connection to NATS is lost" not in local.log
+
+
+@pytest.mark.parametrize(
+    ("stream", "qos", "retain"), [("$MQTT_qos2in", 2, 0), ("$MQTT_rmsgs", 1, 1), ("$MQTT_rmsgs", 2, 1)]
+)
+async def test_another_stream_is_full(
+    server: NatsServer, local: Gateway, js: JetStreamContext, stream: str, qos: int, retain: int
+) -> None:
+    with Raw.connected(local.port, "bystander") as bystander, Raw.connected(local.port, "publisher") as publisher:
+        assert bystander.subscribe(("other", 1)) == [1]
+        await limited(js, stream, 100)
+        publisher.send(publish("other/x", bytes(1000), qos=qos, flags=retain))
+        kinds = [one.kind for one in publisher.expect_closed()] if not (retain and qos == 2) else []
+        if retain and qos == 2:
+            publisher.expect(raw.PUBREC)
+            publisher.send(raw.ack(raw.PUBREL, 1))
+            kinds = [one.kind for one in publisher.expect_closed()]
+        assert kinds == []
+        bystander.send(publish("other", b"fine", qos=1, id=3))
+        found = [bystander.receive(), bystander.receive()]
+        assert {one.kind for one in found if one} == {raw.PUBACK, raw.PUBLISH}
+        await limited(js, stream, -1)
+        with Raw.connected(local.port, "publisher") as again:
+            again.send(publish("other/x", bytes(1000), qos=qos, flags=retain))
+            again.expect(raw.PUBACK if qos == 1 else raw.PUBREC)
+
+
+async def test_no_room_for_sessions(server: NatsServer, local: Gateway, js: JetStreamContext) -> None:
+    """Nobody new is let in; who is connected stays and can publish."""
+    with Raw.connected(local.port, "bystander", clean=False) as bystander:
+        assert bystander.subscribe(("t", 1)) == [1]
+        await limited(js, "$MQTT_sess", 600)
+        for clean in (True, False):
+            with Raw(local.port) as client:
+                client.send(connect("x" * 600, clean=clean))
+                (answer,) = client.expect_closed()
+                assert answer.body == b"\0\x03"
+        bystander.send(publish("t", b"x", qos=1, id=5))
+        found = [bystander.receive(), bystander.receive()]
+        assert {one.kind for one in found if one} == {raw.PUBACK, raw.PUBLISH}
+        assert bystander.subscribe(("u" * 500, 1), id=6) == [0x80]
+        assert bystander.ping() == []
+        await limited(js, "$MQTT_sess", -1)
+        assert bystander.subscribe(("u" * 500, 1), id=7) == [1]
+        Raw.connected(local.port, "x" * 600).close()
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_the_server_has_no_room(nats_factory: NatsFactory, gateway_factory: GatewayFactory, qos: int) -> None:
+    server = nats_factory(config="jetstream { max_file_store: 2MB }")
+    gateway = gateway_factory(server)
+    with Raw.connected(gateway.port, "bystander") as bystander, Paho(gateway.port) as subscriber:
+        assert bystander.subscribe(("zero", 0)) == [0]
+        subscriber.subscribe("full", qos)
+        acknowledged = fill(gateway.port, "full", qos)
+        assert acknowledged
+        for number in range(3):
+            bystander.send(publish("zero", b"%d" % number))
+            assert bystander.expect(raw.PUBLISH).payload == b"%d" % number
+        eventually(lambda: set(acknowledged) <= set(subscriber.payloads("full")))
+        assert subscriber.disconnections == []
+    assert "connection to NATS is lost" not in gateway.log
