@@ -128,18 +128,18 @@ def test_nats_is_gone_for_ten_seconds(
             newcomer = stack.enter_context(Raw.connected(port, "newcomer", patience=RECOVERY))
         assert newcomer.subscribe(("new/#", 1)) == [1]
 
-        one = [b"before %d" % number for number in range(20)] + [b"%d" % number for number in range(20)]
-        two = [b"half"] + [b"%d" % number for number in range(20)]
+        ones = [b"before %d" % number for number in range(20)] + [b"%d" % number for number in range(20)]
+        twos = [b"half"] + [b"%d" % number for number in range(20)]
         for paho in (regular, durable):
-            eventually(lambda p=paho: set(one) <= set(p.payloads("t/1")), RECOVERY)  # type: ignore[misc]
-            eventually(lambda p=paho: set(two) <= set(p.payloads("t/2")), RECOVERY)  # type: ignore[misc]
-            assert list(dict.fromkeys(paho.payloads("t/1"))) == one
-            assert paho.payloads("t/2") == two
+            eventually(lambda p=paho: set(ones) <= set(p.payloads("t/1")), RECOVERY)  # type: ignore[misc]
+            eventually(lambda p=paho: set(twos) <= set(p.payloads("t/2")), RECOVERY)  # type: ignore[misc]
+            assert list(dict.fromkeys(paho.payloads("t/1"))) == ones
+            assert paho.payloads("t/2") == twos
         regular.publish_acknowledged("new/message", b"after", 2)
         assert newcomer.expect(raw.PUBLISH).payload == b"after"
         with Paho(port, "absent", clean=False) as absent:
-            eventually(lambda: set(one) <= set(absent.payloads("t/1")))
-            assert list(dict.fromkeys(absent.payloads("t/1"))) == one
+            eventually(lambda: set(ones) <= set(absent.payloads("t/1")))
+            assert list(dict.fromkeys(absent.payloads("t/1"))) == ones
         bystanders.check(lossy=True, timeout=RECOVERY)
     assert "Traceback" not in local.log
 
