@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 async def save_record(client: Client, expected: int) -> int:
-    """Write the session record; returns its sequence.
+    """Write the session record [MQTT-4.1.0-1]; returns its sequence.
 
     A write whose outcome is unknown is read back: the record's nonce tells whether it is ours.
 
@@ -85,7 +85,7 @@ def leftovers(known: SessionRecord) -> list[Draining]:
 
 
 async def discard_session(broker: Broker, known: SessionRecord) -> None:
-    """Remove what a session that is not continued has left, other than its record [MQTT-3.1.2-6]."""
+    """Remove what a session that is not continued has left, other than its record [MQTT-3.1.2-6] [MQTT-3.1.2-7]."""
     client_hash = name_hash(known.client_id)
     names = {entry.name for entry in leftovers(known)}
     pubrels = CONSUMER_PREFIX + client_hash

@@ -49,7 +49,7 @@ RECORD_SPARE: Final = 2048
 
 
 async def subscribe(client: Client, packet: Subscribe) -> None:
-    """Answer a SUBSCRIBE packet."""
+    """Answer a SUBSCRIBE packet, with one SUBACK [MQTT-3.8.4-1] [MQTT-3.8.4-4]."""
     wanted: dict[str, tuple[int, tuple[str, ...]]] = {}
     room = _Room(client)
     for entry in packet.filters:
@@ -85,6 +85,7 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
             drop_gate(client, topic_filter)
         wanted.clear()
         replays = []
+    # [MQTT-3.8.4-5] [MQTT-3.9.3-1], and below [MQTT-2.3.1-7] [MQTT-3.8.4-2]
     codes = tuple(entry.qos if entry.topic_filter in wanted else FAILURE for entry in packet.filters)
     client.outlet.write(encode(Suback(packet.packet_id, codes), client.version))
     start_replays(client, replays, {topic_filter: gates[topic_filter] for topic_filter in wanted})
@@ -229,20 +230,24 @@ def _backstop(expiry: int | None) -> int:
 
 
 async def unsubscribe(client: Client, packet: Unsubscribe) -> None:
-    """Answer an UNSUBSCRIBE packet; messages in flight are completed [MQTT-3.10.4-3]."""
+    """Answer an UNSUBSCRIBE packet, in any case [MQTT-3.10.4-5] [MQTT-3.10.4-6].
+
+    Messages in flight are completed [MQTT-3.10.4-3].
+    """
     present = {found.text for found in client.filters}
     try:
-        await _end(client, present.intersection(packet.filters))
+        await _end(client, present.intersection(packet.filters))  # [MQTT-3.10.4-1]
     except Conflict:
         client.taken_over()
         return
     codes = tuple(0 if topic_filter in present else 0x11 for topic_filter in packet.filters)
+    # [MQTT-2.3.1-7] [MQTT-3.10.4-4]
     answer = Unsuback(packet.packet_id, codes if client.version == 5 else ())
     client.outlet.write(encode(answer, client.version))
 
 
 async def _end(client: Client, filters: Set[str]) -> None:
-    """End subscriptions.
+    """End subscriptions [MQTT-3.10.4-2].
 
     Raises:
         Conflict: the session belongs to somebody else.

@@ -29,10 +29,11 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from mqtt_nats.codec import ProtocolError, ack_bytes
 from mqtt_nats.session.delivery import SENT, STORING, WAITING, Delivery, Release, Source
+from mqtt_nats.session.ports import Ports
 
 ID_SPACE: Final = 49151
 """Identifiers 1-49151 belong to stream sequences, the rest to what is not stored in ``$MQTT_msgs``."""
@@ -51,28 +52,6 @@ def packet_id(sequence: int) -> int:
 def retained_id(sequence: int) -> int:
     """The packet identifier under which a retained message is replayed."""
     return RETAINED_BASE + sequence % RETAINED_SPACE
-
-
-class Ports(Protocol):
-    """What the machine asks of the world."""
-
-    def send(self, data: bytes) -> None:
-        """Send bytes to the client."""
-
-    def publish(self, delivery: Delivery, dup: bool) -> None:
-        """Send the PUBLISH packet of a delivery."""
-
-    def ack(self, reply: bytes) -> None:
-        """Acknowledge a message to JetStream."""
-
-    def ack_confirmed(self, reply: bytes, identifier: int) -> None:
-        """Acknowledge a message to JetStream and report it with :meth:`DurableOutbound.confirmed`."""
-
-    def store_pubrel(self, identifier: int, sequence: int) -> None:
-        """Store a PUBREL record and report it with :meth:`DurableOutbound.pubrel_stored`."""
-
-    def look(self, source: Source, sequence: int) -> None:
-        """Ask JetStream for the state of a consumer and report it with :meth:`DurableOutbound.looked`."""
 
 
 class DurableOutbound:
@@ -262,7 +241,7 @@ class DurableOutbound:
         self.inflight[delivery.id] = delivery
         if delivery.dup:
             self.resent += 1
-        self.ports.publish(delivery, delivery.dup)
+        self.ports.publish(delivery, delivery.dup)  # [MQTT-3.3.1-1]
 
     def replay(self, source: Source, sequence: int, qos: int, body: Any, dup: bool) -> None:
         """Send a retained message at QoS 1 or 2, once there is a place in the window."""
@@ -328,7 +307,10 @@ class DurableOutbound:
         return all(source.collected for source in self.sources)
 
     def start(self) -> None:
-        """Send owed PUBRELs, then what was in flight, then everything else."""
+        """Send owed PUBRELs, then what was in flight, then everything else.
+
+        Each in its own order [MQTT-4.4.0-1] [MQTT-4.6.0-1] [MQTT-4.6.0-4].
+        """
         for identifier in self.releases:
             self.ports.send(ack_bytes(PUBREL, identifier))
         self.open = True

@@ -28,7 +28,9 @@ def subscription_consumer(
     start_seq: int | None = None,
     inactive_threshold: int = 0,
 ) -> ConsumerRef:
-    """The consumer of one QoS 1/2 subscription; `subject` is one of `filter_to_subjects`. Times in nanoseconds.
+    """The consumer of one QoS 1/2 subscription: what its session is to get [MQTT-3.1.2-5] [MQTT-4.5.0-1].
+
+    `subject` is one of `filter_to_subjects`. Times in nanoseconds.
 
     nats-server's listener uses the stored deliver subject literally, so it must be `$MQTT.sub.<one token>`.
     """
