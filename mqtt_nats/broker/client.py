@@ -86,6 +86,7 @@ class Client(Member):
     """A connected client and its session, as far as this gateway holds it."""
 
     __slots__ = (
+        "__weakref__",
         "_early",
         "_error",
         "_idle",
@@ -486,8 +487,12 @@ class Client(Member):
         if self.takeover_sid:
             broker.link.unsubscribe_raw(self.takeover_sid)
         broker.table.leave(self)
-        if self.durable_side is not None:
-            self.durable_side.detach()
+        self.receipts.clear()
+        side = self.durable_side
+        if side is not None:
+            side.detach()
+            if side.close():
+                self.durable_side = None
         if broker.clients.get(self.client_id) is self:
             del broker.clients[self.client_id]
         if self.epoch and not self.taken:

@@ -26,6 +26,7 @@ from mqtt_nats.pubsub.message import Stored
 from mqtt_nats.session.delivery import Delivery, Source
 from mqtt_nats.session.durable import DurableOutbound
 from mqtt_nats.session.overlap import Overlap
+from mqtt_nats.session.ports import NOWHERE
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import (
     ConsumerInfo,
@@ -394,6 +395,15 @@ class DurableSide:
         if self._pubrel_sid:
             link.unsubscribe_raw(self._pubrel_sid)
         link.kick()
+
+    def close(self) -> bool:
+        """Let go of the client, unless an acknowledgement that is under way has to be followed by another."""
+        machine = self.machine
+        if any(release.comp for release in machine.releases.values()):
+            return False
+        machine.ports = NOWHERE
+        machine.on_complete = None
+        return True
 
     # -- ended subscriptions --------------------------------------------------------------------
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.store import Silent
 from mqtt_nats.broker.operations import DeleteOp, HoldOp, Receipt, ReleaseOp, RetainedOp
-from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.retaining import store_retained
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.pubsub.message import Message
@@ -22,7 +22,6 @@ from mqtt_nats.session.inbound import Action, InboundQos2
 from mqtt_streams.api import RequestTimeout
 from mqtt_streams.headers import get
 from mqtt_streams.qos2 import STREAM, Held, held_block, held_subject, release_id
-from mqtt_streams.sessions import Conflict
 from mqtt_streams.stored import purge
 from mqtt_streams.subjects import wire_topic
 
@@ -59,10 +58,10 @@ class HeldPublish:
 class Inbound:
     """The receiver's side of a client's QoS 2 publishes."""
 
-    __slots__ = ("_client", "_kept", "_publishes", "_reloading", "machine", "newest")
+    __slots__ = ("_client_of", "_kept", "_publishes", "_reloading", "machine", "newest")
 
     def __init__(self, client: Client) -> None:
-        self._client = client
+        self._client_of = weakref.ref(client)  # the client holds this: strong, they would wait for the collector
         self._kept = 0
         self._publishes: dict[int, HeldPublish] = {}
         self._reloading = 0
@@ -70,6 +69,12 @@ class Inbound:
         self.machine = InboundQos2()
         self.newest = 0
         """Highest sequence of what this connection has held."""
+
+    @property
+    def _client(self) -> Client:
+        client = self._client_of()
+        assert client is not None
+        return client
 
     def restore(self, records: list[Held]) -> None:
         """Take over what an earlier connection of the session has held."""
@@ -96,12 +101,6 @@ class Inbound:
                 self._publishes[identifier] = held
                 operation = HoldOp(client, held)
                 client.receipts.append(operation)
-                record = client.record
-                if client.durable and record is not None and record.v5 is not None and not record.v5.q2:
-                    # Whoever resumes the session has to know that it holds publishes.
-                    record.v5.q2 = True
-                    operation.left += 1
-                    client.do(self._note(operation))
                 self.hold(operation, route, payload)
                 if keep:
                     self._kept += len(payload)
@@ -114,15 +113,6 @@ class Inbound:
                     client.settle()
             case _:
                 pass
-
-    async def _note(self, operation: HoldOp) -> None:
-        """Write into the session record that QoS 2 is used; the first PUBREC waits for it."""
-        try:
-            await save_record(self._client, self._client.epoch)
-        except Conflict:
-            self._client.taken_over()
-            return
-        Receipt.stored(operation, b"")
 
     def hold(self, operation: HoldOp, route: Route, payload: bytes) -> None:
         """Store the publish until its PUBREL."""

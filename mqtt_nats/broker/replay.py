@@ -176,7 +176,8 @@ class Replay:
         """Note in the session record how far the client has acknowledged, page by page, and at last that it has all."""
         side = self.client.durable_side
         source = self.source
-        assert side is not None
+        if side is None:  # the connection has ended before this began
+            return
         wait = ROOM_STEP
         marks = self._marks
         while self.client.alive and source is not None and self.source is source:

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the machine of a durable session asks of the world."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from mqtt_nats.session.delivery import Delivery, Source
+
+
+class Ports(Protocol):
+    """What the machine asks of the world."""
+
+    def send(self, data: bytes) -> None:
+        """Send bytes to the client."""
+
+    def publish(self, delivery: Delivery, dup: bool) -> None:
+        """Send the PUBLISH packet of a delivery."""
+
+    def ack(self, reply: bytes) -> None:
+        """Acknowledge a message to JetStream."""
+
+    def ack_confirmed(self, reply: bytes, identifier: int) -> None:
+        """Acknowledge a message to JetStream and report it with :meth:`DurableOutbound.confirmed`."""
+
+    def store_pubrel(self, identifier: int, sequence: int) -> None:
+        """Store a PUBREL record and report it with :meth:`DurableOutbound.pubrel_stored`."""
+
+    def look(self, source: Source, sequence: int) -> None:
+        """Ask JetStream for the state of a consumer and report it with :meth:`DurableOutbound.looked`."""
+
+
+class Nowhere:
+    """The ports of a machine whose connection has ended: what is not done is done by the next one."""
+
+    def send(self, data: bytes) -> None:
+        """Drop bytes."""
+
+    def publish(self, delivery: Delivery, dup: bool) -> None:
+        """Drop a message."""
+
+    def ack(self, reply: bytes) -> None:
+        """Leave a message to be delivered again."""
+
+    def ack_confirmed(self, reply: bytes, identifier: int) -> None:
+        """Leave a message to be delivered again."""
+
+    def store_pubrel(self, identifier: int, sequence: int) -> None:
+        """Leave a message to be delivered again."""
+
+    def look(self, source: Source, sequence: int) -> None:
+        """Ask nothing."""
+
+
+NOWHERE: Final = Nowhere()
