@@ -88,6 +88,7 @@ def test_nats_is_gone_for_ten_seconds(
                 publisher.send(publish("t/1", b"%d" % number, qos=1, id=100 + number))
                 publisher.send(publish("t/2", b"%d" % number, qos=2, id=200 + number))
             publisher.send(publish("t/kept", b"meanwhile", qos=1, id=300, flags=1))
+            assert publisher.ping() == []
             subscriber.send(subscribe(("t/retained", 1), ("t/kept", 1)))
             newcomer.send(connect("newcomer"))
             while time.monotonic() - gone < AWAY:
