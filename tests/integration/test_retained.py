@@ -74,6 +74,7 @@ async def test_set_replace_clear(connect: Connector, name: str, stored: Stored, 
 
 
 async def _holds(stored: Stored, name: str, payload: bytes) -> None:
+    assert await stored.count("$MQTT_rmsgs", f"$MQTT.rmsgs.{name}") == 1
     message = await stored.js.get_msg("$MQTT_rmsgs", subject=f"$MQTT.rmsgs.{name}")
     assert message.data == payload
 
