@@ -2,6 +2,7 @@
 """Retained messages: set, replace, clear, replay, and their order with new messages."""
 
 import pytest
+from nats.js.errors import NotFoundError
 
 from mqtt_nats.codec import Ack, PingReq, PingResp, Publish, Suback, Subscribe, Subscription, Unsubscribe
 from tests.conftest import GatewayFactory
@@ -75,7 +76,10 @@ async def test_set_replace_clear(connect: Connector, name: str, stored: Stored, 
 
 async def _holds(stored: Stored, name: str, payload: bytes) -> None:
     assert await stored.count("$MQTT_rmsgs", f"$MQTT.rmsgs.{name}") == 1
-    message = await stored.js.get_msg("$MQTT_rmsgs", subject=f"$MQTT.rmsgs.{name}")
+    try:
+        message = await stored.js.get_msg("$MQTT_rmsgs", subject=f"$MQTT.rmsgs.{name}")
+    except NotFoundError:
+        raise AssertionError("nothing is retained yet") from None
     assert message.data == payload
 
 

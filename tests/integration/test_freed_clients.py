@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client that has left is freed by reference counts: the collector looks at old objects very rarely."""
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+
+from mqtt_nats.broker.client import Client
+from mqtt_nats.codec import Disconnect, Publish, Will
+from mqtt_nats.config import Settings
+from mqtt_nats.gateway import serve
+from tests.harness.nats import NatsServer
+from tests.harness.rawclient import PUBREC, RawClient
+from tests.harness.waiting import aeventually
+
+pytestmark = pytest.mark.anyio
+
+CLIENTS = 50
+
+
+@pytest.fixture
+async def port(nats_server: NatsServer) -> AsyncIterator[int]:
+    """The port of a gateway in this process."""
+    stop = anyio.Event()
+    ready: asyncio.Future[list[tuple[str, int]]] = asyncio.get_running_loop().create_future()
+    settings = Settings(listen="127.0.0.1:0", nats=(nats_server.url,))
+    thresholds = gc.get_threshold()
+    running = asyncio.create_task(serve(settings, on_ready=ready.set_result, stop=stop))
+    done, _ = await asyncio.wait((running, ready), return_when=asyncio.FIRST_COMPLETED)
+    assert ready in done, running.exception()
+    try:
+        yield (await ready)[0][1]
+    finally:
+        stop.set()
+        await running
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
+
+
+def clients() -> int:
+    """Clients that are in memory."""
+    return sum(isinstance(found, Client) for found in gc.get_objects())
+
+
+async def visit(port: int, name: str, clean: bool, orderly: bool) -> None:
+    """Do a little of everything, and leave in the middle of it."""
+    will = Will(f"{name}/will", b"x", 1, True)
+    async with await RawClient.connect(port, name, clean=clean, will=will) as client:
+        await client.subscribe(f"{name}/+", "#", qos=2)
+        await client.unsubscribe("#")
+        packet_id = client.publish(f"{name}/a", b"x", 2)
+        await client.expect_ack(PUBREC, packet_id)
+        client.publish(f"{name}/b", b"x", 1)
+        while not isinstance(await client.packet(), Publish):
+            pass
+        if orderly:
+            client.send(Disconnect())
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("orderly", [True, False])
+async def test_nothing_waits_for_the_collector(port: int, clean: bool, orderly: bool) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        before = clients()
+        for number in range(CLIENTS):
+            await visit(port, f"visitor {clean} {orderly} {number % 10}", clean, orderly)
+        # The last that a loop variable or a callback still holds.
+        assert await aeventually(lambda: clients() <= before + 2)
+    finally:
+        gc.enable()
