@@ -11,15 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.link import Handler
 from mqtt_nats.broker.attaching import move, send_again
 from mqtt_nats.broker.operations import ConfirmOp, PubrelOp
-from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
-from mqtt_nats.broker.replay import Replay, open_gate, start_replays
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.pubsub.fanout import publisher
 from mqtt_nats.pubsub.message import Stored
@@ -46,7 +43,7 @@ from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.pubrel import STREAM as OUT
 from mqtt_streams.pubrel import pubrel_block, pubrel_consumer, pubrel_subject
 from mqtt_streams.sessions import Conflict, Draining
-from mqtt_streams.subjects import starts_with_wildcard, subject_to_filter, visible_to_wildcard
+from mqtt_streams.subjects import starts_with_wildcard, visible_to_wildcard
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
@@ -473,107 +470,3 @@ class DurableSide:
                 await save_record(self.client, self.client.epoch)
             except Conflict:
                 self.client.taken_over()
-
-
-async def rejoin(client: Client) -> None:
-    """Subscribe in core NATS again what a session has subscribed.
-
-    Raises:
-        TimeoutError: NATS does not answer.
-    """
-    record = client.record
-    assert record is not None
-    for subject, qos in record.subs.items():
-        client.join(subject_to_filter(subject), qos)
-    await client.fence()
-
-
-async def _note_kept(client: Client, side: DurableSide) -> None:
-    """Write the deliver subjects that consumers have kept into the record, for nats-server's listener."""
-    if side.kept:
-        side.kept = False
-        try:
-            await save_record(client, client.epoch)
-        except Conflict:
-            client.taken_over()
-
-
-async def resume(client: Client, side: DurableSide) -> None:
-    """Continue a durable session: owed PUBRELs, what was in flight, then what has come since."""
-    broker = client.broker
-    record = client.record
-    assert record is not None
-    assert record.v5 is not None
-    machine = side.machine
-    if record.v5.q2:
-        client.inbound.restore(await broker.held.held(client.token))
-    # A PUBREL may be owed of a subscription that is no more, or was at QoS 2.
-    for owed in await broker.pubrels.owed(client.hash):
-        machine.owe(owed.packet_id, owed.message_seq)
-    earlier = [entry.qos for entry in record.v5.draining] + [qos for qos, _ in record.v5.was.values()]
-    if machine.releases or 2 in record.subs.values() or 2 in earlier:
-        await side.attach_pubrels()
-    attachments = []
-    for key, consumer in record.cons.items():
-        subject = key.removesuffix(" fwc")
-        qos = record.subs.get(subject if key == subject else f"{subject}.>", 0) or 1
-        source = Source(qos, record.v5.start.get(key, 0), consumer.max_ack_pending)
-        was = record.v5.was.get(key)
-        if was is not None:
-            source.was_qos, source.until = was
-        source.held = key in record.v5.replay
-        attachments.append(side.add(key, consumer, source))
-    done = []
-    for entry in record.v5.draining:
-        draining = await existing_consumer(broker.inbox, MESSAGES, entry.name) if entry.qos else None
-        if draining is None:
-            done.append(entry.name)
-            continue
-        draining = replace(draining, deliver_subject=DELIVER_PREFIX + broker.new_nuid())
-        attachments.append(side.add("", draining, Source(entry.qos, 0, draining.max_ack_pending, entry.end)))
-    for start in range(0, len(attachments), 32):
-        await asyncio.gather(*(side.attach(attachment) for attachment in attachments[start : start + 32]))
-    await _note_kept(client, side)
-    await side.collect()
-    for attachment in attachments:
-        if attachment.source.missing:
-            machine.suspect(*attachment.gone)
-    ended = [one for one in attachments if one.source.end and one.spent and not machine.holds(one.source)]
-    done += [one.consumer.durable_name for one in ended]
-    if done:
-        await side.remove(done)
-    machine.start()
-    unfinished = []
-    for key, cursor in record.v5.replay.items():
-        if key in record.cons:
-            subject = key.removesuffix(" fwc")
-            first = subject if subject == key else f"{subject}.>"
-            unfinished.append(Replay(client, subject_to_filter(first), key, subject, record.subs.get(first, 1), cursor))
-    gates = {replay.filter: open_gate(client, client.broker.table.filters[replay.filter]) for replay in unfinished}
-    for replay in unfinished:
-        await replay.first_page()
-    start_replays(client, unfinished, gates)
-    if machine.resent:
-        log.debug("client %r: %d messages sent again", client.client_id, machine.resent)
-
-
-async def reattach(client: Client, side: DurableSide) -> None:
-    """After the connection to NATS was lost: deliveries may have been missed, acknowledgements not have arrived."""
-    record = client.record
-    assert record is not None
-    side.point_anew()
-    try:
-        await save_record(client, client.epoch)
-    except Conflict:
-        client.taken_over()
-        return
-    if side.has_pubrels:
-        await patiently(client, side.attach_pubrels)
-    for attachment in list(side.attachments.values()):
-        consumer = record.cons.get(attachment.key)
-        if consumer is None:
-            consumer = replace(attachment.consumer, deliver_subject=DELIVER_PREFIX + client.broker.new_nuid())
-        side.add(attachment.key, consumer, attachment.source)
-        await patiently(client, partial(side.attach, attachment))
-    await _note_kept(client, side)
-    side.machine.pump()

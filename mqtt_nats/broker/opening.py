@@ -16,8 +16,9 @@ import orjson
 
 from mqtt_nats.backbone.link import Handler
 from mqtt_nats.broker.access import Credentials
-from mqtt_nats.broker.durable import DurableSide, rejoin, resume
+from mqtt_nats.broker.durable import DurableSide
 from mqtt_nats.broker.record import discard_session, leftovers, save_record
+from mqtt_nats.broker.resuming import rejoin, resume
 from mqtt_nats.broker.will import check_will
 from mqtt_nats.codec import (
     Connack,

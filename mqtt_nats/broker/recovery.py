@@ -8,8 +8,8 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.link import Link
-from mqtt_nats.broker.durable import reattach
 from mqtt_nats.broker.gap import expect_gap, repair
+from mqtt_nats.broker.resuming import reattach
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.sessions import PoisonedRecord
 
