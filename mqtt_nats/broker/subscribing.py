@@ -67,6 +67,8 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
         for topic_filter, (qos, _) in wanted.items():
             gates[topic_filter] = open_gate(client, client.join(topic_filter, qos))
         await patiently(client, client.fence_wild)
+        # Who has joined now gets what is published from now on; what was published before has to be there to be read.
+        await client.broker.retained_so_far()
         # Read before SUBACK leaves: a newer message can then only come after these. The requests follow the
         # subscriptions on the same connection, so their replies also tell that the server has those.
         replays = await patiently(client, lambda: _first_pages(client, wanted))
