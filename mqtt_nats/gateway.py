@@ -45,6 +45,9 @@ SHUTDOWN: Final = 10.0
 
 TIMER_WAIT: Final = 30.0
 
+RELEASE: Final = 20.0
+"""Seconds between two looks for what topics that are not used any more keep in memory."""
+
 
 async def serve(settings: Settings, *, on_ready: Callable[[list[tuple[str, int]]], None], stop: anyio.Event) -> None:
     """Run a gateway until ``stop`` is set.
@@ -279,7 +282,7 @@ class Gateway:
 
     async def _tick(self, broker: Broker) -> None:
         loop = asyncio.get_running_loop()
-        rotated = loop.time()
+        rotated = released = loop.time()
         timeout = self.settings.connect_timeout
         while True:
             await asyncio.sleep(CLOCK_STEP)
@@ -288,6 +291,9 @@ class Gateway:
             if now - rotated > SEEN_FOR / 2 and broker.steady:
                 rotated = now
                 broker.fanout.rotate()
+            if now - released > RELEASE:
+                released = now
+                broker.table.release()
             for client in list(broker.connections):
                 connection = client.connection
                 if client.alive and connection.expired(now, timeout):

@@ -21,8 +21,13 @@ from mqtt_nats.pubsub.message import Message
 from mqtt_nats.pubsub.trie import FilterTrie
 from mqtt_streams.subjects import ReservedSubject, SubjectTooLong, topic_to_subject, visible_to_wildcard, wire_topic
 
-# Routes kept; a gateway that sees more distinct topics than this starts over.
+# Routes kept; a gateway that sees more distinct topics than this starts over. So it does when they take more memory:
+# topics may be long, and each route lists its members (bytes, roughly).
 MAX_ROUTES: Final = 100_000
+MAX_ROUTE_BYTES: Final = 256 * 1024 * 1024
+ROUTE_BYTES: Final = 1024
+KEY_COPIES: Final = 6
+MEMBER_BYTES: Final = 80
 
 
 class Member:
@@ -156,7 +161,7 @@ class Filter:
 class Route:
     """Everything about one topic that the message path needs."""
 
-    __slots__ = ("groups", "hpub", "key", "local", "msgs", "pub", "subject", "topic", "version")
+    __slots__ = ("groups", "hpub", "key", "local", "msgs", "pub", "size", "subject", "topic", "version")
 
     def __init__(self, key: bytes, topic: str, subject: str) -> None:
         encoded = subject.encode()
@@ -170,6 +175,8 @@ class Route:
         self.local = Group()
         """Members served without a way through NATS."""
         self.groups: dict[Filter, Group] = {}
+        self.size = 0
+        """Memory that it takes, in bytes, roughly."""
 
 
 class Table:
@@ -180,6 +187,7 @@ class Table:
         """Grows with every change; a route of an older version is resolved again."""
         self.routes: dict[bytes, Route] = {}
         self.by_subject: dict[bytes, Route] = {}
+        self._route_bytes = 0
         self.filters: dict[str, Filter] = {}
         self._trie: FilterTrie[Filter] = FilterTrie()
         self._local_dispatch = local_dispatch
@@ -297,11 +305,31 @@ class Table:
 
     def _keep(self, route: Route) -> Route:
         if len(self.routes) >= MAX_ROUTES:
-            self.routes.clear()
-            self.by_subject.clear()
+            self._start_over()
+        self._measure(route, 0)
         self.routes[route.key] = route
         self.by_subject[route.subject.encode()] = route
         return route
+
+    def _start_over(self) -> None:
+        self.routes.clear()
+        self.by_subject.clear()
+        self._route_bytes = 0
+
+    def _measure(self, route: Route, members: int) -> None:
+        size = ROUTE_BYTES + KEY_COPIES * len(route.key) + MEMBER_BYTES * members
+        self._route_bytes += size - route.size
+        route.size = size
+        if self._route_bytes > MAX_ROUTE_BYTES:
+            self._start_over()
+            self._route_bytes = size
+
+    def release(self) -> None:
+        """Let go of the members that routes not used since the last change still name."""
+        for route in self.routes.values():
+            if route.version != self.version and route.groups:
+                route.groups = {}
+                route.local = Group()
 
     def _resolve(self, route: Route) -> None:
         """Find out who gets a message on this topic."""
@@ -326,6 +354,9 @@ class Table:
                     first, granted = _first(member, matching)
                     _place(groups.setdefault(first, Group()), member, granted, first)
         route.groups = groups
+        members = sum(len(group.zero) + len(group.high) + len(group.guarded) for group in groups.values())
+        if MEMBER_BYTES * members > ROUTE_BYTES or route.size > ROUTE_BYTES + KEY_COPIES * len(route.key):
+            self._measure(route, members)
         local = [group for found, group in groups.items() if found.local]
         if len(local) == 1:
             route.local = local[0]
@@ -345,6 +376,8 @@ class Table:
             key = len(encoded).to_bytes(2, "big") + encoded
             # A subject that our encoder would not make (it has a lone slash) leads to the same topic.
             found = self.routes.get(key) or self._keep(Route(key, topic, subject.decode()))
+            if len(self.by_subject) >= 2 * MAX_ROUTES:
+                self._start_over()
             self.by_subject[subject] = found
         if found.version != self.version:
             self._resolve(found)

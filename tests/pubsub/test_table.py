@@ -163,6 +163,34 @@ def test_the_routes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(bench.table.by_subject) <= 10
 
 
+def test_the_memory_of_routes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_ROUTE_BYTES", 1024 * 1024)
+    bench = Bench()
+    for number in range(100):
+        bench.route(f"{number}/" + "x" * 3000)
+    assert 10 < len(bench.table.routes) < 60
+    for number in range(500):
+        bench.subscribe(Subscriber(bench, f"{number}"), "#", 1)
+    for number in range(100):
+        assert len(next(iter(bench.route(f"t/{number}").groups.values())).zero) == 500
+        assert len(bench.table.routes) < 60
+
+
+def test_routes_that_are_not_used_let_go_of_members() -> None:
+    bench = Bench()
+    one, other = Subscriber(bench, "one"), Subscriber(bench, "other")
+    bench.subscribe(one, "a/+", 1)
+    bench.subscribe(other, "a/#", 1)
+    idle, busy = bench.route("a/idle"), bench.route("a/busy")
+    bench.table.leave(one)
+    bench.route("a/busy")
+    bench.table.release()
+    assert not idle.groups
+    assert not idle.local
+    assert len(busy.groups) == 1
+    assert len(bench.route("a/idle").groups) == 1
+
+
 def test_gate() -> None:
     bench = Bench()
     gate = Gate(bench.subscribe(Subscriber(bench, "one"), "a", 1), 200)
