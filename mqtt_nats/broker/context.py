@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.backbone.link import Link
-from mqtt_nats.backbone.store import Store
+from mqtt_nats.backbone.store import Op, Store
 from mqtt_nats.broker.access import Authenticator
 from mqtt_nats.codec import Limits
 from mqtt_nats.connection.connection import Clock, Hold
@@ -99,6 +99,9 @@ class Broker:
         self._stored_bytes = 0
         self.left = asyncio.Event()
         """Set when a client has left."""
+        self.retaining: set[Op] = set()
+        """Stores of retained messages that are not acknowledged."""
+        self._retained = asyncio.Event()
         self.closing = False
         self.crowded_until = 0.0
         """Loop time until which every deliver subject is taken to have a listener of its own."""
@@ -140,6 +143,18 @@ class Broker:
     def spawn_safe(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """As :meth:`spawn`, for work that lets no exception out."""
         return self._tasks.create_task(work, name=name)
+
+    def retained_now(self, operation: Op) -> None:
+        """The store of a retained message has ended."""
+        self.retaining.discard(operation)
+        self._retained.set()
+
+    async def retained_so_far(self) -> None:
+        """Wait until what this gateway's clients have had retained before this call can be read."""
+        pending = set(self.retaining)
+        while pending := pending & self.retaining:
+            self._retained.clear()
+            await self._retained.wait()
 
     def block(self, client: Client) -> None:
         """Read nothing more from a client that publishes until NATS takes more."""

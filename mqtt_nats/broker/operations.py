@@ -67,6 +67,7 @@ class RetainedOp(Op):
 
     def stored(self, ack: bytes) -> None:
         """Remove our own tombstone: nobody else does."""
+        self.client.broker.retained_now(self)
         if self.tombstone:
             body = b'{"seq":%d,"no_erase":true}' % sequence(ack)
             broker = self.client.broker
@@ -77,6 +78,7 @@ class RetainedOp(Op):
 
     def failed(self, error: ApiError) -> None:
         """The publish as a whole has failed."""
+        self.client.broker.retained_now(self)
         if self.parent is not None:
             self.parent.failed(error)
         else:

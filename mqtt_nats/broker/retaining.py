@@ -26,3 +26,4 @@ def store_retained(client: Client, route: Route, payload: bytes, qos: int, opera
         headers = tombstone_block(route.topic, broker.identity)
     target = b"HPUB %b " % retained_subject(route.subject).encode()
     broker.store.put(target, headers, payload, operation)
+    broker.retaining.add(operation)
