@@ -173,7 +173,9 @@ class Bystanders:
                 if qos == 2 or not lossy:
                     assert len(once) == len(got), f"{subscriber.client_id}: repeated at QoS {qos}: {_repeated(got)}"
                 if qos or not lossy:
-                    assert [payload for payload in once if payload in known] == payloads, f"{subscriber.client_id}: order at QoS {qos}"
+                    assert [payload for payload in once if payload in known] == payloads, (
+                        f"{subscriber.client_id}: order at QoS {qos}"
+                    )
         for client in (self.publisher, self.regular, self.durable):
             assert client.disconnections == [], client.client_id
             assert client.client.is_connected()
