@@ -32,7 +32,7 @@ from mqtt_nats.errors import StartupError
 from mqtt_nats.listeners.tcp import listen
 from mqtt_nats.pubsub.fanout import SEEN_FOR
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.definitions import StreamSetupError, ensure_streams
+from mqtt_streams.definitions import EnsureReport, StreamSetupError, ensure_streams
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.timers import EXPIRY
 
@@ -44,6 +44,9 @@ SHUTDOWN: Final = 10.0
 """Seconds in which a stopping gateway finishes what it has begun."""
 
 TIMER_WAIT: Final = 30.0
+
+LOOK_AGAIN: Final = 1.0
+"""Seconds between two looks for streams that do not answer."""
 
 RELEASE: Final = 20.0
 """Seconds between two looks for what topics that are not used any more keep in memory."""
@@ -79,6 +82,8 @@ class Gateway:
         self.broker: Broker | None = None
         self.domain = ""
         self._ending = False
+        self._looking = False
+        """Streams that do not answer are being looked for."""
 
     # -- NATS -----------------------------------------------------------------------------------
 
@@ -123,12 +128,7 @@ class Gateway:
             )
         self.inbox = Inbox(self.link)
         try:
-            report = await ensure_streams(
-                self.inbox,
-                replicas=self.settings.stream_replicas,
-                message_retention=self.settings.message_retention,
-                retention=self.settings.retention,
-            )
+            report = await self._ensure_streams(self.inbox)
         except StreamSetupError as error:
             raise StartupError(" ".join(str(error).split())) from None
         except (NoResponders, RequestTimeout, ApiError) as error:
@@ -141,6 +141,15 @@ class Gateway:
         for stream in report.created:
             log.info("created stream %s", stream)
         self.domain = report.domain
+
+    async def _ensure_streams(self, inbox: Inbox) -> EnsureReport:
+        settings = self.settings
+        return await ensure_streams(
+            inbox,
+            replicas=settings.stream_replicas,
+            message_retention=settings.message_retention,
+            retention=settings.retention,
+        )
 
     async def disconnect(self) -> None:
         """Close the connections to NATS."""
@@ -291,6 +300,9 @@ class Gateway:
             if now - rotated > SEEN_FOR / 2 and broker.steady:
                 rotated = now
                 broker.fanout.rotate()
+            if (broker.inbox.unheard or broker.store.unheard) and not self._looking and broker.online.is_set():
+                self._looking = True
+                broker.spawn(self._restore(broker), "missing streams")
             if now - released > RELEASE:
                 released = now
                 broker.table.release()
@@ -302,6 +314,19 @@ class Gateway:
                 elif client.unanswered and now - connection.opened > timeout + CLOCK_STEP:
                     # Nothing is read from it meanwhile, so that it is not noticed when it gives up.
                     refuse(client, MqttError("NATS does not answer", ReasonCode.SERVER_UNAVAILABLE))
+
+    async def _restore(self, broker: Broker) -> None:
+        """Create streams that somebody has deleted."""
+        broker.inbox.unheard = broker.store.unheard = False
+        try:
+            for stream in (await self._ensure_streams(broker.inbox)).created:
+                log.error("stream %s was gone, with all that it held: created again", stream)
+        except (StreamSetupError, NoResponders, RequestTimeout, ApiError) as error:
+            log.debug("streams: %s", error)
+            broker.inbox.unheard = True
+        finally:
+            await asyncio.sleep(LOOK_AGAIN)
+            self._looking = False
 
     async def _timers(self, broker: Broker) -> None:
         """Take fired timers, one gateway each."""
@@ -320,6 +345,7 @@ class Gateway:
                 await broker.timers.done(timer)
             except (ApiError, NoResponders, RequestTimeout) as error:
                 log.debug("timers: %s", error)
+                ready = False  # the consumer may be gone
                 await asyncio.sleep(1.0)
             except Exception:
                 log.exception("a timer could not be handled")

@@ -17,6 +17,7 @@ Waiter = Callable[[bytes, bytes], None]
 """``waiter(headers, payload)``: called once for the reply."""
 
 NO_RESPONDERS = b"NATS/1.0 503"
+STREAM_NOT_FOUND = b'"err_code":10059,'
 
 # Time-outs of requests are this exact (seconds).
 SWEEP = 0.1
@@ -33,6 +34,8 @@ class Inbox:
         self.api_prefix = api_prefix
         self.prefix = b"_INBOX." + secrets.token_hex(11).encode() + b"."
         self.waiters: dict[bytes, Waiter] = {}
+        self.unheard = False
+        """Nobody was there to answer a request: its stream has no leader, or is no more. Reset by whoever looks."""
         self._literal: dict[str, asyncio.Future[Reply]] = {}
         self._deadlines: dict[asyncio.Future[Reply], tuple[float, str, float]] = {}
         self._sweeper: asyncio.TimerHandle | None = None
@@ -105,7 +108,10 @@ class Inbox:
             else:
                 self.waiters.pop(token, None)
         if answer.headers.startswith(NO_RESPONDERS) and not answer.payload:
+            self.unheard = True
             raise NoResponders(subject)
+        if STREAM_NOT_FOUND in answer.payload[:200]:
+            self.unheard = True
         return answer
 
     def _sweep(self) -> None:
@@ -141,6 +147,7 @@ class Inbox:
                 except TimeoutError:
                     raise RequestTimeout(f"no reply in {timeout:g} s: {subject}") from None
                 if answer.headers.startswith(NO_RESPONDERS) and not answer.payload:
+                    self.unheard = True
                     raise NoResponders(subject)
                 yield answer
         finally:

@@ -10,6 +10,7 @@ operation only.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Callable
 
@@ -17,6 +18,8 @@ import orjson
 
 from mqtt_nats.backbone.link import Link
 from mqtt_streams.api import ApiError
+
+log = logging.getLogger("mqtt_nats.nats")
 
 # Beyond these the gateway stops reading from publishers until half has been acknowledged.
 MAX_PENDING = 32_768
@@ -110,6 +113,8 @@ class Store:
         self.now = 0.0
         self.max_payload = link.max_payload
         self.resent = 0
+        self.unheard = False
+        """Nobody was there to store something: its stream has no leader, or is no more. Reset by whoever looks."""
         self._length = len(self.prefix)
         self._count = 0
         self._stalled = False
@@ -172,7 +177,8 @@ class Store:
                 op.stored(b"")
                 return
             if error is None or error.err_code in TRANSIENT:
-                self.stall()
+                self.unheard = self.unheard or error is None
+                self.stall("nobody answers" if error is None else str(error))
                 return
             self._end(token, op)
             op.failed(error)
@@ -222,7 +228,7 @@ class Store:
         self.link.renew(self._sid, self.prefix + b"*")
         self.go_on()
 
-    def stall(self) -> None:
+    def stall(self, reason: str) -> None:
         """A store failed for want of a leader: send nothing, then probe with the oldest.
 
         See docs/internals/rules.md#no-leader.
@@ -230,6 +236,7 @@ class Store:
         if not self._stalled:
             self._stalled = True
             self._delay = PROBE_FIRST
+            log.warning("JetStream does not store: %s; %d publishes wait", reason, len(self.pending))
         if self._probe is None:
             self._probe = asyncio.get_running_loop().call_later(self._delay, self._send_probe)
             self._delay = min(self._delay * 2, PROBE_MOST)
@@ -249,6 +256,8 @@ class Store:
     def go_on(self) -> None:
         """Send everything unacknowledged again, in order, and accept new publishes."""
         self._cancel_probe()
+        if self._stalled:
+            log.info("publishes go on; %d are sent again", len(self.pending))
         self._stalled = False
         for op in self.pending.values():
             op.born = self.now
@@ -271,7 +280,7 @@ class Store:
             for op in self.pending.values():
                 if op.born and now - op.born > ACK_TIMEOUT:
                     if not op.optional:
-                        self.stall()
+                        self.stall(f"no answer for {ACK_TIMEOUT:g} s")
                         break
                     # What it was addressed to went away before it could answer: now nobody does.
                     op.born = now

@@ -185,7 +185,9 @@ async def _subscribe_durable(client: Client, wanted: dict[str, tuple[int, tuple[
             if known is not None and qos:
                 source = side.attachments[known.durable_name].source
                 if source.qos != qos:
-                    source.was_qos, source.until, source.qos = source.qos, source.last, qos
+                    # An overlapping subscription may have brought what this one's consumer has yet to bring.
+                    until = max(each.last for each in side.machine.sources)
+                    source.was_qos, source.until, source.qos = source.qos, until, qos
                     record.v5.was[key] = (source.was_qos, source.until)
             elif known is not None:
                 if side.drain(key) is None:

@@ -87,6 +87,6 @@ async def test_regular_sessions_that_end_leave_no_record(server: NatsServer, loc
         return (await records(server))[1] == 0
 
     assert await aeventually(gone, 20.0)
-    client = await nats.connect(server.url)
-    assert (await client.jetstream().stream_info("$MQTT_qos2in")).state.messages == 0
-    await client.close()
+    direct = await nats.connect(server.url)
+    assert (await direct.jetstream().stream_info("$MQTT_qos2in")).state.messages == 0
+    await direct.close()
