@@ -90,10 +90,13 @@ def serve(config: Path | None, **flags: Any) -> None:
 
 def main() -> None:
     """Entry point: run the command line and exit."""
+    error: BaseException | None = None
     try:
         command.main(prog_name="mqtt-nats")
     except* StartupError as group:
-        error: BaseException = group
+        error = group
+    # Not from within the clause: Python 3.11.2, Debian's, would wrap SystemExit in a group.
+    if error is not None:
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         click.echo(f"mqtt-nats: {error}", err=True)
