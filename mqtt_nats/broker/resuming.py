@@ -37,7 +37,10 @@ async def rejoin(client: Client) -> None:
     record = client.record
     assert record is not None
     for subject, qos in record.subs.items():
-        client.join(subject_to_filter(subject), qos)
+        try:
+            client.join(subject_to_filter(subject), qos)
+        except ValueError as error:  # nats-server's listener allows what clients may not have here
+            log.warning("client %r: its subscription %r is not continued: %s", client.client_id, subject, error)
     await client.fence()
 
 

@@ -116,6 +116,20 @@ async def test_a_poisoned_session_record(gateway: Gateway, js: JetStreamContext,
     Raw.connected(gateway.port, client_id).close()
 
 
+async def test_a_record_with_filters_that_clients_may_not_have(gateway: Gateway, js: JetStreamContext) -> None:
+    """nats-server's listener allows more: the session goes on with the rest."""
+    client_id = f"migrated-{secrets.token_hex(4)}"
+    subs = {"$JS.EVENT.>": 0, "_INBOX.x": 0, "odd.a+b": 0, client_id: 0}
+    await js.publish(f"$MQTT.sess.{name_hash(client_id)}", poison({"subs": subs}, client_id))
+    with Raw(gateway.port) as client:
+        client.send(connect(client_id, clean=False))
+        assert client.expect(raw.CONNACK).body == b"\1\0"
+        client.send(publish(client_id, b"x"))
+        assert (client.expect(raw.PUBLISH)).body.endswith(b"x")
+        client.ping()
+    Raw.connected(gateway.port, client_id).close()
+
+
 @pytest.mark.parametrize("clean", [True, False])
 async def test_a_record_of_another_client_id(gateway: Gateway, js: JetStreamContext, clean: bool) -> None:
     """Two ids with one hash must not share a session: the second is refused with 2, and the first keeps its own."""
