@@ -18,6 +18,9 @@ from mqtt_streams.subjects import visible_to_wildcard
 # silent, those that came within half of it, less the time in which that is noticed, are still known.
 SEEN_FOR: Final = 40.0
 
+# As many identifiers per filter and half, at most: while a connection to NATS is away, nothing is forgotten.
+SEEN_MOST: Final = 250_000
+
 
 class Fanout:
     """Delivers messages to the subscribers of this gateway and publishes them to NATS.
@@ -76,6 +79,8 @@ class Fanout:
         """Note that a message came through a filter; False when it had come before."""
         if identity in found.seen or identity in found.seen_before:
             return False
+        if len(found.seen) >= SEEN_MOST:
+            found.seen_before, found.seen = found.seen, {}
         found.seen[identity] = None
         self._remembering.add(found)
         return True

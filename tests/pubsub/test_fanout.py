@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from mqtt_nats.codec import Decoder, Limits, PublishRun, encode_publish
+from mqtt_nats.pubsub import fanout as module
 from mqtt_nats.pubsub.fanout import header, identity, publish_qos, publisher
 from mqtt_nats.pubsub.message import Message, Stored
 from tests.pubsub.support import Bench, Subscriber, key_of
@@ -116,6 +117,20 @@ def test_a_message_with_an_id_comes_once_per_filter() -> None:
     assert not bench.fanout._remembering, "nothing is kept for good"
     bench.from_nats(b"a", headers(1, b"id"))
     assert len(one.taken) == 2
+
+
+def test_the_ids_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SEEN_MOST", 10)
+    bench = Bench()
+    one = Subscriber(bench, "one")
+    found = bench.subscribe(one, "a", 1)
+    for number in range(35):
+        for _ in range(2):
+            bench.from_nats(b"a", headers(1, b"%d" % number))
+    assert len(one.taken) == 35
+    assert 10 <= len(found.seen) + len(found.seen_before) <= 20
+    bench.from_nats(b"a", headers(1, b"25"))
+    assert len(one.taken) == 35, "the newest are known"
 
 
 def test_messages_without_an_id_are_never_taken_for_each_other() -> None:
