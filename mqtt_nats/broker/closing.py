@@ -5,18 +5,22 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.store import Silent
-from mqtt_nats.broker.operations import WillOp
+from mqtt_nats.backbone.store import Op, Silent
 from mqtt_nats.broker.record import discard_session, leftovers
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.headers import EXPECTED_LAST_SUBJECT_SEQUENCE
 from mqtt_streams.qos2 import PREFIX as HELD_PREFIX
-from mqtt_streams.sessions import V5, Conflict, PoisonedRecord, SessionRecord
+from mqtt_streams.sessions import V5, WRONG_LAST_SEQUENCE, Conflict, PoisonedRecord, SessionRecord
 from mqtt_streams.timers import EXPIRY, FiredTimer, schedule_block, timer_subject
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
+
+# The header with which a timer is stored only where there is none.
+UNSET: Final = ((EXPECTED_LAST_SUBJECT_SEQUENCE, "0"),)
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -35,10 +39,55 @@ def close_session(client: Client) -> None:
             body = b'{"filter":"%b","seq":%d}' % (f"{HELD_PREFIX}{client.token}.*".encode(), client.inbound.newest + 1)
             broker.store.call(broker.purge_held, body, Silent())
     elif record.v5.expiry is not None:
-        headers = schedule_block(EXPIRY, client.hash, time.time() + record.v5.expiry, client.epoch)
-        subject = timer_subject(EXPIRY, client.hash)
-        broker.store.put(b"HPUB %b " % subject.encode(), headers, client.client_id.encode(), WillOp(subject))
+        _set_deadline(client, time.time() + record.v5.expiry, UNSET)
     broker.link.kick()
+
+
+def _set_deadline(client: Client, at: float, pairs: tuple[tuple[str, str], ...] = ()) -> None:
+    headers = schedule_block(EXPIRY, client.hash, at, client.epoch, pairs)
+    target = b"HPUB %b " % timer_subject(EXPIRY, client.hash).encode()
+    client.broker.store.put(target, headers, client.client_id.encode(), DeadlineOp(client, at))
+
+
+class DeadlineOp(Op):
+    """The store of the timer of a session whose connection has ended.
+
+    It is stored only where there is none: a gateway that was cut off may learn late that the session has moved, and
+    must not replace the timer of the later owner.
+    """
+
+    __slots__ = ("at", "client")
+
+    def __init__(self, client: Client, at: float) -> None:
+        self.client = client
+        self.at = at
+
+    def stored(self, ack: bytes) -> None:
+        """The session will end in time."""
+
+    def failed(self, error: ApiError) -> None:
+        """There is a timer: see whose."""
+        client = self.client
+        if error.err_code in WRONG_LAST_SEQUENCE:
+            client.broker.spawn(self._replace(), f"deadline of {client.client_id}")
+        else:
+            log.error("the session of %r may not end in time: %s", client.client_id, error)
+
+    async def _replace(self) -> None:
+        client = self.client
+        broker = client.broker
+        try:
+            found = await broker.sessions.load(client.hash, client.client_id)
+            if found is None or found[1] != client.epoch:
+                return
+            await broker.timers.cancel(EXPIRY, client.hash)
+        except PoisonedRecord:
+            return
+        except (ApiError, NoResponders, RequestTimeout) as error:
+            log.error("the session of %r may not end in time: %s", client.client_id, error)
+            return
+        _set_deadline(client, self.at)
+        broker.link.kick()
 
 
 async def expire(broker: Broker, timer: FiredTimer) -> None:
