@@ -24,7 +24,7 @@ from mqtt_nats.broker.client import Client
 from mqtt_nats.broker.closing import expire
 from mqtt_nats.broker.context import Broker
 from mqtt_nats.broker.opening import refuse
-from mqtt_nats.broker.recovery import recover, recover_wild
+from mqtt_nats.broker.recovery import recover, recover_wild, watch_consumers
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.config import Settings
 from mqtt_nats.connection.connection import CLOCK_STEP, Connection
@@ -210,6 +210,7 @@ class Gateway:
                 AllowAll(),
                 tasks,
             )
+            watch_consumers(broker)
             self.link.on_writable = self._writable
             self.link.on_denied = partial(self._denied, self.link)
             self.wild.on_denied = partial(self._denied, self.wild)

@@ -10,14 +10,21 @@ subject is kept, and what is pending is made to expire once, which has the same 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from mqtt_streams.consumers import ConsumerInfo, ConsumerRef, DeliverSubjectBusy, update_consumer
+from mqtt_streams.api import call
+from mqtt_streams.consumers import ConsumerInfo, ConsumerRef, DeliverSubjectBusy, create_consumer, update_consumer
+from mqtt_streams.messages import STREAM as MESSAGES
 
 if TYPE_CHECKING:
+    from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
+    from mqtt_nats.broker.durable import Attachment, DurableSide
+
+log = logging.getLogger("mqtt_nats.broker")
 
 # The former owner of a consumer has this long to let go of it (seconds). After that it is somebody who listens to
 # everything; for a while the owners of other consumers are not waited for as long.
@@ -50,6 +57,40 @@ async def move(broker: Broker, stream: str, consumer: ConsumerRef) -> ConsumerIn
                 broker.crowded_until = now() + CROWDED
                 raise
             await asyncio.sleep(STEP)
+
+
+async def make_anew(client: Client, side: DurableSide, attachment: Attachment) -> ConsumerInfo:
+    """Create a consumer that somebody has deleted, to go on where it was, as far as that is known.
+
+    Raises:
+        ApiError: JetStream does not create it.
+    """
+    broker = client.broker
+    source = attachment.source
+    consumer = attachment.consumer
+    record = client.record
+    assert record is not None
+    assert record.v5 is not None
+    last = int((await call(broker.inbox, f"STREAM.INFO.{MESSAGES}"))["state"]["last_seq"])
+    if last < source.last or last + 1 < source.start:
+        lost = "its messages are lost, the stream begins anew"
+        start = None if source.end else 1
+        source.begin_anew()
+        side.overlap.begin_anew(attachment)
+        record.v5.was.pop(attachment.key, None)
+    elif source.last:
+        lost = "what the client has not acknowledged would not be sent again"
+        start = source.last + 1
+    else:
+        lost = "messages since it was removed are lost"
+        start = None
+    log.warning("client %r: consumer %s is gone; %s", client.client_id, consumer.durable_name, lost)
+    attachment.consumer = consumer = replace(consumer, start_seq=start)
+    if attachment.key in record.cons:
+        record.cons[attachment.key] = consumer
+        record.v5.start[attachment.key] = source.start
+        side.kept = True
+    return await create_consumer(broker.inbox, MESSAGES, consumer)
 
 
 async def send_again(broker: Broker, stream: str, consumer: ConsumerRef, come: Callable[[], int]) -> ConsumerInfo:

@@ -103,6 +103,10 @@ class Broker:
         """Stores of retained messages that are not acknowledged."""
         self._retained = asyncio.Event()
         self.closing = False
+        self.attached: dict[str, Client] = {}
+        """Whose connection a consumer of ``$MQTT_msgs`` delivers to, by its name."""
+        self.advisories = b""
+        """The subscription that tells which consumers are deleted."""
         self.crowded_until = 0.0
         """Loop time until which every deliver subject is taken to have a listener of its own."""
         self.online = asyncio.Event()

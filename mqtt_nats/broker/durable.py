@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.link import Handler
-from mqtt_nats.broker.attaching import move, send_again
+from mqtt_nats.broker.attaching import make_anew, move, send_again
 from mqtt_nats.broker.operations import ConfirmOp, PubrelOp
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.codec import MqttError, ReasonCode
@@ -94,6 +94,8 @@ class DurableSide:
         self.overlap: Overlap[Attachment] = Overlap()
         self.headerless = 0
         """Stored messages without Nmqtt-Pub: acknowledged and counted."""
+        self.damaged = False
+        """A consumer was deleted, and is about to be made again."""
         self.kept = False
         """A consumer has kept its deliver subject: the record names another one."""
         self._pubrel_sid = b""
@@ -275,6 +277,7 @@ class DurableSide:
         else:
             attachment = Attachment(key, consumer, source)
             self.attachments[consumer.durable_name] = attachment
+            self.client.broker.attached[consumer.durable_name] = self.client
             self.machine.sources.append(source)
             if not source.end:
                 self.overlap.add(consumer.filter_subject.removeprefix(STORED_PREFIX), attachment, source)
@@ -293,16 +296,7 @@ class DurableSide:
         try:
             info = await move(broker, MESSAGES, attachment.consumer)
         except ConsumerNotFound:
-            log.warning(
-                "client %r: consumer %s is gone; messages since it was removed are lost",
-                self.client.client_id,
-                attachment.consumer.durable_name,
-            )
-            attachment.consumer = replace(attachment.consumer, start_seq=None)
-            record = self.client.record
-            if record is not None and attachment.key in record.cons:
-                record.cons[attachment.key] = attachment.consumer
-            info = await create_consumer(broker.inbox, MESSAGES, attachment.consumer)
+            info = await make_anew(self.client, self, attachment)
         except DeliverSubjectBusy:
             info = await self._attach_in_place(attachment)
         if not self.machine.open:  # else what was lost on the way is still to come, and may be older
@@ -387,8 +381,11 @@ class DurableSide:
     def detach(self) -> None:
         """Let go of every consumer: the next owner can have it at once."""
         link = self.client.broker.link
-        for attachment in self.attachments.values():
+        attached = self.client.broker.attached
+        for name, attachment in self.attachments.items():
             link.unsubscribe_raw(attachment.sid)
+            if attached.get(name) is self.client:
+                del attached[name]
         if self._pubrel_sid:
             link.unsubscribe_raw(self._pubrel_sid)
         link.kick()
@@ -453,6 +450,7 @@ class DurableSide:
         for name in names:
             attachment = self.attachments.pop(name, None)
             if attachment is not None:
+                broker.attached.pop(name, None)
                 broker.link.unsubscribe_raw(attachment.sid)
                 if attachment.source in self.machine.sources:
                     self.machine.sources.remove(attachment.source)

@@ -11,11 +11,13 @@ from mqtt_nats.backbone.link import Link
 from mqtt_nats.broker.gap import expect_gap, repair
 from mqtt_nats.broker.resuming import reattach
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import PoisonedRecord
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
+    from mqtt_nats.broker.durable import DurableSide
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -27,11 +29,33 @@ PATIENCE: Final = 30.0
 RETRY: Final = 0.25
 
 
+DELETED: Final = f"$JS.EVENT.ADVISORY.CONSUMER.DELETED.{MESSAGES}.*".encode()
+
+
+def watch_consumers(broker: Broker) -> None:
+    """Hear of consumers that are deleted, by whomever: a connected client's one is made again at once."""
+
+    def deleted(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        client = broker.attached.get(subject.rpartition(b".")[2].decode())
+        side = client.durable_side if client is not None else None
+        if client is not None and side is not None and not side.damaged:
+            side.damaged = True
+            client.do(_mend(client, side))
+
+    broker.advisories = broker.link.subscribe_raw(DELETED, deleted)
+
+
+async def _mend(client: Client, side: DurableSide) -> None:
+    side.damaged = False
+    await reattach(client, side)
+
+
 async def recover(broker: Broker, link: Link) -> None:
     """Bring everything back: takeover signals first, then what clients have subscribed, then durable sessions."""
     for connection in broker.connections:  # also those that have just claimed their session
         if connection.takeover_sid:
             link.renew(connection.takeover_sid, connection.takeover_subject)
+    link.renew(broker.advisories, DELETED)
     expect_gap(broker, link)
     broker.table.renew(link)
     try:

@@ -62,6 +62,13 @@ class Source:
         self.left: deque[int] = deque(maxlen=window)
         """Sequences left to another subscription, or let go, last; this consumer need not bring them again."""
 
+    def begin_anew(self) -> None:
+        """The stream counts from 1 again."""
+        self.start = 1
+        self.last = self.first = self.clear = 0
+        self.was_qos = self.until = 0
+        self.done.clear()
+
     @property
     def collected(self) -> bool:
         """True when everything that was in flight has been delivered again."""

@@ -51,6 +51,15 @@ class Overlap(Generic[T]):
                     raised.append(kept)
         return raised
 
+    def begin_anew(self, value: T) -> None:
+        """The stream counts from 1 again."""
+        self._entries = [
+            (source.start if found is value else start, pattern, found, source)
+            for start, pattern, found, source in self._entries
+        ]
+        self._entries.sort(key=lambda entry: entry[:2])
+        self._matching.clear()
+
     def others(self, pattern: str) -> list[Source]:
         """The subscriptions that may match what ``pattern`` matches."""
         return [source for _, other, _, source in self._entries if patterns_meet(other, pattern)]

@@ -7,6 +7,7 @@ import nats
 import pytest
 from nats.js.client import JetStreamContext
 
+from mqtt_streams.hashing import name_hash
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
@@ -66,3 +67,94 @@ async def test_the_consumer_of_the_timers(local: Gateway, js: JetStreamContext) 
         return (await js.stream_info("$MQTT_sess")).state.messages == 0
 
     assert await aeventually(expired)
+
+
+async def consumers(js: JetStreamContext, client_id: str) -> list[str]:
+    """Names of a session's consumers."""
+    found = await js.consumers_info("$MQTT_msgs")
+    return [one.name for one in found if one.name.startswith(name_hash(client_id))]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_a_consumer_of_a_connected_client(local: Gateway, js: JetStreamContext, qos: int) -> None:
+    async with (
+        await RawClient.connect(local.port, "durable", clean=False) as client,
+        await RawClient.connect(local.port, "publisher") as publisher,
+    ):
+        await client.subscribe("a", "b/+", qos=qos)
+        for topic in ("a", "b/c"):
+            await publisher.deliver(topic, b"before", qos)
+            await client.receive(topic, b"before", qos=qos)
+        names = await consumers(js, "durable")
+        assert len(names) == 2
+        for name in names:
+            await js.delete_consumer("$MQTT_msgs", name)
+        for topic in ("a", "b/c"):
+            await publisher.deliver(topic, b"after", qos)
+        got = await client.messages(2)
+        assert {one.payload for one in got} == {b"after"}
+        for one in got:
+            await client.complete(one)
+        await client.quiet()
+        assert sorted(await consumers(js, "durable")) == sorted(names)
+        # What is ended in an orderly way does not come back.
+        await client.unsubscribe("a", "b/+")
+        await client.subscribe("c", qos=0)
+
+        async def none() -> bool:
+            return not await consumers(js, "durable")
+
+        assert await aeventually(none)
+        await client.quiet()
+        assert not await consumers(js, "durable")
+
+
+async def test_a_consumer_of_an_absent_client(local: Gateway, js: JetStreamContext) -> None:
+    async with await RawClient.connect(local.port, "absent", clean=False) as client:
+        await client.subscribe("a", qos=1)
+    await js.delete_consumer("$MQTT_msgs", (await consumers(js, "absent"))[0])
+    async with (
+        await RawClient.connect(local.port, "absent", clean=False) as client,
+        await RawClient.connect(local.port, "publisher") as publisher,
+    ):
+        assert client.session_present
+        assert await aeventually(lambda: consumers(js, "absent"))
+        await publisher.deliver("a", b"x", 1)
+        await client.receive("a", b"x", qos=1)
+
+
+@pytest.mark.parametrize("connected", [True, False])
+async def test_the_messages_of_a_session_with_overlapping_subscriptions(
+    server: NatsServer, gateway_factory: GatewayFactory, js: JetStreamContext, connected: bool
+) -> None:
+    """A stream that begins anew counts from 1: below everything that the session has seen."""
+    gateway = gateway_factory(server)
+    async with await RawClient.connect(gateway.port, "publisher") as publisher:
+        await publisher.deliver_all("a/b", [b"%d" % number for number in range(20)], 1)
+        async with await RawClient.connect(gateway.port, "durable", clean=False) as client:
+            await client.subscribe("a/+", "+/b", qos=1)
+            await publisher.deliver("a/b", b"before", 1)
+            await client.receive("a/b", b"before", qos=1)
+            if connected:
+                await js.delete_stream("$MQTT_msgs")
+                await client.expect_closed()
+        if not connected:
+            await js.delete_stream("$MQTT_msgs")
+        await publisher.deliver("b", b"x", 1)  # has the stream created
+
+        async def back() -> RawClient | None:
+            try:
+                return await RawClient.connect(gateway.port, "durable", clean=False)
+            except AssertionError:
+                return None
+
+        async with await aeventually(back) as client:
+            assert client.session_present
+            for number in range(30):
+                await publisher.deliver("a/b", b"%d" % number, 1)
+                await client.receive("a/b", b"%d" % number, qos=1)
+            await client.quiet()
+        async with await RawClient.connect(gateway.port, "durable", clean=False) as client:
+            await client.quiet()
+            await publisher.deliver("a/b", b"again", 1)
+            await client.receive("a/b", b"again", qos=1)
