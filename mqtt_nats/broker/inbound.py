@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.store import Silent
 from mqtt_nats.broker.operations import DeleteOp, HoldOp, Receipt, ReleaseOp, RetainedOp
+from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.retaining import store_retained
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.pubsub.message import Message
 from mqtt_nats.session.inbound import Action, InboundQos2
-from mqtt_streams.api import RequestTimeout
 from mqtt_streams.headers import get
 from mqtt_streams.qos2 import STREAM, Held, held_block, held_subject, release_id
 from mqtt_streams.stored import purge
@@ -142,7 +142,7 @@ class Inbound:
         async def replace() -> None:
             broker = client.broker
             held = operation.held
-            found = await broker.held.find(client.token, held.id)
+            found = await patiently(client, lambda: broker.held.find(client.token, held.id))
             if found is not None and found.message_id.encode() == held.message_id:
                 # Our own store, sent twice over a reconnect: its first PubAck was lost.
                 self.held(held, found.seq)
@@ -150,9 +150,10 @@ class Inbound:
                 return
             if found is not None:
                 log.info("removing a stray held publish of %r (sequence %d)", client.client_id, found.seq)
-                await broker.held.delete(found.seq)
+                stray = found.seq
+                await patiently(client, lambda: broker.held.delete(stray))
             else:
-                await purge(broker.inbox, STREAM, held_subject(client.token, held.id))
+                await patiently(client, lambda: purge(broker.inbox, STREAM, held_subject(client.token, held.id)))
             if held.payload is None:
                 client.end(MqttError("a held publish has to be sent again", ReasonCode.UNSPECIFIED_ERROR))
                 return
@@ -216,20 +217,17 @@ class Inbound:
 
     async def _reload(self, held: HeldPublish, receipt: Receipt) -> None:
         """Release what this connection does not have in memory, unless it has been released before."""
-        broker = self._client.broker
-        try:
-            loaded = await broker.held.load(held.sequence)
-            if loaded is None:
-                self.deleted(held)
-                receipt.stored(b"")
-                return
-            record, held.payload = loaded
-            doubtful = held.since and time.time() - held.since > TRUSTED_SECONDS
-            if doubtful and await broker.held.was_released(record):
-                self.stored(held, receipt)
-                return
-        except RequestTimeout as error:
-            self._client.end(MqttError(str(error), ReasonCode.SERVER_BUSY))
+        client = self._client
+        broker = client.broker
+        loaded = await patiently(client, lambda: broker.held.load(held.sequence))
+        if loaded is None:
+            self.deleted(held)
+            receipt.stored(b"")
+            return
+        record, held.payload = loaded
+        doubtful = held.since and time.time() - held.since > TRUSTED_SECONDS
+        if doubtful and await patiently(client, lambda: broker.held.was_released(record)):
+            self.stored(held, receipt)
             return
         if not held.message_id:
             held.message_id = (get(record.headers, "Nmqtt-Id") or "").encode() or broker.next_id()
