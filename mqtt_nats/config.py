@@ -159,6 +159,29 @@ class Settings(BaseSettings):
         description="Bytes waiting to be sent to one client; above this QoS 0 messages for it are dropped.",
     )
     max_subscriptions: int = Field(default=1000, ge=1, description="Subscriptions of one session.")
+    receive_maximum: int = Field(
+        default=1024,
+        ge=1,
+        le=65535,
+        description="QoS 1 and 2 publishes that a 5.0 client may have unacknowledged (Receive Maximum).",
+    )
+    topic_alias_maximum: int = Field(
+        default=32, ge=0, le=65535, description="Topic aliases that a 5.0 client may use for its publishes."
+    )
+    server_keep_alive: int | None = Field(
+        default=None,
+        ge=1,
+        le=65535,
+        description="Longest keep alive in seconds: a 5.0 client that asks for a longer one or none is told this.",
+    )
+    response_information: str | None = Field(
+        default=None,
+        max_length=1000,
+        description="Response Information for 5.0 clients that request it; `%c` stands for the client id.",
+    )
+    validate_payload_format: bool = Field(
+        default=False, description="Refuse 5.0 publishes that say their payload is UTF-8 text when it is not."
+    )
     max_topic_levels: int = Field(
         default=128, ge=1, le=1900, description="Levels in a topic or filter, counted by their slashes."
     )

@@ -16,8 +16,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from mqtt_streams.api import call
-from mqtt_streams.consumers import ConsumerInfo, ConsumerRef, DeliverSubjectBusy, create_consumer, update_consumer
+from mqtt_streams.consumers import (
+    ConsumerInfo,
+    ConsumerNotFound,
+    ConsumerRef,
+    DeliverSubjectBusy,
+    create_consumer,
+    existing_consumer,
+    update_consumer,
+)
 from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.pubrel import STREAM as OUT
+from mqtt_streams.pubrel import pubrel_consumer
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
@@ -32,6 +42,9 @@ LET_GO: Final = 1.0
 LET_GO_CROWDED: Final = 0.1
 CROWDED: Final = 60.0
 STEP: Final = 0.02
+
+# Places in the window of PUBREL records: as many as there are packet identifiers.
+PUBREL_WINDOW: Final = 65535
 
 EXPIRE_NS: Final = 100_000_000
 """Nanoseconds after which what is pending expires."""
@@ -109,3 +122,39 @@ async def send_again(broker: Broker, stream: str, consumer: ConsumerRef, come: C
     finally:
         await update_consumer(broker.inbox, stream, consumer)
     return info
+
+
+async def attach_pubrels(client: Client, side: DurableSide) -> None:
+    """Make sure that the consumer of PUBREL records exists and delivers here.
+
+    Its deliver subject is the one that nats-server's listener uses, which subscribes it and leaves the consumer
+    alone; there and back is two changes of the subject, so everything pending is sent again.
+    """
+    broker = client.broker
+    aside = pubrel_consumer(client.hash, max_ack_pending=PUBREL_WINDOW, deliver_nuid=broker.new_nuid())
+    consumer = pubrel_consumer(client.hash, max_ack_pending=PUBREL_WINDOW)
+    if side.pubrel_sid:
+        broker.link.unsubscribe_raw(side.pubrel_sid)
+    known, moved = True, False
+    try:
+        await move(broker, OUT, aside)
+        moved = True
+    except ConsumerNotFound:
+        known = False
+    except DeliverSubjectBusy:
+        pass
+    side.pubrels_come = 0
+    side.pubrel_sid = broker.link.subscribe_raw(consumer.deliver_subject.encode(), side.pubrel_arrived)
+    if moved:
+        await move(broker, OUT, consumer)
+    elif known:
+        found = await existing_consumer(broker.inbox, OUT, consumer.durable_name)
+        if found is not None and found.deliver_subject != consumer.deliver_subject:
+            broker.link.unsubscribe_raw(side.pubrel_sid)
+            consumer = replace(consumer, deliver_subject=found.deliver_subject)
+            side.pubrel_sid = broker.link.subscribe_raw(consumer.deliver_subject.encode(), side.pubrel_arrived)
+        await send_again(broker, OUT, consumer, lambda: side.pubrels_come)
+    else:
+        await create_consumer(broker.inbox, OUT, consumer)
+    if client.record is not None:
+        client.record.pubrel = consumer  # where nats-server's listener looks for it

@@ -15,25 +15,23 @@ from collections.abc import Coroutine
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final
 
-from mqtt_nats.backbone.store import TooLarge
-from mqtt_nats.broker.closing import close_session
+from mqtt_nats.broker.closing import close_session, farewell
+from mqtt_nats.broker.greeting import TERMS, Terms, goodbye, refusal
 from mqtt_nats.broker.inbound import Inbound
 from mqtt_nats.broker.opening import open_session
-from mqtt_nats.broker.operations import Receipt, RetainedOp
-from mqtt_nats.broker.retaining import store_retained
+from mqtt_nats.broker.operations import Receipt
+from mqtt_nats.broker.publishing import RECEIPTS_LOW, publish, publish5, publish_run
 from mqtt_nats.broker.subscribing import subscribe, unsubscribe
-from mqtt_nats.broker.will import HEADERS, publish_will
+from mqtt_nats.broker.tailoring import Aliases, tailor
+from mqtt_nats.broker.will import publish_will
 from mqtt_nats.codec import (
     PINGRESP,
     Ack,
     AckRun,
-    Connack,
     Connect,
     Disconnect,
-    InvalidClientId,
     MqttError,
     Packet,
-    PacketTooLarge,
     PingReq,
     ProtocolError,
     Publish,
@@ -42,16 +40,14 @@ from mqtt_nats.codec import (
     ReasonCode,
     Subscribe,
     Unsubscribe,
-    UnsupportedProtocolVersion,
     Will,
-    connack_code,
-    encode,
 )
 from mqtt_nats.connection.connection import Connection, Hold
 from mqtt_nats.pubsub.message import Message
-from mqtt_nats.pubsub.table import Filter, Member, Route
+from mqtt_nats.pubsub.table import PLAIN, Choice, Filter, Member, Options
 from mqtt_nats.session.regular import RegularOutbound
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.headers import percent_encode
 from mqtt_streams.subjects import filter_to_subjects
 
 if TYPE_CHECKING:
@@ -60,10 +56,6 @@ if TYPE_CHECKING:
     from mqtt_streams.sessions import SessionRecord
 
 log = logging.getLogger("mqtt_nats.broker")
-
-# A client's publishes that wait for JetStream; beyond this nothing is read from it.
-RECEIPTS_MOST: Final = 1024
-RECEIPTS_LOW: Final = 512
 
 # Bytes that a client has not read; beyond this nothing is read from it, since answers would only be added.
 UNREAD_MOST: Final = 1024 * 1024
@@ -92,15 +84,18 @@ class Client(Member):
         "_idle",
         "_jobs",
         "_task",
+        "aliases",
         "broker",
-        "client_id",
         "connection",
         "durable_side",
         "epoch",
+        "expiry",
         "foreign",
         "graceful",
         "hash",
         "inbound",
+        "marked",
+        "outgoing",
         "receipts",
         "record",
         "regular_side",
@@ -109,18 +104,19 @@ class Client(Member):
         "taken",
         "takeover_sid",
         "takeover_subject",
+        "terms",
         "token",
-        "version",
+        "unacknowledged",
         "will",
     )
 
     def __init__(self, broker: Broker, connection: Connection) -> None:
-        super().__init__(connection.outlet, False, "")
+        super().__init__(connection.outlet, False, False)
         self.broker = broker
         self.connection = connection
         self.state = State.NEW
-        self.version = 4
-        self.client_id = ""
+        self.terms: Terms = TERMS
+        """What a 5.0 client has asked for in CONNECT."""
         self.hash = ""
         self.token = ""
         self.epoch = 0
@@ -128,6 +124,8 @@ class Client(Member):
         self.foreign = 0
         """Highest sequence of somebody else's write of the session record that was heard of."""
         self.record: SessionRecord | None = None
+        self.expiry: int | None = 0
+        """Seconds for which the session outlives the connection, None = for good."""
         self.will: Will | None = None
         self.graceful = False
         """The client has sent DISCONNECT."""
@@ -135,6 +133,14 @@ class Client(Member):
         """The session belongs to another connection now: leave what is stored alone."""
         self.sender_header = b""
         """The header line that names this client to receivers, or empty."""
+        self.marked = False
+        """Every publish names this client, so that it can be kept from getting it."""
+        self.aliases: dict[int, bytes] | None = None
+        """Topic aliases that the client has set."""
+        self.outgoing: Aliases | None = None
+        """Topic aliases that the client allows."""
+        self.unacknowledged = 0
+        """QoS 1 publishes of a 5.0 client without PUBACK."""
         self.takeover_sid = b""
         self.takeover_subject = b""
         self.receipts: deque[Receipt] = deque()
@@ -162,20 +168,17 @@ class Client(Member):
                 route = table.routes.get(packet.key)
                 if route is None or route.version != table.version:
                     route = table.route(packet.key)
-                if packet.step - packet.head > broker.store.max_payload:
-                    raise PacketTooLarge(f"nats-server takes messages of {broker.store.max_payload} bytes")
-                if self.no_local:
-                    for payload in packet.payloads():
-                        self.publish(route, payload, 0, False, 0)
-                else:
-                    broker.fanout.run(route, packet, self)
+                publish_run(self, route, packet)
             elif isinstance(packet, AckRun):
                 self.acknowledged(packet.kind, packet.ids, False)
             elif isinstance(packet, Publish):
+                if self.version == 5:
+                    publish5(self, packet)
+                    continue
                 route = table.routes.get(packet.key)
                 if route is None or route.version != table.version:
                     route = table.route(packet.key)
-                self.publish(route, packet.payload, packet.qos, packet.retain, packet.packet_id)
+                publish(self, route, packet.payload, packet.qos, packet.retain, packet.packet_id)
             else:
                 self._other(packet)
                 if self.ended:
@@ -223,9 +226,7 @@ class Client(Member):
             case Unsubscribe():
                 self.do(unsubscribe(self, packet))
             case Disconnect():
-                self.graceful = True
-                self.will = None  # [MQTT-3.14.4-3]
-                self.close()
+                farewell(self, packet)
             case Ack():
                 self.acknowledged(packet.kind, [packet.packet_id], packet.reason >= 0x80)
             case _:
@@ -243,55 +244,15 @@ class Client(Member):
 
     # -- publishing -----------------------------------------------------------------------------
 
-    def publish(self, route: Route, payload: bytes, qos: int, retain: bool, packet_id: int) -> None:
-        """A PUBLISH of this client: what it is answered with, follows from its QoS [MQTT-3.3.4-1].
-
-        Raises:
-            PacketTooLarge: NATS would not take the message.
-        """
-        broker = self.broker
-        size = len(payload)
-        if qos or retain or self.no_local:
-            size += HEADERS + len(self.sender_header) + len(route.hpub)
-        if size > broker.store.max_payload:
-            raise PacketTooLarge(f"nats-server takes messages of {broker.store.max_payload} bytes, headers included")
-        try:
-            if qos == 0:
-                if retain:
-                    store_retained(self, route, payload, 0, RetainedOp(self, None, not payload), b"")
-                if self.no_local:
-                    self.bare(route, b"NATS/1.0\r\nNmqtt-Pub:0\r\n%b\r\n" % self.sender_header, payload)
-                else:
-                    broker.link.out.append(b"%b%d\r\n%b\r\n" % (route.pub, len(payload), payload))
-                broker.fanout.local(route, Message(route.key, payload, 0, self.no_local))
-            elif qos == 1:
-                receipt = Receipt(self, 4, packet_id, 2 if retain else 1)  # [MQTT-3.3.1-12] [MQTT-4.3.2-2]
-                self.receipts.append(receipt)
-                headers = b"NATS/1.0\r\nNmqtt-Pub:1\r\nNmqtt-Id:%b\r\n%b\r\n" % (broker.next_id(), self.sender_header)
-                if retain:
-                    store_retained(self, route, payload, 1, RetainedOp(self, receipt, not payload), b"")
-                self.bare(route, headers, payload)
-                broker.store.put(route.msgs, headers, payload, receipt)
-                if route.local:
-                    broker.fanout.group(route.local, Message(route.key, payload, 1, self.client_id))
-            else:
-                self.inbound.publish(route.key, route, packet_id, payload, retain)
-        except TooLarge as error:
-            raise PacketTooLarge(str(error)) from None
-        if len(self.receipts) > RECEIPTS_MOST:
-            self.connection.hold(Hold.WINDOW)
-
-    def bare(self, route: Route, headers: bytes, payload: bytes) -> None:
-        """Publish to NATS clients and other gateways: the copy that is not stored."""
-        size = len(headers)
-        self.broker.link.out.append(b"%b%d %d\r\n%b%b\r\n" % (route.hpub, size, size + len(payload), headers, payload))
-
     def settle(self) -> None:
         """Send every acknowledgement that is due, in order [MQTT-4.6.0-2] [MQTT-4.6.0-3]."""
         receipts = self.receipts
         data = b""
         while receipts and not receipts[0].left:
-            data += receipts.popleft().packet()
+            receipt = receipts.popleft()
+            data += receipt.packet()
+            if receipt.kind == 4:
+                self.unacknowledged -= 1
         if data:
             self.outlet.write(data)
         if len(receipts) < RECEIPTS_LOW:
@@ -305,37 +266,60 @@ class Client(Member):
     # -- receiving ------------------------------------------------------------------------------
 
     def take(self, message: Message, qos: int) -> None:
-        """A QoS 1 or 2 message for a regular session."""
+        """A QoS 1 or 2 message for a regular session, in the plain encoding."""
         side = self.regular_side
         if side is None:
             return
         try:
-            side.publish(qos, message.head(qos), message.payload)
+            if message.expiry >= 0:  # it may have to wait
+                side.publish(qos, b"", message.payload, tailor(self, message, qos))
+            elif self.version == 5:
+                side.publish(qos, message.head5(qos), message.tail5())
+            else:
+                side.publish(qos, message.head(qos), message.payload)
         except QuotaExceeded as error:
             log.warning("client %r: %s", self.client_id, error)
             self.end(error)
 
-    def guard(self, found: Filter, message: Message, qos: int) -> None:
-        """A message that needs a look before it may be sent: no_local, or retained messages still on the way."""
-        if self.no_local and message.sender == self.no_local:
-            return
-        if self.durable and qos and message.qos:
+    def guard(self, choice: Choice, message: Message) -> None:
+        """A message that needs a look before it may be sent."""
+        if choice.own is not choice and message.sender == self.client_id:
+            if choice.own is None:
+                return
+            choice = choice.own
+        if self.durable and choice.qos and message.qos:
             return  # comes from the stream
-        gate = self.gates.get(found) if self.gates else None
+        gate = self.gates.get(choice.found) if self.gates else None
         if gate is None:
-            self.deliver(message, qos)
-        elif not gate.keep(message, qos):
+            self.deliver(choice, message)
+        elif not gate.keep(choice, message):
             self.end(QuotaExceeded("too many messages while retained messages are being sent"))
 
-    def deliver(self, message: Message, qos: int) -> None:
+    def deliver(self, choice: Choice, message: Message) -> None:
         """Send a message that core NATS or local dispatch has brought."""
-        if message.qos == 0 or qos == 0:
-            if self.outlet.clogged:
-                self.outlet.offer(message.zero(), 1)
+        aged = message.retain and message.expiry >= 0
+        plain = not (self.picky or choice.ids or aged or (choice.kept and message.kept))
+        qos = min(choice.qos, message.qos)
+        if qos == 0:
+            if plain:
+                data = message.zero5() if self.version == 5 else message.zero()
             else:
-                self.outlet.write(message.zero())
-        elif not self.durable:
-            self.take(message, min(qos, message.qos))
+                data = tailor(self, message, 0, choice)(0)
+            if data:
+                if self.outlet.clogged:
+                    self.outlet.offer(data, 1)
+                else:
+                    self.outlet.write(data)
+        elif self.durable:
+            return
+        elif plain:
+            self.take(message, qos)
+        elif self.regular_side is not None:
+            try:
+                self.regular_side.publish(qos, b"", message.payload, tailor(self, message, qos, choice))
+            except QuotaExceeded as error:
+                log.warning("client %r: %s", self.client_id, error)
+                self.end(error)
 
     @property
     def alive(self) -> bool:
@@ -352,12 +336,19 @@ class Client(Member):
         """True while CONNECT waits for its session."""
         return self.state is State.OPENING and not self.epoch
 
-    def join(self, topic_filter: str, qos: int) -> Filter:
+    def join(self, topic_filter: str, qos: int, options: Options = PLAIN) -> Filter:
         """Put the client into the subscription table."""
         broker = self.broker
         link = broker.wild if topic_filter[0] in "#+" else broker.link
         subjects = filter_to_subjects(topic_filter)
-        return broker.table.subscribe(self, topic_filter, qos, subjects, link, broker.fanout.arrival)
+        if options.no_local:
+            self.mark()
+        return broker.table.subscribe(self, topic_filter, qos, subjects, link, broker.fanout.arrival, options)
+
+    def mark(self) -> None:
+        """Have every publish name this client: it does not want its own messages back."""
+        self.marked = True
+        self.sender_header = b"Nmqtt-Client:%b\r\n" % percent_encode(self.client_id).encode()
 
     async def fence(self) -> None:
         """Wait until NATS has taken this client's subscriptions.
@@ -436,9 +427,8 @@ class Client(Member):
         if self.state is State.OPENING and self._task is not asyncio.current_task() and self._error is None:
             self._error = error  # what came before the violation is served first
             return
-        if self.state is State.NEW and isinstance(error, (UnsupportedProtocolVersion, InvalidClientId)):
-            # [MQTT-3.1.2-2], [MQTT-3.1.3-8]; any other bad CONNECT gets no answer [MQTT-3.1.4-1] [MQTT-3.2.2-6]
-            self.outlet.write(encode(Connack(False, connack_code(error.reason)), 4))
+        if self.state is State.NEW:
+            self.outlet.write(refusal(self.connection.decoder.version, error))
         self.end(error)
 
     def end(self, error: MqttError) -> None:
@@ -447,7 +437,13 @@ class Client(Member):
             return
         level = logging.DEBUG if self.state is State.NEW else logging.INFO
         log.log(level, "client %r from %s: %s", self.client_id, self.connection.peer, error)
+        self.say_goodbye(error)
         self.close()
+
+    def say_goodbye(self, error: MqttError) -> None:
+        """Tell a 5.0 client why its connection ends [MQTT-3.14.0-1] [MQTT-4.13.1-1] (5.0)."""
+        if self.version == 5 and self.state is State.LIVE and not self.graceful:
+            self.outlet.write(goodbye(error, self.terms))
 
     def close(self) -> None:
         """Close the connection; :meth:`lost` does the rest."""
@@ -460,6 +456,7 @@ class Client(Member):
             self._task.cancel()
         if self.durable_side is not None:
             self.durable_side.detach()
+        self.say_goodbye(MqttError("another connection has claimed the session", ReasonCode.SESSION_TAKEN_OVER))
         self.connection.close()
         self.lost()
 

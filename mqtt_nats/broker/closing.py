@@ -8,7 +8,9 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.store import Op, Silent
-from mqtt_nats.broker.record import discard_session, leftovers
+from mqtt_nats.broker.greeting import NEVER
+from mqtt_nats.broker.record import discard_session, leftovers, save_record
+from mqtt_nats.codec import Disconnect, ProtocolError, ReasonCode
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.headers import EXPECTED_LAST_SUBJECT_SEQUENCE
 from mqtt_streams.qos2 import PREFIX as HELD_PREFIX
@@ -25,6 +27,41 @@ UNSET: Final = ((EXPECTED_LAST_SUBJECT_SEQUENCE, "0"),)
 log = logging.getLogger("mqtt_nats.broker")
 
 
+def farewell(client: Client, packet: Disconnect) -> None:
+    """DISCONNECT: the client leaves in good order.
+
+    Raises:
+        ProtocolError: it gives an expiry to a session that was to end with the connection (section 3.14.2.2.2).
+    """
+    expiry = (packet.properties or {}).get("session_expiry_interval", -1)
+    record = client.record
+    if expiry > 0 and not client.expiry and client.expiry is not None:
+        raise ProtocolError("a session that ends with its connection is given an expiry interval")
+    client.graceful = True
+    if packet.reason != ReasonCode.DISCONNECT_WITH_WILL:
+        client.will = None  # [MQTT-3.14.4-3] (3.1.1, 5.0)
+    if expiry >= 0 and client.durable and record is not None and record.v5 is not None:
+        client.expiry = record.v5.expiry = None if expiry == NEVER else expiry
+        client.do(_leave_with_expiry(client))
+    else:
+        client.close()
+
+
+async def _leave_with_expiry(client: Client) -> None:
+    """Note that the session outlives the connection for another time than CONNECT has said, and close."""
+    side = client.durable_side
+    try:
+        await save_record(client, client.epoch)
+        if side is not None:
+            await side.renew_backstops()
+    except Conflict:
+        client.taken_over()
+        return
+    except (ApiError, NoResponders, RequestTimeout) as error:
+        log.warning("client %r: its session expiry interval was not stored: %s", client.client_id, error)
+    client.close()
+
+
 def close_session(client: Client) -> None:
     """Leave a session whose connection has ended: end it, or set its deadline."""
     broker = client.broker
@@ -38,8 +75,8 @@ def close_session(client: Client) -> None:
             # Bounded by the sequence: a new session of the same client may be holding publishes already.
             body = b'{"filter":"%b","seq":%d}' % (f"{HELD_PREFIX}{client.token}.*".encode(), client.inbound.newest + 1)
             broker.store.call(broker.purge_held, body, Silent())
-    elif record.v5.expiry is not None:
-        _set_deadline(client, time.time() + record.v5.expiry, UNSET)
+    elif client.expiry is not None:
+        _set_deadline(client, time.time() + client.expiry, UNSET)
     broker.link.kick()
 
 

@@ -17,7 +17,8 @@ from mqtt_nats.broker.access import Authenticator
 from mqtt_nats.codec import Limits
 from mqtt_nats.connection.connection import Clock, Hold
 from mqtt_nats.outlet import Round
-from mqtt_nats.pubsub.fanout import Fanout, publish_qos
+from mqtt_nats.pubsub.fanout import Fanout
+from mqtt_nats.pubsub.headers import publish_qos
 from mqtt_nats.pubsub.message import Stored
 from mqtt_nats.pubsub.table import Table
 from mqtt_nats.session.durable import packet_id
@@ -185,7 +186,9 @@ class Broker:
         route = self.table.by_subject.get(bare) or self.table.route_of_subject(bare)
         if route is None:
             return Stored("", b"", b"", 0, 0)
-        found = Stored(route.subject, route.key, payload, publish_qos(headers), packet_id(sequence), stamp=stamp)
+        found = Stored(
+            route.subject, route.key, payload, publish_qos(headers), packet_id(sequence), False, stamp, headers
+        )
         self._stored_bytes += len(payload)
         if len(self.stored) >= STORED_MOST or self._stored_bytes > STORED_BYTES:
             self.stored.clear()

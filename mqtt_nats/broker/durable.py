@@ -14,11 +14,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.link import Handler
-from mqtt_nats.broker.attaching import make_anew, move, send_again
+from mqtt_nats.broker.attaching import attach_pubrels, make_anew, move, send_again
 from mqtt_nats.broker.operations import ConfirmOp, PubrelOp
 from mqtt_nats.broker.record import save_record
+from mqtt_nats.broker.tailoring import extras_of, pack
 from mqtt_nats.codec import MqttError, ReasonCode
-from mqtt_nats.pubsub.fanout import publisher
 from mqtt_nats.pubsub.message import Stored
 from mqtt_nats.session.delivery import Delivery, Source
 from mqtt_nats.session.durable import DurableOutbound
@@ -31,17 +31,16 @@ from mqtt_streams.consumers import (
     ConsumerRef,
     DeliverSubjectBusy,
     consumer_info,
-    create_consumer,
     delete_consumer,
     existing_consumer,
     parse_ack,
+    update_consumer,
 )
 from mqtt_streams.headers import get_int
 from mqtt_streams.messages import DELIVER_PREFIX
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
-from mqtt_streams.pubrel import STREAM as OUT
-from mqtt_streams.pubrel import pubrel_block, pubrel_consumer, pubrel_subject
+from mqtt_streams.pubrel import pubrel_block, pubrel_subject
 from mqtt_streams.sessions import Conflict, Draining
 from mqtt_streams.subjects import starts_with_wildcard, visible_to_wildcard
 
@@ -49,9 +48,6 @@ if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
 
 log = logging.getLogger("mqtt_nats.broker")
-
-# Places in the window of PUBREL records: as many as there are packet identifiers.
-PUBREL_WINDOW: Final = 65535
 
 # After this long without a redelivery, what is still missing is gone (seconds).
 COLLECT_PATIENCE: Final = 1.0
@@ -61,6 +57,11 @@ WINDOW: Final = 32768
 
 # A consumer outlives its session's deadline by this long, should no gateway be there to delete it (seconds).
 BACKSTOP: Final = 86_400
+
+
+def backstop(expiry: int | None) -> int:
+    """Nanoseconds without interest after which the server removes a consumer that nobody deleted; 0 = never."""
+    return 0 if expiry is None else (expiry + BACKSTOP) * 1_000_000_000
 
 
 class Attachment:
@@ -87,7 +88,7 @@ class DurableSide:
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        self.machine = DurableOutbound(WINDOW, self)
+        self.machine = DurableOutbound(min(WINDOW, client.terms.receive_maximum), self, client.version)
         self.machine.on_complete = self._completed
         self.attachments: dict[str, Attachment] = {}
         """By consumer name."""
@@ -98,8 +99,8 @@ class DurableSide:
         """A consumer was deleted, and is about to be made again."""
         self.kept = False
         """A consumer has kept its deliver subject: the record names another one."""
-        self._pubrel_sid = b""
-        self._pubrels_come = 0
+        self.pubrel_sid = b""
+        self.pubrels_come = 0
         self._progress = asyncio.Event()
 
     # -- ports of the state machine -------------------------------------------------------------
@@ -108,11 +109,25 @@ class DurableSide:
         """Send bytes to the client."""
         self.client.outlet.write(data)
 
-    def publish(self, delivery: Delivery, dup: bool) -> None:
-        """Send the PUBLISH packet of a delivery."""
+    def publish(self, delivery: Delivery, dup: bool) -> bool:
+        """Send the PUBLISH packet of a delivery; False when it has expired, or is too large for the client."""
         message: Stored = delivery.body
-        data = message.packets[delivery.qos] or message.packet(delivery.qos)
-        self.client.outlet.write(bytes((data[0] | 8,)) + data[1:] if dup else data)
+        client = self.client
+        qos = delivery.qos
+        if client.picky or client.options or message.timed:
+            ids, kept = extras_of(client, self.overlap, message, delivery)
+            data = pack(client, message, qos, delivery.id, ids=ids, retain=message.retain or kept, dup=dup)
+            if not data:
+                return False
+        else:
+            if client.version == 5:
+                data = message.packets5[qos] or message.packet5(qos)
+            else:
+                data = message.packets[qos] or message.packet(qos)
+            if dup:
+                data = bytes((data[0] | 8,)) + data[1:]
+        client.outlet.write(data)
+        return True
 
     def ack(self, reply: bytes) -> None:
         """Acknowledge a message to JetStream."""
@@ -159,13 +174,14 @@ class DurableSide:
         source = attachment.source
         shared = broker.stored
         wild = starts_with_wildcard(attachment.consumer.filter_subject.removeprefix(STORED_PREFIX))
-        looks = wild or bool(client.no_local)
+        looks = wild or client.no_local or client.picky
+        five = client.version == 5
         attachments = self.attachments
         overlap = self.overlap
 
         def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
             tokens = reply.split(b".")
-            if len(tokens) != 9 or tokens[4] != b"1" or looks:
+            if len(tokens) != 9 or tokens[4] != b"1" or looks or client.options:
                 self._consider(attachment, wild, subject, reply, headers, payload)
                 return
             sequence = int(tokens[5])
@@ -182,10 +198,13 @@ class DurableSide:
                     qos = 0
                 elif granted < qos:
                     qos = granted
-            if not qos or not machine.sent_at_once(source, sequence, qos, reply):
+            if not qos or message.timed or not machine.sent_at_once(source, sequence, qos, reply):
                 self._consider(attachment, wild, subject, reply, headers, payload)
                 return
-            data = message.packets[qos] or message.packet(qos)
+            if five:
+                data = message.packets5[qos] or message.packet5(qos)
+            else:
+                data = message.packets[qos] or message.packet(qos)
             outlet.chunks.append(data)
             if outlet.clogged:
                 outlet.held += len(data)
@@ -211,14 +230,15 @@ class DurableSide:
         granted = source.granted(sequence)
         if source.end and ack.delivered == 1:
             granted = self._inherited(attachment, message.subject, sequence)
+        own = bool(client.no_local or client.options) and message.sender == client.client_id
         unwanted = (
             not message.qos
             or (source.end and (sequence > source.end or not granted))
             or (wild and not visible_to_wildcard(message.subject))
-            or (client.no_local and publisher(headers) == client.no_local)
+            or (own and (client.no_local or (source.no_local and len(self.attachments) == 1)))
         )
         if not unwanted and len(self.attachments) > 1 and not source.end:
-            owner, granted = self.overlap.owner(message.subject, sequence)
+            owner, granted = self.overlap.owner(message.subject, sequence, own)
             unwanted = owner is not attachment
         if unwanted:
             self.machine.passed_over(source, sequence, ack.delivered, reply)
@@ -237,8 +257,9 @@ class DurableSide:
             return 0
         return granted
 
-    def _pubrel_arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        self._pubrels_come += 1
+    def pubrel_arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        """The handler of the deliver subject of PUBREL records."""
+        self.pubrels_come += 1
         identifier = get_int(headers, "Nmqtt-PubRel")
         if identifier is None:
             self.ack(reply)
@@ -263,8 +284,26 @@ class DurableSide:
         """Name new deliver subjects in the record; it is written before the consumers are changed."""
         record = self.client.record
         assert record is not None
+        assert record.v5 is not None
+        threshold = backstop(record.v5.expiry)
         for key, consumer in record.cons.items():
-            record.cons[key] = replace(consumer, deliver_subject=DELIVER_PREFIX + self.client.broker.new_nuid())
+            deliver = DELIVER_PREFIX + self.client.broker.new_nuid()
+            record.cons[key] = replace(consumer, deliver_subject=deliver, inactive_threshold=threshold)
+
+    async def renew_backstops(self) -> None:
+        """Let the consumers live as long as the session, whose expiry interval has changed.
+
+        Raises:
+            ApiError, NoResponders, RequestTimeout: JetStream does not do it.
+        """
+        record = self.client.record
+        assert record is not None
+        assert record.v5 is not None
+        threshold = backstop(record.v5.expiry)
+        for key, consumer in record.cons.items():
+            record.cons[key] = replace(consumer, inactive_threshold=threshold)
+        consumers = [one for one in record.cons.values() if one.durable_name in self.attachments]
+        await asyncio.gather(*(update_consumer(self.client.broker.inbox, MESSAGES, one) for one in consumers))
 
     def add(self, key: str, consumer: ConsumerRef, source: Source) -> Attachment:
         """Subscribe a consumer's deliver subject; the consumer is created or updated afterwards."""
@@ -327,45 +366,13 @@ class DurableSide:
                 self.machine.release_held(source)
 
     async def attach_pubrels(self) -> None:
-        """Make sure that the consumer of PUBREL records exists and delivers here.
-
-        Its deliver subject is the one that nats-server's listener uses, which subscribes it and leaves the consumer
-        alone; there and back is two changes of the subject, so everything pending is sent again.
-        """
-        client = self.client
-        broker = client.broker
-        aside = pubrel_consumer(client.hash, max_ack_pending=PUBREL_WINDOW, deliver_nuid=broker.new_nuid())
-        consumer = pubrel_consumer(client.hash, max_ack_pending=PUBREL_WINDOW)
-        if self._pubrel_sid:
-            broker.link.unsubscribe_raw(self._pubrel_sid)
-        known, moved = True, False
-        try:
-            await move(broker, OUT, aside)
-            moved = True
-        except ConsumerNotFound:
-            known = False
-        except DeliverSubjectBusy:
-            pass
-        self._pubrels_come = 0
-        self._pubrel_sid = broker.link.subscribe_raw(consumer.deliver_subject.encode(), self._pubrel_arrived)
-        if moved:
-            await move(broker, OUT, consumer)
-        elif known:
-            found = await existing_consumer(broker.inbox, OUT, consumer.durable_name)
-            if found is not None and found.deliver_subject != consumer.deliver_subject:
-                broker.link.unsubscribe_raw(self._pubrel_sid)
-                consumer = replace(consumer, deliver_subject=found.deliver_subject)
-                self._pubrel_sid = broker.link.subscribe_raw(consumer.deliver_subject.encode(), self._pubrel_arrived)
-            await send_again(broker, OUT, consumer, lambda: self._pubrels_come)
-        else:
-            await create_consumer(broker.inbox, OUT, consumer)
-        if client.record is not None:
-            client.record.pubrel = consumer  # where nats-server's listener looks for it
+        """Make sure that the consumer of PUBREL records exists and delivers here."""
+        await attach_pubrels(self.client, self)
 
     @property
     def has_pubrels(self) -> bool:
         """True once the consumer of PUBREL records is attached."""
-        return bool(self._pubrel_sid)
+        return bool(self.pubrel_sid)
 
     async def collect(self) -> None:
         """Wait until every consumer has delivered again what was in flight, or what is missing is gone."""
@@ -386,8 +393,8 @@ class DurableSide:
             link.unsubscribe_raw(attachment.sid)
             if attached.get(name) is self.client:
                 del attached[name]
-        if self._pubrel_sid:
-            link.unsubscribe_raw(self._pubrel_sid)
+        if self.pubrel_sid:
+            link.unsubscribe_raw(self.pubrel_sid)
         link.kick()
 
     def close(self) -> bool:

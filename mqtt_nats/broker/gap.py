@@ -17,9 +17,10 @@ import orjson
 
 from mqtt_nats.pubsub.table import Backlog
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.headers import STREAM_SEQUENCE, STREAM_SUBJECT, get_last, status
+from mqtt_streams.headers import STREAM_SEQUENCE, STREAM_SUBJECT, STREAM_TIME, get_last, status
 from mqtt_streams.messages import PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.stored import time_ns
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
@@ -122,17 +123,18 @@ async def _page(broker: Broker, found: Filter, bare: bytes, position: dict[str, 
             if stored is None or status(reply.headers) in (204, 404, 408, 413):
                 break
             last = int(get_last(reply.headers, STREAM_SEQUENCE) or 0)
-            _deliver(broker, found, stored.removeprefix(PREFIX), reply.headers, reply.payload)
+            born = time_ns(get_last(reply.headers, STREAM_TIME) or "") / 1e9
+            _deliver(broker, found, stored.removeprefix(PREFIX), reply.headers, reply.payload, born)
     finally:
         await answers.aclose()
     return last
 
 
-def _deliver(broker: Broker, found: Filter, subject: str, headers: bytes, payload: bytes) -> None:
+def _deliver(broker: Broker, found: Filter, subject: str, headers: bytes, payload: bytes, born: float) -> None:
     route = broker.table.route_of_subject(subject.encode())
     group = route.groups.get(found) if route is not None else None
     if route is None or group is None or not group.high:
         return
     if found.local and broker.is_own(headers):
         return  # delivered without a way through NATS
-    broker.fanout.from_nats(found, group, route, headers, payload)
+    broker.fanout.from_nats(found, group, route, headers, payload, born)

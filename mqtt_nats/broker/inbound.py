@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.store import Silent
 from mqtt_nats.broker.operations import DeleteOp, HoldOp, Receipt, ReleaseOp, RetainedOp
 from mqtt_nats.broker.patience import patiently
+from mqtt_nats.broker.publishing import RETAIN_LINE, aged, bare, message, restored
 from mqtt_nats.broker.retaining import store_retained
 from mqtt_nats.codec import MqttError, ReasonCode
-from mqtt_nats.pubsub.message import Message
 from mqtt_nats.session.inbound import Action, InboundQos2
 from mqtt_streams.headers import get
 from mqtt_streams.qos2 import STREAM, Held, held_block, held_subject, release_id
@@ -27,6 +27,7 @@ from mqtt_streams.subjects import wire_topic
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
+    from mqtt_nats.broker.publishing import Extras
     from mqtt_nats.pubsub.table import Route
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -41,10 +42,20 @@ TRUSTED_SECONDS: Final = 60.0
 class HeldPublish:
     """A QoS 2 publish between PUBLISH and PUBCOMP."""
 
-    __slots__ = ("id", "key", "message_id", "payload", "retain", "sequence", "since")
+    __slots__ = ("id", "key", "message_id", "more", "payload", "retain", "sequence", "since")
 
-    def __init__(self, identifier: int, key: bytes, payload: bytes | None, retain: bool, message_id: bytes) -> None:
+    def __init__(
+        self,
+        identifier: int,
+        key: bytes,
+        payload: bytes | None,
+        retain: bool,
+        message_id: bytes,
+        more: Extras | None = None,
+    ) -> None:
         self.id = identifier
+        self.more = more
+        """Its properties."""
         self.key = key
         self.payload = payload
         """None when it has to be read back from the stream."""
@@ -91,13 +102,15 @@ class Inbound:
             self._publishes[held.id] = held
             self.machine.stored(held.id)
 
-    def publish(self, key: bytes, route: Route, identifier: int, payload: bytes, retain: bool) -> None:
+    def publish(
+        self, key: bytes, route: Route, identifier: int, payload: bytes, retain: bool, more: Extras | None = None
+    ) -> None:
         """A PUBLISH at QoS 2."""
         client = self._client
         match self.machine.publish(identifier):
             case Action.HOLD:
                 keep = self._kept + len(payload) <= KEEP_BYTES
-                held = HeldPublish(identifier, key, payload, retain, client.broker.next_id())
+                held = HeldPublish(identifier, key, payload, retain, client.broker.next_id(), more)
                 self._publishes[identifier] = held
                 operation = HoldOp(client, held)
                 client.receipts.append(operation)
@@ -118,9 +131,8 @@ class Inbound:
         """Store the publish until its PUBREL."""
         client = self._client
         held = operation.held
-        headers = held_block(
-            route.subject.encode(), 5 if held.retain else 4, client.epoch, held.message_id, client.sender_header
-        )
+        lines = client.sender_header + (held.more.lines if held.more is not None else b"")
+        headers = held_block(route.subject.encode(), 5 if held.retain else 4, client.epoch, held.message_id, lines)
         target = b"HPUB %b " % held_subject(client.token, held.id).encode()
         client.broker.store.put(target, headers, payload, operation)
 
@@ -170,6 +182,8 @@ class Inbound:
         match self.machine.pubrel(identifier):
             case Action.FINISHED:
                 receipt = Receipt(client, 7, identifier, 0)
+                if client.version == 5:
+                    receipt.reason = ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
                 client.receipts.append(receipt)
                 if client.receipts[0] is receipt:
                     client.settle()
@@ -192,18 +206,22 @@ class Inbound:
         assert payload is not None
         route = broker.table.route(held.key)
         release = release_id(held.sequence).encode()
-        headers = b"NATS/1.0\r\nNmqtt-Pub:2\r\nNats-Msg-Id:%b\r\nNmqtt-Id:%b\r\n%b\r\n" % (
-            release,
-            held.message_id,
-            client.sender_header,
-        )
+        more = held.more
+        if more is not None and more.expiry >= 0:
+            more = aged(more, time.time())
+            if more is None:  # [MQTT-3.3.2-5] (5.0)
+                self.stored(held, receipt)
+                return
         operation = ReleaseOp(client, held, receipt, 2 if held.retain else 1)
+        lines = client.sender_header + (more.lines if more is not None else b"")
         if held.retain:
-            store_retained(client, route, payload, 2, RetainedOp(client, operation, not payload), release)
-        size = len(headers)
-        broker.link.out.append(b"%b%d %d\r\n%b%b\r\n" % (route.hpub, size, size + len(payload), headers, payload))
-        broker.store.put(route.msgs, headers, payload, operation)
-        broker.fanout.released(route, Message(route.key, payload, 2, client.client_id), release)
+            store_retained(client, route, payload, 2, RetainedOp(client, operation, not payload), release, more)
+            lines += RETAIN_LINE
+        first = b"NATS/1.0\r\nNmqtt-Pub:2\r\nNats-Msg-Id:%b\r\nNmqtt-Id:%b\r\n%b" % (release, held.message_id, lines)
+        bare(client, route, first + b"\r\n", payload)
+        ttl = more.ttl if more is not None else b""
+        broker.store.put(route.msgs, b"%b%b\r\n" % (first, ttl), payload, operation)
+        broker.fanout.released(route, message(client, route, payload, 2, held.retain, more), release)
 
     async def _release_later(self, held: HeldPublish, receipt: Receipt) -> None:
         """Release a publish behind others that had to be read back."""
@@ -231,6 +249,7 @@ class Inbound:
             return
         if not held.message_id:
             held.message_id = (get(record.headers, "Nmqtt-Id") or "").encode() or broker.next_id()
+        held.more = restored(record.headers, record.time_ns / 1e9)
         self._release(held, receipt)
 
     def stored(self, held: HeldPublish, receipt: Receipt) -> None:

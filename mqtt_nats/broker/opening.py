@@ -17,8 +17,10 @@ import orjson
 from mqtt_nats.backbone.link import Handler
 from mqtt_nats.broker.access import Credentials
 from mqtt_nats.broker.durable import DurableSide
+from mqtt_nats.broker.greeting import UNLIMITED, connack_error, keep_alive, session_expiry, terms, welcome
 from mqtt_nats.broker.record import discard_session, leftovers, save_record
 from mqtt_nats.broker.resuming import rejoin, resume
+from mqtt_nats.broker.tailoring import Aliases
 from mqtt_nats.broker.will import check_will
 from mqtt_nats.codec import (
     Connack,
@@ -27,7 +29,6 @@ from mqtt_nats.codec import (
     MqttError,
     NotAuthorized,
     ReasonCode,
-    UnsupportedProtocolVersion,
     connack_code,
     encode,
 )
@@ -66,7 +67,7 @@ async def open_session(client: Client, connect: Connect) -> None:
     if not client.alive:
         return
     # [MQTT-3.1.4-4] [MQTT-3.2.0-1] [MQTT-3.2.2-1] [MQTT-3.2.2-2] [MQTT-3.2.2-3]
-    client.outlet.write(encode(Connack(present, 0), 4))
+    client.outlet.write(welcome(client, connect, present))
     if client.durable_side is not None and present:
         try:
             # CONNACK leaves when everything subscribed is live: who sees it may rely on that, as on SUBACK.
@@ -83,7 +84,10 @@ async def open_session(client: Client, connect: Connect) -> None:
 
 def refuse(client: Client, error: MqttError) -> None:
     """Answer CONNECT with a return code and close [MQTT-3.1.3-9] [MQTT-3.2.2-4] [MQTT-3.2.2-5]."""
-    client.outlet.write(encode(Connack(False, connack_code(error.reason)), 4))
+    if client.version == 5:
+        client.outlet.write(connack_error(error, client.terms))
+    else:
+        client.outlet.write(encode(Connack(False, connack_code(error.reason)), 4))
     client.end(error)
 
 
@@ -91,23 +95,28 @@ async def _open(client: Client, connect: Connect) -> bool:
     """Claim the session; returns whether it existed."""
     broker = client.broker
     settings = broker.settings
-    if connect.protocol_level == 5:
-        raise UnsupportedProtocolVersion("this gateway serves MQTT 3.1.1")
+    client.version = connect.protocol_level
+    client.terms = terms(connect)
     if broker.closing:
         raise MqttError("the gateway is shutting down", ReasonCode.SERVER_SHUTTING_DOWN)
-    if not connect.client_id and not connect.clean_start:  # [MQTT-3.1.3-8]
+    if not connect.client_id and not connect.clean_start and connect.protocol_level == 4:  # [MQTT-3.1.3-8]
         raise InvalidClientId("an empty client id needs a clean session")
-    client_id = connect.client_id or f"auto-{broker.new_nuid()}"  # [MQTT-3.1.3-6]
+    # [MQTT-3.1.3-6] (3.1.1, 5.0) [MQTT-3.1.3-7] (5.0)
+    client_id = connect.client_id or f"auto-{broker.new_nuid()}"
     await _authenticate(client, connect, client_id)
     client.client_id = client_id  # [MQTT-3.1.3-2]
     client.hash = name_hash(client_id)
     client.token = subject_token(client_id)
-    client.connection.keepalive = connect.keepalive
-    client.durable = not connect.clean_start
-    if connect.bridge:
-        client.no_local = client_id
-    if settings.publish_client_id or connect.bridge:
+    client.connection.keepalive = keep_alive(connect, settings)
+    client.expiry = session_expiry(connect, settings)
+    if client.terms.topic_alias_maximum:
+        client.outgoing = Aliases(client.terms.topic_alias_maximum)
+    client.picky = client.outgoing is not None or client.terms.maximum_packet_size < UNLIMITED
+    if settings.publish_client_id:
         client.sender_header = b"Nmqtt-Client:%b\r\n" % percent_encode(client_id).encode()
+    if connect.bridge:
+        client.no_local = True
+        client.mark()
     if connect.will is not None:
         check_will(client, connect.will)
     client.takeover_subject = f"$MQTT.JSA.*.SP.{client.hash}.*".encode()
@@ -159,10 +168,10 @@ async def _claim(client: Client, connect: Connect) -> bool:
     broker = client.broker
     expected = 0
     known: SessionRecord | None = None
-    if client.durable:
+    if client.expiry != 0 or not connect.clean_start:
         known, expected = await _load(client, connect)
     for _ in range(CLAIM_ROUNDS):
-        present = _prepare(client, known)
+        present = _prepare(client, connect, known)
         try:
             await save_record(client, expected)
         except Conflict:
@@ -223,27 +232,41 @@ async def _load(client: Client, connect: Connect) -> tuple[SessionRecord | None,
     return (None, 0) if found is None else found
 
 
-def _prepare(client: Client, known: SessionRecord | None) -> bool:
-    """Set the record to be written; returns whether it continues ``known`` [MQTT-3.1.2-4] [MQTT-3.1.2-6]."""
+def _prepare(client: Client, connect: Connect, known: SessionRecord | None) -> bool:
+    """Set the record to be written; returns whether it continues ``known``.
+
+    [MQTT-3.1.2-4] [MQTT-3.1.2-6] (3.1.1), [MQTT-3.1.2-4] [MQTT-3.1.2-5] [MQTT-3.1.2-6] (5.0). A session that was
+    made to outlive its connection stays of that kind, and ends at once where its expiry interval is now 0.
+    """
     settings = client.broker.settings
     left = leftovers(known) if known is not None else []
+    continued = (
+        not connect.clean_start
+        and known is not None
+        and not known.clean
+        and (known.v5 is None or (known.v5.kind == "durable" and known.v5.expiry != 0))
+    )
+    client.durable = continued or client.expiry != 0
     if not client.durable:
         v5 = V5(kind="regular", expiry=0, draining=left)
         client.record = SessionRecord(client.client_id, clean=True, v5=v5)
         client.regular_side = RegularOutbound(
-            settings.max_inflight, settings.max_queued, client.outlet.write, settings.max_outbound_bytes
+            min(settings.max_inflight, client.terms.receive_maximum),
+            settings.max_queued,
+            client.outlet.write,
+            settings.max_outbound_bytes,
+            client.version,
         )
         return False
-    continued = known is not None and not known.clean and (known.v5 is None or known.v5.kind == "durable")
+    client.regular_side = None
     if continued:
         assert known is not None
         client.record = known
         if known.v5 is None:
-            known.v5 = V5(kind="durable", expiry=settings.session_expiry_interval, q2=True)
-        known.v5.expiry = settings.session_expiry_interval
+            known.v5 = V5(kind="durable", q2=True)
+        known.v5.expiry = client.expiry
     else:
-        v5 = V5(kind="durable", expiry=settings.session_expiry_interval, draining=left)
-        client.record = SessionRecord(client.client_id, v5=v5)
+        client.record = SessionRecord(client.client_id, v5=V5(kind="durable", expiry=client.expiry, draining=left))
     client.durable_side = DurableSide(client)
     if continued:
         client.durable_side.point_anew()

@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.store import Op, Silent, sequence
-from mqtt_nats.codec import ack_bytes
+from mqtt_nats.codec import Ack, ReasonCode, ack_bytes, encode
 from mqtt_streams.api import ApiError
 
 if TYPE_CHECKING:
@@ -30,16 +30,26 @@ TOO_MANY_PER_SUBJECT: Final = "maximum messages per subject exceeded"
 class Receipt(Op):
     """A PUBACK, PUBREC or PUBCOMP to come, due when ``left`` stores are acknowledged."""
 
-    __slots__ = ("client", "id", "kind", "left")
+    __slots__ = ("client", "id", "kind", "left", "reason", "text")
 
     def __init__(self, client: Client, kind: int, identifier: int, left: int) -> None:
         self.client = client
         self.kind = kind
         self.id = identifier
         self.left = left
+        self.reason = 0
+        self.text = ""
+
+    def refuse(self, reason: int, text: str) -> None:
+        """Nothing more is waited for: the acknowledgement says why there was no success (5.0)."""
+        self.left = 0
+        self.reason = reason
+        self.text = text
 
     def stored(self, ack: bytes) -> None:
         """One of the stores is done."""
+        if self.reason:
+            return
         self.left -= 1
         if not self.left:
             receipts = self.client.receipts
@@ -47,12 +57,26 @@ class Receipt(Op):
                 self.client.settle()
 
     def failed(self, error: ApiError) -> None:
-        """JetStream refuses: no acknowledgement, and the client has to know."""
-        self.client.refused(error)
+        """JetStream refuses: the client has to know."""
+        client = self.client
+        if client.version != 5 or self.kind == 7:
+            client.refused(error)
+        elif not self.reason:
+            log.warning("client %r: a message was not stored: %s", client.client_id, error)
+            self.refuse(ReasonCode.QUOTA_EXCEEDED, str(error))
+            if client.receipts and client.receipts[0] is self:
+                client.settle()
 
     def packet(self) -> bytes:
         """The acknowledgement."""
-        return ack_bytes(self.kind, self.id)
+        if not self.reason:
+            return ack_bytes(self.kind, self.id)
+        terms = self.client.terms
+        if self.text and terms.problem_information:  # [MQTT-3.1.2-29] (5.0)
+            data = encode(Ack(self.kind, self.id, self.reason, {"reason_string": self.text[:1000]}), 5)
+            if len(data) <= terms.maximum_packet_size:  # [MQTT-3.4.2-2] [MQTT-3.5.2-2] [MQTT-3.7.2-2] (5.0)
+                return data
+        return encode(Ack(self.kind, self.id, self.reason), 5)
 
 
 class RetainedOp(Op):
@@ -104,7 +128,8 @@ class HoldOp(Receipt):
         if error.description == TOO_MANY_PER_SUBJECT:
             self.client.inbound.stray(self)
         else:
-            self.client.refused(error)
+            self.client.inbound.deleted(self.held)
+            super().failed(error)
 
 
 class ReleaseOp(Op):

@@ -15,8 +15,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.broker.record import save_record
-from mqtt_nats.pubsub.message import Message, Stored
-from mqtt_nats.pubsub.table import Gate
+from mqtt_nats.pubsub.fanout import received
+from mqtt_nats.pubsub.message import Stored, encoded_id
+from mqtt_nats.pubsub.table import PLAIN, Choice, Gate
 from mqtt_nats.session.durable import retained_id
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.retained import RetainedMessage
@@ -115,14 +116,21 @@ class Replay:
         source = self.source
         if qos and side is not None and source is not None:
             identifier = retained_id(message.seq)
-            body = Stored(message.subject, key, message.payload, message.qos, identifier, retain=True)
+            stamp = b"%d" % message.time_ns
+            body = Stored(message.subject, key, message.payload, message.qos, identifier, True, stamp, message.headers)
             side.machine.replay(source, message.seq, qos, body, self.again)
             return
-        found = Message(key, message.payload, qos, retain=True)
-        if qos:
-            client.take(found, qos)
-        else:
-            client.outlet.write(found.zero())
+        found = received(key, message.payload, qos, message.headers, born=message.time_ns / 1e9)
+        found.retain = True
+        client.deliver(self._choice(qos), found)
+
+    def _choice(self, qos: int) -> Choice:
+        """One subscription, whatever others match: only this one asks for retained messages."""
+        client = self.client
+        found = client.broker.table.filters[self.filter]
+        options = (client.options or {}).get(found, PLAIN)
+        ids = encoded_id(options.identifier) if client.version == 5 else b""
+        return Choice(found, qos, ids, False)
 
     def finish(self) -> None:
         """Everything is written: let the new messages go."""
@@ -258,8 +266,8 @@ def _close_gate(client: Client, gate: Gate) -> None:
     del gates[gate.found]
     client.broker.table.touch()
     if client.alive:
-        for message, qos in gate.waiting:
-            client.deliver(message, qos)
+        for choice, message in gate.waiting:
+            client.deliver(choice, message)
 
 
 def start_replays(client: Client, replays: list[Replay], gates: dict[str, Gate]) -> None:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.replay import Replay, open_gate, start_replays
+from mqtt_nats.pubsub.table import PLAIN, Options
 from mqtt_nats.session.delivery import Source
 from mqtt_streams.consumers import (
     existing_consumer,
 )
 from mqtt_streams.messages import DELIVER_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
-from mqtt_streams.sessions import Conflict
+from mqtt_streams.sessions import Conflict, SubscriptionOptions
 from mqtt_streams.subjects import subject_to_filter
 
 if TYPE_CHECKING:
@@ -26,6 +27,13 @@ if TYPE_CHECKING:
     from mqtt_nats.broker.durable import DurableSide
 
 log = logging.getLogger("mqtt_nats.broker")
+
+
+def set_options(source: Source, options: SubscriptionOptions) -> None:
+    """Have a subscription's messages sent as its options say."""
+    source.no_local = options.nl
+    source.kept = options.rap
+    source.identifier = options.id
 
 
 async def rejoin(client: Client) -> None:
@@ -36,9 +44,12 @@ async def rejoin(client: Client) -> None:
     """
     record = client.record
     assert record is not None
+    described = record.v5.options if record.v5 is not None else {}
     for subject, qos in record.subs.items():
+        one = described.get(subject)
+        options = PLAIN if one is None else Options(one.nl, one.rap, one.id)
         try:
-            client.join(subject_to_filter(subject), qos)
+            client.join(subject_to_filter(subject), qos, options)
         except ValueError as error:  # nats-server's listener allows what clients may not have here
             log.warning("client %r: its subscription %r is not continued: %s", client.client_id, subject, error)
     await client.fence()
@@ -77,6 +88,9 @@ async def resume(client: Client, side: DurableSide) -> None:
         was = record.v5.was.get(key)
         if was is not None:
             source.was_qos, source.until = was
+        described = record.v5.options.get(subject if key == subject else f"{subject}.>")
+        if described is not None:
+            set_options(source, described)
         source.held = key in record.v5.replay
         attachments.append(side.add(key, consumer, source))
     done = []

@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Set
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mqtt_nats.broker.durable import BACKSTOP, Attachment
+from mqtt_nats.broker.durable import Attachment, backstop
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.replay import Replay, drop_gate, open_gate, prepare, start_replays
+from mqtt_nats.broker.resuming import set_options
 from mqtt_nats.codec import (
     MqttError,
+    ReasonCode,
     Suback,
     Subscribe,
     Unsuback,
@@ -25,13 +27,14 @@ from mqtt_nats.codec import (
     encode,
     validate_topic_filter,
 )
+from mqtt_nats.pubsub.table import Options
 from mqtt_nats.session.delivery import Source
 from mqtt_streams.api import ApiError, call
 from mqtt_streams.consumers import create_consumer
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.messages import subscription_consumer
 from mqtt_streams.sessions import Conflict, SubscriptionOptions, second_sid
-from mqtt_streams.subjects import filter_to_subjects
+from mqtt_streams.subjects import ReservedSubject, filter_to_subjects
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
@@ -48,30 +51,63 @@ RECORD_ENTRY: Final = 1000
 RECORD_SPARE: Final = 2048
 
 
+class Wish(NamedTuple):
+    """One subscription that is asked for and may be had."""
+
+    qos: int
+    subjects: tuple[str, ...]
+    options: Options
+    handling: int
+    """Retain handling: which retained messages are wanted."""
+
+    def described(self, topic_filter: str) -> SubscriptionOptions:
+        """As the session record has it."""
+        options = self.options
+        return SubscriptionOptions(
+            topic_filter, options.no_local, options.retain_as_published, self.handling, options.identifier
+        )
+
+
 async def subscribe(client: Client, packet: Subscribe) -> None:
-    """Answer a SUBSCRIBE packet, with one SUBACK [MQTT-3.8.4-1] [MQTT-3.8.4-4]."""
-    wanted: dict[str, tuple[int, tuple[str, ...]]] = {}
+    """Answer a SUBSCRIBE packet, with one SUBACK [MQTT-3.8.4-1] [MQTT-3.8.4-4] (3.1.1)."""
+    wanted: dict[str, Wish] = {}
     room = _Room(client)
+    given = (packet.properties or {}).get("subscription_identifier")
+    identifier = given[0] if given else None
+    codes: list[int] = []
     for entry in packet.filters:
-        subjects = _subjects(client, entry.topic_filter)
+        subjects, code = _subjects(client, entry.topic_filter)
         if subjects is not None and room.take(entry.topic_filter, subjects):
             # The last of several equal filters in one packet counts [MQTT-3.8.4-3].
-            wanted[entry.topic_filter] = (entry.qos, subjects)
+            options = Options(entry.no_local, entry.retain_as_published, identifier)
+            wanted[entry.topic_filter] = Wish(entry.qos, subjects, options, entry.retain_handling)
+        elif subjects is not None:
+            code = ReasonCode.QUOTA_EXCEEDED
+        codes.append(code)
     present = {found.text for found in client.filters}
     gates: dict[str, Gate] = {}
     replays: list[Replay] = []
+    failure = ReasonCode.UNSPECIFIED_ERROR
     try:
         if client.durable_side is not None and wanted:
             refused = await _subscribe_durable(client, wanted)
             await _abandon(client, wanted, refused)
-        for topic_filter, (qos, _) in wanted.items():
-            gates[topic_filter] = open_gate(client, client.join(topic_filter, qos))
+        for topic_filter, wish in wanted.items():
+            gates[topic_filter] = open_gate(client, client.join(topic_filter, wish.qos, wish.options))
         await patiently(client, client.fence_wild)
         # Who has joined now gets what is published from now on; what was published before has to be there to be read.
         await client.broker.retained_so_far()
         # Read before SUBACK leaves: a newer message can then only come after these. The requests follow the
         # subscriptions on the same connection, so their replies also tell that the server has those.
-        replays = await patiently(client, lambda: _first_pages(client, wanted))
+        asking = {
+            topic_filter: wish
+            for topic_filter, wish in wanted.items()
+            # [MQTT-3.3.1-9] [MQTT-3.3.1-10] [MQTT-3.3.1-11] (5.0)
+            if wish.handling == 0 or (wish.handling == 1 and topic_filter not in present)
+        }
+        replays = await patiently(client, lambda: _first_pages(client, asking))
+        if not asking:
+            await patiently(client, client.fence)
         denied = {topic_filter for topic_filter, gate in gates.items() if gate.found.denied}
         await _abandon(client, wanted, denied)
         replays = [replay for replay in replays if replay.filter in wanted]
@@ -87,13 +123,19 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
             drop_gate(client, topic_filter)
         wanted.clear()
         replays = []
-    # [MQTT-3.8.4-5] [MQTT-3.9.3-1], and below [MQTT-2.3.1-7] [MQTT-3.8.4-2]
-    codes = tuple(entry.qos if entry.topic_filter in wanted else FAILURE for entry in packet.filters)
-    client.outlet.write(encode(Suback(packet.packet_id, codes), client.version))
+        failure = ReasonCode.QUOTA_EXCEEDED
+    for index, entry in enumerate(packet.filters):
+        if not codes[index]:
+            # [MQTT-3.8.4-5] [MQTT-3.9.3-1]
+            codes[index] = entry.qos if entry.topic_filter in wanted else failure
+        if client.version != 5 and codes[index] > FAILURE:
+            codes[index] = FAILURE
+    # [MQTT-2.3.1-7] [MQTT-3.8.4-2]
+    client.outlet.write(encode(Suback(packet.packet_id, tuple(codes)), client.version))
     start_replays(client, replays, {topic_filter: gates[topic_filter] for topic_filter in wanted})
 
 
-async def _abandon(client: Client, wanted: dict[str, tuple[int, tuple[str, ...]]], refused: set[str]) -> None:
+async def _abandon(client: Client, wanted: dict[str, Wish], refused: set[str]) -> None:
     """Take out of ``wanted`` what NATS has refused, and leave nothing of it behind.
 
     Raises:
@@ -105,12 +147,12 @@ async def _abandon(client: Client, wanted: dict[str, tuple[int, tuple[str, ...]]
         await _end(client, refused)
 
 
-async def _first_pages(client: Client, wanted: dict[str, tuple[int, tuple[str, ...]]]) -> list[Replay]:
+async def _first_pages(client: Client, wanted: dict[str, Wish]) -> list[Replay]:
     """The beginning of what is retained for each subject."""
     replays = [
-        Replay(client, topic_filter, subject if index == 0 else second_sid(subject), subject, qos)
-        for topic_filter, (qos, subjects) in wanted.items()
-        for index, subject in enumerate(subjects)
+        Replay(client, topic_filter, subject if index == 0 else second_sid(subject), subject, wish.qos)
+        for topic_filter, wish in wanted.items()
+        for index, subject in enumerate(wish.subjects)
     ]
     if len(replays) == 1:
         await replays[0].first_page()
@@ -119,16 +161,18 @@ async def _first_pages(client: Client, wanted: dict[str, tuple[int, tuple[str, .
     return replays
 
 
-def _subjects(client: Client, topic_filter: str) -> tuple[str, ...] | None:
-    """The NATS subjects of a filter; None when it may not be subscribed."""
+def _subjects(client: Client, topic_filter: str) -> tuple[tuple[str, ...] | None, int]:
+    """The NATS subjects of a filter, or None and the reason why it may not be subscribed."""
     if topic_filter.startswith("$share/"):
-        return None
+        return None, ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
     try:
         validate_topic_filter(topic_filter, client.broker.settings.max_topic_levels)
-        return filter_to_subjects(topic_filter)
+        return filter_to_subjects(topic_filter), 0
     except (MqttError, ValueError) as error:
         log.info("client %r may not subscribe %r: %s", client.client_id, topic_filter, error)
-        return None
+        if isinstance(error, ReservedSubject):
+            return None, ReasonCode.NOT_AUTHORIZED
+        return None, ReasonCode.TOPIC_FILTER_INVALID
 
 
 class _Room:
@@ -157,7 +201,7 @@ class _Room:
         return True
 
 
-async def _subscribe_durable(client: Client, wanted: dict[str, tuple[int, tuple[str, ...]]]) -> set[str]:
+async def _subscribe_durable(client: Client, wanted: dict[str, Wish]) -> set[str]:
     """Write the record, then make the consumers what it says.
 
     Returns:
@@ -176,14 +220,17 @@ async def _subscribe_durable(client: Client, wanted: dict[str, tuple[int, tuple[
     created: list[tuple[str, Attachment]] = []
     start = 0
     gone: list[str] = []
-    if any(qos == 2 for qos, _ in wanted.values()) and not side.has_pubrels:
+    if any(wish.qos == 2 for wish in wanted.values()) and not side.has_pubrels:
         await patiently(client, side.attach_pubrels)
-    for topic_filter, (qos, subjects) in wanted.items():
+    for topic_filter, wish in wanted.items():
+        qos, subjects = wish.qos, wish.subjects
+        described = wish.described(topic_filter)
         for index, subject in enumerate(subjects):
             key = subject if index == 0 else second_sid(subject)
             known = record.cons.get(key)
             if known is not None and qos:
                 source = side.attachments[known.durable_name].source
+                set_options(source, described)
                 if source.qos != qos:
                     # An overlapping subscription may have brought what this one's consumer has yet to bring.
                     until = max(each.last for each in side.machine.sources)
@@ -203,15 +250,16 @@ async def _subscribe_durable(client: Client, wanted: dict[str, tuple[int, tuple[
                     deliver_nuid=broker.new_nuid(),
                     max_ack_pending=broker.settings.max_inflight,
                     start_seq=start,
-                    inactive_threshold=_backstop(record.v5.expiry),
+                    inactive_threshold=backstop(record.v5.expiry),
                 )
                 record.v5.start[key] = start
                 source = Source(qos, start, broker.settings.max_inflight)
+                set_options(source, described)
                 source.held = True
                 source.expected = 0
                 created.append((topic_filter, side.add(key, consumer, source)))
         record.subs[subjects[0]] = qos
-        record.v5.options[subjects[0]] = SubscriptionOptions(topic_filter)
+        record.v5.options[subjects[0]] = described
     await save_record(client, client.epoch)
     if gone:
         await patiently(client, lambda: side.remove(gone))
@@ -228,11 +276,6 @@ async def _subscribe_durable(client: Client, wanted: dict[str, tuple[int, tuple[
     return {topic_filter for topic_filter in results if topic_filter is not None}
 
 
-def _backstop(expiry: int | None) -> int:
-    """Nanoseconds without interest after which the server removes a consumer that nobody deleted."""
-    return 0 if expiry is None else (expiry + BACKSTOP) * 1_000_000_000
-
-
 async def unsubscribe(client: Client, packet: Unsubscribe) -> None:
     """Answer an UNSUBSCRIBE packet, in any case [MQTT-3.10.4-5] [MQTT-3.10.4-6].
 
@@ -244,10 +287,20 @@ async def unsubscribe(client: Client, packet: Unsubscribe) -> None:
     except Conflict:
         client.taken_over()
         return
-    codes = tuple(0 if topic_filter in present else 0x11 for topic_filter in packet.filters)
+    codes = tuple(_unsuback_code(client, topic_filter, present) for topic_filter in packet.filters)
     # [MQTT-2.3.1-7] [MQTT-3.10.4-4]
     answer = Unsuback(packet.packet_id, codes if client.version == 5 else ())
     client.outlet.write(encode(answer, client.version))
+
+
+def _unsuback_code(client: Client, topic_filter: str, present: set[str]) -> int:
+    if topic_filter in present:
+        return ReasonCode.SUCCESS
+    try:
+        validate_topic_filter(topic_filter, client.broker.settings.max_topic_levels)
+    except MqttError:
+        return ReasonCode.TOPIC_FILTER_INVALID
+    return ReasonCode.NO_SUBSCRIPTION_EXISTED
 
 
 async def _end(client: Client, filters: Set[str]) -> None:

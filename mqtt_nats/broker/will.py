@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from mqtt_nats.backbone.store import TooLarge
 from mqtt_nats.broker.operations import RetainedOp, WillOp
+from mqtt_nats.broker.publishing import HEADERS, bare
 from mqtt_nats.broker.retaining import store_retained
 from mqtt_nats.codec import MqttError, PacketTooLarge, Will
 from mqtt_nats.pubsub.message import Message
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from mqtt_nats.pubsub.table import Route
 
 log = logging.getLogger("mqtt_nats.broker")
-
-HEADERS: Final = 256
-"""More than all headers of a message take, without its subject and the publisher's client id (bytes)."""
 
 
 def check_will(client: Client, will: Will) -> Route:
@@ -61,7 +59,7 @@ def publish_will(client: Client) -> None:
                 broker.next_id(),
                 client.sender_header,
             )
-            client.bare(route, headers, payload)
+            bare(client, route, headers, payload)
             broker.store.put(route.msgs, headers, payload, WillOp(will.topic))
     except TooLarge as error:
         log.error("the will of %r cannot be published: %s", client.client_id, error)

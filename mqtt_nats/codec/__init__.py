@@ -29,7 +29,7 @@ from mqtt_nats.codec.publish import Publish, PublishRun, encode_publish, publish
 from mqtt_nats.codec.reasons import ConnackCode, ReasonCode, connack_code
 from mqtt_nats.codec.subscribe import Suback, Subscribe, Subscription, Unsuback, Unsubscribe
 from mqtt_nats.codec.topics import check_topic_name, matches, validate_topic_filter, validate_topic_name
-from mqtt_nats.codec.wire import MAX_REMAINING_LENGTH, PacketKind
+from mqtt_nats.codec.wire import MAX_REMAINING_LENGTH, PacketKind, put_varint
 
 __all__ = [
     "ID",
@@ -83,6 +83,7 @@ __all__ = [
     "encode_publish",
     "matches",
     "publish_head",
+    "put_varint",
     "validate_topic_filter",
     "validate_topic_name",
 ]

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Final
-from urllib.parse import unquote
 
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.codec import PublishRun, publish_head
-from mqtt_nats.outlet import Round
-from mqtt_nats.pubsub.message import Message
+from mqtt_nats.outlet import Outlet, Round
+from mqtt_nats.pubsub.headers import identity, publish_qos, publisher
+from mqtt_nats.pubsub.message import Message, Rich
+from mqtt_nats.pubsub.properties import from_headers
 from mqtt_nats.pubsub.table import Filter, Group, Member, Route, Table
 from mqtt_streams.subjects import visible_to_wildcard
 
@@ -48,21 +50,26 @@ class Fanout:
         else:
             self.link.out.append(lead + (b"\r\n" + lead).join(run.payloads()) + b"\r\n")
         group = route.local
-        zero = group.zero
-        if zero:
-            dirty = self.round.dirty
-            for outlet in zero:
-                if outlet.clogged:
-                    outlet.offer(raw, count)
-                else:
-                    outlet.chunks.append(raw)
-                    if not outlet.dirty:
-                        outlet.dirty = True
-                        dirty.append(outlet)
-            self.delivered += count * len(zero)
-        for member, granted, found in group.guarded:
+        if group.zero:
+            self._zero(group.zero, raw if sender.version == 4 else _converted(route.key, run, 4), count)
+        if group.zero5:
+            self._zero(group.zero5, raw if sender.version == 5 else _converted(route.key, run, 5), count)
+        for member, choice in group.guarded:
             for payload in run.payloads():
-                member.guard(found, Message(route.key, payload, 0, sender.no_local), granted)
+                member.guard(choice, Message(route.key, payload, 0, sender.client_id))
+
+    def _zero(self, outlets: list[Outlet], data: bytes, count: int) -> None:
+        """Send ``count`` QoS 0 messages to everybody in a list."""
+        dirty = self.round.dirty
+        for outlet in outlets:
+            if outlet.clogged:
+                outlet.offer(data, count)
+            else:
+                outlet.chunks.append(data)
+                if not outlet.dirty:
+                    outlet.dirty = True
+                    dirty.append(outlet)
+        self.delivered += count * len(outlets)
 
     def local(self, route: Route, message: Message) -> None:
         """A message of one of this gateway's clients, to those who need no way through NATS."""
@@ -98,25 +105,18 @@ class Fanout:
         """Deliver one message to one group: at the lower QoS [MQTT-3.8.4-6], RETAIN clear [MQTT-3.3.1-9]."""
         qos = message.qos
         if qos == 0:
-            outlets = group.zero
+            outlets, outlets5 = group.zero, group.zero5
         else:
-            outlets = group.low
+            outlets, outlets5 = group.low, group.low5
             for member, granted in group.high:
                 member.take(message, granted if granted < qos else qos)
         if outlets:
-            data = message.zero()
-            dirty = self.round.dirty
-            for outlet in outlets:
-                if outlet.clogged:
-                    outlet.offer(data, 1)
-                else:
-                    outlet.chunks.append(data)
-                    if not outlet.dirty:
-                        outlet.dirty = True
-                        dirty.append(outlet)
-        for member, granted, found in group.guarded:
-            member.guard(found, message, granted)
-        self.delivered += len(outlets) + len(group.high) + len(group.guarded)
+            self._zero(outlets, message.zero(), 1)
+        if outlets5:
+            self._zero(outlets5, message.zero5(), 1)
+        for member, choice in group.guarded:
+            member.guard(choice, message)
+        self.delivered += len(group.high) + len(group.guarded)
         self.round.start()
 
     # -- from NATS ------------------------------------------------------------------------------
@@ -138,21 +138,13 @@ class Fanout:
             group = route.groups.get(found)
             if group is None:
                 return
-            if not headers and not reply:
-                outlets = group.zero
-                if outlets and not group.guarded:
-                    data = publish_head(0x30, route.key, len(payload)) + payload
-                    dirty = self.round.dirty
-                    for outlet in outlets:
-                        if outlet.clogged:
-                            outlet.offer(data, 1)
-                        else:
-                            outlet.chunks.append(data)
-                            if not outlet.dirty:
-                                outlet.dirty = True
-                                dirty.append(outlet)
-                    self.round.start()
-                    return
+            if not headers and not reply and not group.guarded:
+                if group.zero:
+                    self._zero(group.zero, publish_head(0x30, route.key, len(payload)) + payload, 1)
+                if group.zero5:
+                    self._zero(group.zero5, b"%b\0%b" % (publish_head(0x30, route.key, 1 + len(payload)), payload), 1)
+                self.round.start()
+                return
             if reply.startswith(b"$JS.ACK."):
                 return  # a push consumer of somebody's that delivers to a subject like this one
             if found.backlog is not None and publish_qos(headers):
@@ -162,45 +154,36 @@ class Fanout:
 
         return arrived
 
-    def from_nats(self, found: Filter, group: Group, route: Route, headers: bytes, payload: bytes) -> None:
-        """A message with headers, from another gateway, a NATS client, or a replay after a gap."""
+    def from_nats(
+        self, found: Filter, group: Group, route: Route, headers: bytes, payload: bytes, born: float = 0.0
+    ) -> None:
+        """A message with headers, from another gateway, a NATS client, or a replay after a gap.
+
+        Args:
+            born: Unix time at which it was stored; 0 = now.
+        """
         qos = publish_qos(headers)
         if qos:
             known = identity(headers)
             if known and not self.remember(found, known):
                 return
-        self.group(group, Message(route.key, payload, qos, publisher(headers)))
+        sender = publisher(headers) if group.guarded else ""
+        self.group(group, received(route.key, payload, qos, headers, sender, born))
 
 
-def publish_qos(headers: bytes) -> int:
-    """The QoS in the ``Nmqtt-Pub`` header; 0 when absent or not a QoS."""
-    start = headers.find(b"\r\nNmqtt-Pub:")
-    if start < 0:
-        return 0
-    start += 12
-    digit = headers[start : start + 2].lstrip()[:1]
-    return 1 if digit == b"1" else 2 if digit == b"2" else 0
+def received(key: bytes, payload: bytes, qos: int, headers: bytes, sender: str = "", born: float = 0.0) -> Message:
+    """The message that came through NATS with ``headers``."""
+    body, expiry = from_headers(headers)
+    kept = b"\r\nNmqtt-Retain:" in headers
+    if not body and expiry < 0 and not kept:
+        return Message(key, payload, qos, sender)
+    if expiry >= 0 and not born:
+        born = time.time()
+    return Rich(key, payload, qos, sender, body=body, expiry=expiry, born=born, kept=kept)
 
 
-def header(headers: bytes, name: bytes) -> bytes:
-    """The first value of a header, or empty; ``name`` includes the colon."""
-    start = headers.find(b"\r\n" + name)
-    if start < 0:
-        return b""
-    start += 2 + len(name)
-    return headers[start : headers.find(b"\r\n", start)].strip()
-
-
-def identity(headers: bytes) -> bytes:
-    """What tells a message from every other: the release id of a QoS 2 message, else its own id."""
-    if b"\r\nNats-Msg-Id:q2-" in headers:
-        return header(headers, b"Nats-Msg-Id:")
-    return header(headers, b"Nmqtt-Id:")
-
-
-def publisher(headers: bytes) -> str:
-    """The publisher's client id, where the headers name it."""
-    value = header(headers, b"Nmqtt-Client:")
-    if not value:
-        return ""
-    return unquote(value.decode("latin-1"))
+def _converted(key: bytes, run: PublishRun, version: int) -> bytes:
+    """The packets of a run in the encoding of the other version."""
+    size = run.step - run.head
+    head = publish_head(0x30, key, size) if version == 4 else publish_head(0x30, key, size + 1) + b"\0"
+    return head + head.join(run.payloads())

@@ -1,9 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One application message on its way to subscribers, and its shared encodings."""
+"""One application message on its way to subscribers, and its shared encodings.
+
+An encoding ends before what is per subscriber. What has no properties and no expiry is encoded at most once for
+each protocol version and QoS; :func:`tailored` makes the packet of a subscriber that wants more than that.
+"""
 
 from __future__ import annotations
 
-from mqtt_nats.codec import publish_head
+from typing import Final
+
+from mqtt_nats.codec import ID, publish_head, put_varint
+from mqtt_nats.pubsub.headers import publisher
+from mqtt_nats.pubsub.properties import from_headers
+
+EXPIRY: Final = b"\x02"
+ALIAS: Final = b"\x23"
+SUBSCRIPTION: Final = b"\x0b"
+UNNAMED: Final = b"\0\0"
+"""The topic of a PUBLISH packet that has only an alias."""
+
+MOMENT: Final = 1.0
+"""A message that expires at once still reaches those who are connected: within this time (seconds)."""
 
 
 class Message:
@@ -11,10 +28,16 @@ class Message:
 
     ``key`` is the topic as it stands in a PUBLISH packet, with its two length bytes. The encodings are
     made at most once however many subscribers there are; only the packet identifier is per subscriber.
-    The publisher's DUP flag is not in it [MQTT-3.3.1-3].
+    The publisher's DUP flag is not in it [MQTT-3.3.1-3] (3.1.1, 5.0).
     """
 
-    __slots__ = ("_heads", "_zero", "key", "payload", "qos", "retain", "sender")
+    __slots__ = ("_heads", "_tail5", "_zero", "_zero5", "key", "payload", "qos", "retain", "sender")
+
+    # What only some messages have: see Rich.
+    body: bytes = b""
+    expiry: int = -1
+    kept: bool = False
+    born: float = 0.0
 
     def __init__(self, key: bytes, payload: bytes, qos: int, sender: str = "", retain: bool = False) -> None:
         self.key = key
@@ -22,8 +45,11 @@ class Message:
         self.qos = qos
         self.sender = sender
         self.retain = retain
+        """A retained message that is sent because of a new subscription."""
         self._zero = b""
-        self._heads: list[bytes] = [b"", b"", b""]
+        self._zero5 = b""
+        self._tail5 = b""
+        self._heads: list[bytes] | None = None
 
     def zero(self) -> bytes:
         """The PUBLISH packet at QoS 0 (3.1.1) [MQTT-2.3.1-5] [MQTT-4.3.1-1]."""
@@ -31,22 +57,100 @@ class Message:
             self._zero = publish_head(0x31 if self.retain else 0x30, self.key, len(self.payload)) + self.payload
         return self._zero
 
+    def zero5(self) -> bytes:
+        """The PUBLISH packet at QoS 0 [MQTT-2.2.1-2] [MQTT-4.3.1-1] (5.0)."""
+        if not self._zero5:
+            tail = self.tail5()
+            self._zero5 = publish_head(0x31 if self.retain else 0x30, self.key, len(tail)) + tail
+        return self._zero5
+
     def head(self, qos: int) -> bytes:
         """What precedes the packet identifier at QoS 1 or 2 (3.1.1), DUP clear [MQTT-4.3.2-1] [MQTT-4.3.3-1]."""
-        head = self._heads[qos]
-        if not head:
-            flags = 0x30 | qos << 1 | (1 if self.retain else 0)
-            head = self._heads[qos] = publish_head(flags, self.key, 2 + len(self.payload))
-        return head
+        heads = self._heads
+        if heads is None:
+            heads = self._heads = [b""] * 5
+        if not heads[qos]:
+            heads[qos] = self._head(qos, len(self.payload))
+        return heads[qos]
+
+    def head5(self, qos: int) -> bytes:
+        """What precedes the packet identifier at QoS 1 or 2, DUP clear [MQTT-4.3.2-2] [MQTT-4.3.3-2] (5.0)."""
+        heads = self._heads
+        if heads is None:
+            heads = self._heads = [b""] * 5
+        if not heads[qos + 2]:
+            heads[qos + 2] = self._head(qos, len(self.tail5()))
+        return heads[qos + 2]
+
+    def _head(self, qos: int, size: int) -> bytes:
+        return publish_head(0x30 | qos << 1 | (1 if self.retain else 0), self.key, 2 + size)
+
+    def tail5(self) -> bytes:
+        """What follows the packet identifier in 5.0: properties and payload; not for a message that has to wait."""
+        if not self._tail5:
+            self._tail5 = with_properties(self.body, self.expiry, self.payload)
+        return self._tail5
+
+    def remaining(self, now: float) -> int:
+        """Seconds that are left of the expiry interval at Unix time ``now``; -1 for a message without expiry."""
+        return self.expiry
+
+
+class Rich(Message):
+    """A message with properties, an expiry, or its publisher's RETAIN flag."""
+
+    __slots__ = ("body", "born", "expiry", "kept")
+
+    def __init__(
+        self,
+        key: bytes,
+        payload: bytes,
+        qos: int,
+        sender: str = "",
+        retain: bool = False,
+        *,
+        body: bytes = b"",
+        expiry: int = -1,
+        born: float = 0.0,
+        kept: bool = False,
+    ) -> None:
+        super().__init__(key, payload, qos, sender, retain)
+        self.body = body
+        """Properties as they stand in a PUBLISH packet, without expiry and what is per subscriber."""
+        self.expiry = expiry
+        """Message expiry interval at ``born``, in seconds; -1 = none."""
+        self.born = born
+        """Unix time from which the expiry counts."""
+        self.kept = kept
+        """The publisher has set RETAIN."""
+
+    def remaining(self, now: float) -> int:
+        """Seconds that are left of the expiry interval; -1 for a message without expiry [MQTT-3.3.2-6] (5.0)."""
+        return left(self.expiry, self.born, now)
 
 
 class Stored:
     """A message of a stream as all sessions share it: its packet identifier follows from its sequence.
 
-    So the whole PUBLISH packet is the same for every subscriber with the same QoS.
+    So the whole PUBLISH packet is the same for every subscriber with the same QoS and protocol version.
     """
 
-    __slots__ = ("identifier", "key", "packets", "payload", "qos", "retain", "stamp", "subject")
+    __slots__ = (
+        "_body",
+        "_expiry",
+        "_headers",
+        "born",
+        "identifier",
+        "key",
+        "packets",
+        "packets5",
+        "payload",
+        "qos",
+        "retain",
+        "stamp",
+        "subject",
+        "timed",
+    )
 
     def __init__(
         self,
@@ -57,6 +161,7 @@ class Stored:
         identifier: int,
         retain: bool = False,
         stamp: bytes = b"",
+        headers: bytes = b"",
     ) -> None:
         self.subject = subject
         self.key = key
@@ -66,8 +171,39 @@ class Stored:
         self.identifier = identifier
         self.retain = retain
         self.stamp = stamp
-        """Store time as the acknowledgement subject has it."""
+        """Store time in nanoseconds, as the acknowledgement subject has it."""
+        self.timed = b"\r\nNmqtt-Expiry:" in headers
+        """It has an expiry, so its packets are not shared."""
+        self.born = int(stamp) / 1e9 if self.timed else 0.0
         self.packets: list[bytes] = [b"", b"", b""]
+        self.packets5: list[bytes] = [b"", b"", b""]
+        self._headers = headers
+        self._body: bytes | None = None
+        self._expiry = -1
+
+    @property
+    def body(self) -> bytes:
+        """Properties as they stand in a PUBLISH packet; read from the headers when somebody needs them."""
+        if self._body is None:
+            self._body, self._expiry = from_headers(self._headers) if self._headers else (b"", -1)
+        return self._body
+
+    @property
+    def expiry(self) -> int:
+        """Message expiry interval in seconds, -1 = none."""
+        if self.timed and self._body is None:
+            self._body, self._expiry = from_headers(self._headers)
+        return self._expiry
+
+    @property
+    def kept(self) -> bool:
+        """The publisher has set RETAIN."""
+        return b"\r\nNmqtt-Retain:" in self._headers
+
+    @property
+    def sender(self) -> str:
+        """The publisher's client id, where it is known."""
+        return publisher(self._headers)
 
     def packet(self, qos: int) -> bytes:
         """The PUBLISH packet at QoS 1 or 2 (3.1.1), DUP clear [MQTT-4.3.2-1] [MQTT-4.3.3-1]."""
@@ -76,3 +212,72 @@ class Stored:
         head = publish_head(flags, self.key, 2 + len(self.payload))
         data = self.packets[qos] = b"%b%c%c%b" % (head, identifier >> 8, identifier & 0xFF, self.payload)
         return data
+
+    def packet5(self, qos: int) -> bytes:
+        """The PUBLISH packet of a message without expiry at QoS 1 or 2, DUP clear (5.0)."""
+        flags = 0x30 | qos << 1 | (1 if self.retain else 0)
+        tail = with_properties(self.body, -1, self.payload)
+        data = self.packets5[qos] = publish_head(flags, self.key, 2 + len(tail)) + ID[self.identifier] + tail
+        return data
+
+    def remaining(self, now: float) -> int:
+        """Seconds that are left of the expiry interval; -1 for a message without expiry [MQTT-3.3.2-6] (5.0)."""
+        return left(self.expiry, self.born, now)
+
+
+def left(expiry: int, born: float, now: float) -> int:
+    """What is left of an expiry interval, at least 0; -1 without one."""
+    return max(expiry - int(now - born), 0) if expiry > 0 else expiry
+
+
+def expired(message: Message | Stored, now: float) -> bool:
+    """Whether nobody may be sent the message any more [MQTT-3.3.2-5] (5.0)."""
+    expiry = message.expiry
+    return expiry >= 0 and now - message.born >= (expiry if expiry > MOMENT else MOMENT)
+
+
+def with_properties(body: bytes, expiry: int, payload: bytes) -> bytes:
+    """Properties with their length, then the payload."""
+    if expiry >= 0:
+        body = EXPIRY + expiry.to_bytes(4, "big") + body
+    if not body:
+        return b"\0" + payload
+    return put_varint(len(body)) + body + payload
+
+
+def tailored(
+    message: Message | Stored,
+    version: int,
+    qos: int,
+    identifier: int,
+    now: float,
+    *,
+    ids: bytes = b"",
+    retain: bool = False,
+    dup: bool = False,
+    alias: int = 0,
+    named: bool = True,
+) -> bytes:
+    """The PUBLISH packet for one subscriber.
+
+    Args:
+        identifier: packet identifier; 0 at QoS 0.
+        now: Unix time, from which the remaining expiry follows.
+        ids: the encoded subscription identifiers [MQTT-3.3.4-3] [MQTT-3.3.4-4] (5.0).
+        alias: topic alias, 0 = none; with ``named`` false the packet has no topic.
+    """
+    first = 0x30 | dup << 3 | qos << 1 | retain
+    variable = ID[identifier] if qos else b""
+    if version == 5:
+        body = ids + message.body
+        if alias:
+            body = ALIAS + ID[alias] + body
+        tail = variable + with_properties(body, message.remaining(now), message.payload)
+    else:
+        tail = variable + message.payload
+    return publish_head(first, message.key if named else UNNAMED, len(tail)) + tail
+
+
+def encoded_id(identifier: int | None) -> bytes:
+    """A subscription identifier as a property; empty for none."""
+    return b"" if identifier is None else SUBSCRIPTION + put_varint(identifier)

@@ -11,13 +11,13 @@ first, at the highest granted QoS. So a message that NATS delivers once for each
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Collection
+from typing import Final, NamedTuple
 
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.codec import NotAuthorized, TopicNameInvalid, validate_topic_name
 from mqtt_nats.outlet import Outlet
-from mqtt_nats.pubsub.message import Message
+from mqtt_nats.pubsub.message import Message, encoded_id
 from mqtt_nats.pubsub.trie import FilterTrie
 from mqtt_streams.subjects import ReservedSubject, SubjectTooLong, topic_to_subject, visible_to_wildcard, wire_topic
 
@@ -30,18 +30,54 @@ KEY_COPIES: Final = 6
 MEMBER_BYTES: Final = 80
 
 
+class Options(NamedTuple):
+    """What a subscription of MQTT 5.0 asks for besides its QoS (section 3.8.3.1)."""
+
+    no_local: bool = False
+    retain_as_published: bool = False
+    identifier: int | None = None
+
+
+PLAIN: Final = Options()
+
+
+class Choice:
+    """How one member gets the messages of one topic, in whatever way that is not the plain one."""
+
+    __slots__ = ("found", "ids", "kept", "own", "qos")
+
+    def __init__(self, found: Filter, qos: int, ids: bytes, kept: bool) -> None:
+        self.found = found
+        """The filter through which the member is served."""
+        self.qos = qos
+        """Highest granted QoS."""
+        self.ids = ids
+        """Subscription identifiers of every matching subscription, as properties."""
+        self.kept = kept
+        """RETAIN stays as it was published."""
+        self.own: Choice | None = self
+        """The choice for messages of the member itself; None = it does not get them."""
+
+
 class Member:
     """A connected session as the subscription table sees it."""
 
-    __slots__ = ("durable", "filters", "gates", "no_local", "outlet")
+    __slots__ = ("client_id", "durable", "filters", "gates", "no_local", "options", "outlet", "picky", "version")
 
-    def __init__(self, outlet: Outlet, durable: bool, no_local: str) -> None:
+    def __init__(self, outlet: Outlet, durable: bool, no_local: bool) -> None:
         self.outlet = outlet
         self.durable = durable
+        self.client_id = ""
+        self.version = 4
+        """Protocol version, 4 (MQTT 3.1.1) or 5."""
         self.no_local = no_local
-        """Client id whose messages this member does not get (a bridge: its own), or empty."""
+        """It gets none of its own messages (a bridge)."""
+        self.picky = False
+        """Its packets are its own: it allows topic aliases, or limits the size of packets."""
         self.filters: dict[Filter, int] = {}
         """Granted QoS per filter, in the order of confirmation."""
+        self.options: dict[Filter, Options] | None = None
+        """Of the subscriptions that have any."""
         self.gates: dict[Filter, Gate] | None = None
         """Subscriptions whose new messages wait until their retained messages have been sent."""
 
@@ -49,9 +85,9 @@ class Member:
         """Accept a message at QoS 1 or 2 (regular sessions only)."""
         raise AssertionError("only regular sessions take QoS 1 and 2 messages from core NATS")
 
-    def guard(self, found: Filter, message: Message, qos: int) -> None:
+    def guard(self, choice: Choice, message: Message) -> None:
         """Accept a message, or not: this member looks at each."""
-        raise AssertionError("only members with no_local or a gate are asked")
+        raise AssertionError("only members with options or a gate are asked")
 
 
 class Gate:
@@ -69,39 +105,48 @@ class Gate:
         self.found = found
         self.users = 0
         """Replays that have begun and not ended."""
-        self.waiting: list[tuple[Message, int]] = []
+        self.waiting: list[tuple[Choice, Message]] = []
 
-    def keep(self, message: Message, qos: int) -> bool:
-        """Keep a message granted at ``qos``; QoS 0 ones are dropped when the gate is full. False: no room."""
+    def keep(self, choice: Choice, message: Message) -> bool:
+        """Keep a message; QoS 0 ones are dropped when the gate is full. False: no room."""
         if self._bytes + len(message.payload) > self._limit:
-            return message.qos == 0 or qos == 0
+            return message.qos == 0 or choice.qos == 0
         self._bytes += len(message.payload) + 64
-        self.waiting.append((message, qos))
+        self.waiting.append((choice, message))
         return True
 
 
 class Group:
     """The members that get the messages of one topic through one filter."""
 
-    __slots__ = ("guarded", "high", "low", "zero")
+    __slots__ = ("guarded", "high", "low", "low5", "zero", "zero5")
 
     def __init__(self) -> None:
         self.zero: list[Outlet] = []
-        """Who gets a QoS 0 message."""
+        """Who gets a QoS 0 message in the encoding of 3.1.1."""
+        self.zero5: list[Outlet] = []
+        """Who gets it in that of 5.0."""
         self.low: list[Outlet] = []
         """Who gets a QoS 1 or 2 message at QoS 0."""
+        self.low5: list[Outlet] = []
         self.high: list[tuple[Member, int]] = []
         """Who gets a QoS 1 or 2 message at up to the QoS named."""
-        self.guarded: list[tuple[Member, int, Filter]] = []
-        """Members with no_local or a gate, kept apart so that the others need no check."""
+        self.guarded: list[tuple[Member, Choice]] = []
+        """Members with options or a gate, kept apart so that the others need no check."""
 
     def __bool__(self) -> bool:
-        return bool(self.zero or self.low or self.high or self.guarded)
+        return bool(self.zero or self.zero5 or self.low or self.low5 or self.high or self.guarded)
+
+    def __len__(self) -> int:
+        """How many entries it has: a measure of the memory that it takes."""
+        return len(self.zero) + len(self.zero5) + len(self.high) + len(self.guarded)
 
     def merge(self, other: Group) -> None:
         """Add the members of ``other``."""
         self.zero += other.zero
+        self.zero5 += other.zero5
         self.low += other.low
+        self.low5 += other.low5
         self.high += other.high
         self.guarded += other.guarded
 
@@ -203,8 +248,9 @@ class Table:
         subjects: tuple[str, ...],
         link: Link,
         arrived: Callable[[Filter], Callable[[bytes, bytes, bytes, bytes], None]],
+        options: Options = PLAIN,
     ) -> Filter:
-        """Add ``member`` to a filter, or change its QoS there; subscribes in NATS where that is new.
+        """Add ``member`` to a filter, or change its QoS and options there; subscribes in NATS where that is new.
 
         Args:
             subjects: the NATS subjects of the filter.
@@ -223,10 +269,17 @@ class Table:
             found.sids = [link.subscribe_raw(subject, handler) for subject in found.subjects]
         elif found.denied:
             self._renew(found)
-        if found.members.get(member) != qos:
+        present = PLAIN if member.options is None else member.options.get(found, PLAIN)
+        if found.members.get(member) != qos or present != options:
             self.version += 1
         found.members[member] = qos
         member.filters[found] = qos
+        if options != PLAIN:
+            if member.options is None:
+                member.options = {}
+            member.options[found] = options
+        elif member.options:
+            member.options.pop(found, None)
         return found
 
     def unsubscribe(self, member: Member, text: str) -> bool:
@@ -237,6 +290,8 @@ class Table:
         self.version += 1
         del found.members[member]
         del member.filters[found]
+        if member.options:
+            member.options.pop(found, None)
         if not found.members:
             self._drop(found)
         return True
@@ -254,6 +309,7 @@ class Table:
             if not found.members:
                 self._drop(found)
         member.filters.clear()
+        member.options = None
 
     def _drop(self, found: Filter) -> None:
         for sid in found.sids:
@@ -342,7 +398,7 @@ class Table:
             only = filters[0]
             group = groups[only] = Group()
             for member, qos in only.members.items():
-                _place(group, member, qos, only)
+                _place(group, member, qos, only, (only,))
         elif filters:
             matching = set(filters)
             seen: set[Member] = set()
@@ -352,9 +408,9 @@ class Table:
                         continue
                     seen.add(member)
                     first, granted = _first(member, matching)
-                    _place(groups.setdefault(first, Group()), member, granted, first)
+                    _place(groups.setdefault(first, Group()), member, granted, first, matching)
         route.groups = groups
-        members = sum(len(group.zero) + len(group.high) + len(group.guarded) for group in groups.values())
+        members = sum(map(len, groups.values()))
         if MEMBER_BYTES * members > ROUTE_BYTES or route.size > ROUTE_BYTES + KEY_COPIES * len(route.key):
             self._measure(route, members)
         local = [group for found, group in groups.items() if found.local]
@@ -384,15 +440,49 @@ class Table:
         return found
 
 
-def _place(group: Group, member: Member, qos: int, found: Filter) -> None:
-    if member.no_local or (member.gates and found in member.gates):
-        group.guarded.append((member, qos, found))
-        return
-    group.zero.append(member.outlet)
+def _place(group: Group, member: Member, qos: int, found: Filter, matching: Collection[Filter]) -> None:
+    gated = member.gates and found in member.gates
+    if member.options or member.picky or member.no_local or gated:
+        choice = _choose(member, qos, found, matching)
+        if gated or member.picky or choice.own is not choice or choice.ids or choice.kept:
+            group.guarded.append((member, choice))
+            return
+    if member.version == 5:
+        group.zero5.append(member.outlet)
+    else:
+        group.zero.append(member.outlet)
     if qos == 0:
-        group.low.append(member.outlet)
+        if member.version == 5:
+            group.low5.append(member.outlet)
+        else:
+            group.low.append(member.outlet)
     elif not member.durable:  # a durable session gets it from the stream
         group.high.append((member, qos))
+
+
+def _choose(member: Member, qos: int, found: Filter, matching: Collection[Filter]) -> Choice:
+    """What the options of all matching subscriptions of a member amount to.
+
+    One copy carries the identifiers of all [MQTT-3.3.4-4] (5.0); RETAIN stays when one of them wants that.
+    """
+    options = member.options or {}
+    mine = [(options.get(one, PLAIN), granted) for one, granted in member.filters.items() if one in matching]
+    choice = _sum(found, mine, member.version)
+    choice.qos = qos
+    others = [each for each in mine if not each[0].no_local]
+    if member.no_local or not others:  # [MQTT-3.8.3-3] (5.0)
+        choice.own = None
+    elif len(others) < len(mine):
+        choice.own = _sum(found, others, member.version)
+    return choice
+
+
+def _sum(found: Filter, mine: list[tuple[Options, int]], version: int) -> Choice:
+    qos = max(granted for _, granted in mine)
+    if version != 5:
+        return Choice(found, qos, b"", False)
+    ids = b"".join(encoded_id(one.identifier) for one, _ in mine)
+    return Choice(found, qos, ids, any(one.retain_as_published for one, _ in mine))
 
 
 def _first(member: Member, matching: set[Filter]) -> tuple[Filter, int]:

@@ -24,8 +24,11 @@ class Source:
         "expected",
         "first",
         "held",
+        "identifier",
+        "kept",
         "last",
         "left",
+        "no_local",
         "qos",
         "start",
         "until",
@@ -35,6 +38,12 @@ class Source:
     def __init__(self, qos: int, start: int, window: int, end: int = 0) -> None:
         self.qos = qos
         """Granted QoS."""
+        self.no_local = False
+        """The session's own messages are left out (5.0)."""
+        self.kept = False
+        """RETAIN stays as it was published (5.0)."""
+        self.identifier: int | None = None
+        """Subscription identifier (5.0)."""
         self.end = end
         """Not 0: the subscription has ended; only what was in flight up to this sequence is completed."""
         self.start = start

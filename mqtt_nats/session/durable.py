@@ -34,6 +34,7 @@ from typing import Any, Final
 from mqtt_nats.codec import ProtocolError, ack_bytes
 from mqtt_nats.session.delivery import SENT, STORING, WAITING, Delivery, Release, Source
 from mqtt_nats.session.ports import Ports
+from mqtt_nats.session.regular import unknown_pubrel
 
 ID_SPACE: Final = 49151
 """Identifiers 1-49151 belong to stream sequences, the rest to what is not stored in ``$MQTT_msgs``."""
@@ -58,16 +59,20 @@ class DurableOutbound:
     """The sender's side of a durable session.
 
     Args:
-        limit: messages in flight to the client at a time.
+        limit: messages in flight to the client at a time. In 5.0 a message is until its PUBCOMP: section 4.9.
         ports: where everything goes that this machine decides.
+        version: protocol version of the client, 4 or 5.
     """
 
-    def __init__(self, limit: int, ports: Ports) -> None:
+    def __init__(self, limit: int, ports: Ports, version: int = 4) -> None:
         self.limit = limit
         self.ports = ports
+        self.version = version
         self.sources: list[Source] = []
         self.inflight: dict[int, Delivery] = {}
         self.releases: dict[int, Release] = {}
+        self.released = 0
+        """How many of those count as in flight: a message of this connection in 5.0."""
         self.open = False
         """False until everything in flight from an earlier connection has been collected."""
         self.resent = 0
@@ -118,7 +123,7 @@ class DurableOutbound:
             self.open
             and not self._waiting
             and not self._suspect
-            and len(self.inflight) < self.limit
+            and len(self.inflight) + self.released < self.limit
             and identifier not in self.inflight
             and release is None
             and (len(self.sources) == 1 or self._passed(sequence))
@@ -147,7 +152,7 @@ class DurableOutbound:
             or self._suspect
             or identifier in inflight
             or (self.releases and identifier in self.releases)
-            or len(inflight) >= self.limit
+            or len(inflight) + self.released >= self.limit
             or (len(self.sources) > 1 and not self._passed(sequence))
         ):
             return False
@@ -217,12 +222,12 @@ class DurableOutbound:
         if not self.open:
             return
         replay = self._replay
-        while replay and len(self.inflight) < self.limit:
+        while replay and len(self.inflight) + self.released < self.limit:
             if replay[0].id in self.inflight or replay[0].id in self.releases:
                 break
             self._send(replay.popleft())
         waiting = self._waiting
-        while waiting and len(self.inflight) < self.limit:
+        while waiting and len(self.inflight) + self.released < self.limit:
             sequence, delivery = waiting[0]
             identifier = delivery.id
             if identifier in self.inflight or identifier in self.releases:
@@ -241,7 +246,11 @@ class DurableOutbound:
         self.inflight[delivery.id] = delivery
         if delivery.dup:
             self.resent += 1
-        self.ports.publish(delivery, delivery.dup)  # [MQTT-3.3.1-1]
+        if not self.ports.publish(delivery, delivery.dup):  # [MQTT-3.3.1-1] (3.1.1, 5.0)
+            # Expired, or too large for the client: as if it had been acknowledged [MQTT-3.1.2-25] (5.0).
+            self._complete(delivery)
+            for reply in delivery.replies():
+                self.ports.ack(reply)
 
     def replay(self, source: Source, sequence: int, qos: int, body: Any, dup: bool) -> None:
         """Send a retained message at QoS 1 or 2, once there is a place in the window."""
@@ -350,8 +359,10 @@ class DurableOutbound:
 
     def _received(self, identifier: int, delivery: Delivery | None, failed: bool) -> None:
         if delivery is None:
-            if not failed:
+            if not failed and identifier in self.releases:
                 self.ports.send(ack_bytes(PUBREL, identifier))
+            elif not failed:
+                self.ports.send(unknown_pubrel(identifier, self.version))
             return
         if delivery.qos != 2:
             raise ProtocolError(f"PUBREC for packet identifier {identifier}, which is at QoS 1")
@@ -374,6 +385,8 @@ class DurableOutbound:
         replies = delivery.replies()
         release.unconfirmed += len(replies)
         release.delivery = delivery
+        if self.version == 5:
+            self.released += 1
         self.ports.send(ack_bytes(PUBREL, identifier))
         for reply in replies:
             self.ports.ack_confirmed(reply, identifier)
@@ -411,6 +424,8 @@ class DurableOutbound:
             self._cleared.add(identifier)
         release = self.releases.get(identifier)
         if release is not None:
+            if release.delivery is not None and not release.comp and self.version == 5:
+                self.released -= 1
             release.comp = True
             self._finish(identifier, release)
 

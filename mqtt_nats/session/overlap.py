@@ -64,8 +64,35 @@ class Overlap(Generic[T]):
         """The subscriptions that may match what ``pattern`` matches."""
         return [source for _, other, _, source in self._entries if patterns_meet(other, pattern)]
 
-    def owner(self, subject: str, sequence: int) -> tuple[T | None, int]:
-        """Who delivers the message, and the highest QoS granted by any subscription that it matches [MQTT-3.3.5-1]."""
+    def owner(self, subject: str, sequence: int, own: bool = False) -> tuple[T | None, int]:
+        """Who delivers the message, and the highest QoS granted by any subscription that it matches.
+
+        [MQTT-3.3.5-1] (3.1.1), [MQTT-3.3.4-2] (5.0)
+
+        Args:
+            own: the session has published it: subscriptions with No Local do not count.
+        """
+        owner: T | None = None
+        granted = 0
+        for start, _, value, source in self._match(subject):
+            if start <= sequence and not (own and source.no_local):
+                if owner is None:
+                    owner = value
+                granted = max(granted, source.granted(sequence))
+        return owner, granted
+
+    def extras(self, subject: str, sequence: int, own: bool) -> tuple[list[int], bool]:
+        """Subscription identifiers of everything that matches, and whether RETAIN stays as published (5.0)."""
+        identifiers: list[int] = []
+        kept = False
+        for start, _, _, source in self._match(subject):
+            if start <= sequence and not (own and source.no_local):
+                kept = kept or source.kept
+                if source.identifier is not None:
+                    identifiers.append(source.identifier)
+        return identifiers, kept
+
+    def _match(self, subject: str) -> list[tuple[int, str, T, Source]]:
         matching = self._matching.get(subject)
         if matching is None:
             if len(self._matching) >= MAX_TOPICS:
@@ -73,14 +100,7 @@ class Overlap(Generic[T]):
             tokens = subject.split(".")
             matching = [entry for entry in self._entries if subject_matches(entry[1], tokens)]
             self._matching[subject] = matching
-        owner: T | None = None
-        granted = 0
-        for start, _, value, source in matching:
-            if start <= sequence:
-                if owner is None:
-                    owner = value
-                granted = max(granted, source.granted(sequence))
-        return owner, granted
+        return matching
 
 
 def subject_matches(pattern: str, tokens: list[str]) -> bool:

@@ -14,8 +14,8 @@ class Ports(Protocol):
     def send(self, data: bytes) -> None:
         """Send bytes to the client."""
 
-    def publish(self, delivery: Delivery, dup: bool) -> None:
-        """Send the PUBLISH packet of a delivery."""
+    def publish(self, delivery: Delivery, dup: bool) -> bool:
+        """Send the PUBLISH packet of a delivery; False when the client must not get it (any more)."""
 
     def ack(self, reply: bytes) -> None:
         """Acknowledge a message to JetStream."""
@@ -36,8 +36,9 @@ class Nowhere:
     def send(self, data: bytes) -> None:
         """Drop bytes."""
 
-    def publish(self, delivery: Delivery, dup: bool) -> None:
+    def publish(self, delivery: Delivery, dup: bool) -> bool:
         """Drop a message."""
+        return True
 
     def ack(self, reply: bytes) -> None:
         """Leave a message to be delivered again."""

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from mqtt_nats.codec import ProtocolError, QuotaExceeded, ack_bytes
+from mqtt_nats.codec import Ack, ProtocolError, QuotaExceeded, ReasonCode, ack_bytes, encode
 
 PUBLISHED1: Final = 1
 PUBLISHED2: Final = 2
@@ -32,6 +32,9 @@ PUBREC: Final = 5
 PUBREL: Final = 6
 PUBCOMP: Final = 7
 
+Late = Callable[[int], bytes]
+"""Makes a PUBLISH packet when it is sent, from its packet identifier; empty = it must not be sent any more."""
+
 
 class RegularOutbound:
     """The sender's side of a regular session.
@@ -41,24 +44,34 @@ class RegularOutbound:
         max_queued: messages waiting beyond that.
         write: sends bytes to the client.
         max_bytes: payload bytes of the messages waiting.
+        version: protocol version of the client, 4 or 5.
     """
 
-    __slots__ = ("_bytes", "_last", "inflight", "limit", "max_bytes", "max_queued", "queue", "write")
+    __slots__ = ("_bytes", "_last", "inflight", "limit", "max_bytes", "max_queued", "queue", "version", "write")
 
     def __init__(
-        self, limit: int, max_queued: int, write: Callable[[bytes], None], max_bytes: int = 16 * 1024 * 1024
+        self,
+        limit: int,
+        max_queued: int,
+        write: Callable[[bytes], None],
+        max_bytes: int = 16 * 1024 * 1024,
+        version: int = 4,
     ) -> None:
+        self.version = version
         self.limit = limit
         self.max_queued = max_queued
         self.max_bytes = max_bytes
         self._bytes = 0
         self.write = write
         self.inflight: dict[int, int] = {}
-        self.queue: deque[tuple[int, bytes, bytes]] = deque()
+        self.queue: deque[tuple[int, bytes, bytes, Late | None]] = deque()
         self._last = 0
 
-    def publish(self, qos: int, head: bytes, payload: bytes) -> None:
-        """Send a message, or queue it; ``head`` is the packet up to its packet identifier.
+    def publish(self, qos: int, head: bytes, payload: bytes, late: Late | None = None) -> None:
+        """Send a message, or queue it; ``head`` is the packet up to its packet identifier, ``payload`` what follows.
+
+        Args:
+            late: makes the whole packet when it is sent, in place of ``head`` and ``payload``.
 
         Raises:
             QuotaExceeded: the queue is full; the session has to end, it cannot keep its promise.
@@ -69,18 +82,24 @@ class RegularOutbound:
             self._bytes += len(payload)
             if self._bytes > self.max_bytes:
                 raise QuotaExceeded(f"{self.max_bytes} bytes wait for a client that does not acknowledge")
-            self.queue.append((qos, head, payload))
+            self.queue.append((qos, head, payload, late))
             return
-        self._send(qos, head, payload)
+        self._send(qos, head, payload, late)
 
-    def _send(self, qos: int, head: bytes, payload: bytes) -> None:
+    def _send(self, qos: int, head: bytes, payload: bytes, late: Late | None) -> None:
         inflight = self.inflight
         packet_id = self._last % 65535 + 1
         while packet_id in inflight:  # in use until acknowledged [MQTT-2.3.1-4] (3.1.1), [MQTT-2.2.1-4] (5.0)
             packet_id = packet_id % 65535 + 1
+        if late is None:
+            data = b"%b%c%c%b" % (head, packet_id >> 8, packet_id & 0xFF, payload)
+        else:
+            data = late(packet_id)
+            if not data:
+                return
         self._last = packet_id
         inflight[packet_id] = qos
-        self.write(b"%b%c%c%b" % (head, packet_id >> 8, packet_id & 0xFF, payload))
+        self.write(data)
 
     def acknowledged(self, kind: int, ids: list[int], failed: bool = False) -> None:
         """Handle PUBACK, PUBREC or PUBCOMP for each packet identifier; unknown ones are ignored.
@@ -103,15 +122,25 @@ class RegularOutbound:
                     else:
                         inflight[packet_id] = RELEASED
                         self.write(ack_bytes(PUBREL, packet_id))
-                case 5, 3 | None:
+                case 5, 3:
                     if not failed:  # a repeated PUBREC is answered again [MQTT-4.3.3-1]
                         self.write(ack_bytes(PUBREL, packet_id))
+                case 5, None:
+                    if not failed:
+                        self.write(unknown_pubrel(packet_id, self.version))
                 case ((4 | 7), None):
                     pass
                 case _:
                     raise ProtocolError(f"packet identifier {packet_id} is in use at another QoS")
         queue = self.queue
         while queue and len(inflight) < self.limit:
-            qos, head, payload = queue.popleft()
+            qos, head, payload, late = queue.popleft()
             self._bytes -= len(payload)
-            self._send(qos, head, payload)
+            self._send(qos, head, payload, late)
+
+
+def unknown_pubrel(packet_id: int, version: int) -> bytes:
+    """PUBREL for a message that is not known (any more), so that the receiver lets it go."""
+    if version != 5:
+        return ack_bytes(PUBREL, packet_id)
+    return encode(Ack(PUBREL, packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND), 5)

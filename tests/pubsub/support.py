@@ -10,7 +10,7 @@ from mqtt_nats.backbone.link import Handler, Link
 from mqtt_nats.outlet import Outlet, Round
 from mqtt_nats.pubsub.fanout import Fanout
 from mqtt_nats.pubsub.message import Message
-from mqtt_nats.pubsub.table import Filter, Gate, Member, Route, Table
+from mqtt_nats.pubsub.table import PLAIN, Choice, Filter, Gate, Member, Options, Route, Table
 from mqtt_streams.subjects import filter_to_subjects
 
 
@@ -51,9 +51,12 @@ class FakeLink:
 class Subscriber(Member):
     """A member that writes down what it gets, as (way, topic key, QoS)."""
 
-    def __init__(self, bench: Bench, name: str, *, durable: bool = False, no_local: str = "") -> None:
+    def __init__(
+        self, bench: Bench, name: str, *, durable: bool = False, no_local: bool = False, version: int = 4
+    ) -> None:
         super().__init__(Outlet(bench.round, 10_000), durable, no_local)
-        self.name = name
+        self.client_id = name
+        self.version = version
         self.bytes: list[bytes] = []
         self.outlet.send = self.bytes.append
         self.taken: list[tuple[bytes, int]] = []
@@ -62,8 +65,8 @@ class Subscriber(Member):
     def take(self, message: Message, qos: int) -> None:
         self.taken.append((message.payload, qos))
 
-    def guard(self, found: Filter, message: Message, qos: int) -> None:
-        self.guarded.append((found.text, message.payload, message.qos, qos))
+    def guard(self, choice: Choice, message: Message) -> None:
+        self.guarded.append((choice.found.text, message.payload, message.qos, choice.qos))
 
     def close_gate(self, found: Filter) -> None:
         """Have new messages of a filter wait."""
@@ -86,9 +89,9 @@ class Bench:
         self.table = Table(local_dispatch)
         self.fanout = Fanout(self.table, cast(Link, self.main), self.round)
 
-    def subscribe(self, member: Member, text: str, qos: int) -> Filter:
-        link = self.wild if text[0] in "#+" else self.main
-        return self.table.subscribe(member, text, qos, filter_to_subjects(text), cast(Link, link), self.fanout.arrival)
+    def subscribe(self, member: Member, text: str, qos: int, options: Options = PLAIN) -> Filter:
+        link = cast(Link, self.wild if text[0] in "#+" else self.main)
+        return self.table.subscribe(member, text, qos, filter_to_subjects(text), link, self.fanout.arrival, options)
 
     def route(self, topic: str) -> Route:
         return self.table.route(key_of(topic))

@@ -7,7 +7,7 @@ import pytest
 
 from mqtt_nats.codec import Decoder, Limits, PublishRun, encode_publish
 from mqtt_nats.pubsub import fanout as module
-from mqtt_nats.pubsub.fanout import header, identity, publish_qos, publisher
+from mqtt_nats.pubsub.headers import header, identity, publish_qos, publisher
 from mqtt_nats.pubsub.message import Message, Stored
 from tests.pubsub.support import Bench, Subscriber, key_of
 
@@ -194,11 +194,13 @@ def test_wildcards_do_not_see_reserved_subjects() -> None:
 
 def test_no_local_looks_at_every_message() -> None:
     bench = Bench()
-    bridge, one = Subscriber(bench, "bridge", no_local="bridge"), Subscriber(bench, "one")
+    bridge, one = Subscriber(bench, "bridge", no_local=True), Subscriber(bench, "one")
     found = bench.subscribe(bridge, "a", 1)
     bench.subscribe(one, "a", 1)
     group = bench.route("a").groups[found]
-    assert group.guarded == [(bridge, 1, found)]
+    assert [(member, choice.found, choice.qos, choice.own) for member, choice in group.guarded] == [
+        (bridge, found, 1, None)
+    ]
     assert group.zero == [one.outlet]
     bench.from_nats(b"a", headers(1, b"id", b"Nmqtt-Client:bridge"))
     bench.fanout.local(bench.route("a"), Message(KEY, b"y", 1, "someone"))

@@ -11,7 +11,7 @@ from mqtt_nats.codec import NotAuthorized, TopicNameInvalid
 from mqtt_nats.codec.topics import matches
 from mqtt_nats.pubsub import table as module
 from mqtt_nats.pubsub.message import Message
-from mqtt_nats.pubsub.table import Gate
+from mqtt_nats.pubsub.table import Choice, Gate
 from tests.pubsub.support import Bench, Subscriber, key_of
 
 
@@ -127,7 +127,9 @@ def test_every_change_is_seen() -> None:
     assert len(bench.route("a").groups) == 2
     one.close_gate(found)
     bench.table.touch()
-    assert bench.route("a").local.guarded == [(one, 1, found)]
+    assert [(member, choice.found, choice.qos) for member, choice in bench.route("a").local.guarded] == [
+        (one, found, 1)
+    ]
     assert bench.route("a").local.zero == []
     one.gates = None
     bench.table.touch()
@@ -193,14 +195,16 @@ def test_routes_that_are_not_used_let_go_of_members() -> None:
 
 def test_gate() -> None:
     bench = Bench()
-    gate = Gate(bench.subscribe(Subscriber(bench, "one"), "a", 1), 200)
+    found = bench.subscribe(Subscriber(bench, "one"), "a", 1)
+    gate = Gate(found, 200)
     small = Message(key_of("a"), b"x" * 50, 1)
-    assert gate.keep(small, 1)
-    assert gate.keep(Message(key_of("a"), b"x" * 86, 0), 1)
-    assert not gate.keep(small, 1), "a message at QoS 1 must not be dropped unseen"
-    assert gate.keep(small, 0), "one at QoS 0 may be"
-    assert gate.keep(Message(key_of("a"), b"x" * 50, 0), 2)
-    assert [len(message.payload) for message, _ in gate.waiting] == [50, 86]
+    zero, one, two = (Choice(found, qos, b"", False) for qos in range(3))
+    assert gate.keep(one, small)
+    assert gate.keep(one, Message(key_of("a"), b"x" * 86, 0))
+    assert not gate.keep(one, small), "a message at QoS 1 must not be dropped unseen"
+    assert gate.keep(zero, small), "one at QoS 0 may be"
+    assert gate.keep(two, Message(key_of("a"), b"x" * 50, 0))
+    assert [len(message.payload) for _, message in gate.waiting] == [50, 86]
 
 
 FILTERS = st.sampled_from(["a", "a/b", "a/+", "a/#", "#", "+", "+/b", "b/#"])

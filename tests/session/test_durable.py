@@ -23,8 +23,9 @@ class Recorder:
     def send(self, data: bytes) -> None:
         self.calls.append(("send", data))
 
-    def publish(self, delivery: Delivery, dup: bool) -> None:
+    def publish(self, delivery: Delivery, dup: bool) -> bool:
         self.calls.append(("publish", delivery.sequence, delivery.qos, dup))
+        return True
 
     def ack(self, reply: bytes) -> None:
         self.calls.append(("ack", reply))

@@ -77,8 +77,9 @@ class Gateway:
         assert len(data) == 4
         self.world.to_client.append((PUBREL, data[2] << 8 | data[3], 0, False, 0))
 
-    def publish(self, delivery: Delivery, dup: bool) -> None:
+    def publish(self, delivery: Delivery, dup: bool) -> bool:
         self.write(delivery.body, delivery.id, delivery.qos, dup)
+        return True
 
     def ack(self, reply: bytes) -> None:
         assert reply

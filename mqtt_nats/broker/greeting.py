@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What gateway and client tell each other when a connection begins and ends: CONNACK, DISCONNECT, and their limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from mqtt_nats.codec import (
+    MAX_REMAINING_LENGTH,
+    Connack,
+    Connect,
+    Disconnect,
+    InvalidClientId,
+    MqttError,
+    Properties,
+    ReasonCode,
+    UnsupportedProtocolVersion,
+    connack_code,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.client import Client
+    from mqtt_nats.config import Settings
+
+NEVER: Final = 0xFFFFFFFF
+"""A session expiry interval that does not end (section 3.1.2.11.2)."""
+
+UNLIMITED: Final = MAX_REMAINING_LENGTH + 5
+
+_IN_CONNACK: Final = frozenset((*range(0x80, 0x8B), 0x8C, 0x90, 0x95, 0x97, *range(0x99, 0x9E), 0x9F))
+_CONNACK_INSTEAD: Final = {
+    ReasonCode.SERVER_SHUTTING_DOWN: ReasonCode.SERVER_UNAVAILABLE,
+    ReasonCode.SESSION_TAKEN_OVER: ReasonCode.SERVER_BUSY,
+    ReasonCode.KEEP_ALIVE_TIMEOUT: ReasonCode.SERVER_BUSY,
+}
+_DISCONNECT_INSTEAD: Final = {
+    ReasonCode.UNSUPPORTED_PROTOCOL_VERSION: ReasonCode.PROTOCOL_ERROR,
+    ReasonCode.CLIENT_IDENTIFIER_NOT_VALID: ReasonCode.PROTOCOL_ERROR,
+    ReasonCode.BAD_USER_NAME_OR_PASSWORD: ReasonCode.NOT_AUTHORIZED,
+    ReasonCode.SERVER_UNAVAILABLE: ReasonCode.SERVER_BUSY,
+    ReasonCode.BANNED: ReasonCode.NOT_AUTHORIZED,
+    ReasonCode.PACKET_IDENTIFIER_IN_USE: ReasonCode.PROTOCOL_ERROR,
+    ReasonCode.PACKET_IDENTIFIER_NOT_FOUND: ReasonCode.PROTOCOL_ERROR,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a client has asked for in CONNECT; the defaults are those of the protocol, and of 3.1.1."""
+
+    receive_maximum: int = 65535
+    maximum_packet_size: int = UNLIMITED
+    """Bytes of a whole packet [MQTT-3.1.2-24] (5.0)."""
+    topic_alias_maximum: int = 0
+    problem_information: bool = True
+    response_information: bool = False
+
+
+TERMS: Final = Terms()
+
+
+def terms(connect: Connect) -> Terms:
+    """What a CONNECT packet asks for."""
+    properties = connect.properties
+    if properties is None:
+        return TERMS
+    return Terms(
+        properties.get("receive_maximum", 65535),
+        properties.get("maximum_packet_size", UNLIMITED),
+        properties.get("topic_alias_maximum", 0),
+        bool(properties.get("request_problem_information", 1)),
+        bool(properties.get("request_response_information", 0)),
+    )
+
+
+def session_expiry(connect: Connect, settings: Settings) -> int | None:
+    """Seconds for which the session outlives the connection, None = for good."""
+    if connect.protocol_level != 5:
+        return 0 if connect.clean_start else settings.session_expiry_interval
+    expiry = (connect.properties or {}).get("session_expiry_interval", 0)
+    return None if expiry == NEVER else expiry
+
+
+def keep_alive(connect: Connect, settings: Settings) -> int:
+    """Seconds between two packets of the client; 0 = any time [MQTT-3.1.2-21] [MQTT-3.2.2-21] (5.0)."""
+    longest = settings.server_keep_alive
+    if connect.protocol_level != 5 or longest is None or 0 < connect.keepalive <= longest:
+        return connect.keepalive
+    return longest
+
+
+def welcome(client: Client, connect: Connect, present: bool, more: Properties | None = None) -> bytes:
+    """CONNACK of a connection that is accepted; ``more`` are properties of its authentication."""
+    if client.version != 5:
+        return encode(Connack(present, 0), 4)
+    settings = client.broker.settings
+    properties: Properties = {
+        "receive_maximum": settings.receive_maximum,
+        "maximum_packet_size": int(settings.max_packet_size),
+    }
+    if settings.topic_alias_maximum:
+        properties["topic_alias_maximum"] = settings.topic_alias_maximum
+    if not connect.client_id:
+        properties["assigned_client_identifier"] = client.client_id  # [MQTT-3.2.2-16] (5.0)
+    if client.connection.keepalive != connect.keepalive:
+        properties["server_keep_alive"] = int(client.connection.keepalive)
+    if settings.response_information is not None and client.terms.response_information:
+        # [MQTT-3.1.2-28] (5.0)
+        properties["response_information"] = settings.response_information.replace("%c", client.client_id)
+    if more is not None:
+        properties |= more
+    return encode(Connack(present, 0, properties), 5)
+
+
+def refusal(version: int, error: MqttError) -> bytes:
+    """The answer to a CONNECT that cannot be read or accepted; empty where none may be given.
+
+    Args:
+        version: of the CONNECT packet, 0 when it is not known.
+    """
+    if version == 5:
+        return connack_error(error, TERMS)
+    # [MQTT-3.1.2-2], [MQTT-3.1.3-8]; any other bad CONNECT gets no answer [MQTT-3.1.4-1] [MQTT-3.2.2-6]
+    if isinstance(error, (UnsupportedProtocolVersion, InvalidClientId)):
+        return encode(Connack(False, connack_code(error.reason)), 4)
+    return b""
+
+
+def connack_error(error: MqttError, agreed: Terms) -> bytes:
+    """CONNACK of a 5.0 connection that is refused [MQTT-3.2.2-7] (5.0)."""
+    reason = _CONNACK_INSTEAD.get(error.reason, error.reason)
+    if reason not in _IN_CONNACK:
+        reason = ReasonCode.UNSPECIFIED_ERROR
+    data = encode(Connack(False, reason, {"reason_string": str(error)[:1000]}), 5)
+    if len(data) > agreed.maximum_packet_size:  # [MQTT-3.2.2-19] (5.0)
+        data = encode(Connack(False, reason), 5)
+    return data
+
+
+def goodbye(error: MqttError, agreed: Terms) -> bytes:
+    """DISCONNECT of a 5.0 connection that ends with an error."""
+    reason = _DISCONNECT_INSTEAD.get(error.reason, error.reason)
+    data = encode(Disconnect(reason, {"reason_string": str(error)[:1000]}), 5)
+    if len(data) > agreed.maximum_packet_size:  # [MQTT-3.14.2-3] (5.0)
+        data = encode(Disconnect(reason), 5)
+    return data

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PUBLISH from a client: what it is answered with, and where it goes."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mqtt_nats.backbone.store import TooLarge
+from mqtt_nats.broker.operations import Receipt, RetainedOp
+from mqtt_nats.broker.retaining import store_retained
+from mqtt_nats.codec import (
+    MqttError,
+    PacketTooLarge,
+    PayloadFormatInvalid,
+    Properties,
+    Publish,
+    PublishRun,
+    ReasonCode,
+    ReceiveMaximumExceeded,
+    TopicAliasInvalid,
+)
+from mqtt_nats.connection.connection import Hold
+from mqtt_nats.pubsub.message import Message, Rich
+from mqtt_nats.pubsub.properties import body, from_headers, header_lines, ttl_line
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.client import Client
+    from mqtt_nats.pubsub.table import Route
+
+HEADERS: Final = 256
+"""More than all headers of a message take, without its subject, the publisher's client id and properties (bytes)."""
+
+# A client's publishes that wait for JetStream; beyond this nothing is read from it.
+RECEIPTS_MOST: Final = 1024
+RECEIPTS_LOW: Final = 512
+
+ANSWERED: Final = frozenset(
+    (
+        ReasonCode.UNSPECIFIED_ERROR,
+        ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
+        ReasonCode.NOT_AUTHORIZED,
+        ReasonCode.TOPIC_NAME_INVALID,
+        ReasonCode.QUOTA_EXCEEDED,
+        ReasonCode.PAYLOAD_FORMAT_INVALID,
+    )
+)
+"""Why a single publish is refused, in its PUBACK or PUBREC; every other error ends the connection."""
+
+RETAIN_LINE: Final = b"Nmqtt-Retain:1\r\n"
+
+OF_RECORD: Final = (b"Nmqtt-Pub:", b"Nmqtt-Subject:", b"Nmqtt-Epoch:", b"Nmqtt-Id:", b"Nmqtt-Client:", b"Nats-")
+"""Beginnings of the header lines of a held publish that are not its properties."""
+
+
+class Extras(NamedTuple):
+    """The properties of a publish (5.0), as its copies need them."""
+
+    lines: bytes
+    """Header lines, with the expiry."""
+    ttl: bytes
+    """Header line for the copies that are stored."""
+    body: bytes
+    """As they stand in a PUBLISH packet."""
+    expiry: int
+    """Message expiry interval in seconds; -1 = none."""
+    born: float
+    """Unix time of the publish, from which the expiry counts."""
+
+
+def extras(properties: Properties) -> Extras | None:
+    """The properties that travel with a message; None when there are none."""
+    lines = header_lines(properties)
+    if not lines:
+        return None
+    expiry = properties.get("message_expiry_interval", -1)
+    return Extras(lines, ttl_line(properties), body(properties), expiry, time.time() if expiry >= 0 else 0.0)
+
+
+def aged(more: Extras, now: float) -> Extras | None:
+    """The same with what is left of the expiry interval at Unix time ``now``; None when the message has expired."""
+    passed = int(now - more.born)
+    if passed < 1:
+        return more
+    left = more.expiry - passed
+    if left <= 0:
+        return None
+    lines = more.lines.replace(b"Nmqtt-Expiry:%d\r\n" % more.expiry, b"Nmqtt-Expiry:%d\r\n" % left)
+    return Extras(lines, ttl_line({"message_expiry_interval": left}), more.body, left, now)
+
+
+def restored(headers: bytes, born: float) -> Extras | None:
+    """The properties of a publish that was held, from the headers of its record; ``born`` is when that was stored."""
+    found, expiry = from_headers(headers)
+    if not found and expiry < 0:
+        return None
+    kept = [line for line in headers.split(b"\r\n")[1:] if line and not line.startswith(OF_RECORD)]
+    lines = b"".join(line + b"\r\n" for line in kept)
+    ttl = ttl_line({"message_expiry_interval": expiry}) if expiry >= 0 else b""
+    return Extras(lines, ttl, found, expiry, born)
+
+
+def publish_run(client: Client, route: Route, run: PublishRun) -> None:
+    """A run of QoS 0 publishes on one topic.
+
+    Raises:
+        PacketTooLarge: NATS would not take the messages.
+    """
+    broker = client.broker
+    if run.step - run.head > broker.store.max_payload:
+        raise PacketTooLarge(f"nats-server takes messages of {broker.store.max_payload} bytes")
+    if client.marked:
+        for payload in run.payloads():
+            publish(client, route, payload, 0, False, 0)
+    else:
+        broker.fanout.run(route, run, client)
+
+
+def publish(
+    client: Client, route: Route, payload: bytes, qos: int, retain: bool, packet_id: int, more: Extras | None = None
+) -> None:
+    """A PUBLISH: what it is answered with follows from its QoS [MQTT-3.3.4-1] (3.1.1, 5.0).
+
+    Raises:
+        PacketTooLarge: NATS would not take the message.
+    """
+    broker = client.broker
+    size = len(payload)
+    lines = client.sender_header
+    if qos or retain or more is not None or client.marked:
+        if more is not None:
+            lines += more.lines
+        size += HEADERS + len(lines) + len(route.hpub)
+    if size > broker.store.max_payload:
+        raise PacketTooLarge(f"nats-server takes messages of {broker.store.max_payload} bytes, headers included")
+    try:
+        if qos == 0:
+            if retain:
+                store_retained(client, route, payload, 0, RetainedOp(client, None, not payload), b"", more)
+                lines += RETAIN_LINE
+            if retain or more is not None or client.marked:
+                bare(client, route, b"NATS/1.0\r\nNmqtt-Pub:0\r\n%b\r\n" % lines, payload)
+            else:
+                broker.link.out.append(b"%b%d\r\n%b\r\n" % (route.pub, len(payload), payload))
+            if route.local:
+                broker.fanout.group(route.local, message(client, route, payload, 0, retain, more))
+        elif qos == 1:
+            receipt = Receipt(client, 4, packet_id, 2 if retain else 1)  # [MQTT-3.3.1-12] [MQTT-4.3.2-2]
+            client.receipts.append(receipt)
+            if retain:
+                store_retained(client, route, payload, 1, RetainedOp(client, receipt, not payload), b"", more)
+                lines += RETAIN_LINE
+            first = b"NATS/1.0\r\nNmqtt-Pub:1\r\nNmqtt-Id:%b\r\n%b" % (broker.next_id(), lines)
+            headers = first + b"\r\n"
+            bare(client, route, headers, payload)
+            if more is not None and more.ttl:
+                headers = first + more.ttl + b"\r\n"
+            broker.store.put(route.msgs, headers, payload, receipt)
+            if route.local:
+                broker.fanout.group(route.local, message(client, route, payload, 1, retain, more))
+        else:
+            client.inbound.publish(route.key, route, packet_id, payload, retain, more)
+    except TooLarge as error:
+        raise PacketTooLarge(str(error)) from None
+    if len(client.receipts) > RECEIPTS_MOST:
+        client.connection.hold(Hold.WINDOW)
+
+
+def bare(client: Client, route: Route, headers: bytes, payload: bytes) -> None:
+    """Publish to NATS clients and other gateways: the copy that is not stored."""
+    size = len(headers)
+    client.broker.link.out.append(b"%b%d %d\r\n%b%b\r\n" % (route.hpub, size, size + len(payload), headers, payload))
+
+
+def message(client: Client, route: Route, payload: bytes, qos: int, retain: bool, more: Extras | None) -> Message:
+    """A publish as this gateway's subscribers get it."""
+    if more is None and not retain:
+        return Message(route.key, payload, qos, client.client_id)
+    if more is None:
+        return Rich(route.key, payload, qos, client.client_id, kept=retain)
+    return Rich(
+        route.key, payload, qos, client.client_id, body=more.body, expiry=more.expiry, born=more.born, kept=retain
+    )
+
+
+def publish5(client: Client, packet: Publish) -> None:
+    """A PUBLISH of a 5.0 client.
+
+    What is wrong with a single message at QoS 1 or 2 is said in its acknowledgement.
+
+    Raises:
+        MqttError: the connection has to end.
+    """
+    qos = packet.qos
+    if qos:
+        _count(client, packet)
+    key = packet.key
+    properties = packet.properties
+    more = None
+    try:
+        if properties is not None:
+            if "topic_alias" in properties:
+                key = _unalias(client, key, properties["topic_alias"])
+            if "response_topic" in properties:
+                _check_response_topic(client, properties["response_topic"])
+            if properties.get("payload_format_indicator") and client.broker.settings.validate_payload_format:
+                _check_text(packet.payload)
+            more = extras(properties)
+        table = client.broker.table
+        route = table.routes.get(key)
+        if route is None or route.version != table.version:
+            route = table.route(key)
+        publish(client, route, packet.payload, qos, packet.retain, packet.packet_id, more)
+    except MqttError as error:
+        if not qos or error.reason not in ANSWERED or b"+" in key or b"#" in key:
+            raise  # a wildcard makes the packet malformed [MQTT-3.3.2-2] (5.0)
+        receipt = Receipt(client, 4 if qos == 1 else 5, packet.packet_id, 0)
+        receipt.refuse(error.reason, str(error))
+        client.receipts.append(receipt)
+        client.settle()
+
+
+def _count(client: Client, packet: Publish) -> None:
+    """A client may have as many publishes unacknowledged as CONNACK has told it [MQTT-3.3.4-9] (5.0)."""
+    states = client.inbound.machine.states
+    if packet.qos == 2:
+        if packet.packet_id in states:
+            return  # sent again
+    else:
+        client.unacknowledged += 1
+    if client.unacknowledged + len(states) + (packet.qos == 2) > client.broker.settings.receive_maximum:
+        raise ReceiveMaximumExceeded(
+            f"more than {client.broker.settings.receive_maximum} publishes are not acknowledged"
+        )
+
+
+def _unalias(client: Client, key: bytes, alias: int) -> bytes:
+    """The topic that an alias stands for, or has been given now [MQTT-3.3.2-7] [MQTT-3.3.2-12] (5.0).
+
+    Raises:
+        TopicAliasInvalid: it is higher than CONNACK allows, or not known.
+    """
+    if alias > client.broker.settings.topic_alias_maximum:  # [MQTT-3.3.2-9] (5.0)
+        raise TopicAliasInvalid(f"topic alias {alias} is above {client.broker.settings.topic_alias_maximum}")
+    if client.aliases is None:
+        client.aliases = {}
+    if len(key) > 2:
+        client.aliases[alias] = key
+        return key
+    known = client.aliases.get(alias)
+    if known is None:
+        raise TopicAliasInvalid(f"topic alias {alias} has no topic")
+    return known
+
+
+def _check_response_topic(client: Client, topic: str) -> None:
+    """A response topic is one that the client may publish to.
+
+    Raises:
+        MqttError: it is not.
+    """
+    encoded = topic.encode()
+    client.broker.table.route(len(encoded).to_bytes(2, "big") + encoded)
+
+
+def _check_text(payload: bytes) -> None:
+    try:
+        payload.decode()
+    except UnicodeDecodeError:
+        raise PayloadFormatInvalid("the payload is not UTF-8 text") from None

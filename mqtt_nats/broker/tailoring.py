@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PUBLISH packets of one subscriber's own: subscription identifiers, topic aliases, size limit, remaining expiry.
+
+They are made when they are written, so that an alias is never given in a packet that is not sent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from mqtt_nats.codec import matches
+from mqtt_nats.pubsub.message import Message, Stored, encoded_id, expired, tailored
+from mqtt_streams.subjects import subject_to_topic
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.client import Client
+    from mqtt_nats.pubsub.table import Choice
+    from mqtt_nats.session.delivery import Delivery
+    from mqtt_nats.session.overlap import Overlap
+
+# Topic aliases given to one client, however many more it allows: each is remembered here and there.
+ALIASES_MOST: Final = 256
+
+
+class Aliases:
+    """The topic aliases given to one client: those used last [MQTT-3.1.2-26] [MQTT-3.1.2-27] (5.0)."""
+
+    __slots__ = ("_given", "_most")
+
+    def __init__(self, maximum: int) -> None:
+        self._most = min(maximum, ALIASES_MOST)
+        self._given: dict[bytes, int] = {}
+
+    def give(self, key: bytes) -> tuple[int, bool]:
+        """The alias of a topic, and whether the client knows it already."""
+        given = self._given
+        alias = given.pop(key, 0)
+        known = alias > 0
+        if not known:
+            alias = len(given) + 1 if len(given) < self._most else given.pop(next(iter(given)))
+        given[key] = alias
+        return alias, known
+
+
+def pack(
+    client: Client, message: Message | Stored, qos: int, identifier: int, *, ids: bytes, retain: bool, dup: bool = False
+) -> bytes:
+    """A PUBLISH packet for one client; empty when it must not be sent: expired, or too large for the client.
+
+    [MQTT-3.3.2-5] [MQTT-3.1.2-24] [MQTT-3.1.2-25] (5.0); what was sent once is sent again all the same.
+    """
+    now = time.time()
+    if not dup and expired(message, now):
+        return b""
+    version = client.version
+    limit = client.terms.maximum_packet_size
+    alias, known = 0, False
+    aliases = client.outgoing
+    # What may be dropped must not give an alias, and what is dropped for its size has none.
+    if aliases is not None and (qos or not client.outlet.clogged):
+        size = len(message.key) + len(message.payload) + len(message.body) + len(ids) + 32
+        if size <= limit:
+            alias, known = aliases.give(message.key)
+    data = tailored(
+        message, version, qos, identifier, now, ids=ids, retain=retain, dup=dup, alias=alias, named=not known
+    )
+    return data if len(data) <= limit else b""
+
+
+def tailor(client: Client, message: Message, qos: int, choice: Choice | None = None) -> Callable[[int], bytes]:
+    """What makes the packet of a message once its packet identifier is known; it gives nothing when it is too late."""
+    ids = choice.ids if choice is not None else b""
+    retain = message.retain or (choice is not None and choice.kept and message.kept)
+
+    def late(identifier: int) -> bytes:
+        return pack(client, message, qos, identifier, ids=ids, retain=retain)
+
+    return late
+
+
+def extras_of(client: Client, overlap: Overlap[Any], message: Stored, delivery: Delivery) -> tuple[bytes, bool]:
+    """Subscription identifiers for a stored message, and whether its RETAIN flag stays [MQTT-3.3.4-4] (5.0)."""
+    options = client.options
+    if client.version != 5 or not options:
+        return b"", False
+    if delivery.sequence < 0:  # a retained message comes because of one subscription
+        return encoded_id(delivery.source.identifier), False
+    own = message.sender == client.client_id
+    identifiers, kept = overlap.extras(message.subject, delivery.sequence, own)
+    topic = subject_to_topic(message.subject)
+    for found, wanted in options.items():  # those at QoS 0 have no consumer
+        if not client.filters[found] and not (own and wanted.no_local) and matches(found.text, topic):
+            kept = kept or wanted.retain_as_published
+            if wanted.identifier is not None:
+                identifiers.append(wanted.identifier)
+    return b"".join(map(encoded_id, identifiers)), kept and message.kept
