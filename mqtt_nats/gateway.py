@@ -311,7 +311,8 @@ class Gateway:
                 connection = client.connection
                 if client.alive and connection.expired(now, timeout):
                     client.end(MqttError("nothing came in time", ReasonCode.KEEP_ALIVE_TIMEOUT))
-                    connection.abort()
+                    if client.version != 5:  # else it is told why
+                        connection.abort()
                 elif client.unanswered and now - connection.opened > timeout + CLOCK_STEP:
                     # Nothing is read from it meanwhile, so that it is not noticed when it gives up.
                     refuse(client, MqttError("NATS does not answer", ReasonCode.SERVER_UNAVAILABLE))
