@@ -18,12 +18,20 @@ from pathlib import Path
 
 from benchmarks import peers, report
 from benchmarks.load import Job
-from benchmarks.report import Cell, Results
-from benchmarks.scenarios import OUTSTANDING, SCENARIOS, WINDOW, Scenario, select
+from benchmarks.report import BASE, Cell, Results
+from benchmarks.scenarios import OUTSTANDING, WINDOW, Scenario, select
 
 JOB_TIMEOUT = 240.0
 SLOW_PEER_CLIENTS = {("amqtt", "connections"): 500, ("amqtt", "drain"): 2000}
 """Fewer connections and queued messages for a broker that would take minutes; the results are per second."""
+
+
+BESIDE = f"{BASE} 3.1.1"
+"""With ``--v5``, the column of the gateway with 3.1.1 clients."""
+
+
+def _peer(column: str) -> str:
+    return BASE if column == BESIDE else column
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -34,6 +42,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=2.0, help="measured per scenario (%(default)s)")
     parser.add_argument("--warmup", type=float, default=0.5, help="seconds before that (%(default)s)")
     parser.add_argument("--payload", type=int, default=128, help="bytes (%(default)s)")
+    parser.add_argument(
+        "--v5",
+        action="store_true",
+        help="clients speak MQTT 5.0; peers that do not are left out, and ours with 3.1.1 clients is beside them",
+    )
     parser.add_argument("--ours", default=peers.OURS_COMMAND, metavar="COMMAND", help="default: %(default)s")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write the tables as markdown")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every run as JSON")
@@ -62,7 +75,8 @@ def _generate(job: Job) -> dict[str, object]:
     return result
 
 
-def _run(scenario: Scenario, peer: str, options: argparse.Namespace) -> dict[str, object]:
+def _run(scenario: Scenario, column: str, options: argparse.Namespace) -> dict[str, object]:
+    peer = _peer(column)
     try:
         with peers.running(peer, options.ours) as broker:
             return _generate(
@@ -75,6 +89,7 @@ def _run(scenario: Scenario, peer: str, options: argparse.Namespace) -> dict[str
                     options.warmup,
                     broker.processes,
                     SLOW_PEER_CLIENTS.get((peer, scenario.kind), 0),
+                    5 if options.v5 and column != BESIDE else 4,
                 )
             )
     except peers.PeerError as error:
@@ -97,18 +112,18 @@ def _machine(names: Sequence[str]) -> str:
         if line.startswith("model name"):
             model = line.partition(":")[2].strip()
             break
-    versions = "; ".join(f"{peer}: {found}" for peer in names if (found := peers.version(peer)))
+    versions = "; ".join(f"{peer}: {found}" for peer in names if (found := peers.version(_peer(peer))))
     return (
         f"{os.cpu_count()} CPUs ({model}), Linux {platform.release()}, Python {platform.python_version()}; {versions}; "
         f"{time.strftime('%Y-%m-%d')}"
     )
 
 
-def _unusable(peer: str, command: str) -> str | None:
-    """Why a peer cannot be measured: it is not installed or does not start."""
+def _unusable(peer: str, options: argparse.Namespace) -> str | None:
+    """Why a peer cannot be measured: it is not installed, does not start or does not speak 5.0."""
     try:
-        with peers.running(peer, command):
-            return None
+        with peers.running(peer, options.ours) as broker:
+            return "it does not speak MQTT 5.0" if options.v5 and not peers.greets(broker.port, 5) else None
     except peers.PeerError as error:
         return str(error)
 
@@ -127,11 +142,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 1 if a result is void, 2 for wrong arguments."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    version = 5 if options.v5 else 4
     if options.list:
-        print("\n".join(f"{each.name:20} {each.title}" for each in SCENARIOS))
+        print("\n".join(f"{each.name:20} {each.title}" for each in select([], version=version)))
         return 0
     try:
-        scenarios = select([each for each in options.only.split(",") if each])
+        scenarios = select([each for each in options.only.split(",") if each], version=version)
     except ValueError as error:
         parser.error(str(error))
     names: list[str] = []
@@ -139,23 +155,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for peer in options.peers.split(","):
         if peer not in peers.PEERS:
             parser.error(f"no peer is called {peer!r}; there are {', '.join(peers.PEERS)}")
-        if reason := _unusable(peer, options.ours):
+        if reason := _unusable(peer, options):
             skipped.append(f"{peer} ({reason})")
             print(f"skipped: {skipped[-1]}", flush=True)
         else:
             names.append(peer)
+            if options.v5 and peer == BASE:
+                names.append(BESIDE)
     if not names:
         parser.error("no peer is left")
     if options.keep:
-        _keep(names[0], options.ours)
+        _keep(_peer(names[0]), options.ours)
         return 0
     results: Results = {scenario.name: {peer: Cell() for peer in names} for scenario in scenarios}
     for number in range(options.rounds):
         for scenario in scenarios:
-            for peer in names if number % 2 == 0 else reversed(names):
-                result = _run(scenario, peer, options)
-                results[scenario.name][peer].runs.append(result)
-                print(f"round {number + 1}: {scenario.name}, {peer}: {_summary(result)}", flush=True)
+            for name in names if number % 2 == 0 else reversed(names):
+                if name == BESIDE and scenario.properties:
+                    continue
+                result = _run(scenario, name, options)
+                results[scenario.name][name].runs.append(result)
+                print(f"round {number + 1}: {scenario.name}, {name}: {_summary(result)}", flush=True)
     notes = [
         f"{options.payload}-byte payload; median of {options.rounds} interleaved rounds of {options.seconds:g} s, "
         "± half the range; the load generator shares the CPUs with the broker.",
@@ -166,6 +186,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "Fresh data directory for each run. Both NATS peers: JetStream in files, `sync_interval` 1 s. mosquitto and "
         "amqtt store nothing.",
     ]
+    if options.v5:
+        notes.append(
+            f"Clients speak MQTT 5.0, except in the column `{BESIDE}`. Publishers keep to the Receive Maximum of the "
+            "broker; durable sessions expire after an hour."
+        )
     if skipped:
         notes.append("Skipped: " + ", ".join(skipped) + ".")
     command = "python -m benchmarks " + shlex.join(sys.argv[1:] if arguments is None else arguments)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MQTT 3.1.1 clients of the load generator: non-blocking sockets, one epoll loop, bulk work per read."""
+"""MQTT clients of the load generator: non-blocking sockets, one epoll loop, bulk work per read."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks import packets
+from benchmarks import answers, packets
+from benchmarks.answers import Limits, RefusedError
 from benchmarks.packets import Batch, DeliveryError, Layout, Verifier
 
 _READ = 256 * 1024
 _SAMPLES = 1_000_000
+_SESSION_EXPIRY = 3600
+_KEEP_ALIVE = 600  # seconds; nothing is sent to keep a connection alive, a run is shorter
 
 
 class LoadError(Exception):
@@ -137,12 +140,16 @@ class Loop:
 
 @dataclass(frozen=True)
 class Client:
-    """What a client says at the start; ``topic_filter`` empty: it does not subscribe."""
+    """What a client says at the start; ``topic_filter`` empty: it does not subscribe.
+
+    ``clean``: in 5.0 also, its session ends with the connection. ``version``: 4 for MQTT 3.1.1, 5 for 5.0.
+    """
 
     client_id: str
     topic_filter: str = ""
     qos: int = 0
     clean: bool = True
+    version: int = 4
 
 
 class _Greeting(Connection):
@@ -153,30 +160,41 @@ class _Greeting(Connection):
         self.client = client
         self.done = False
         self.present = False
-        self._greeted = False
-        self.out += packets.connect(client.client_id, clean=client.clean)
+        self.limits: Limits | None = None
+        expiry = 0 if client.clean else _SESSION_EXPIRY
+        self.out += packets.connect(
+            client.client_id,
+            clean=client.clean,
+            keep_alive=_KEEP_ALIVE,
+            version=client.version,
+            session_expiry=expiry,
+        )
         loop.add(self, writing=True)
 
     def readable(self) -> None:
         end = self.fill()
-        data = self.loop.view
         start = 0
-        while not self.done and end - start >= (5 if self._greeted else 4):
-            answer = bytes(data[start : start + (5 if self._greeted else 4)])
-            start += len(answer)
-            if self._greeted:
-                if answer != bytes((0x90, 3, 0, 1, self.client.qos)):
-                    raise LoadError(f"{self.name}: subscription refused (SUBACK {answer.hex(' ')})")
-                self.done = True
-            else:
-                if answer[:2] != b"\x20\x02" or answer[3]:
-                    raise LoadError(f"{self.name}: connection refused (CONNACK {answer.hex(' ')})")
-                self._greeted, self.present = True, bool(answer[2])
-                if self.client.topic_filter:
-                    self.send(packets.subscribe(self.client.topic_filter, self.client.qos))
-                else:
-                    self.done = True
+        while not self.done and (found := answers.packet_at(self.loop.view, start, end)) is not None:
+            kind, body, start = found
+            try:
+                self._handle(kind, body)
+            except RefusedError as error:
+                raise LoadError(f"{self.name}: {error}") from None
         self.keep(start, end)
+
+    def _handle(self, kind: int, body: bytes) -> None:
+        client = self.client
+        if self.limits is not None:
+            answers.suback(kind, body, client.version, client.qos)
+            self.done = True
+            return
+        self.present, self.limits = answers.connack(kind, body, client.version)
+        if 0 < self.limits.keep_alive < _KEEP_ALIVE:
+            raise LoadError(f"{self.name}: the broker asks for a keep-alive of {self.limits.keep_alive} s")
+        if client.topic_filter:
+            self.send(packets.subscribe(client.topic_filter, client.qos, client.version))
+        else:
+            self.done = True
 
 
 def connect_all(
@@ -259,16 +277,25 @@ class Subscriber(Connection):
     def _handle_exactly_once(self, end: int) -> int:
         """PUBLISH and PUBREL packets in any mixture; where the unfinished packet starts."""
         layout, data, verifier = self.verifier.layout, self.loop.buffer, self.verifier
-        size, answers, start, unreleased = layout.size, bytearray(), 0, self._unreleased
+        size, replies, start, unreleased = layout.size, bytearray(), 0, self._unreleased
         while end - start >= 4:
             if data[start] == packets.PUBREL:
+                if data[start + 1] != 2:
+                    found = answers.packet_at(data, start, end)
+                    if found is None:
+                        break
+                    if layout.version == 4 or found[1][2:3] >= b"\x80":
+                        raise DeliveryError(f"{self.name}: unexpected PUBREL {found[1].hex(' ')}")
+                    after = found[2]
+                else:
+                    after = start + 4
                 packet_id = bytes(data[start + 2 : start + 4])
                 source = unreleased.pop(packet_id, None)
                 if source is None:
                     raise DeliveryError(f"{self.name}: PUBREL for packet id {packet_id.hex()}, which is not in flight")
                 self.done[source] += 1
-                answers += b"\x70\x02" + packet_id
-                start += 4
+                replies += b"\x70\x02" + packet_id
+                start = after
                 continue
             if end - start < size:
                 if data[start] & ~packets.DUP != layout.head[0]:
@@ -280,17 +307,18 @@ class Subscriber(Connection):
             if packet_id in unreleased:
                 raise DeliveryError(f"{self.name}: packet id {packet_id.hex()} used again before its PUBREL")
             unreleased[packet_id] = verifier.source_of(data, start)
-            answers += b"\x50\x02" + packet_id
+            replies += b"\x50\x02" + packet_id
             start += size
-        if answers:
-            self.send(answers)
+        if replies:
+            self.send(replies)
         return start
 
 
 class Publisher(Connection):
     """Sends numbered messages: at most ``window`` unacknowledged and ``lag`` not yet completed by all subscribers.
 
-    At QoS 0 messages go out ``lag // 10`` at a time, at QoS 1 and 2 whenever an acknowledgement makes room.
+    At QoS 0 messages go out ``lag // 10`` at a time, at QoS 1 and 2 whenever an acknowledgement makes room. The window
+    is never above the Receive Maximum of a 5.0 broker.
     """
 
     def __init__(
@@ -306,6 +334,12 @@ class Publisher(Connection):
     ) -> None:
         """``lanes``: `Subscriber.done` and index of each subscriber; ``stamp_every``: batches per time stamp."""
         super().__init__(greeting.loop, greeting.sock, greeting.name)
+        limits = greeting.limits or Limits()
+        if layout.qos > limits.maximum_qos or layout.size > limits.packet_size:
+            raise LoadError(
+                f"{self.name}: the broker takes QoS {limits.maximum_qos}, {limits.packet_size} bytes at most"
+            )
+        window = min(window, limits.receive_maximum)
         self.layout = layout
         self.lanes = lanes
         self.window, self.lag = window, lag
@@ -374,15 +408,18 @@ class Publisher(Connection):
     def readable(self) -> None:
         end = self.fill()
         data = self.loop.buffer
-        count = end // 4
         if self.layout.qos == 0:
             raise LoadError(f"{self.name}: unexpected packet {data[: min(end, 8)].hex(' ')}")
+        short = used = end & ~3
+        if self.layout.version == 5:
+            short, used = answers.shorten(data, end)
+        count = short // 4
         if self.layout.qos == 1:
             packets.ack_count(packets.PUBACK, data, count, self.acked)
             self.acked += count
         else:
             self._handle_exactly_once(count)
-        self.keep(count * 4, end)
+        self.keep(used, end)
         self.loop.ready.add(self)
 
     def _handle_exactly_once(self, count: int) -> None:

@@ -16,12 +16,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from benchmarks import proc
 from benchmarks.clients import Client, Idle, LoadError, Loop, Publisher, Subscriber, connect_all
 from benchmarks.packets import DeliveryError, Layout, Verifier
-from benchmarks.scenarios import SCENARIOS, Scenario
+from benchmarks.scenarios import Scenario, select
 
 CONNECT_TIMEOUT = 60.0
 DRAIN_TIMEOUT = 45.0
@@ -48,6 +48,12 @@ class Job:
     processes: dict[str, int] = field(default_factory=dict)
     clients: int = 0
     """Replaces the scenario's number of connections or queued messages."""
+    version: int = 4
+    """Of MQTT: 4 for 3.1.1, 5 for 5.0."""
+
+    def layout(self, scenario: Scenario, topic: str, qos: int) -> Layout:
+        """The PUBLISH packets on a topic."""
+        return Layout(topic, self.payload, qos, scenario.properties if self.version == 5 else None)
 
 
 class Meter:
@@ -90,33 +96,32 @@ class Traffic:
     def __init__(self, job: Job, scenario: Scenario) -> None:
         self.job, self.scenario = job, scenario
         self.samples: list[int] = []
-        layout = Layout(self.topic(0), job.payload, scenario.qos)
+        layout = job.layout(scenario, self.topic(0), scenario.qos)
         self.loop = Loop(layout.size)
         self.subscribers: list[Subscriber] = []
         self.publishers: list[Publisher] = []
         pairs = scenario.publishers == scenario.subscribers
-        address = (job.host, job.port)
-        clients = [
-            Client(f"sub{i:05}", self.topic(i) if pairs else f"{_ROOT}/+", scenario.qos, not scenario.durable)
-            for i in range(scenario.subscribers)
-        ]
-        if scenario.publishers == 1:
-            clients = [Client(each.client_id, self.topic(0), each.qos, each.clean) for each in clients]
+        address, version, clean = (job.host, job.port), job.version, not scenario.durable
+        filters = [self.topic(i if pairs else 0) for i in range(scenario.subscribers)]
+        if scenario.publishers > scenario.subscribers:
+            filters = [f"{_ROOT}/+"] * scenario.subscribers
+        clients = [Client(f"sub{i:05}", each, scenario.qos, clean, version) for i, each in enumerate(filters)]
         for i, greeting in enumerate(connect_all(self.loop, address, clients, timeout=CONNECT_TIMEOUT)):
             verifier = Verifier(layout, first=i) if pairs else Verifier(layout, scenario.publishers)
             self.subscribers.append(Subscriber(greeting, verifier, self.samples))
         self.monitors: list[Subscriber] = []
         if scenario.monitor:
-            plain = Layout(self.topic(0), job.payload, 0)
-            for greeting in connect_all(self.loop, address, [Client("monitor", "#")], timeout=CONNECT_TIMEOUT):
+            plain = job.layout(scenario, self.topic(0), 0)
+            clients = [Client("monitor", "#", version=version)]
+            for greeting in connect_all(self.loop, address, clients, timeout=CONNECT_TIMEOUT):
                 self.monitors.append(Subscriber(greeting, Verifier(plain, scenario.publishers), []))
-        clients = [Client(f"pub{i:05}") for i in range(scenario.publishers)]
+        clients = [Client(f"pub{i:05}", version=version) for i in range(scenario.publishers)]
         for i, greeting in enumerate(connect_all(self.loop, address, clients, timeout=CONNECT_TIMEOUT)):
             readers = [self.subscribers[i]] if pairs else self.subscribers + self.monitors
             self.publishers.append(
                 Publisher(
                     greeting,
-                    Layout(self.topic(i), job.payload, scenario.qos),
+                    job.layout(scenario, self.topic(i), scenario.qos),
                     i,
                     [(each.done, 0 if pairs else i) for each in readers],
                     window=scenario.window,
@@ -221,7 +226,8 @@ def connections(job: Job, scenario: Scenario) -> dict[str, object]:
     """Clients that connect and subscribe (one filter each) per second, and what memory each then costs."""
     total = job.clients or scenario.clients
     loop = Loop()
-    clients = [Client(f"idle{i:05}", f"{_ROOT}/{i:05}") for i in range(_BASELINE_CLIENTS + total)]
+    version = job.version
+    clients = [Client(f"idle{i:05}", f"{_ROOT}/{i:05}", version=version) for i in range(_BASELINE_CLIENTS + total)]
     address = (job.host, job.port)
 
     def join(some: list[Client]) -> None:
@@ -253,19 +259,20 @@ def drain(job: Job, scenario: Scenario) -> dict[str, object]:
     """Messages per second that a durable subscriber gets which was away while they were published."""
     total = job.clients or scenario.clients
     address, topic = (job.host, job.port), f"{_ROOT}/00000"
-    layout = Layout(topic, job.payload, scenario.qos)
+    layout = job.layout(scenario, topic, scenario.qos)
     loop = Loop(layout.size)
-    connect_all(loop, address, [Client("sub00000", topic, scenario.qos, False)], timeout=CONNECT_TIMEOUT)
+    absent = Client("sub00000", topic, scenario.qos, False, job.version)
+    connect_all(loop, address, [absent], timeout=CONNECT_TIMEOUT)
     loop.close()
     loop = Loop(layout.size)
     try:
-        (greeting,) = connect_all(loop, address, [Client("pub00000")], timeout=CONNECT_TIMEOUT)
+        (greeting,) = connect_all(loop, address, [Client("pub00000", version=job.version)], timeout=CONNECT_TIMEOUT)
         publisher = Publisher(greeting, layout, 0, [], window=scenario.window, lag=scenario.window, stamp_every=total)
         publisher.limit = total
         loop.ready.add(publisher)
         _until(loop, lambda: publisher.acked, total, "published")
         meter = Meter(job.processes)
-        (greeting,) = connect_all(loop, address, [Client("sub00000", clean=False)], timeout=CONNECT_TIMEOUT)
+        (greeting,) = connect_all(loop, address, [replace(absent, topic_filter="")], timeout=CONNECT_TIMEOUT)
         if not greeting.present:
             raise DeliveryError("the session of the durable subscriber was lost")
         subscriber = Subscriber(greeting, Verifier(layout), [])
@@ -311,7 +318,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     gc.disable()
     job = Job(**json.load(sys.stdin))
-    scenario = next(each for each in SCENARIOS if each.name == job.scenario)
+    (scenario,) = select([job.scenario], version=job.version)
     try:
         result = _RUN[scenario.kind](job, scenario)
     except (LoadError, DeliveryError) as error:

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pre-encoded MQTT 3.1.1 packets and bulk verification of what comes back.
+"""Pre-encoded MQTT packets and bulk verification of what comes back.
 
 All PUBLISH packets of one scenario and QoS have the same length, so a batch is one template repeated, with the
 changing fields (packet id, sequence number) written as strided slices, and a read is verified in the same way: one
 slice comparison per byte column, not one step per message.
+
+``version`` is 4 for MQTT 3.1.1 and 5 for 5.0, as in CONNECT. In 5.0 every PUBLISH has properties, if only their length,
+0, and an acknowledgement may be longer than its 4 bytes.
 
 The payload starts with ``publisher:u32 sequence:u32 sent_ns:u64 stamped:u8`` (big endian) and is filled with zeros.
 """
@@ -52,35 +55,47 @@ def _string(text: str) -> bytes:
     return _U16.pack(len(raw)) + raw
 
 
-def connect(client_id: str, *, clean: bool, keep_alive: int = 600) -> bytes:
-    """CONNECT of a 3.1.1 client; ``keep_alive`` in seconds."""
-    body = b"\x00\x04MQTT\x04" + (b"\x02" if clean else b"\x00") + _U16.pack(keep_alive) + _string(client_id)
+def connect(client_id: str, *, clean: bool, keep_alive: int = 600, version: int = 4, session_expiry: int = 0) -> bytes:
+    """CONNECT; ``keep_alive`` and ``session_expiry`` (5.0, 0: the session ends with the connection) in seconds."""
+    body = b"\x00\x04MQTT" + bytes([version]) + (b"\x02" if clean else b"\x00") + _U16.pack(keep_alive)
+    if version == 5:
+        body += b"\x05\x11" + session_expiry.to_bytes(4) if session_expiry else b"\x00"
+    body += _string(client_id)
     return b"\x10" + remaining_length(len(body)) + body
 
 
-def subscribe(topic_filter: str, qos: int) -> bytes:
-    """SUBSCRIBE with packet id 1 and one filter."""
-    body = b"\x00\x01" + _string(topic_filter) + bytes([qos])
+def subscribe(topic_filter: str, qos: int, version: int = 4) -> bytes:
+    """SUBSCRIBE with packet id 1 and one filter; in 5.0 without properties and with no other option than QoS."""
+    body = b"\x00\x01" + (b"\x00" if version == 5 else b"") + _string(topic_filter) + bytes([qos])
     return b"\x82" + remaining_length(len(body)) + body
 
 
 class Layout:
-    """Where the fields are in the PUBLISH packets of one topic length, payload size (bytes) and QoS."""
+    """Where the fields are in the PUBLISH packets of one topic length, payload size (bytes), QoS and properties.
 
-    def __init__(self, topic: str, payload: int, qos: int) -> None:
+    ``properties`` of 5.0 are encoded, without their length; None: 3.1.1. Subscribers get the same.
+    """
+
+    def __init__(self, topic: str, payload: int, qos: int, properties: bytes | None = None) -> None:
         if payload < MIN_PAYLOAD:
             raise ValueError(f"payload must have at least {MIN_PAYLOAD} bytes")
         name = _string(topic)
-        head = bytes([PUBLISH | qos << 1]) + remaining_length(len(name) + (2 if qos else 0) + payload)
+        packet_id = bytes(2 if qos else 0)
+        self.properties = b"" if properties is None else remaining_length(len(properties)) + properties
+        self.version = 4 if properties is None else 5
+        length = len(name) + len(packet_id) + len(self.properties) + payload
         self.qos = qos
-        self.head = head
-        self.packet_id = len(head) + len(name)
-        self.source = self.packet_id + (2 if qos else 0)
+        self.head = bytes([PUBLISH | qos << 1]) + remaining_length(length)
+        self.packet_id = len(self.head) + len(name)
+        self.source = self.packet_id + len(packet_id) + len(self.properties)
         self.seq = self.source + 4
         self.stamp = self.source + 8
         self.stamped = self.source + 16
         self.size = self.source + payload
-        self.template = head + name + bytes(self.size - self.packet_id)
+        self.template = self.head + name + packet_id + self.properties + bytes(payload)
+        at = self.source - len(self.properties)
+        self.fixed = dict(enumerate(self.head)) | {at + i: byte for i, byte in enumerate(self.properties)}
+        """Position → byte of what every packet has in common, apart from the topic."""
 
 
 class Batch:
@@ -167,7 +182,7 @@ class Verifier:
         self.expected = [0] * sources
         after = layout.size - layout.source - 8
         self._fields = struct.Struct(f">{layout.source}xII{after}x")
-        self._columns = [bytes([byte]) * MAX_BATCH for byte in layout.head]
+        self._columns = [(column, bytes([byte]) * MAX_BATCH) for column, byte in layout.fixed.items()]
 
     def take(self, data: bytearray, start: int, count: int) -> None:
         """Count ``count`` whole packets from ``start``; raises `DeliveryError`."""
@@ -176,13 +191,14 @@ class Verifier:
         if (
             count == 1
             and data.startswith(at.head, start)
+            and data.startswith(at.properties, start + at.source - len(at.properties))
             and _SOURCE_SEQ.unpack_from(data, start + at.source) == (self.first, self.expected[0])
             and len(self.expected) == 1
         ):
             self.expected[0] += 1
             return
         end = start + count * size
-        for column, fixed in enumerate(self._columns):
+        for column, fixed in self._columns:
             if data[start + column : end : size] != fixed[:count]:
                 self._explain(data, start, count)
         if len(self.expected) == 1:
@@ -220,6 +236,9 @@ class Verifier:
             head = bytes(data[offset : offset + len(at.head)])
             if head[0] & ~DUP != at.head[0] or head[1:] != at.head[1:]:
                 raise DeliveryError(f"unexpected packet {head.hex(' ')} instead of {at.head.hex(' ')}")
+            properties = bytes(data[offset + at.source - len(at.properties) : offset + at.source])
+            if properties != at.properties:
+                raise DeliveryError(f"properties {properties.hex(' ')} instead of {at.properties.hex(' ')}")
             source, seq = _SOURCE_SEQ.unpack_from(data, offset + at.source)
             by_source.setdefault(source, []).append(seq)
         for source, found in by_source.items():

@@ -19,7 +19,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks import packets
+from benchmarks import answers, packets
+from benchmarks.answers import RefusedError
+from benchmarks.packets import DeliveryError
 
 HOST = "127.0.0.1"
 START_TIMEOUT = 20.0
@@ -193,7 +195,7 @@ def running(peer: str, command: str = OURS_COMMAND) -> Iterator[Running]:
         start.running.port = mqtt
         try:
             PEERS[peer](start, command)
-            start.wait(next(reversed(start.running.processes)), lambda: _greets(mqtt))
+            start.wait(next(reversed(start.running.processes)), lambda: greets(mqtt))
             yield start.running
         finally:
             for process in reversed(start.processes):
@@ -230,14 +232,19 @@ def _accepts(port: int) -> bool:
     return True
 
 
-def _greets(port: int) -> bool:
-    """Whether the broker answers a CONNECT with CONNACK 0."""
+def greets(port: int, version: int = 4) -> bool:
+    """Whether the broker accepts a CONNECT of this version of MQTT (4: 3.1.1)."""
     try:
         with socket.create_connection((HOST, port), 1) as sock:
             sock.settimeout(5)
-            sock.sendall(packets.connect("probe", clean=True))
-            answer = sock.recv(4)
+            sock.sendall(packets.connect("probe", clean=True, version=version))
+            answer = b""
+            while (found := answers.packet_at(answer, 0, len(answer))) is None:
+                if not (part := sock.recv(1024)):
+                    return False
+                answer += part
+            answers.connack(*found[:2], version)
             sock.sendall(b"\xe0\x00")
-            return answer[:2] == b"\x20\x02" and answer[3:] == b"\x00"
-    except OSError:
+            return True
+    except (OSError, DeliveryError, RefusedError):
         return False

@@ -19,6 +19,7 @@ def main(port: int) -> None:
     clients: dict[int, socket.socket] = {}
     subscribers: dict[bytes, list[socket.socket]] = {}
     routes: dict[int, list[socket.socket]] = {}
+    properties: dict[int, bytes] = {}  # of every answer to a client: their length, 0, in 5.0
     buffer = memoryview(bytearray(1 << 18))
     while True:
         for fd, _ in epoll.poll():
@@ -38,10 +39,12 @@ def main(port: int) -> None:
                 for each in routes[fd]:
                     each.sendall(data)
             elif data[0] == 0x10:
-                clients[fd].sendall(b"\x20\x02\x00\x00")
+                none = properties[fd] = b"\x00" if data[8] == 5 else b""
+                clients[fd].sendall(bytes((0x20, 2 + len(none), 0, 0)) + none)
             elif data[0] == 0x82:
-                subscribers.setdefault(bytes(data[6:-1]), []).append(clients[fd])
-                clients[fd].sendall(bytes((0x90, 3, data[2], data[3], data[-1])))
+                none = properties[fd]
+                subscribers.setdefault(bytes(data[6 + len(none) : -1]), []).append(clients[fd])
+                clients[fd].sendall(bytes((0x90, 3 + len(none), data[2], data[3])) + none + bytes(data[-1:]))
             else:
                 start = 2 if data[1] < 128 else 3 if data[2] < 128 else 4
                 length = data[start] << 8 | data[start + 1]

@@ -40,6 +40,8 @@ class Scenario:
     """Messages per second (latency)."""
     clients: int = 0
     """Connections, or queued messages for ``drain``."""
+    properties: bytes = b""
+    """Of every message, encoded (5.0)."""
 
     @property
     def outstanding(self) -> int:
@@ -90,9 +92,30 @@ SCENARIOS: tuple[Scenario, ...] = (
 )
 
 
-def select(patterns: Sequence[str]) -> list[Scenario]:
-    """Scenarios whose name matches one of the globs, all for none; `ValueError` for a glob without a match."""
+_TEXT = b"\x03\x00\x0atext/plain"  # Content Type
+_USER = b"\x26\x00\x04site\x00\x05north"
+
+WITH_PROPERTIES: tuple[Scenario, ...] = tuple(
+    Scenario(
+        f"pairs10-q{qos}-properties",
+        f"10 pairs, batched, QoS {qos}, content type and user property",
+        publishers=10,
+        subscribers=10,
+        qos=qos,
+        properties=_TEXT + _USER,
+    )
+    for qos in (0, 1)
+)
+"""What only 5.0 has."""
+
+
+def select(patterns: Sequence[str], *, version: int = 4) -> list[Scenario]:
+    """Scenarios whose name matches one of the globs, all for none; `ValueError` for a glob without a match.
+
+    ``version`` 5: also those that only MQTT 5.0 has.
+    """
+    there = SCENARIOS + (WITH_PROPERTIES if version == 5 else ())
     for pattern in patterns:
-        if not any(fnmatch.fnmatch(each.name, pattern) for each in SCENARIOS):
-            raise ValueError(f"no scenario is called {pattern!r}; there are {', '.join(s.name for s in SCENARIOS)}")
-    return [each for each in SCENARIOS if not patterns or any(fnmatch.fnmatch(each.name, p) for p in patterns)]
+        if not any(fnmatch.fnmatch(each.name, pattern) for each in there):
+            raise ValueError(f"no scenario is called {pattern!r}; there are {', '.join(s.name for s in there)}")
+    return [each for each in there if not patterns or any(fnmatch.fnmatch(each.name, p) for p in patterns)]
