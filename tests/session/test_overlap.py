@@ -146,3 +146,18 @@ def test_the_cache_is_bounded() -> None:
     for number in range(MAX_TOPICS + 10):
         assert overlap.owner(f"t{number}", 1) == (">", 1)
     assert len(overlap._matching) <= MAX_TOPICS
+
+
+def test_own_messages_pass_by_subscriptions_with_no_local() -> None:
+    overlap: Overlap[str] = Overlap()
+    deaf, other = Source(2, 1, 10), Source(1, 5, 10)
+    deaf.no_local, deaf.identifier = True, 1
+    other.identifier, other.kept = 2, True
+    overlap.add("a.>", "deaf", deaf)
+    overlap.add("a.b", "other", other)
+    assert overlap.owner("a.b", 9) == ("deaf", 2)
+    assert overlap.owner("a.b", 9, True) == ("other", 1)
+    assert overlap.owner("a.c", 9, True) == (None, 0)
+    assert overlap.extras("a.b", 9, False) == ([1, 2], True)
+    assert overlap.extras("a.b", 9, True) == ([2], True)
+    assert overlap.extras("a.b", 4, False) == ([1], False), "the second subscription began later"
