@@ -54,6 +54,7 @@ def test_a_run_is_converted_for_the_other_version(version: int, count: int) -> N
     raw = {4: FOUR, 5: FIVE}[version] * count
     run = PublishRun(key_of("a"), raw, count, len(raw) // count, len(raw) // count - 1)
     bench.fanout.run(bench.route("a"), run, sender)
+    bench.round.start()
     bench.turn()
     assert b"".join(members[4].bytes) == FOUR * count
     assert b"".join(members[5].bytes) == FIVE * count
