@@ -91,6 +91,8 @@ class Broker:
             max_filters=settings.max_subscriptions,
             max_user_properties=64,
         )
+        self.welcomes: dict[bool, bytes] = {}
+        """CONNACK of most 5.0 connections, by Session Present."""
         self.clients: dict[str, Client] = {}
         """Connected clients by client id."""
         self.connections: set[Client] = set()

@@ -96,6 +96,15 @@ def welcome(client: Client, connect: Connect, present: bool, more: Properties | 
     if client.version != 5:
         return encode(Connack(present, 0), 4)
     settings = client.broker.settings
+    usual = (
+        connect.client_id
+        and client.connection.keepalive == connect.keepalive
+        and more is None
+        and (settings.response_information is None or not client.terms.response_information)
+    )
+    known = client.broker.welcomes.get(present) if usual else None
+    if known is not None:
+        return known
     properties: Properties = {
         "receive_maximum": settings.receive_maximum,
         "maximum_packet_size": int(settings.max_packet_size),
@@ -111,7 +120,10 @@ def welcome(client: Client, connect: Connect, present: bool, more: Properties | 
         properties["response_information"] = settings.response_information.replace("%c", client.client_id)
     if more is not None:
         properties |= more
-    return encode(Connack(present, 0, properties), 5)
+    data = encode(Connack(present, 0, properties), 5)
+    if usual:
+        client.broker.welcomes[present] = data
+    return data
 
 
 def refusal(version: int, error: MqttError) -> bytes:
