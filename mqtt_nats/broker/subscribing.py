@@ -58,7 +58,9 @@ class Wish(NamedTuple):
     subjects: tuple[str, ...]
     options: Options
     handling: int
-    """Retain handling: which retained messages are wanted."""
+    """Retain handling: 0, 1 or 2."""
+    replay: bool
+    """Retained messages are wanted [MQTT-3.3.1-9] [MQTT-3.3.1-10] [MQTT-3.3.1-11] (5.0)."""
 
     def described(self, topic_filter: str) -> SubscriptionOptions:
         """As the session record has it."""
@@ -75,16 +77,18 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
     given = (packet.properties or {}).get("subscription_identifier")
     identifier = given[0] if given else None
     codes: list[int] = []
+    present = {found.text for found in client.filters}
     for entry in packet.filters:
         subjects, code = _subjects(client, entry.topic_filter)
         if subjects is not None and room.take(entry.topic_filter, subjects):
             # The last of several equal filters in one packet counts [MQTT-3.8.4-3].
             options = Options(entry.no_local, entry.retain_as_published, identifier)
-            wanted[entry.topic_filter] = Wish(entry.qos, subjects, options, entry.retain_handling)
+            handling = entry.retain_handling
+            replay = handling == 0 or (handling == 1 and entry.topic_filter not in present)
+            wanted[entry.topic_filter] = Wish(entry.qos, subjects, options, handling, replay)
         elif subjects is not None:
             code = ReasonCode.QUOTA_EXCEEDED
         codes.append(code)
-    present = {found.text for found in client.filters}
     gates: dict[str, Gate] = {}
     replays: list[Replay] = []
     failure = ReasonCode.UNSPECIFIED_ERROR
@@ -99,14 +103,8 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
         await client.broker.retained_so_far()
         # Read before SUBACK leaves: a newer message can then only come after these. The requests follow the
         # subscriptions on the same connection, so their replies also tell that the server has those.
-        asking = {
-            topic_filter: wish
-            for topic_filter, wish in wanted.items()
-            # [MQTT-3.3.1-9] [MQTT-3.3.1-10] [MQTT-3.3.1-11] (5.0)
-            if wish.handling == 0 or (wish.handling == 1 and topic_filter not in present)
-        }
-        replays = await patiently(client, lambda: _first_pages(client, asking))
-        if not asking:
+        replays = await patiently(client, lambda: _first_pages(client, wanted))
+        if not replays:
             await patiently(client, client.fence)
         denied = {topic_filter for topic_filter, gate in gates.items() if gate.found.denied}
         await _abandon(client, wanted, denied)
@@ -152,6 +150,7 @@ async def _first_pages(client: Client, wanted: dict[str, Wish]) -> list[Replay]:
     replays = [
         Replay(client, topic_filter, subject if index == 0 else second_sid(subject), subject, wish.qos)
         for topic_filter, wish in wanted.items()
+        if wish.replay
         for index, subject in enumerate(wish.subjects)
     ]
     if len(replays) == 1:
@@ -255,7 +254,7 @@ async def _subscribe_durable(client: Client, wanted: dict[str, Wish]) -> set[str
                 record.v5.start[key] = start
                 source = Source(qos, start, broker.settings.max_inflight)
                 set_options(source, described)
-                source.held = True
+                source.held = wish.replay
                 source.expected = 0
                 created.append((topic_filter, side.add(key, consumer, source)))
         record.subs[subjects[0]] = qos
