@@ -47,7 +47,11 @@ PUBCOMP: Final = 7
 
 _NAMES: Final = {PUBACK: "PUBACK", PUBREC: "PUBREC", PUBREL: "PUBREL", PUBCOMP: "PUBCOMP"}
 _LIMITS: Final = Limits(
-    max_packet_size=2**28, connect_packet_size=2**28, max_topic_levels=1000, max_filters=10_000, max_user_properties=0
+    max_packet_size=2**28,
+    connect_packet_size=2**28,
+    max_topic_levels=1000,
+    max_filters=10_000,
+    max_user_properties=1000,
 )
 
 P = TypeVar("P")
@@ -67,11 +71,13 @@ def topic_of(publish: Publish) -> str:
 class RawClient:
     """A connection; :meth:`connect` opens one and sends CONNECT."""
 
+    version = 4
+
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.session_present = False
         self._reader = reader
         self._writer = writer
-        self._decoder = ClientDecoder(_LIMITS, 4)
+        self._decoder = ClientDecoder(_LIMITS, self.version)
         self._inbox: deque[Packet] = deque()
         self._eof = False
         self._last_id = 0
@@ -119,7 +125,7 @@ class RawClient:
 
     def send(self, *packets: Packet) -> None:
         """Send packets, in one write."""
-        self.write(b"".join(encode(packet, 4) for packet in packets))
+        self.write(b"".join(encode(packet, self.version) for packet in packets))
 
     def next_id(self) -> int:
         """A packet identifier that was not used before (up to 65,535 of them)."""
