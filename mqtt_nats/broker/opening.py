@@ -247,6 +247,7 @@ def _prepare(client: Client, connect: Connect, known: SessionRecord | None) -> b
         and (known.v5 is None or (known.v5.kind == "durable" and known.v5.expiry != 0))
     )
     client.durable = continued or client.expiry != 0
+    client.durable_side = client.regular_side = None
     if not client.durable:
         v5 = V5(kind="regular", expiry=0, draining=left)
         client.record = SessionRecord(client.client_id, clean=True, v5=v5)
@@ -258,7 +259,6 @@ def _prepare(client: Client, connect: Connect, known: SessionRecord | None) -> b
             client.version,
         )
         return False
-    client.regular_side = None
     if continued:
         assert known is not None
         client.record = known
