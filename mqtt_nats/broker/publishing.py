@@ -85,7 +85,7 @@ def aged(more: Extras, now: float) -> Extras | None:
     left = more.expiry - passed
     if left <= 0:
         return None
-    lines = more.lines.replace(b"Nmqtt-Expiry:%d\r\n" % more.expiry, b"Nmqtt-Expiry:%d\r\n" % left)
+    lines = more.lines.replace(b"Nmqtt-Expiry:%d" % more.expiry, b"Nmqtt-Expiry:%d" % left, 1)  # it comes first
     return Extras(lines, ttl_line({"message_expiry_interval": left}), more.body, left, now)
 
 
