@@ -13,10 +13,9 @@ def main() -> int:
     """Print the table of every standard, its numbers, and what is wrong."""
     found = scan()
     everything = standards()
-    complete = [standard for standard in everything if standard.statements]
-    for standard in complete:
+    for standard in everything:
         print("\n".join(table(found, standard)), end="\n\n")
-    for standard in complete:
+    for standard in everything:
         print(summary(found, standard))
     wrong = problems(found, everything)
     if wrong:
