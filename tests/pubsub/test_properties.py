@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Properties as NATS headers and back: [MQTT-3.3.2-4] (5.0), [MQTT-3.3.2-15] (5.0) to [MQTT-3.3.2-18], [MQTT-3.3.2-20] (5.0)."""
+"""Properties as NATS headers and back: [MQTT-3.3.2-4] (5.0), [MQTT-3.3.2-15] (5.0) to [MQTT-3.3.2-20] (5.0)."""
 
 from __future__ import annotations
 
