@@ -39,9 +39,6 @@ _BREAKS: Final = frozenset(chr(code) for code in (*range(0x20), *range(0x7F, 0xA
 _PLAIN: Final = "/!\"$&'()*,:;<=>?@[\\]^`{|}"
 """What stays readable in ``Nmqtt-Reply``, beside letters, digits and ``_.-~``."""
 
-_OURS: Final = (b"Nmqtt-Pub:", b"Nmqtt-Id:", b"Nmqtt-Client:", b"Nmqtt-Retain:", b"Nats-Msg-Id:", b"Nats-TTL:")
-"""The lines with which the messages of gateways begin; they are no properties."""
-
 _NAMES_MOST: Final = 4096
 _NAME_MOST: Final = 64
 """Names of user properties that are kept, when they are this short (bytes)."""
@@ -156,16 +153,20 @@ def from_headers(headers: bytes) -> tuple[bytes, int]:
     Returns:
         What :func:`body` makes of the same properties, and the expiry interval in seconds, -1 = none.
     """
-    find = headers.find
-    starts = headers.startswith
-    at = find(b"\r\n") + 2
-    while at > 1 and starts(_OURS, at):
-        at = find(b"\r\n", at) + 2
-    if at < 2 or at + 2 >= len(headers):
+    lines = headers.split(b"\r\n")
+    size = len(lines)
+    at = 1
+    if size > 3 and lines[1].startswith(b"Nmqtt-Pub:"):  # what most messages of gateways have, and nothing else
+        at = 2
+        if lines[2].startswith(b"Nmqtt-Id:"):
+            at = 3
+            if lines[3].startswith(b"Nmqtt-Client:"):
+                at = 4
+    if size == at + 2 and not lines[at]:
         return _NOTHING
     single = _NO_SINGLE.copy()
     users: list[bytes] = []
-    for line in headers[at:].split(b"\r\n"):
+    for line in lines[at:]:
         name, colon, value = line.partition(b":")
         if not colon:
             continue
