@@ -442,6 +442,7 @@ class Gmqtt(Library):
         self._client.on_subscribe = self._on_subscribe
         self._granted: dict[int, tuple[int, ...]] = {}
         self._may_go_on = asyncio.Event()
+        self._reader: Any = None
 
     def _on_connect(self, client: object, flags: int, reason: int, properties: dict[str, Any]) -> None:
         self.present = bool(flags)
@@ -450,8 +451,7 @@ class Gmqtt(Library):
 
     def _on_disconnect(self, client: object, packet: bytes, error: object = None) -> None:
         if not packet:  # the end of the connection; gmqtt leaves unread what came at the same moment
-            reader = self._client._connection._protocol._stream_reader
-            rest = bytes(reader._buffer) if reader else b""
+            rest = bytes(self._reader._buffer) if self._reader is not None else b""
             packet = rest[2:] if rest[:1] == b"\xe0" else b""
         self.farewells += packet[:1]
 
@@ -475,6 +475,7 @@ class Gmqtt(Library):
                 await self._client.connect(self.gateway.host, self.gateway.port)
         except gmqtt.mqtt.handler.MQTTConnectError as error:
             raise RefusedError(error._code) from None
+        self._reader = self._client._connection._protocol._stream_reader
 
     async def subscribe(
         self,
