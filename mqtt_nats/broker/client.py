@@ -92,6 +92,7 @@ class Client(Member):
         "expiry",
         "foreign",
         "graceful",
+        "greeted",
         "hash",
         "inbound",
         "marked",
@@ -129,6 +130,8 @@ class Client(Member):
         self.will: Will | None = None
         self.graceful = False
         """The client has sent DISCONNECT."""
+        self.greeted = False
+        """CONNACK has accepted the connection: what ends it is said in DISCONNECT."""
         self.taken = False
         """The session belongs to another connection now: leave what is stored alone."""
         self.sender_header = b""
@@ -442,7 +445,7 @@ class Client(Member):
 
     def say_goodbye(self, error: MqttError) -> None:
         """Tell a 5.0 client why its connection ends [MQTT-3.14.0-1] [MQTT-4.13.1-1] (5.0)."""
-        if self.version == 5 and self.state is State.LIVE and not self.graceful:
+        if self.version == 5 and self.greeted and not self.graceful and self.state is not State.ENDED:
             self.outlet.write(goodbye(error, self.terms))
 
     def close(self) -> None:

@@ -68,6 +68,7 @@ async def open_session(client: Client, connect: Connect) -> None:
         return
     # [MQTT-3.1.4-4] [MQTT-3.2.0-1] [MQTT-3.2.2-1] [MQTT-3.2.2-2] [MQTT-3.2.2-3]
     client.outlet.write(welcome(client, connect, present))
+    client.greeted = True
     if client.durable_side is not None and present:
         try:
             # CONNACK leaves when everything subscribed is live: who sees it may rely on that, as on SUBACK.

@@ -8,9 +8,9 @@ import pytest
 
 from tests.harness.gateway import Gateway
 from tests.harness.raw5 import Raw5
-from tests.integration.conftest import connect, name, stored
+from tests.integration.conftest import connect, name, second_gateway, stored
 
-__all__ = ["connect", "name", "stored"]
+__all__ = ["connect", "name", "second_gateway", "stored"]
 
 
 class Opener(Protocol):
