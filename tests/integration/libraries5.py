@@ -442,7 +442,6 @@ class Gmqtt(Library):
         self._client.on_subscribe = self._on_subscribe
         self._granted: dict[int, tuple[int, ...]] = {}
         self._may_go_on = asyncio.Event()
-        self._reader: Any = None
 
     def _on_connect(self, client: object, flags: int, reason: int, properties: dict[str, Any]) -> None:
         self.present = bool(flags)
@@ -450,10 +449,7 @@ class Gmqtt(Library):
         self.connack = _from_gmqtt(self._client._package_handler._connack_properties)
 
     def _on_disconnect(self, client: object, packet: bytes, error: object = None) -> None:
-        if not packet:  # the end of the connection; gmqtt leaves unread what came at the same moment
-            rest = bytes(self._reader._buffer) if self._reader is not None else b""
-            packet = rest[2:] if rest[:1] == b"\xe0" else b""
-        self.farewells += packet[:1]
+        self.farewells += packet[:1]  # nothing when the connection just ends
 
     def _on_message(self, client: object, topic: str, payload: bytes, qos: int, properties: dict[str, Any]) -> None:
         retain = bool(properties["retain"])
@@ -475,7 +471,6 @@ class Gmqtt(Library):
                 await self._client.connect(self.gateway.host, self.gateway.port)
         except gmqtt.mqtt.handler.MQTTConnectError as error:
             raise RefusedError(error._code) from None
-        self._reader = self._client._connection._protocol._stream_reader
 
     async def subscribe(
         self,
