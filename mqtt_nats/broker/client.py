@@ -168,10 +168,7 @@ class Client(Member):
         table = broker.table
         for packet in packets:
             if isinstance(packet, PublishRun):
-                route = table.routes.get(packet.key)
-                if route is None or route.version != table.version:
-                    route = table.route(packet.key)
-                publish_run(self, route, packet)
+                publish_run(self, packet)
             elif isinstance(packet, AckRun):
                 self.acknowledged(packet.kind, packet.ids, False)
             elif isinstance(packet, Publish):

@@ -14,6 +14,7 @@ from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.backbone.store import Op, Store
 from mqtt_nats.broker.access import Authenticator
+from mqtt_nats.broker.replying import Replying
 from mqtt_nats.codec import Limits
 from mqtt_nats.connection.connection import Clock, Hold
 from mqtt_nats.outlet import Round
@@ -79,6 +80,8 @@ class Broker:
         self.round = Round(loop.call_soon)
         self.table = Table(settings.local_dispatch, settings.max_topic_levels)
         self.fanout = Fanout(self.table, link, self.round)
+        self.replying = Replying(self)
+        self.fanout.response_topic = self.replying.response_topic
         self.sessions = SessionStore(inbox, domain)
         self.retained = RetainedStore(inbox)
         self.held = Qos2Store(inbox)

@@ -88,11 +88,11 @@ def _let_go(broker: Broker, found: Filter) -> None:
     backlog, found.backlog = found.backlog, None
     if backlog is None:
         return
-    for route, headers, payload in backlog.waiting:
+    for route, headers, payload, reply in backlog.waiting:
         current = broker.table.route(route.key)
         group = current.groups.get(found)
         if group is not None:
-            broker.fanout.from_nats(found, group, current, headers, payload)
+            broker.fanout.from_nats(found, group, current, headers, payload, reply=reply)
 
 
 async def _repair(broker: Broker, found: Filter, since: float) -> None:

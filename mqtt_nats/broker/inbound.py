@@ -62,6 +62,7 @@ class HeldPublish:
         self.retain = retain
         self.message_id = message_id
         self.sequence = 0
+        """Of the record in the stream; 0 = there is none."""
         self.since = 0.0
         """Unix time of the store by another connection; 0 = held by this one."""
 
@@ -126,6 +127,11 @@ class Inbound:
                     client.settle()
             case _:
                 pass
+
+    def passed(self, identifier: int, key: bytes) -> HeldPublish:
+        """A PUBLISH at QoS 2 that goes to its receiver at once: nothing is stored until its PUBREL."""
+        held = self._publishes[identifier] = HeldPublish(identifier, key, b"", False, b"")
+        return held
 
     def hold(self, operation: HoldOp, route: Route, payload: bytes) -> None:
         """Store the publish until its PUBREL."""
@@ -202,6 +208,11 @@ class Inbound:
     def _release(self, held: HeldPublish, receipt: Receipt) -> None:
         client = self._client
         broker = client.broker
+        if not held.sequence:  # an answer to a NATS client, which has gone to it
+            broker.replying.released(client, held.id)
+            self.deleted(held)
+            receipt.stored(b"")
+            return
         payload = held.payload
         assert payload is not None
         route = broker.table.route(held.key)
@@ -218,7 +229,7 @@ class Inbound:
             store_retained(client, route, payload, 2, RetainedOp(client, operation, not payload), release, more)
             lines += RETAIN_LINE
         first = b"NATS/1.0\r\nNmqtt-Pub:2\r\nNats-Msg-Id:%b\r\nNmqtt-Id:%b\r\n%b" % (release, held.message_id, lines)
-        bare(client, route, first + b"\r\n", payload)
+        bare(client, route, first + b"\r\n", payload, more)
         ttl = more.ttl if more is not None else b""
         broker.store.put(route.msgs, b"%b%b\r\n" % (first, ttl), payload, operation)
         broker.fanout.released(route, message(client, route, payload, 2, held.retain, more), release)
@@ -250,6 +261,8 @@ class Inbound:
         if not held.message_id:
             held.message_id = (get(record.headers, "Nmqtt-Id") or "").encode() or broker.next_id()
         held.more = restored(record.headers, record.time_ns / 1e9)
+        if held.more is not None:
+            held.more = broker.replying.addressed(held.more)
         self._release(held, receipt)
 
     def stored(self, held: HeldPublish, receipt: Receipt) -> None:

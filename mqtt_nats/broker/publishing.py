@@ -23,6 +23,7 @@ from mqtt_nats.codec import (
 from mqtt_nats.connection.connection import Hold
 from mqtt_nats.pubsub.message import Message, Rich
 from mqtt_nats.pubsub.properties import body, from_headers, header_lines, ttl_line
+from mqtt_streams.subjects import REPLY_LEVEL
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
@@ -49,6 +50,9 @@ ANSWERED: Final = frozenset(
 
 RETAIN_LINE: Final = b"Nmqtt-Retain:1\r\n"
 
+ANSWERS: Final = f"{REPLY_LEVEL}/".encode()
+"""Beginning of the topics on which NATS clients are answered."""
+
 OF_RECORD: Final = (b"Nmqtt-Pub:", b"Nmqtt-Subject:", b"Nmqtt-Epoch:", b"Nmqtt-Id:", b"Nmqtt-Client:", b"Nats-")
 """Beginnings of the header lines of a held publish that are not its properties."""
 
@@ -66,15 +70,17 @@ class Extras(NamedTuple):
     """Message expiry interval in seconds; -1 = none."""
     born: float
     """Unix time of the publish, from which the expiry counts."""
+    reply: bytes = b""
+    """Where NATS clients answer, with a space after it; empty where no answer is wanted."""
 
 
-def extras(properties: Properties) -> Extras | None:
+def extras(properties: Properties, reply: bytes = b"") -> Extras | None:
     """The properties that travel with a message; None when there are none."""
     lines = header_lines(properties)
     if not lines:
         return None
     expiry = properties.get("message_expiry_interval", -1)
-    return Extras(lines, ttl_line(properties), body(properties), expiry, time.time() if expiry >= 0 else 0.0)
+    return Extras(lines, ttl_line(properties), body(properties), expiry, time.time() if expiry >= 0 else 0.0, reply)
 
 
 def aged(more: Extras, now: float) -> Extras | None:
@@ -86,7 +92,7 @@ def aged(more: Extras, now: float) -> Extras | None:
     if left <= 0:
         return None
     lines = more.lines.replace(b"Nmqtt-Expiry:%d" % more.expiry, b"Nmqtt-Expiry:%d" % left, 1)  # it comes first
-    return Extras(lines, ttl_line({"message_expiry_interval": left}), more.body, left, now)
+    return Extras(lines, ttl_line({"message_expiry_interval": left}), more.body, left, now, more.reply)
 
 
 def restored(headers: bytes, born: float) -> Extras | None:
@@ -100,13 +106,20 @@ def restored(headers: bytes, born: float) -> Extras | None:
     return Extras(lines, ttl, found, expiry, born)
 
 
-def publish_run(client: Client, route: Route, run: PublishRun) -> None:
+def publish_run(client: Client, run: PublishRun) -> None:
     """A run of QoS 0 publishes on one topic.
 
     Raises:
-        PacketTooLarge: NATS would not take the messages.
+        MqttError: the topic is not for clients, or NATS would not take the messages.
     """
     broker = client.broker
+    table = broker.table
+    route = table.routes.get(run.key)
+    if route is None or route.version != table.version:
+        if client.version == 5 and is_answer(run.key):
+            broker.replying.answer_run(client, run)
+            return
+        route = table.route(run.key)
     if run.step - run.head > broker.store.max_payload:
         raise PacketTooLarge(f"nats-server takes messages of {broker.store.max_payload} bytes")
     if client.marked:
@@ -139,7 +152,7 @@ def publish(
                 store_retained(client, route, payload, 0, RetainedOp(client, None, not payload), b"", more)
                 lines += RETAIN_LINE
             if retain or more is not None or client.marked:
-                bare(client, route, b"NATS/1.0\r\nNmqtt-Pub:0\r\n%b\r\n" % lines, payload)
+                bare(client, route, b"NATS/1.0\r\nNmqtt-Pub:0\r\n%b\r\n" % lines, payload, more)
             else:
                 broker.link.out.append(b"%b%d\r\n%b\r\n" % (route.pub, len(payload), payload))
             if route.local:
@@ -152,7 +165,7 @@ def publish(
                 lines += RETAIN_LINE
             first = b"NATS/1.0\r\nNmqtt-Pub:1\r\nNmqtt-Id:%b\r\n%b" % (broker.next_id(), lines)
             headers = first + b"\r\n"
-            bare(client, route, headers, payload)
+            bare(client, route, headers, payload, more)
             if more is not None and more.ttl:
                 headers = first + more.ttl + b"\r\n"
             broker.store.put(route.msgs, headers, payload, receipt)
@@ -166,10 +179,16 @@ def publish(
         client.connection.hold(Hold.WINDOW)
 
 
-def bare(client: Client, route: Route, headers: bytes, payload: bytes) -> None:
+def bare(client: Client, route: Route, headers: bytes, payload: bytes, more: Extras | None = None) -> None:
     """Publish to NATS clients and other gateways: the copy that is not stored."""
     size = len(headers)
-    client.broker.link.out.append(b"%b%d %d\r\n%b%b\r\n" % (route.hpub, size, size + len(payload), headers, payload))
+    target = route.hpub if more is None else route.hpub + more.reply
+    client.broker.link.out.append(b"%b%d %d\r\n%b%b\r\n" % (target, size, size + len(payload), headers, payload))
+
+
+def is_answer(key: bytes) -> bool:
+    """Whether a topic, as it stands in a PUBLISH packet, is one on which NATS clients are answered."""
+    return key.startswith(ANSWERS, 2)
 
 
 def message(client: Client, route: Route, payload: bytes, qos: int, retain: bool, more: Extras | None) -> Message:
@@ -201,14 +220,19 @@ def publish5(client: Client, packet: Publish) -> None:
         if properties is not None:
             if "topic_alias" in properties:
                 key = _unalias(client, key, properties["topic_alias"])
+            reply = b""
             if "response_topic" in properties:
-                _check_response_topic(client, properties["response_topic"])
+                topic = properties["response_topic"]
+                reply = client.broker.replying.reply_subject(topic, properties.get("correlation_data"))
             if properties.get("payload_format_indicator") and client.broker.settings.validate_payload_format:
                 _check_text(packet.payload)
-            more = extras(properties)
+            more = extras(properties, reply)
         table = client.broker.table
         route = table.routes.get(key)
         if route is None or route.version != table.version:
+            if is_answer(key):
+                client.broker.replying.answer(client, packet, key, more)
+                return
             route = table.route(key)
         publish(client, route, packet.payload, qos, packet.retain, packet.packet_id, more)
     except MqttError as error:
@@ -251,16 +275,6 @@ def _unalias(client: Client, key: bytes, alias: int) -> bytes:
     if known is None:
         raise TopicAliasInvalid(f"topic alias {alias} has no topic")
     return known
-
-
-def _check_response_topic(client: Client, topic: str) -> None:
-    """A response topic is one that the client may publish to.
-
-    Raises:
-        MqttError: it is not.
-    """
-    encoded = topic.encode()
-    client.broker.table.route(len(encoded).to_bytes(2, "big") + encoded)
 
 
 def _check_text(payload: bytes) -> None:

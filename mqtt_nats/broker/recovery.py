@@ -56,6 +56,7 @@ async def recover(broker: Broker, link: Link) -> None:
         if connection.takeover_sid:
             link.renew(connection.takeover_sid, connection.takeover_subject)
     link.renew(broker.advisories, DELETED)
+    broker.replying.renew(link)
     expect_gap(broker, link)
     broker.table.renew(link)
     try:

@@ -10,7 +10,7 @@ from typing import Final
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.codec import PublishRun, publish_head
 from mqtt_nats.outlet import Outlet, Round
-from mqtt_nats.pubsub.headers import identity, publish_qos, publisher
+from mqtt_nats.pubsub.headers import identity, is_status, publish_qos, publisher
 from mqtt_nats.pubsub.message import Message, Rich
 from mqtt_nats.pubsub.properties import from_headers
 from mqtt_nats.pubsub.table import Filter, Group, Member, Route, Table
@@ -35,6 +35,8 @@ class Fanout:
         self.link = link
         self.round = round_
         self.delivered = 0
+        self.response_topic: Callable[[Filter, Route, bytes, bytes], bytes] | None = None
+        """``response_topic(found, route, headers, reply)``: what 5.0 clients are told of a NATS reply subject."""
         self._remembering: set[Filter] = set()
 
     # -- from clients ---------------------------------------------------------------------------
@@ -148,19 +150,29 @@ class Fanout:
             if reply.startswith(b"$JS.ACK."):
                 return  # a push consumer of somebody's that delivers to a subject like this one
             if found.backlog is not None and publish_qos(headers):
-                found.backlog.keep(route, headers, payload)
+                found.backlog.keep(route, headers, payload, reply)
                 return
-            self.from_nats(found, group, route, headers, payload)
+            if headers and is_status(headers):
+                return  # nobody listens to what a client has asked
+            self.from_nats(found, group, route, headers, payload, reply=reply)
 
         return arrived
 
     def from_nats(
-        self, found: Filter, group: Group, route: Route, headers: bytes, payload: bytes, born: float = 0.0
+        self,
+        found: Filter,
+        group: Group,
+        route: Route,
+        headers: bytes,
+        payload: bytes,
+        born: float = 0.0,
+        reply: bytes = b"",
     ) -> None:
         """A message with headers, from another gateway, a NATS client, or a replay after a gap.
 
         Args:
             born: Unix time at which it was stored; 0 = now.
+            reply: where its publisher waits for answers.
         """
         qos = publish_qos(headers)
         if qos:
@@ -168,12 +180,24 @@ class Fanout:
             if known and not self.remember(found, known):
                 return
         sender = publisher(headers) if group.guarded else ""
-        self.group(group, received(route.key, payload, qos, headers, sender, born))
+        topic = b""
+        if reply and self.response_topic is not None and _modern(group):
+            topic = self.response_topic(found, route, headers, reply)
+        self.group(group, received(route.key, payload, qos, headers, sender, born, topic))
 
 
-def received(key: bytes, payload: bytes, qos: int, headers: bytes, sender: str = "", born: float = 0.0) -> Message:
-    """The message that came through NATS with ``headers``."""
+def _modern(group: Group) -> bool:
+    """Whether anybody in a group speaks MQTT 5.0."""
+    return bool(group.zero5) or any(member.version == 5 for member, _ in group.guarded)
+
+
+def received(
+    key: bytes, payload: bytes, qos: int, headers: bytes, sender: str = "", born: float = 0.0, topic: bytes = b""
+) -> Message:
+    """The message that came through NATS with ``headers``; ``topic`` is its Response Topic as a property."""
     body, expiry = from_headers(headers)
+    if topic:
+        body = topic + body
     kept = b"\r\nNmqtt-Retain:" in headers
     if not body and expiry < 0 and not kept:
         return Message(key, payload, qos, sender)

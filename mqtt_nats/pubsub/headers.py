@@ -38,3 +38,8 @@ def publisher(headers: bytes) -> str:
     if not value:
         return ""
     return unquote(value.decode("latin-1"))
+
+
+def is_status(headers: bytes) -> bool:
+    """Whether the block is a word of NATS itself (``NATS/1.0 503``: nobody listens), and no message of anybody's."""
+    return headers[8:9] == b" "

@@ -169,16 +169,16 @@ class Backlog:
         self._bytes = 0
         self.full = False
         """Something was dropped."""
-        self.waiting: list[tuple[Route, bytes, bytes]] = []
+        self.waiting: list[tuple[Route, bytes, bytes, bytes]] = []
 
-    def keep(self, route: Route, headers: bytes, payload: bytes) -> None:
+    def keep(self, route: Route, headers: bytes, payload: bytes, reply: bytes) -> None:
         """Keep a message, or drop it when there is no room."""
         self._bytes += len(headers) + len(payload) + 256
         if self.full or self._bytes > self._limit:
             self.full = True
             self.waiting.clear()
         else:
-            self.waiting.append((route, headers, payload))
+            self.waiting.append((route, headers, payload, reply))
 
 
 class Filter:

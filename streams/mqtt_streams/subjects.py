@@ -35,9 +35,12 @@ SYSTEM_LEVEL: Final = "$SYS"
 SYSTEM_ROOT: Final = "$MQTT_SYS"
 """Where MQTT's `$SYS/...` lives: `$SYS.>` is nats-server's own."""
 
+REPLY_LEVEL: Final = "$reply"
+"""Below it are topics on which MQTT clients answer NATS clients; they are no subjects."""
+
 _HIDDEN: Final = frozenset(("_INBOX", "_R_", "_GR_"))
 RESERVED_ROOTS: Final = _HIDDEN | frozenset(
-    ("$MQTT", SYSTEM_ROOT, SYSTEM_LEVEL, "$JS", "$JSC", "$KV", "$O", "$OBJ", "$NRG", "$GNR", "$GR", "$LDS")
+    ("$MQTT", SYSTEM_ROOT, SYSTEM_LEVEL, REPLY_LEVEL, "$JS", "$JSC", "$KV", "$O", "$OBJ", "$NRG", "$GNR", "$GR", "$LDS")
 )
 """First tokens that belong to nats-server, to JetStream, to replies in flight, or to the gateways."""
 

@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests and answers across NATS.
+
+A NATS client's request has a reply subject. A 5.0 client that gets the request sees an opaque Response Topic,
+``$reply/<token>``, and publishes its answer there; the gateway knows which subject the token stands for. An MQTT 5.0
+client's request has a Response Topic. NATS clients see it as the reply subject; where the request has correlation data
+too, as a subject of the gateway's own, so that the answer can be published on the Response Topic with that data.
+
+Tokens cannot be guessed, and are known for a limited time. See docs/internals/rules.md#replies.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+
+from mqtt_nats.broker.operations import Receipt
+from mqtt_nats.broker.publishing import ANSWERS, HEADERS, RECEIPTS_MOST, Extras, extras, message
+from mqtt_nats.codec import (
+    MqttError,
+    NotAuthorized,
+    PacketKind,
+    PacketTooLarge,
+    Properties,
+    Publish,
+    PublishRun,
+    ReasonCode,
+    matches,
+    put_varint,
+)
+from mqtt_nats.codec.properties import place, read_properties
+from mqtt_nats.codec.wire import Reader
+from mqtt_nats.connection.connection import Hold
+from mqtt_nats.pubsub.headers import is_status
+from mqtt_nats.pubsub.message import Message, Rich
+from mqtt_nats.pubsub.properties import RESPONSE_TOPIC, SHOWN_MOST, from_headers
+from mqtt_nats.session.inbound import Action
+from mqtt_streams.subjects import MAX_SUBJECT_BYTES, RESERVED_ROOTS
+
+if TYPE_CHECKING:
+    from mqtt_nats.backbone.link import Link
+    from mqtt_nats.broker.client import Client
+    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.broker.inbound import HeldPublish
+    from mqtt_nats.pubsub.table import Filter, Route
+
+log = logging.getLogger("mqtt_nats.broker")
+
+KNOWN_FOR: Final = 300.0
+"""Seconds for which a request can be answered."""
+
+KNOWN_MOST: Final = 65_536
+KNOWN_BYTES: Final = 32 * 1024 * 1024
+"""Requests that can be answered, each way, and the memory that they may take; the oldest are forgotten."""
+
+ENTRY_BYTES: Final = 300
+"""What a request takes in memory besides its strings, roughly."""
+
+TOKEN_BYTES: Final = 16
+
+OWN_MOST: Final = 200
+"""Longest Response Topic that is itself the reply subject (bytes): both subjects have to fit into one line."""
+
+INBOXES: Final = (b"_INBOX.", b"_R_.", b"_GR_.")
+"""Where NATS clients wait for replies, and where NATS itself does between accounts and clusters."""
+
+T = TypeVar("T")
+
+
+class Request(NamedTuple):
+    """A request from NATS that clients of this gateway may answer."""
+
+    subject: bytes
+    """The reply subject."""
+    topic: str
+    found: Filter
+    """The filter through which it came."""
+
+
+class Question(NamedTuple):
+    """A request of an MQTT client that NATS clients may answer."""
+
+    key: bytes
+    """The Response Topic as it stands in a PUBLISH packet."""
+    correlation: bytes | None
+
+
+class Unconfirmed(NamedTuple):
+    """An answer whose PUBACK or PUBREC waits until the server has it."""
+
+    receipt: Receipt
+    held: HeldPublish | None
+    """At QoS 2."""
+    wire: object
+    """The connection to NATS on which it was sent."""
+
+    def end(self, arrived: bool) -> None:
+        """The server has the answer, or the connection was lost: then the client may send it again."""
+        receipt, held = self.receipt, self.held
+        client = receipt.client
+        if not client.alive:
+            return
+        if arrived:
+            if held is not None:
+                client.inbound.machine.stored(held.id)
+            receipt.stored(b"")
+            return
+        if held is not None:
+            client.inbound.deleted(held)
+            client.broker.replying.released(client, held.id)
+        receipt.refuse(ReasonCode.UNSPECIFIED_ERROR, "the connection to NATS was lost")
+        if client.receipts and client.receipts[0] is receipt:
+            client.settle()
+
+
+class Tokens(Generic[T]):
+    """What tokens stand for; bounded in number, memory and time."""
+
+    __slots__ = ("_bytes", "_found")
+
+    def __init__(self) -> None:
+        self._found: dict[bytes, tuple[float, int, T]] = {}
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def issue(self, value: T, size: int, now: float) -> bytes:
+        """A new token; ``size`` is the memory that its value takes, in bytes, roughly."""
+        found = self._found
+        self._bytes += size
+        while found:
+            oldest = next(iter(found))
+            born, held, _ = found[oldest]
+            if now - born < KNOWN_FOR and len(found) < KNOWN_MOST and self._bytes <= KNOWN_BYTES:
+                break
+            del found[oldest]
+            self._bytes -= held
+        token = secrets.token_urlsafe(TOKEN_BYTES).encode()
+        found[token] = (now, size, value)
+        return token
+
+    def find(self, token: bytes, now: float) -> T | None:
+        """What a token stands for; None when it was never issued, or not lately."""
+        entry = self._found.get(token)
+        if entry is None or now - entry[0] >= KNOWN_FOR:
+            return None
+        return entry[2]
+
+    def forget(self, token: bytes) -> None:
+        """A token will not be used any more."""
+        entry = self._found.pop(token, None)
+        if entry is not None:
+            self._bytes -= entry[1]
+
+
+class Replying:
+    """The requests that one gateway has passed on, both ways."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._requests: Tokens[Request] = Tokens()
+        self._questions: Tokens[Question] = Tokens()
+        self._prefix = b"_INBOX." + secrets.token_hex(11).encode() + b"."
+        self._sid = broker.link.subscribe_raw(self._prefix + b"*", self._answered)
+        self._sent: dict[tuple[str, int], bytes] = {}
+        """Tokens of the answers at QoS 2 without PUBREL, by client id and packet identifier."""
+        self._unconfirmed: list[Unconfirmed] = []
+        self._confirming = False
+
+    def renew(self, link: Link) -> None:
+        """Subscribe again after a reconnect."""
+        link.renew(self._sid, self._prefix + b"*")
+
+    # -- requests from NATS ---------------------------------------------------------------------
+
+    def response_topic(self, found: Filter, route: Route, headers: bytes, reply: bytes) -> bytes:
+        """The Response Topic of a message that came from NATS with a reply subject, as a property.
+
+        Empty when it has one of its own, or when nobody may be sent anything on that subject: a gateway may
+        publish where the requester must not.
+        """
+        if b"\r\nNmqtt-Reply:" in headers or not _answerable(reply):
+            return b""
+        request = Request(reply, route.topic, found)
+        token = self._requests.issue(request, ENTRY_BYTES + len(reply), self._broker.clock.now)
+        topic = ANSWERS + token
+        return RESPONSE_TOPIC + len(topic).to_bytes(2, "big") + topic
+
+    def answer_run(self, client: Client, run: PublishRun) -> None:
+        """Answers at QoS 0 without properties."""
+        for payload in run.payloads():
+            self.answer(client, Publish(0, False, False, run.key, 0, payload), run.key, None)
+
+    def answer(self, client: Client, packet: Publish, key: bytes, more: Extras | None) -> None:
+        """A PUBLISH on ``$reply/...``; at QoS 0 an answer that comes too late is dropped.
+
+        PUBACK and PUBREC leave when the server has the answer. It goes to the requester when it comes, also at QoS 2:
+        PUBREL only frees the packet identifier.
+
+        Raises:
+            NotAuthorized: the request is not known any more, or was not for this client.
+            PacketTooLarge: NATS would not take the answer.
+        """
+        broker = self._broker
+        token = key[2 + len(ANSWERS) :]
+        qos, identifier = packet.qos, packet.packet_id
+        if packet.retain:
+            raise NotAuthorized("an answer to a NATS client cannot be retained")
+        request = self._requests.find(token, broker.clock.now)
+        if request is None or not _receives(client, request):
+            if qos:
+                raise NotAuthorized("the request was not for this client, or can no longer be answered")
+            log.debug("client %r: nobody waits for its answer", client.client_id)
+            return
+        size = HEADERS + len(client.sender_header) + len(packet.payload) + (len(more.lines) if more is not None else 0)
+        if size > broker.store.max_payload:
+            raise PacketTooLarge(f"nats-server takes messages of {broker.store.max_payload} bytes, headers included")
+        held = None
+        if qos == 2:
+            match client.inbound.machine.publish(identifier):
+                case Action.HOLD:
+                    held = client.inbound.passed(identifier, key)
+                case Action.REPEAT:
+                    receipt = Receipt(client, 5, identifier, 0)
+                    client.receipts.append(receipt)
+                    client.settle()
+                    return
+                case _:
+                    return
+            sent = (client.client_id, identifier)
+            if not packet.dup or self._sent.get(sent) != token:
+                self._send(client, request, packet.payload, more)
+            if len(self._sent) >= KNOWN_MOST:
+                del self._sent[next(iter(self._sent))]
+            self._sent[sent] = token
+        else:
+            self._send(client, request, packet.payload, more)
+        if qos:
+            receipt = Receipt(client, 3 + qos, identifier, 1)
+            client.receipts.append(receipt)
+            self._confirm(Unconfirmed(receipt, held, broker.link.wire))
+            if len(client.receipts) > RECEIPTS_MOST:
+                client.connection.hold(Hold.WINDOW)
+
+    def _send(self, client: Client, request: Request, payload: bytes, more: Extras | None) -> None:
+        lines = client.sender_header + (more.lines if more is not None else b"")
+        self._publish(request.subject, b"NATS/1.0\r\nNmqtt-Pub:0\r\n%b\r\n" % lines, payload, more)
+        if not request.subject.startswith(INBOXES):  # perhaps somebody's topic
+            route = self._broker.table.route_of_subject(request.subject)
+            if route is not None and route.local:
+                self._broker.fanout.group(route.local, message(client, route, payload, 0, False, more))
+
+    def _publish(self, subject: bytes, headers: bytes, payload: bytes, more: Extras | None) -> None:
+        reply = more.reply if more is not None else b""
+        size = len(headers)
+        frame = b"HPUB %b %b%d %d\r\n%b%b\r\n" % (subject, reply, size, size + len(payload), headers, payload)
+        self._broker.link.out.append(frame)
+        self._broker.link.kick()
+
+    def released(self, client: Client, identifier: int) -> None:
+        """PUBREL for an answer at QoS 2: its packet identifier can be used for another."""
+        self._sent.pop((client.client_id, identifier), None)
+
+    def _confirm(self, one: Unconfirmed) -> None:
+        self._unconfirmed.append(one)
+        if not self._confirming:
+            self._confirming = True
+            self._broker.spawn(self._confirm_all(), "answers")
+
+    async def _confirm_all(self) -> None:
+        """Acknowledge answers when the server has them: one round trip for all that are waiting."""
+        try:
+            while self._unconfirmed:
+                some, self._unconfirmed = self._unconfirmed, []
+                link = self._broker.link
+                try:
+                    await link.fence()
+                    wire: object = link.wire
+                except TimeoutError:
+                    wire = None
+                for one in some:
+                    one.end(wire is not None and one.wire is wire)
+                self._broker.round.start()
+        finally:
+            self._confirming = False
+
+    # -- requests of MQTT clients ---------------------------------------------------------------
+
+    def reply_subject(self, topic: str, correlation: bytes | None) -> bytes:
+        """Where NATS clients answer a request, with a space after it.
+
+        Raises:
+            MqttError: the requester may not publish to its Response Topic itself.
+        """
+        encoded = topic.encode()
+        route = self._broker.table.route(len(encoded).to_bytes(2, "big") + encoded)
+        subject = route.subject.encode()
+        if correlation is None and len(subject) <= OWN_MOST:
+            return subject + b" "
+        size = ENTRY_BYTES + len(route.key) + len(correlation or b"")
+        token = self._questions.issue(Question(route.key, correlation), size, self._broker.clock.now)
+        return b"%b%b " % (self._prefix, token)
+
+    def addressed(self, more: Extras) -> Extras:
+        """The properties of a publish that was held by another connection, with a reply subject where they need one."""
+        properties = _decoded(more.body)
+        topic = properties.get("response_topic")
+        if topic is None:
+            return more
+        try:
+            return more._replace(reply=self.reply_subject(topic, properties.get("correlation_data")))
+        except MqttError:
+            return more
+
+    def _answered(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        """The answer of a NATS client: published on the Response Topic, with the correlation data of the request."""
+        broker = self._broker
+        token = subject[len(self._prefix) :]
+        question = self._questions.find(token, broker.clock.now)
+        if question is None:
+            return
+        if is_status(headers):  # nobody listens
+            self._questions.forget(token)
+            return
+        found, expiry = from_headers(headers)
+        properties = _decoded(found)
+        if question.correlation is not None:
+            properties["correlation_data"] = question.correlation
+        if expiry >= 0:
+            properties["message_expiry_interval"] = expiry
+        more = extras(properties)
+        lines = more.lines if more is not None else b""
+        if HEADERS + len(lines) + len(payload) > broker.store.max_payload:
+            log.warning("an answer from NATS on %r is too large with its correlation data", question.key[2:])
+            return
+        route = broker.table.route(question.key)
+        self._publish(route.subject.encode(), b"NATS/1.0\r\nNmqtt-Pub:0\r\n%b\r\n" % lines, payload, more)
+        if route.local:
+            whole = Message(route.key, payload, 0)
+            if more is not None:
+                whole = Rich(route.key, payload, 0, body=more.body, expiry=more.expiry, born=more.born)
+            broker.fanout.group(route.local, whole)
+
+
+def _answerable(subject: bytes) -> bool:
+    """Whether MQTT clients may answer on a reply subject of somebody's choice.
+
+    Replies in flight of NATS itself aside, not where JetStream or the gateways listen, and not where the frame would
+    be too long, over which nats-server would end the connection.
+    """
+    if len(subject) > MAX_SUBJECT_BYTES or b"*" in subject or b">" in subject:
+        return False
+    if subject[:1] not in (b"$", b"_") or subject.startswith(INBOXES):
+        return True
+    return subject.partition(b".")[0].decode("utf-8", "replace") not in RESERVED_ROOTS
+
+
+def _receives(client: Client, request: Request) -> bool:
+    """Whether a client is subscribed to the topic of a request."""
+    filters = client.filters
+    return request.found in filters or any(matches(found.text, request.topic) for found in filters)
+
+
+def _decoded(body: bytes) -> Properties:
+    """Properties as they stand in a PUBLISH packet, without their length."""
+    data = put_varint(len(body)) + body
+    return read_properties(Reader(data, 0, len(data)), place(PacketKind.PUBLISH), SHOWN_MOST) or {}
