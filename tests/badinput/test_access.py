@@ -13,7 +13,7 @@ import mqtt_nats.gateway
 from mqtt_nats.broker.access import Credentials
 from mqtt_nats.codec import ReasonCode
 from mqtt_nats.config import Settings
-from tests.harness import raw
+from tests.harness import raw, raw5
 from tests.harness.bystanders import Bystanders
 from tests.harness.nats import NatsServer
 from tests.harness.raw import Raw, connect
@@ -99,6 +99,17 @@ def test_denied(port: int, fake: Fake) -> None:
             client.ping()
         bystanders.check()
     assert not any("secret" in text for text in fake.seen)
+
+
+DENIED = {"raise": 0x87, "timeout": 0x87, "banned": 0x8A, "wrong": 0x86, "busy": 0x89}
+
+
+def test_denied_with_5(port: int) -> None:
+    """[MQTT-3.1.4-2] (5.0)"""
+    for user, reason in DENIED.items():
+        raw5.refused(port, raw5.connect("user", flags=0x80, tail=raw.field(user)), reason)
+    with raw5.Raw5.open(port, "user", flags=0xC0, tail=raw.field("good") + raw.field("x")) as client:
+        client.quiet()
 
 
 def test_a_failing_authenticator_does_not_touch_the_session(port: int) -> None:
