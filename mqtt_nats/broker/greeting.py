@@ -13,6 +13,7 @@ from mqtt_nats.codec import (
     Disconnect,
     InvalidClientId,
     MqttError,
+    PacketTooLarge,
     Properties,
     ReasonCode,
     UnsupportedProtocolVersion,
@@ -126,6 +127,17 @@ def welcome(client: Client, connect: Connect, present: bool, more: Properties | 
     return data
 
 
+def check_greeting(client: Client, connect: Connect) -> None:
+    """A client has to take the whole CONNACK: what it says cannot be left out [MQTT-3.1.2-24] (5.0).
+
+    Raises:
+        PacketTooLarge: it does not.
+    """
+    limit = client.terms.maximum_packet_size
+    if limit < UNLIMITED and len(welcome(client, connect, False)) > limit:
+        raise PacketTooLarge(f"CONNACK has more than {limit} bytes")
+
+
 def refusal(version: int, error: MqttError) -> bytes:
     """The answer to a CONNECT that cannot be read or accepted; empty where none may be given.
 
@@ -148,7 +160,7 @@ def connack_error(error: MqttError, agreed: Terms) -> bytes:
     data = encode(Connack(False, reason, {"reason_string": str(error)[:1000]}), 5)
     if len(data) > agreed.maximum_packet_size:  # [MQTT-3.2.2-19] (5.0)
         data = encode(Connack(False, reason), 5)
-    return data
+    return data if len(data) <= agreed.maximum_packet_size else b""
 
 
 def goodbye(error: MqttError, agreed: Terms) -> bytes:
@@ -157,4 +169,4 @@ def goodbye(error: MqttError, agreed: Terms) -> bytes:
     data = encode(Disconnect(reason, {"reason_string": str(error)[:1000]}), 5)
     if len(data) > agreed.maximum_packet_size:  # [MQTT-3.14.2-3] (5.0)
         data = encode(Disconnect(reason), 5)
-    return data
+    return data if len(data) <= agreed.maximum_packet_size else b""

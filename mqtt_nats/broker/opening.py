@@ -17,7 +17,15 @@ import orjson
 from mqtt_nats.backbone.link import Handler
 from mqtt_nats.broker.access import Credentials
 from mqtt_nats.broker.durable import DurableSide
-from mqtt_nats.broker.greeting import UNLIMITED, connack_error, keep_alive, session_expiry, terms, welcome
+from mqtt_nats.broker.greeting import (
+    UNLIMITED,
+    check_greeting,
+    connack_error,
+    keep_alive,
+    session_expiry,
+    terms,
+    welcome,
+)
 from mqtt_nats.broker.record import discard_session, leftovers, save_record
 from mqtt_nats.broker.resuming import rejoin, resume
 from mqtt_nats.broker.tailoring import Aliases
@@ -118,6 +126,7 @@ async def _open(client: Client, connect: Connect) -> bool:
     if connect.bridge:
         client.no_local = True
         client.mark()
+    check_greeting(client, connect)
     if connect.will is not None:
         check_will(client, connect.will)
     client.takeover_subject = f"$MQTT.JSA.*.SP.{client.hash}.*".encode()

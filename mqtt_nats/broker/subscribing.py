@@ -19,12 +19,14 @@ from mqtt_nats.broker.replay import Replay, drop_gate, open_gate, prepare, start
 from mqtt_nats.broker.resuming import set_options
 from mqtt_nats.codec import (
     MqttError,
+    PacketTooLarge,
     ReasonCode,
     Suback,
     Subscribe,
     Unsuback,
     Unsubscribe,
     encode,
+    put_varint,
     validate_topic_filter,
 )
 from mqtt_nats.pubsub.table import Options
@@ -72,6 +74,7 @@ class Wish(NamedTuple):
 
 async def subscribe(client: Client, packet: Subscribe) -> None:
     """Answer a SUBSCRIBE packet, with one SUBACK [MQTT-3.8.4-1] [MQTT-3.8.4-4] (3.1.1)."""
+    _check_room(client, len(packet.filters))
     wanted: dict[str, Wish] = {}
     room = _Room(client)
     given = (packet.properties or {}).get("subscription_identifier")
@@ -131,6 +134,16 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
     # [MQTT-2.3.1-7] [MQTT-3.8.4-2]
     client.outlet.write(encode(Suback(packet.packet_id, tuple(codes)), client.version))
     start_replays(client, replays, {topic_filter: gates[topic_filter] for topic_filter in wanted})
+
+
+def _check_room(client: Client, count: int) -> None:
+    """SUBACK and UNSUBACK cannot be left out where they are too large for the client [MQTT-3.1.2-24] (5.0).
+
+    Raises:
+        PacketTooLarge: it does not take one of ``count`` reason codes.
+    """
+    if client.version == 5 and 4 + len(put_varint(3 + count)) + count > client.terms.maximum_packet_size:
+        raise PacketTooLarge(f"an answer with {count} reason codes is too large for the client")
 
 
 async def _abandon(client: Client, wanted: dict[str, Wish], refused: set[str]) -> None:
@@ -280,6 +293,7 @@ async def unsubscribe(client: Client, packet: Unsubscribe) -> None:
 
     Messages in flight are completed [MQTT-3.10.4-3].
     """
+    _check_room(client, len(packet.filters))
     present = {found.text for found in client.filters}
     try:
         await _end(client, present.intersection(packet.filters))  # [MQTT-3.10.4-1]

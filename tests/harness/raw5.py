@@ -279,9 +279,14 @@ class Raw5(Raw):
             self.send(ack(PUBACK, found.id))
         elif found.qos == 2:
             self.send(ack(PUBREC, found.id))
-            self.answer(PUBREL, found.id, 0)
+            self.released(found.id)
             self.send(ack(PUBCOMP, found.id))
         return found
+
+    def released(self, id: int) -> None:
+        """Wait for a PUBREL; messages that come before it are received later."""
+        found = answer(self._past_messages("PUBREL"))
+        assert found == (PUBREL, id, (0,), []), found
 
     def messages(self) -> list[Message]:
         """What has come until a ping is answered, all of it PUBLISH."""
@@ -306,14 +311,17 @@ class Raw5(Raw):
     def subscribed(self, *filters: tuple[bytes | str, int], id: int = 1, parts: bytes = b"") -> tuple[int, ...]:
         """Subscribe; the reason codes of SUBACK. Messages that come before it, as they may, are received later."""
         self.send(subscribe(*filters, id=id, parts=parts))
+        found = answer(self._past_messages("SUBACK"))
+        assert (found.kind, found.id) == (SUBACK, id), found
+        return found.reasons
+
+    def _past_messages(self, what: str) -> Received:
         early: list[Received] = []
         while (one := self.receive()) is not None and one.kind == PUBLISH:
             early.append(one)
-        assert one is not None, "the gateway closed instead of answering SUBSCRIBE"
-        found = answer(one)
-        assert (found.kind, found.id) == (SUBACK, id), found
+        assert one is not None, f"the gateway closed instead of sending {what}"
         self._early = early + self._early
-        return found.reasons
+        return one
 
     def ended(self, reason: int) -> Answer:
         """The gateway must send DISCONNECT with this reason code, and nothing else, and close."""
