@@ -149,7 +149,7 @@ def publish(
     try:
         if qos == 0:
             if retain:
-                store_retained(client, route, payload, 0, RetainedOp(client, None, not payload), b"", more)
+                store_retained(client, route, payload, 0, RetainedOp(broker, None, not payload), b"", more)
                 lines += RETAIN_LINE
             if retain or more is not None or client.marked:
                 bare(client, route, b"NATS/1.0\r\nNmqtt-Pub:0\r\n%b\r\n" % lines, payload, more)
@@ -161,7 +161,7 @@ def publish(
             receipt = Receipt(client, 4, packet_id, 2 if retain else 1)  # [MQTT-3.3.1-12] [MQTT-4.3.2-2]
             client.receipts.append(receipt)
             if retain:
-                store_retained(client, route, payload, 1, RetainedOp(client, receipt, not payload), b"", more)
+                store_retained(client, route, payload, 1, RetainedOp(broker, receipt, not payload), b"", more)
                 lines += RETAIN_LINE
             first = b"NATS/1.0\r\nNmqtt-Pub:1\r\nNmqtt-Id:%b\r\n%b" % (broker.next_id(), lines)
             headers = first + b"\r\n"
@@ -223,7 +223,7 @@ def publish5(client: Client, packet: Publish) -> None:
             reply = b""
             if "response_topic" in properties:
                 topic = properties["response_topic"]
-                reply = client.broker.replying.reply_subject(topic, properties.get("correlation_data"))
+                reply = client.broker.replying.reply_subject(topic, properties.get("correlation_data"), qos)
             if properties.get("payload_format_indicator") and client.broker.settings.validate_payload_format:
                 _check_text(packet.payload)
             more = extras(properties, reply)

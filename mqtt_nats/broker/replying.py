@@ -288,8 +288,11 @@ class Replying:
 
     # -- requests of MQTT clients ---------------------------------------------------------------
 
-    def reply_subject(self, topic: str, correlation: bytes | None) -> bytes:
+    def reply_subject(self, topic: str, correlation: bytes | None, qos: int) -> bytes:
         """Where NATS clients answer a request, with a space after it.
+
+        It is the Response Topic's own subject where nothing has to be put right. Some clients send the headers of a
+        request back with their answer; at QoS 1 and 2 these would make the answer a copy of a stored message.
 
         Raises:
             MqttError: the requester may not publish to its Response Topic itself.
@@ -297,7 +300,7 @@ class Replying:
         encoded = topic.encode()
         route = self._broker.table.route(len(encoded).to_bytes(2, "big") + encoded)
         subject = route.subject.encode()
-        if correlation is None and len(subject) <= OWN_MOST:
+        if correlation is None and not qos and len(subject) <= OWN_MOST:
             return subject + b" "
         size = ENTRY_BYTES + len(route.key) + len(correlation or b"")
         token = self._questions.issue(Question(route.key, correlation), size, self._broker.clock.now)
@@ -310,7 +313,7 @@ class Replying:
         if topic is None:
             return more
         try:
-            return more._replace(reply=self.reply_subject(topic, properties.get("correlation_data")))
+            return more._replace(reply=self.reply_subject(topic, properties.get("correlation_data"), 2))
         except MqttError:
             return more
 
@@ -326,6 +329,8 @@ class Replying:
             return
         found, expiry = from_headers(headers)
         properties = _decoded(found)
+        if properties.get("response_topic", "").encode() == question.key[2:]:
+            del properties["response_topic"]  # only sent back
         if question.correlation is not None:
             properties["correlation_data"] = question.correlation
         if expiry >= 0:

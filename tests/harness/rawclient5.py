@@ -81,8 +81,8 @@ class RawClient5(RawClient):
 
     async def expect_refusal(self, kind: int, packet_id: int, reason: int) -> None:
         """The next packet must be this acknowledgement with this reason code."""
-        packet = await self.expect(Ack, kind=kind, packet_id=packet_id)
-        assert packet.reason == reason, packet
+        packet = await self.expect(Ack, packet_id=packet_id)
+        assert (packet.kind, packet.reason) == (kind, reason), packet
 
     async def expect_disconnect(self, reason: int, timeout: float = DEADLINE) -> Disconnect:
         """The next packet must be DISCONNECT with this reason code, and then the connection must end."""

@@ -17,6 +17,7 @@ from mqtt_streams.hashing import name_hash
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient
+from tests.harness.rawclient5 import RawClient5
 from tests.harness.waiting import aeventually
 
 _COUNT = itertools.count()
@@ -52,6 +53,29 @@ async def connect(gateway: Gateway) -> AsyncIterator[Connector]:
 
     async def connect(client_id: str, *, to: Gateway | None = None, **options: Any) -> RawClient:
         client = await RawClient.connect((to or gateway).port, client_id, **options)
+        clients.append(client)
+        return client
+
+    yield connect
+    for client in clients:
+        client.drop()
+
+
+class Connector5(Protocol):
+    """As :class:`Connector`, for clients of 5.0; ``properties`` are those of CONNECT."""
+
+    async def __call__(
+        self, client_id: str, *, clean: bool = True, to: Gateway | None = None, **properties: Any
+    ) -> RawClient5: ...
+
+
+@pytest.fixture
+async def connect5(gateway: Gateway) -> AsyncIterator[Connector5]:
+    """Connect raw clients of 5.0, to the module's gateway unless ``to`` names another."""
+    clients: list[RawClient5] = []
+
+    async def connect(client_id: str, *, to: Gateway | None = None, **options: Any) -> RawClient5:
+        client = await RawClient5.connect5((to or gateway).port, client_id, **options)
         clients.append(client)
         return client
 
