@@ -19,6 +19,7 @@ from nats.errors import TimeoutError as NatsTimeout
 from mqtt_nats.codec import Ack, Publish, Suback, Subscribe, Subscription
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness.gateway import Gateway
+from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL, key_of
 from tests.harness.rawclient5 import RawClient5
 from tests.integration.conftest import Connector, Connector5, Stored
@@ -215,6 +216,32 @@ class TestRequestFromNats:
                 assert request.properties == properties
         await answer(responder, f"{name}/answers", b"!", 1, correlation_data=b"\0\xff")
         await requester.receive(f"{name}/answers", b"!", qos=1, properties={"correlation_data": b"\0\xff"})
+
+    async def test_qos_2_over_a_reconnect(self, connect5: Connector5, name: str, stored: Stored) -> None:
+        """An answer whose PUBREC was lost comes again and is not sent twice; its identifier is free after PUBREL.
+
+        [MQTT-4.3.3-10] (5.0)
+        """
+        client = await subscriber(connect5, name, f"{name}/ask", session_expiry_interval=60)
+        inbox = stored.nats.new_inbox()
+        replies: asyncio.Queue[Msg] = asyncio.Queue()
+        await stored.nats.subscribe(inbox, cb=replies.put)
+        await stored.nats.publish(f"{name}.ask", b"?", reply=inbox)
+        topic = response_topic(await client.message(f"{name}/ask", b"?"))
+        client.publish(topic, b"1", 2, packet_id=5)
+        await client.expect_ack(PUBREC, 5)
+        client.publish(topic, b"1", 2, packet_id=5, dup=True)
+        await client.expect_ack(PUBREC, 5)
+        client.drop()
+        client = await connect5(name, clean=False, session_expiry_interval=60)
+        assert client.session_present
+        for payload in (b"1", b"2"):
+            client.publish(topic, payload, 2, packet_id=5, dup=True)
+            await client.expect_ack(PUBREC, 5)
+            client.ack(PUBREL, 5)
+            await client.expect_ack(PUBCOMP, 5)
+        assert [(await asyncio.wait_for(replies.get(), 8)).data for _ in range(2)] == [b"1", b"2"]
+        assert replies.empty()
 
 
 class TestRefusedAnswers:
@@ -457,6 +484,47 @@ class TestRequestFromMqtt:
                 await answer(asker, f"{name}/nobody", b"q", qos, response_topic=f"{name}/answers", **properties)
         await stored.nats.publish(f"{name}.answers", b"ordinary")
         await client.message(f"{name}/answers", b"ordinary")
+
+    async def test_held_by_another_gateway(
+        self, connect5: Connector5, name: str, stored: Stored, nats_server: NatsServer, gateway_factory: GatewayFactory
+    ) -> None:
+        """A QoS 2 request that is released elsewhere can be answered there."""
+
+        async def respond(message: Msg) -> None:
+            await message.respond(b"!")
+
+        await service(stored.nats, f"{name}.ask", respond)
+        first = gateway_factory(nats_server)
+        client = await subscriber(connect5, name, f"{name}/answers", to=first, session_expiry_interval=60)
+        given = {"response_topic": f"{name}/answers", "correlation_data": b"\0"}
+        packet_id = client.publish5(f"{name}/ask", b"?", 2, **given)
+        await client.expect_ack(PUBREC, packet_id)
+        first.kill()
+        client = await connect5(name, clean=False, session_expiry_interval=60)
+        client.ack(PUBREL, packet_id)
+        found = [await client.packet() for _ in range(2)]
+        assert Ack(PUBCOMP, packet_id, 0) in found
+        (message,) = (one for one in found if isinstance(one, Publish))
+        assert (message.payload, message.properties) == (b"!", {"correlation_data": b"\0"})
+
+    async def test_too_large_with_correlation_data(
+        self, connect5: Connector5, name: str, nats_factory: NatsFactory, gateway_factory: GatewayFactory
+    ) -> None:
+        """An answer that NATS would not take any more is dropped; the gateway's connection goes on."""
+        server = nats_factory(config="max_payload: 65536")
+        client = await subscriber(connect5, name, f"{name}/answers", to=gateway_factory(server))
+        responder = await nats.connect(server.url)
+
+        async def respond(message: Msg) -> None:
+            await responder.publish(message.reply, bytes(64_000))
+            await responder.publish(message.reply, b"small")
+
+        await service(responder, f"{name}.ask", respond)
+        given = {"response_topic": f"{name}/answers", "correlation_data": bytes(2000)}
+        client.publish5(f"{name}/ask", b"?", **given)
+        await client.message(f"{name}/answers", b"small")
+        await client.quiet()
+        await responder.close()
 
     async def test_long_response_topic(self, connect5: Connector5, name: str, stored: Stored) -> None:
         """Both subjects have to fit into one line: above 200 bytes the gateway answers for it."""
