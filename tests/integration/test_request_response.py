@@ -23,6 +23,7 @@ from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL, key_of
 from tests.harness.rawclient5 import RawClient5
 from tests.integration.conftest import Connector, Connector5, Stored
+from tests.integration.libraries5 import LIBRARIES, Library
 
 NOT_AUTHORIZED = 0x87
 TOPIC_NAME_INVALID = 0x90
@@ -80,6 +81,46 @@ async def subscriber(connect5: Connector5, client_id: str, *filters: str, qos: i
     client = await connect5(client_id, **options)
     await client.subscribe(*filters, qos=qos)
     return client
+
+
+@pytest.fixture(params=LIBRARIES)
+async def library(request: pytest.FixtureRequest, gateway: Gateway, name: str) -> AsyncIterator[Library]:
+    """A client of each library in turn."""
+    client: Library = LIBRARIES[request.param](gateway, name)
+    await client.connect()
+    yield client
+    await client.close()
+
+
+class TestLibraries:
+    async def test_library_answers(self, library: Library, name: str, stored: Stored) -> None:
+        await library.subscribe(f"{name}/ask", 1)
+        for qos in (0, 1, 2):
+            headers = {"Nmqtt-Correlation": "QUI="}
+            async with asked(stored, f"{name}.ask", b"%d" % qos, headers=headers) as reply:
+                request = (await library.receive(qos + 1))[-1]
+                topic, data = request.properties["response_topic"], request.properties["correlation_data"]
+                await library.publish(topic, b"re: %d" % qos, qos, correlation_data=data, user_property=[("a", "b")])
+                found = await reply
+            assert found.data == b"re: %d" % qos
+            assert found.headers["Nmqtt-Correlation"] == "QUI="
+            assert found.headers["a"] == "b"
+
+    async def test_library_asks(self, library: Library, name: str, stored: Stored) -> None:
+        """A service of nats-py, which sends the request's headers back with its answer."""
+
+        async def respond(message: Msg) -> None:
+            await message.respond(b"re: " + message.data)
+
+        await service(stored.nats, f"{name}.ask", respond)
+        await library.subscribe(f"{name}/answers", 1)
+        for qos in (0, 1, 2):
+            data = bytes([255, qos])
+            await library.publish(
+                f"{name}/ask", b"%d" % qos, qos, response_topic=f"{name}/answers", correlation_data=data
+            )
+            found = (await library.receive(qos + 1))[-1]
+            assert (found.payload, found.properties) == (b"re: %d" % qos, {"correlation_data": data})
 
 
 class TestRequestFromNats:
@@ -204,7 +245,7 @@ class TestRequestFromNats:
         self, connect5: Connector5, name: str, second_gateway: Gateway
     ) -> None:
         """Between MQTT clients the Response Topic stays what it was, also across gateways [MQTT-3.3.2-15] (5.0)."""
-        properties = {"response_topic": f"{name}/answers", "correlation_data": b"\0\xff"}
+        properties: dict[str, Any] = {"response_topic": f"{name}/answers", "correlation_data": b"\0\xff"}
         responder = await subscriber(connect5, f"{name}-r", f"{name}/ask", to=second_gateway)
         wild = await subscriber(connect5, f"{name}-w", "+/ask")
         here = await subscriber(connect5, f"{name}-h", f"{name}/ask", qos=1)
@@ -496,7 +537,7 @@ class TestRequestFromMqtt:
         await service(stored.nats, f"{name}.ask", respond)
         first = gateway_factory(nats_server)
         client = await subscriber(connect5, name, f"{name}/answers", to=first, session_expiry_interval=60)
-        given = {"response_topic": f"{name}/answers", "correlation_data": b"\0"}
+        given: dict[str, Any] = {"response_topic": f"{name}/answers", "correlation_data": b"\0"}
         packet_id = client.publish5(f"{name}/ask", b"?", 2, **given)
         await client.expect_ack(PUBREC, packet_id)
         first.kill()
@@ -520,7 +561,7 @@ class TestRequestFromMqtt:
             await responder.publish(message.reply, b"small")
 
         await service(responder, f"{name}.ask", respond)
-        given = {"response_topic": f"{name}/answers", "correlation_data": bytes(2000)}
+        given: dict[str, Any] = {"response_topic": f"{name}/answers", "correlation_data": bytes(2000)}
         client.publish5(f"{name}/ask", b"?", **given)
         await client.message(f"{name}/answers", b"small")
         await client.quiet()
@@ -558,7 +599,8 @@ class TestRequestFromMqtt:
         """A Response Topic is one that the client could publish to; nothing is published otherwise."""
         spy = await subscriber(connect5, f"{name}-spy", f"{name}/#", qos=2)
         client = await connect5(name)
-        for properties in ({}, {"correlation_data": b"c"}):
+        correlations: list[dict[str, Any]] = [{}, {"correlation_data": b"c"}]
+        for properties in correlations:
             packet_id = client.publish5(f"{name}/ask", b"q", 1, response_topic=topic, **properties)
             await client.expect_refusal(PUBACK, packet_id, reason)
             packet_id = client.publish5(f"{name}/ask", b"q", 2, response_topic=topic, **properties)
