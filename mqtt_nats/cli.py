@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command ``mqtt-nats``.
 
-Exit status: 0 after SIGINT or SIGTERM, 1 when the gateway cannot start or go on (one line on
-stderr), 2 for wrong usage, 128 + number of the signal when a second signal cuts the shutdown short.
+Exit status: 0 after SIGINT or SIGTERM, 1 when the gateway cannot start or go on or a command fails (one line
+on stderr), 2 for wrong usage, 128 + number of the signal when a second signal cuts the shutdown short.
 """
 
 import contextlib
@@ -86,6 +86,35 @@ def serve(config: Path | None, **flags: Any) -> None:
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     anyio.run(run, settings, backend="asyncio", backend_options={"use_uvloop": True})
+
+
+@command.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("user")
+@click.option("--stdin", is_flag=True, help="Read the password from standard input, one line, instead of asking.")
+@click.option("--delete", is_flag=True, help="Remove the user.")
+def passwd(file: Path, user: str, stdin: bool, delete: bool) -> None:
+    """Set the password of USER in FILE, which is the gateway's `scram_file`. A running gateway does not read it again.
+
+    FILE is created where there is none, and only its owner may read it. It has no password, only what is needed to
+    check one.
+    """
+    from mqtt_nats.access.verifiers import delete_user, set_password  # not needed for --help and --version
+
+    try:
+        if delete:
+            if not delete_user(file, user):
+                raise ValueError(f"no user {user!r} in {file}")
+            click.echo(f"{user} removed")
+            return
+        if stdin:
+            password = sys.stdin.readline().removesuffix("\n")
+        else:
+            password = click.prompt("Password", hide_input=True, confirmation_prompt=True)
+        new = set_password(file, user, password)
+    except ValueError as error:
+        raise StartupError(str(error)) from None
+    click.echo(f"{user} {'added' if new else 'changed'}")
 
 
 def main() -> None:

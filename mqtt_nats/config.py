@@ -119,6 +119,13 @@ class Settings(BaseSettings):
         default=None, description="Name expected in the certificate of nats-server, where it is not the URL's."
     )
 
+    allow_anonymous: bool = Field(
+        default=True, description="Let clients in that authenticate by no method of `scram_file`."
+    )
+    scram_file: FilePath | None = Field(
+        default=None,
+        description="File with the users that may authenticate by SCRAM-SHA-256, written by `mqtt-nats passwd`.",
+    )
     session_expiry_interval: Annotated[int | None, BeforeValidator(_never_is_none)] = Field(
         default=7200,
         ge=1,
@@ -239,6 +246,8 @@ class Settings(BaseSettings):
             raise ValueError("nats_password needs nats_user")
         if (self.nats_tls_cert is None) != (self.nats_tls_key is None):
             raise ValueError("nats_tls_cert and nats_tls_key need each other")
+        if not self.allow_anonymous and self.scram_file is None:
+            raise ValueError("without allow_anonymous nobody could connect: set scram_file")
         return self
 
     @property

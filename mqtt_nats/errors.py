@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors that end the gateway."""
+"""Errors that end the gateway, or another command."""
 
 
 class StartupError(Exception):
-    """The gateway cannot start, or cannot go on.
+    """The gateway cannot start or go on, or a command cannot do its work.
 
     ``str()`` is one line that says what is wrong and what to do. The command line prints it and
     exits with status 1.

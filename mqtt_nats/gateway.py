@@ -16,10 +16,11 @@ import anyio
 from nats.errors import AuthorizationError, NoServersError
 from nats.errors import Error as NatsError
 
+from mqtt_nats.access.authenticator import Authenticator
+from mqtt_nats.access.local import LocalAccess
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.backbone.link import Link, open_link
 from mqtt_nats.backbone.store import Store
-from mqtt_nats.broker.access import AllowAll
 from mqtt_nats.broker.client import Client
 from mqtt_nats.broker.closing import expire
 from mqtt_nats.broker.context import Broker
@@ -59,7 +60,7 @@ async def serve(settings: Settings, *, on_ready: Callable[[list[tuple[str, int]]
         on_ready: called once with the addresses that are listened on.
 
     Raises:
-        StartupError: NATS cannot be used, or an address cannot be listened on.
+        StartupError: a file cannot be read, NATS cannot be used, or an address cannot be listened on.
     """
     gateway = Gateway(settings)
     await gateway.connect()
@@ -74,6 +75,7 @@ class Gateway:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.access: Authenticator = LocalAccess(settings)
         self.identity = name_hash(secrets.token_hex(16))
         self.link = Link()
         self.wild = Link()
@@ -207,7 +209,7 @@ class Gateway:
                 self.wild,
                 self.inbox,
                 self.store,
-                AllowAll(),
+                self.access,
                 tasks,
             )
             watch_consumers(broker)

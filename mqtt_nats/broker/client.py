@@ -15,10 +15,11 @@ from collections.abc import Coroutine
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final
 
-from mqtt_nats.broker.closing import close_session, farewell
-from mqtt_nats.broker.greeting import TERMS, Terms, goodbye, refusal
+from mqtt_nats.broker.authenticating import Authentication, begin
+from mqtt_nats.broker.closing import farewell, leave
+from mqtt_nats.broker.greeting import TERMS, Terms, goodbye, refusal, terms
 from mqtt_nats.broker.inbound import Inbound
-from mqtt_nats.broker.opening import open_session
+from mqtt_nats.broker.opening import open_session, refuse
 from mqtt_nats.broker.operations import Receipt
 from mqtt_nats.broker.publishing import RECEIPTS_LOW, publish, publish5, publish_run
 from mqtt_nats.broker.subscribing import subscribe, unsubscribe
@@ -28,6 +29,7 @@ from mqtt_nats.codec import (
     PINGRESP,
     Ack,
     AckRun,
+    Auth,
     Connect,
     Disconnect,
     MqttError,
@@ -85,6 +87,7 @@ class Client(Member):
         "_jobs",
         "_task",
         "aliases",
+        "authentication",
         "broker",
         "connection",
         "durable_side",
@@ -138,6 +141,8 @@ class Client(Member):
         """The header line that names this client to receivers, or empty."""
         self.marked = False
         """Every publish names this client, so that it can be kept from getting it."""
+        self.authentication: Authentication | None = None
+        """What became of the authentication method of CONNECT, where it names one."""
         self.aliases: dict[int, bytes] | None = None
         """Topic aliases that the client has set."""
         self.outgoing: Aliases | None = None
@@ -197,8 +202,12 @@ class Client(Member):
             assert isinstance(connect, Connect)  # the decoder lets nothing else come first
             self.state = State.OPENING
             self.connection.hold(Hold.HANDSHAKE)
-            self._early += packets[1:]
+            self.version, self.terms = connect.protocol_level, terms(connect)
+            self.authentication = begin(self, connect)
             self.do(open_session(self, connect))
+            packets = packets[1:]
+        if self.authentication is not None:
+            self.authentication.early(packets)
         elif self.state is State.OPENING:
             self._early += packets
 
@@ -229,6 +238,8 @@ class Client(Member):
                 farewell(self, packet)
             case Ack():
                 self.acknowledged(packet.kind, [packet.packet_id], packet.reason >= 0x80)
+            case Auth() if self.authentication is not None:
+                self.authentication.received(packet)
             case _:
                 raise ProtocolError(f"unexpected {type(packet).__name__}")
 
@@ -408,7 +419,7 @@ class Client(Member):
                 job.close()
             jobs.clear()
             if not self.alive:
-                self._leave()
+                leave(self)
 
     async def connected(self) -> None:
         """Wait, in a job, until NATS is connected; the job ends here when the client does."""
@@ -425,7 +436,11 @@ class Client(Member):
     def broken(self, error: MqttError) -> None:
         """The client violated the protocol [MQTT-4.8.0-1]."""
         if self.state is State.OPENING and self._task is not asyncio.current_task() and self._error is None:
-            self._error = error  # what came before the violation is served first
+            if self.authentication is None:
+                self._error = error  # what came before the violation is served first
+            else:
+                refuse(self, error)
+                self.lost()
             return
         if self.state is State.NEW:
             self.outlet.write(refusal(self.connection.decoder.version, error))
@@ -469,28 +484,11 @@ class Client(Member):
         if self.state is State.ENDED:
             return
         self.state = State.ENDED
+        if self.authentication is not None:
+            self.authentication.lost()
         if self.epoch:
             publish_will(self)
         if self._task is None:
-            self._leave()
+            leave(self)
         elif self._idle:
             self._task.cancel()
-
-    def _leave(self) -> None:
-        """Leave everything in order; the last thing that a client does."""
-        broker = self.broker
-        broker.connections.discard(self)
-        broker.left.set()
-        if self.takeover_sid:
-            broker.link.unsubscribe_raw(self.takeover_sid)
-        broker.table.leave(self)
-        self.receipts.clear()
-        side = self.durable_side
-        if side is not None:
-            side.detach()
-            if side.close():
-                self.durable_side = None
-        if broker.clients.get(self.client_id) is self:
-            del broker.clients[self.client_id]
-        if self.epoch and not self.taken:
-            close_session(self)

@@ -62,7 +62,27 @@ async def _leave_with_expiry(client: Client) -> None:
     client.close()
 
 
-def close_session(client: Client) -> None:
+def leave(client: Client) -> None:
+    """Leave everything in order; the last thing that a client does."""
+    broker = client.broker
+    broker.connections.discard(client)
+    broker.left.set()
+    if client.takeover_sid:
+        broker.link.unsubscribe_raw(client.takeover_sid)
+    broker.table.leave(client)
+    client.receipts.clear()
+    side = client.durable_side
+    if side is not None:
+        side.detach()
+        if side.close():
+            client.durable_side = None
+    if broker.clients.get(client.client_id) is client:
+        del broker.clients[client.client_id]
+    if client.epoch and not client.taken:
+        _close_session(client)
+
+
+def _close_session(client: Client) -> None:
     """Leave a session whose connection has ended: end it, or set its deadline."""
     broker = client.broker
     record = client.record

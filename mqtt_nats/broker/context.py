@@ -10,10 +10,10 @@ import time
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
+from mqtt_nats.access.authenticator import Authenticator
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.backbone.store import Op, Store
-from mqtt_nats.broker.access import Authenticator
 from mqtt_nats.broker.replying import Replying
 from mqtt_nats.codec import Limits
 from mqtt_nats.connection.connection import Clock, Hold

@@ -8,14 +8,13 @@ acknowledgement is also what tells the former owner, here or in nats-server's ow
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
 import orjson
 
 from mqtt_nats.backbone.link import Handler
-from mqtt_nats.broker.access import Credentials
+from mqtt_nats.broker.authenticating import authenticate
 from mqtt_nats.broker.durable import DurableSide
 from mqtt_nats.broker.greeting import (
     UNLIMITED,
@@ -23,7 +22,6 @@ from mqtt_nats.broker.greeting import (
     connack_error,
     keep_alive,
     session_expiry,
-    terms,
     welcome,
 )
 from mqtt_nats.broker.record import discard_session, leftovers, save_record
@@ -35,7 +33,7 @@ from mqtt_nats.codec import (
     Connect,
     InvalidClientId,
     MqttError,
-    NotAuthorized,
+    Properties,
     ReasonCode,
     connack_code,
     encode,
@@ -57,14 +55,11 @@ log = logging.getLogger("mqtt_nats.broker")
 # Conflicting claims of one session are settled in as many rounds as there are claimants.
 CLAIM_ROUNDS: Final = 20
 
-# An authenticator that has not answered after this long denies (seconds).
-AUTHENTICATION: Final = 10.0
-
 
 async def open_session(client: Client, connect: Connect) -> None:
     """Answer a CONNECT packet."""
     try:
-        present = await _open(client, connect)
+        present, granted = await _open(client, connect)
     except MqttError as error:
         refuse(client, error)
         return
@@ -75,7 +70,7 @@ async def open_session(client: Client, connect: Connect) -> None:
     if not client.alive:
         return
     # [MQTT-3.1.4-4] [MQTT-3.2.0-1] [MQTT-3.2.2-1] [MQTT-3.2.2-2] [MQTT-3.2.2-3]
-    client.outlet.write(welcome(client, connect, present))
+    client.outlet.write(welcome(client, connect, present, granted))
     client.greeted = True
     if client.durable_side is not None and present:
         try:
@@ -100,19 +95,17 @@ def refuse(client: Client, error: MqttError) -> None:
     client.end(error)
 
 
-async def _open(client: Client, connect: Connect) -> bool:
-    """Claim the session; returns whether it existed."""
+async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | None]:
+    """Claim the session; returns whether it existed, and what CONNACK has to say about the authentication."""
     broker = client.broker
     settings = broker.settings
-    client.version = connect.protocol_level
-    client.terms = terms(connect)
     if broker.closing:
         raise MqttError("the gateway is shutting down", ReasonCode.SERVER_SHUTTING_DOWN)
     if not connect.client_id and not connect.clean_start and connect.protocol_level == 4:  # [MQTT-3.1.3-8]
         raise InvalidClientId("an empty client id needs a clean session")
     # [MQTT-3.1.3-6] (3.1.1, 5.0) [MQTT-3.1.3-7] (5.0)
     client_id = connect.client_id or f"auto-{broker.new_nuid()}"
-    await _authenticate(client, connect, client_id)
+    granted = await authenticate(client, connect, client_id)
     client.client_id = client_id  # [MQTT-3.1.3-2]
     client.hash = name_hash(client_id)
     client.token = subject_token(client_id)
@@ -133,19 +126,7 @@ async def _open(client: Client, connect: Connect) -> bool:
     client.takeover_sid = broker.link.subscribe_raw(client.takeover_subject, takeover_handler(client))
     present = await _claim(client, connect)
     client.will = connect.will
-    return present
-
-
-async def _authenticate(client: Client, connect: Connect, client_id: str) -> None:
-    credentials = Credentials(client_id, connect.username, connect.password, client.connection)
-    try:
-        async with asyncio.timeout(AUTHENTICATION):
-            verdict = await client.broker.access.authenticate(credentials)
-    except Exception as error:
-        log.exception("the authenticator failed: access denied")
-        raise NotAuthorized("the authenticator failed") from error
-    if verdict is not ReasonCode.SUCCESS:
-        raise MqttError("access denied", verdict)
+    return present, granted
 
 
 def takeover_handler(client: Client) -> Handler:

@@ -10,20 +10,46 @@ import anyio
 import pytest
 
 import mqtt_nats.gateway
-from mqtt_nats.broker.access import Credentials
+from mqtt_nats.access.authenticator import Challenge, Credentials, Denied, Exchange, Success
 from mqtt_nats.codec import ReasonCode
 from mqtt_nats.config import Settings
+from mqtt_nats.connection.connection import Connection
 from tests.harness import raw, raw5
 from tests.harness.bystanders import Bystanders
 from tests.harness.nats import NatsServer
 from tests.harness.raw import Raw, connect
 
 
+class FakeExchange:
+    """Does what the client's data says."""
+
+    async def step(self, data: bytes | None) -> Challenge | Success | Denied:
+        match data:
+            case b"raise":
+                raise RuntimeError("broken")
+            case b"deny":
+                return Denied("not for the client")
+            case b"success":
+                return Success(b"welcome", "user")
+            case b"another":
+                return Success(b"", "another")
+            case b"wait":
+                await asyncio.sleep(3600)
+        return Challenge(b"more")
+
+
 class Fake:
     """Does what the user name says."""
 
+    methods = ("FAKE", "BROKEN")
+
     def __init__(self) -> None:
         self.seen: list[str] = []
+
+    async def begin(self, method: str, client_id: str, connection: Connection) -> Exchange:
+        if method == "BROKEN":
+            raise RuntimeError("broken")
+        return FakeExchange()
 
     async def authenticate(self, credentials: Credentials) -> ReasonCode:
         self.seen.append(repr(credentials))
@@ -51,7 +77,7 @@ def fake() -> Fake:
 @pytest.fixture
 def port(nats_server: NatsServer, fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Port of a gateway in this process, with the fake authenticator."""
-    monkeypatch.setattr(mqtt_nats.gateway, "AllowAll", lambda: fake)
+    monkeypatch.setattr(mqtt_nats.gateway, "LocalAccess", lambda settings: fake)
     ready: list[tuple[str, int]] = []
     started = threading.Event()
     control: list[Callable[[], Any]] = []

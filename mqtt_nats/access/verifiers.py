@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file of users for SCRAM-SHA-256: what the gateway reads and ``mqtt-nats passwd`` writes.
+
+One line per user, in the form in which PostgreSQL keeps its verifiers; the name is in the form that SASLprep (RFC 4013)
+gives it::
+
+    user:SCRAM-SHA-256$<iterations>:<salt>$<StoredKey>:<ServerKey>
+
+The line without a name belongs to nobody. Its key decides what users that do not exist look like, so that they look
+the same on every gateway that has the file.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from scramp import ScramException, ScramMechanism
+from scramp.utils import saslprep
+
+from mqtt_nats.errors import StartupError
+
+MECHANISM: Final = ScramMechanism("SCRAM-SHA-256")
+
+NOBODY: Final = ""
+"""The name in the line that belongs to nobody; no user has it (RFC 5802)."""
+
+ITERATIONS: Final = 4096
+"""Of new entries: what RFC 7677 asks for at least. It is the client, maybe a small one, that has to do them."""
+
+_SALT: Final = 16  # bytes, as PostgreSQL
+
+_MARK: Final = ":SCRAM-SHA-256$"
+
+
+@dataclass(frozen=True, slots=True)
+class Verifier:
+    """What has to be known about a password to check it, and not enough to use it."""
+
+    iterations: int
+    salt: bytes
+    stored_key: bytes
+    server_key: bytes
+
+    def __str__(self) -> str:
+        """As it stands in the file, after the name."""
+        salt, stored, server = (base64.b64encode(one).decode() for one in (self.salt, self.stored_key, self.server_key))
+        return f"SCRAM-SHA-256${self.iterations}:{salt}${stored}:{server}"
+
+    def __repr__(self) -> str:
+        """Without the keys."""
+        return f"Verifier(iterations={self.iterations})"
+
+
+def load(path: Path) -> dict[str, Verifier]:
+    """Read the file.
+
+    Raises:
+        StartupError: it cannot be read, or a line is wrong.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise StartupError(f"cannot read the users in {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise StartupError(f"the file of users {path} is not UTF-8 text") from None
+    if not lines[-1]:
+        lines.pop()
+    users: dict[str, Verifier] = {}
+    for number, line in enumerate(lines, 1):
+        try:
+            name, verifier = _parse(line)
+        except ValueError as error:
+            raise StartupError(f"{path}, line {number}: {error}") from None
+        if name in users:
+            raise StartupError(f"{path}, line {number}: {name!r} is there twice")
+        users[name] = verifier
+    return users
+
+
+def _parse(line: str) -> tuple[str, Verifier]:
+    name, mark, rest = line.rpartition(_MARK)
+    if not mark or rest.count("$") != 1:
+        raise ValueError("expected user:SCRAM-SHA-256$<iterations>:<salt>$<StoredKey>:<ServerKey>")
+    if name != NOBODY and normalize(name) != name:
+        raise ValueError("the user name is not in the form that SASLprep gives it")
+    one, two = rest.split("$")
+    count, _, salt = one.partition(":")
+    stored, _, server = two.partition(":")
+    number = int(count) if count.isascii() and count.isdecimal() and len(count) < 9 else 0
+    if not ITERATIONS <= number <= 10_000_000:
+        raise ValueError(f"iterations must be a number from {ITERATIONS} to 10000000")
+    try:
+        verifier = Verifier(number, *(base64.b64decode(part, validate=True) for part in (salt, stored, server)))
+    except ValueError:
+        raise ValueError("salt and keys must be in base64") from None
+    if len(verifier.salt) < 12 or len(verifier.stored_key) != 32 or len(verifier.server_key) != 32:
+        raise ValueError("the salt must be at least 12 bytes long, and the keys 32 bytes")
+    return name, verifier
+
+
+def normalize(name: str) -> str:
+    """A user name as it is compared.
+
+    Raises:
+        ValueError: it is empty, or has characters that SASLprep does not allow.
+    """
+    try:
+        found: str = saslprep(name)
+    except ScramException:
+        found = ""
+    if not found:
+        raise ValueError("a user name must not be empty, nor have control characters or others that SASLprep forbids")
+    return found
+
+
+def make(password: str) -> Verifier:
+    """A verifier with a new salt.
+
+    Raises:
+        ValueError: the password is empty, or has characters that SASLprep does not allow.
+    """
+    try:
+        if not saslprep(password):
+            raise ValueError("the password is empty")
+        salt, stored, server, iterations = MECHANISM.make_auth_info(
+            password, iteration_count=ITERATIONS, salt=secrets.token_bytes(_SALT)
+        )
+    except ScramException:
+        raise ValueError("the password has control characters or others that SASLprep forbids") from None
+    return Verifier(iterations, salt, stored, server)
+
+
+def set_password(path: Path, name: str, password: str) -> bool:
+    """Make or replace the entry of a user, and the file where there is none; returns whether the user is new.
+
+    Raises:
+        StartupError: the file cannot be read or written.
+        ValueError: name or password are not possible.
+    """
+    name = normalize(name)
+    verifier = make(password)
+    with _changing(path) as users:
+        users.setdefault(NOBODY, make(secrets.token_hex()))
+        new = name not in users
+        users[name] = verifier
+    return new
+
+
+def delete_user(path: Path, name: str) -> bool:
+    """Remove the entry of a user; returns whether there was one.
+
+    Raises:
+        StartupError: the file cannot be read or written.
+        ValueError: the name is not possible.
+    """
+    name = normalize(name)
+    with _changing(path, must_exist=True) as users:
+        return users.pop(name, None) is not None
+
+
+@contextmanager
+def _changing(path: Path, *, must_exist: bool = False) -> Iterator[dict[str, Verifier]]:
+    """The users, to be changed; what is left at the end is written in one step. Others who change it wait."""
+    path = path.resolve()  # a link stays one
+    try:
+        directory = os.open(path.parent, os.O_RDONLY)
+    except OSError as error:
+        raise StartupError(f"cannot write the users to {path}: {error.strerror}") from None
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        users = load(path) if must_exist or path.exists() else {}
+        before = dict(users)
+        yield users
+        if users != before:
+            try:
+                _write(path, "".join(f"{name}:{verifier}\n" for name, verifier in users.items()))
+                os.fsync(directory)
+            except OSError as error:
+                raise StartupError(f"cannot write the users to {path}: {error.strerror}") from None
+    finally:
+        os.close(directory)
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file, which keeps its owner where we may set it, with one that only its owner may read."""
+    new = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            if os.geteuid() == 0 and path.exists():
+                owner = path.stat()
+                os.fchown(handle, owner.st_uid, owner.st_gid)
+            file.write(text)
+            file.flush()
+            os.fsync(handle)
+        new.replace(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise

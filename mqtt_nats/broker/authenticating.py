@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Enhanced authentication: the AUTH packets of CONNECT, and of re-authentication (section 4.12)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from mqtt_nats.access.authenticator import Credentials, Denied, Success
+from mqtt_nats.codec import (
+    Auth,
+    Connect,
+    Disconnect,
+    MqttError,
+    NotAuthorized,
+    Packet,
+    PacketTooLarge,
+    Properties,
+    ProtocolError,
+    ReasonCode,
+    encode,
+)
+from mqtt_nats.connection.connection import Hold
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.client import Client
+
+log = logging.getLogger("mqtt_nats.broker")
+
+# An authenticator that has not answered after this long denies (seconds).
+AUTHENTICATION: Final = 10.0
+
+# Messages of a client in one exchange. SCRAM needs two, Kerberos three.
+ROUNDS_MOST: Final = 8
+
+T = TypeVar("T")
+
+
+async def authenticate(client: Client, connect: Connect, client_id: str) -> Properties | None:
+    """Decide about a CONNECT; returns what CONNACK has to say about it.
+
+    Raises:
+        MqttError: the client does not get in.
+    """
+    if client.authentication is not None:
+        return await client.authentication.open(connect, client_id)
+    credentials = Credentials(client_id, connect.username, connect.password, client.connection)
+    verdict = await _decision(client.broker.access.authenticate(credentials))
+    if verdict is not ReasonCode.SUCCESS:
+        raise MqttError("access denied", verdict)
+    return None
+
+
+async def _decision(work: Coroutine[Any, Any, T]) -> T:
+    try:
+        async with asyncio.timeout(AUTHENTICATION):
+            return await work
+    except Exception as error:
+        log.exception("the authenticator failed: access denied")
+        raise NotAuthorized("the authenticator failed") from error
+
+
+def begin(client: Client, connect: Connect) -> Authentication | None:
+    """What is to come of a CONNECT that names an authentication method."""
+    method = (connect.properties or {}).get("authentication_method")
+    return None if method is None else Authentication(client, method)
+
+
+class Authentication:
+    """The method that a client has named in its CONNECT, and the exchange that is under way."""
+
+    __slots__ = ("_answer", "_busy", "_client", "_method", "_user")
+
+    def __init__(self, client: Client, method: str) -> None:
+        self._client = client
+        self._method = method
+        self._user = ""
+        self._busy = False
+        self._answer: asyncio.Future[bytes | None] | None = None
+        """Set while the client has the turn."""
+
+    # -- from the client ------------------------------------------------------------------------
+
+    def early(self, packets: list[Packet]) -> None:
+        """What comes before CONNACK: answers, one at a time, or the end [MQTT-3.1.2-30] (5.0)."""
+        client = self._client
+        if not client.alive:
+            return
+        answer: Auth | None = None
+        for packet in packets:
+            if isinstance(packet, Disconnect):
+                client.close()
+                client.lost()
+                return
+            if not isinstance(packet, Auth) or self._answer is None or answer is not None:
+                raise ProtocolError(f"{type(packet).__name__} before CONNACK")
+            answer = packet
+        if answer is not None:
+            self.received(answer)
+            client.connection.hold(Hold.HANDSHAKE)
+
+    def received(self, packet: Auth) -> None:
+        """AUTH.
+
+        Raises:
+            MqttError: it names another method [MQTT-4.12.0-5] [MQTT-4.12.1-1] (5.0), or is not the client's turn.
+        """
+        properties = packet.properties or {}
+        if properties.get("authentication_method") != self._method:
+            raise MqttError("AUTH with another method than CONNECT", ReasonCode.BAD_AUTHENTICATION_METHOD)
+        data = properties.get("authentication_data")
+        if packet.reason == ReasonCode.REAUTHENTICATE and not self._busy:
+            self._client.broker.spawn(self._again(data), "re-authentication")
+            self._busy = True
+        elif packet.reason == ReasonCode.CONTINUE_AUTHENTICATION and self._answer is not None:
+            answer, self._answer = self._answer, None
+            answer.set_result(data)
+        else:
+            raise ProtocolError("AUTH out of turn")  # [MQTT-4.12.0-3] (5.0)
+
+    def lost(self) -> None:
+        """The client is gone: there will be no answer."""
+        if self._answer is not None:
+            answer, self._answer = self._answer, None
+            answer.set_exception(NotAuthorized("the client has gone"))
+
+    # -- exchanges ------------------------------------------------------------------------------
+
+    async def open(self, connect: Connect, client_id: str) -> Properties:
+        """The exchange that begins with CONNECT; returns what CONNACK has to say about it.
+
+        Raises:
+            MqttError: the client does not get in [MQTT-4.12.0-4] (5.0).
+        """
+        client = self._client
+        if self._method not in client.broker.access.methods:  # [MQTT-4.12.0-1] (5.0)
+            raise MqttError("the authentication method is not served", ReasonCode.BAD_AUTHENTICATION_METHOD)
+        data = (connect.properties or {}).get("authentication_data")
+        done = await self._exchange(client_id, data, client.connection.opened)
+        self._user = done.user
+        return self._properties(done.data)
+
+    async def _again(self, data: bytes | None) -> None:
+        """Re-authentication; everything else goes on meanwhile."""
+        client = self._client
+        try:
+            done = await self._exchange(client.client_id, data, asyncio.get_running_loop().time())
+            if done.user != self._user:
+                raise NotAuthorized("re-authentication as another user")
+        except MqttError as error:
+            client.end(error)  # [MQTT-4.12.1-2] (5.0)
+        else:
+            client.outlet.write(encode(Auth(ReasonCode.SUCCESS, self._properties(done.data)), 5))
+
+    async def _exchange(self, client_id: str, data: bytes | None, since: float) -> Success:
+        """Run an exchange that must be complete in the time for CONNECT, counted from ``since`` (loop time)."""
+        client = self._client
+        access = client.broker.access
+        self._busy = True
+        try:
+            exchange = await _decision(access.begin(self._method, client_id, client.connection))
+            async with asyncio.timeout_at(since + client.broker.settings.connect_timeout):
+                for _ in range(ROUNDS_MOST):
+                    verdict = await _decision(exchange.step(data))
+                    if not client.alive:
+                        raise NotAuthorized("the client has gone")
+                    if isinstance(verdict, Success):
+                        return verdict
+                    if isinstance(verdict, Denied):
+                        log.info("client %r from %s: %s", client_id, client.connection.peer, verdict.why)
+                        raise NotAuthorized("access denied")
+                    data = await self._ask(verdict.data)
+        except TimeoutError:
+            raise NotAuthorized("authentication takes too long") from None
+        finally:
+            self._busy = False
+            self._answer = None
+        raise NotAuthorized("authentication takes too many steps")
+
+    async def _ask(self, data: bytes) -> bytes | None:
+        """Send a challenge [MQTT-4.12.0-2] (5.0) and wait for the answer."""
+        client = self._client
+        challenge = encode(Auth(ReasonCode.CONTINUE_AUTHENTICATION, self._properties(data)), 5)
+        if len(challenge) > client.terms.maximum_packet_size:  # [MQTT-3.1.2-24] (5.0)
+            raise PacketTooLarge("the client's Maximum Packet Size is too small for the authentication")
+        client.outlet.write(challenge)
+        self._answer = asyncio.get_running_loop().create_future()
+        client.connection.release(Hold.HANDSHAKE)
+        return await self._answer
+
+    def _properties(self, data: bytes) -> Properties:
+        found: Properties = {"authentication_method": self._method}  # [MQTT-4.12.0-5] (5.0)
+        if data:
+            found["authentication_data"] = data
+        return found
