@@ -133,6 +133,13 @@ class Settings(BaseSettings):
         description="Seconds for which the session of an absent 3.1.1 client is kept (clean session 0); "
         "`never` keeps it for good.",
     )
+    gateway_lease: int = Field(
+        default=20,
+        ge=1,
+        le=3600,
+        description="Seconds after which a gateway that is not heard of any more is taken for dead, so that another "
+        "one publishes its clients' wills; less than 20 is not safe in a cluster, where a leader has to be elected.",
+    )
     max_packet_size: ByteSize = Field(
         default=ByteSize(_MIB),
         ge=64,

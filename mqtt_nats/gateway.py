@@ -22,10 +22,11 @@ from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.backbone.link import Link, open_link
 from mqtt_nats.backbone.store import Store
 from mqtt_nats.broker.client import Client
-from mqtt_nats.broker.closing import expire
 from mqtt_nats.broker.context import Broker
+from mqtt_nats.broker.leases import Lease
 from mqtt_nats.broker.opening import refuse
 from mqtt_nats.broker.recovery import recover, recover_wild, watch_consumers
+from mqtt_nats.broker.timing import take_timers
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.config import Settings
 from mqtt_nats.connection.connection import CLOCK_STEP, Connection
@@ -35,7 +36,6 @@ from mqtt_nats.pubsub.fanout import SEEN_FOR
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.definitions import EnsureReport, StreamSetupError, ensure_streams
 from mqtt_streams.hashing import name_hash
-from mqtt_streams.timers import EXPIRY
 
 log = logging.getLogger("mqtt_nats.gateway")
 
@@ -43,8 +43,6 @@ MINIMUM_SERVER: Final = (2, 12)
 
 SHUTDOWN: Final = 10.0
 """Seconds in which a stopping gateway finishes what it has begun."""
-
-TIMER_WAIT: Final = 30.0
 
 LOOK_AGAIN: Final = 1.0
 """Seconds between two looks for streams that do not answer."""
@@ -82,6 +80,7 @@ class Gateway:
         self.inbox: Inbox | None = None
         self.store: Store | None = None
         self.broker: Broker | None = None
+        self.lease: Lease | None = None
         self.domain = ""
         self._ending = False
         self._looking = False
@@ -182,6 +181,8 @@ class Gateway:
         inbox.renew()
         self.link.online = True
         store.online()
+        if self.lease is not None:
+            self.lease.wake.set()
         broker.spawn(recover(broker, self.link), "recovery")
 
     async def _wild_offline(self) -> None:
@@ -216,9 +217,16 @@ class Gateway:
             self.link.on_writable = self._writable
             self.link.on_denied = partial(self._denied, self.link)
             self.wild.on_denied = partial(self._denied, self.wild)
+            self.lease = Lease(broker)
+            try:
+                await self.lease.begin()
+            except (NoResponders, RequestTimeout, ApiError) as error:
+                text = " ".join(str(error).split())
+                raise StartupError(f"the gateway cannot be registered in NATS: {text}") from None
             background = [
                 tasks.create_task(self._tick(broker), name="clock"),
-                tasks.create_task(self._timers(broker), name="timers"),
+                tasks.create_task(take_timers(broker), name="timers"),
+                tasks.create_task(self.lease.keep(), name="lease"),
             ]
             try:
                 server, addresses = await listen(self.settings, self._connection)
@@ -234,6 +242,7 @@ class Gateway:
             gc.collect()
             gc.freeze()
             gc.set_threshold(50_000, 20, 50)
+            self.lease.info["listen"] = [f"{host}:{port}" for host, port in addresses]
             on_ready(addresses)
             await stop.wait()
             server.close()
@@ -277,7 +286,7 @@ class Gateway:
         broker.closing = True
         for client in list(broker.connections):
             client.end(MqttError("the gateway is shutting down", ReasonCode.SERVER_SHUTTING_DOWN))
-        with anyio.move_on_after(SHUTDOWN):
+        with anyio.move_on_after(SHUTDOWN) as limit:
             while broker.connections:
                 broker.left.clear()
                 await broker.left.wait()
@@ -289,6 +298,8 @@ class Gateway:
         if self.link.online:
             try:
                 await self.link.fence(2.0)
+                if self.lease is not None and not limit.cancelled_caught:
+                    await self.lease.release()  # else another gateway deals with what is left
             except TimeoutError:
                 log.warning("NATS did not confirm the last messages")
 
@@ -331,29 +342,6 @@ class Gateway:
         finally:
             await asyncio.sleep(LOOK_AGAIN)
             self._looking = False
-
-    async def _timers(self, broker: Broker) -> None:
-        """Take fired timers, one gateway each."""
-        ready = False
-        while True:
-            try:
-                await broker.online.wait()
-                if not ready:
-                    await broker.timers.ensure_consumer()
-                    ready = True
-                timer = await broker.timers.fetch(TIMER_WAIT)
-                if timer is None:
-                    continue
-                if timer.kind == EXPIRY:
-                    await expire(broker, timer)
-                await broker.timers.done(timer)
-            except (ApiError, NoResponders, RequestTimeout) as error:
-                log.debug("timers: %s", error)
-                ready = False  # the consumer may be gone
-                await asyncio.sleep(1.0)
-            except Exception:
-                log.exception("a timer could not be handled")
-                await asyncio.sleep(1.0)
 
 
 def nats_options(settings: Settings) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from mqtt_nats.broker.operations import Receipt
 from mqtt_nats.broker.publishing import RECEIPTS_LOW, publish, publish5, publish_run
 from mqtt_nats.broker.subscribing import subscribe, unsubscribe
 from mqtt_nats.broker.tailoring import Aliases, tailor
-from mqtt_nats.broker.will import publish_will
+from mqtt_nats.broker.will import leave_will
 from mqtt_nats.codec import (
     PINGRESP,
     Ack,
@@ -42,7 +42,6 @@ from mqtt_nats.codec import (
     ReasonCode,
     Subscribe,
     Unsubscribe,
-    Will,
 )
 from mqtt_nats.connection.connection import Connection, Hold
 from mqtt_nats.pubsub.message import Message
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
     from mqtt_nats.broker.context import Broker
     from mqtt_nats.broker.durable import DurableSide
     from mqtt_streams.sessions import SessionRecord
+    from mqtt_streams.wills import StoredWill
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -130,7 +130,7 @@ class Client(Member):
         self.record: SessionRecord | None = None
         self.expiry: int | None = 0
         """Seconds for which the session outlives the connection, None = for good."""
-        self.will: Will | None = None
+        self.will: StoredWill | None = None
         self.graceful = False
         """The client has sent DISCONNECT."""
         self.greeted = False
@@ -487,7 +487,7 @@ class Client(Member):
         if self.authentication is not None:
             self.authentication.lost()
         if self.epoch:
-            publish_will(self)
+            leave_will(self)
         if self._task is None:
             leave(self)
         elif self._idle:

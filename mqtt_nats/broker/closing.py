@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.store import Op, Silent
 from mqtt_nats.broker.greeting import NEVER
 from mqtt_nats.broker.record import discard_session, leftovers, save_record
+from mqtt_nats.broker.will import Done, drop_will, settle_wills
 from mqtt_nats.codec import Disconnect, ProtocolError, ReasonCode
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.hashing import name_hash
 from mqtt_streams.headers import EXPECTED_LAST_SUBJECT_SEQUENCE
 from mqtt_streams.qos2 import PREFIX as HELD_PREFIX
 from mqtt_streams.sessions import V5, WRONG_LAST_SEQUENCE, Conflict, PoisonedRecord, SessionRecord
@@ -38,22 +40,34 @@ def farewell(client: Client, packet: Disconnect) -> None:
     if expiry > 0 and not client.expiry and client.expiry is not None:
         raise ProtocolError("a session that ends with its connection is given an expiry interval")
     client.graceful = True
-    if packet.reason != ReasonCode.DISCONNECT_WITH_WILL:
-        client.will = None  # [MQTT-3.14.4-3] (3.1.1, 5.0)
-    if expiry >= 0 and client.durable and record is not None and record.v5 is not None:
+    changed = expiry >= 0 and client.durable and record is not None and record.v5 is not None
+    if changed:
+        assert record is not None
+        assert record.v5 is not None
         client.expiry = record.v5.expiry = None if expiry == NEVER else expiry
-        client.do(_leave_with_expiry(client))
+    # [MQTT-3.14.4-3] (3.1.1, 5.0)
+    dropped = drop_will(client) if packet.reason != ReasonCode.DISCONNECT_WITH_WILL else None
+    if changed or dropped is not None:
+        client.do(_leave(client, changed, dropped))
     else:
         client.close()
 
 
-async def _leave_with_expiry(client: Client) -> None:
-    """Note that the session outlives the connection for another time than CONNECT has said, and close."""
+async def _leave(client: Client, changed: bool, dropped: Done | None) -> None:
+    """Close when what DISCONNECT says has been stored.
+
+    Args:
+        changed: the session outlives the connection for another time than CONNECT has said.
+        dropped: the will is being removed.
+    """
     side = client.durable_side
     try:
-        await save_record(client, client.epoch)
-        if side is not None:
-            await side.renew_backstops()
+        if dropped is not None:
+            await dropped.event.wait()
+        if changed:
+            await save_record(client, client.epoch)
+            if side is not None:
+                await side.renew_backstops()
     except Conflict:
         client.taken_over()
         return
@@ -162,25 +176,41 @@ async def expire(broker: Broker, timer: FiredTimer) -> None:
     record, sequence = found
     if sequence == timer.epoch:
         log.info("the session of %r has expired", record.client_id)
-        # Claimed like any session, so that a client that connects at this moment either keeps it or gets a new one.
-        record = ended_record(record, broker.identity, timer.epoch)
-        reply = f"$MQTT.JSA.{broker.identity}.SP.{timer.key}.{broker.new_nuid()}"
-        sid = broker.link.subscribe_raw(reply.encode(), lambda s, _, h, p: broker.inbox.literal(s, h, p))
-        try:
-            sequence = await broker.sessions.save(record, expected=sequence, reply=reply)
-        except Conflict:
-            return
-        finally:
-            broker.link.unsubscribe_raw(sid)
-    elif record.v5 is None or record.v5.nonce != _expired(timer.epoch):
+        await end_session(broker, record, sequence)
+    elif record.v5 is not None and record.v5.nonce == _expired(timer.epoch):
+        await _remove(broker, record, sequence)
+
+
+async def end_session(broker: Broker, record: SessionRecord, sequence: int) -> None:
+    """End a session whose record was written with ``sequence``, unless somebody has claimed it since.
+
+    It is claimed like any session, so that a client that connects at this moment either keeps it or gets a new one.
+    """
+    client_hash = name_hash(record.client_id)
+    record = ended_record(record, broker.identity, sequence)
+    reply = f"$MQTT.JSA.{broker.identity}.SP.{client_hash}.{broker.new_nuid()}"
+    sid = broker.link.subscribe_raw(reply.encode(), lambda s, _, h, p: broker.inbox.literal(s, h, p))
+    try:
+        sequence = await broker.sessions.save(record, expected=sequence, reply=reply)
+    except Conflict:
         return
+    finally:
+        broker.link.unsubscribe_raw(sid)
+    await _remove(broker, record, sequence)
+
+
+async def _remove(broker: Broker, record: SessionRecord, sequence: int) -> None:
+    """Remove what a session has left; its end also ends the delay of its will."""
+    assert record.v5 is not None
+    await settle_wills(broker, name_hash(record.client_id), record.v5.wills, continued=False)
     await discard_session(broker, record)
     await broker.sessions.delete(sequence)
 
 
 def ended_record(record: SessionRecord, identity: str, epoch: int) -> SessionRecord:
     """What takes the place of an expired session's record until everything of the session is removed."""
-    v5 = V5(kind="regular", expiry=0, nonce=_expired(epoch), q2=True, draining=leftovers(record))
+    wills = record.v5.wills if record.v5 is not None else []
+    v5 = V5(kind="regular", expiry=0, nonce=_expired(epoch), q2=True, draining=leftovers(record), wills=wills)
     return SessionRecord(record.client_id, identity, clean=True, v5=v5)
 
 

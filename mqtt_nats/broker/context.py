@@ -30,6 +30,7 @@ from mqtt_streams.qos2 import Qos2Store
 from mqtt_streams.retained import RetainedStore
 from mqtt_streams.sessions import SessionStore
 from mqtt_streams.timers import TimerStore
+from mqtt_streams.wills import WillStore
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
@@ -87,6 +88,7 @@ class Broker:
         self.held = Qos2Store(inbox)
         self.pubrels = PubrelStore(inbox)
         self.timers = TimerStore(inbox)
+        self.wills = WillStore(inbox)
         self.limits = Limits(
             max_packet_size=settings.max_packet_size,
             connect_packet_size=settings.connect_packet_size,
@@ -128,6 +130,7 @@ class Broker:
         api = inbox.api_prefix
         self.delete_session = f"{api}.STREAM.MSG.DELETE.$MQTT_sess".encode()
         self.delete_retained = f"{api}.STREAM.MSG.DELETE.$MQTT_rmsgs".encode()
+        self.delete_will = f"{api}.STREAM.MSG.DELETE.$MQTT_wills".encode()
         self.delete_held = f"{api}.STREAM.MSG.DELETE.$MQTT_qos2in".encode()
         self.purge_held = f"{api}.STREAM.PURGE.$MQTT_qos2in".encode()
         self._tasks = spawn

@@ -27,7 +27,7 @@ from mqtt_nats.broker.greeting import (
 from mqtt_nats.broker.record import discard_session, leftovers, save_record
 from mqtt_nats.broker.resuming import rejoin, resume
 from mqtt_nats.broker.tailoring import Aliases
-from mqtt_nats.broker.will import check_will
+from mqtt_nats.broker.will import check_will, keep_will, settle_wills
 from mqtt_nats.codec import (
     Connack,
     Connect,
@@ -120,12 +120,14 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
         client.no_local = True
         client.mark()
     check_greeting(client, connect)
+    check_greeting(client, connect)
     if connect.will is not None:
         check_will(client, connect.will)
     client.takeover_subject = f"$MQTT.JSA.*.SP.{client.hash}.*".encode()
     client.takeover_sid = broker.link.subscribe_raw(client.takeover_subject, takeover_handler(client))
     present = await _claim(client, connect)
-    client.will = connect.will
+    if connect.will is not None:
+        await keep_will(client, connect.will)
     return present, granted
 
 
@@ -162,6 +164,7 @@ async def _claim(client: Client, connect: Connect) -> bool:
     if client.expiry != 0 or not connect.clean_start:
         known, expected = await _load(client, connect)
     for _ in range(CLAIM_ROUNDS):
+        wills = known.v5.wills if known is not None and known.v5 is not None else []
         present = _prepare(client, connect, known)
         try:
             await save_record(client, expected)
@@ -183,6 +186,11 @@ async def _claim(client: Client, connect: Connect) -> bool:
             await _forget_leftovers(client)
         elif present and client.durable:
             await broker.timers.cancel(EXPIRY, client.hash)  # [MQTT-4.1.0-2]
+        if wills:
+            await settle_wills(broker, client.hash, wills, continued=present)
+        assert client.record is not None
+        assert client.record.v5 is not None
+        client.record.v5.wills = [broker.identity] if connect.will is not None else []
         return present
     raise MqttError("too many connections claim this session at once", ReasonCode.SERVER_BUSY)
 
@@ -231,6 +239,10 @@ def _prepare(client: Client, connect: Connect, known: SessionRecord | None) -> b
     """
     settings = client.broker.settings
     left = leftovers(known) if known is not None else []
+    # Until the former owner's will has been dealt with, whoever ends the session finds it.
+    wills = list(known.v5.wills) if known is not None and known.v5 is not None else []
+    if connect.will is not None and client.broker.identity not in wills:
+        wills.append(client.broker.identity)
     continued = (
         not connect.clean_start
         and known is not None
@@ -240,7 +252,7 @@ def _prepare(client: Client, connect: Connect, known: SessionRecord | None) -> b
     client.durable = continued or client.expiry != 0
     client.durable_side = client.regular_side = None
     if not client.durable:
-        v5 = V5(kind="regular", expiry=0, draining=left)
+        v5 = V5(kind="regular", expiry=0, draining=left, wills=wills)
         client.record = SessionRecord(client.client_id, clean=True, v5=v5)
         client.regular_side = RegularOutbound(
             min(settings.max_inflight, client.terms.receive_maximum),
@@ -256,8 +268,10 @@ def _prepare(client: Client, connect: Connect, known: SessionRecord | None) -> b
         if known.v5 is None:
             known.v5 = V5(kind="durable", q2=True)
         known.v5.expiry = client.expiry
+        known.v5.wills = wills
     else:
-        client.record = SessionRecord(client.client_id, v5=V5(kind="durable", expiry=client.expiry, draining=left))
+        v5 = V5(kind="durable", expiry=client.expiry, draining=left, wills=wills)
+        client.record = SessionRecord(client.client_id, v5=v5)
     client.durable_side = DurableSide(client)
     if continued:
         client.durable_side.point_anew()

@@ -16,6 +16,7 @@ from mqtt_streams.api import ApiError
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
+    from mqtt_nats.broker.context import Broker
     from mqtt_nats.broker.inbound import HeldPublish
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -82,19 +83,19 @@ class Receipt(Op):
 class RetainedOp(Op):
     """The store of a retained message, part of ``parent`` (or of nothing that anybody waits for)."""
 
-    __slots__ = ("client", "parent", "tombstone")
+    __slots__ = ("broker", "parent", "tombstone")
 
-    def __init__(self, client: Client, parent: Op | None, tombstone: bool) -> None:
-        self.client = client
+    def __init__(self, broker: Broker, parent: Op | None, tombstone: bool) -> None:
+        self.broker = broker
         self.parent = parent
         self.tombstone = tombstone
 
     def stored(self, ack: bytes) -> None:
         """Remove our own tombstone: nobody else does."""
-        self.client.broker.retained_now(self)
+        broker = self.broker
+        broker.retained_now(self)
         if self.tombstone:
             body = b'{"seq":%d,"no_erase":true}' % sequence(ack)
-            broker = self.client.broker
             broker.store.call(broker.delete_retained, body, Silent())
             broker.link.kick()
         if self.parent is not None:
@@ -102,7 +103,7 @@ class RetainedOp(Op):
 
     def failed(self, error: ApiError) -> None:
         """The publish as a whole has failed."""
-        self.client.broker.retained_now(self)
+        self.broker.retained_now(self)
         if self.parent is not None:
             self.parent.failed(error)
         else:
@@ -215,19 +216,3 @@ class ConfirmOp(Op):
     def failed(self, error: ApiError) -> None:
         """The consumer is gone, and the message with it."""
         self.stored(b"")
-
-
-class WillOp(Op):
-    """The store of a will; nobody waits for it, but a refusal is logged."""
-
-    __slots__ = ("topic",)
-
-    def __init__(self, topic: str) -> None:
-        self.topic = topic
-
-    def stored(self, ack: bytes) -> None:
-        """Published."""
-
-    def failed(self, error: ApiError) -> None:
-        """Nobody is left to be told but the operator."""
-        log.error("the will on %r was not stored: %s", self.topic, error)

@@ -10,6 +10,7 @@ from mqtt_streams.retained import retained_subject, set_block, tombstone_block
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
+    from mqtt_nats.broker.context import Broker
     from mqtt_nats.broker.publishing import Extras
     from mqtt_nats.pubsub.table import Route
 
@@ -21,11 +22,15 @@ def store_retained(
 
     [MQTT-3.3.1-5] [MQTT-3.3.1-7] [MQTT-3.3.1-10] [MQTT-3.3.1-11]; nobody else calls it [MQTT-3.3.1-12].
     """
-    broker = client.broker
+    lines = client.sender_header + (b"Nats-Msg-Id:%b\r\n" % release if release else b"")
+    if more is not None:
+        lines += more.lines + more.ttl
+    retain(client.broker, route, payload, qos, operation, lines)
+
+
+def retain(broker: Broker, route: Route, payload: bytes, qos: int, operation: Op, lines: bytes) -> None:
+    """Retain a message with these header lines, or with an empty payload remove the retained message of the topic."""
     if payload:
-        lines = client.sender_header + (b"Nats-Msg-Id:%b\r\n" % release if release else b"")
-        if more is not None:
-            lines += more.lines + more.ttl
         headers = set_block(route.topic, qos << 1 | 1, broker.identity, lines)
     else:
         headers = tombstone_block(route.topic, broker.identity)

@@ -1,20 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wills: checked at CONNECT, published when the connection ends without DISCONNECT."""
+"""Wills: stored at CONNECT, published once when the connection ends without DISCONNECT.
+
+The stored will names its gateway and the epoch of its session, so that it can be published by whoever finds that
+the connection, its gateway or the session has ended (docs/internals/rules.md#wills). At QoS 1 and 2 the message is
+stored under the id ``will-<epoch>``, which makes a repetition harmless, and then the will is deleted. At QoS 0 there
+is nothing that could recognise a repetition: whoever deletes the will publishes it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from mqtt_nats.backbone.store import TooLarge
-from mqtt_nats.broker.operations import RetainedOp, WillOp
-from mqtt_nats.broker.publishing import HEADERS, bare
-from mqtt_nats.broker.retaining import store_retained
-from mqtt_nats.codec import MqttError, PacketTooLarge, Will
-from mqtt_nats.pubsub.message import Message
+from mqtt_nats.backbone.store import Future, Op, Silent, TooLarge
+from mqtt_nats.broker.operations import RetainedOp
+from mqtt_nats.broker.patience import PAUSE
+from mqtt_nats.broker.publishing import HEADERS, RETAIN_LINE, Extras, restored
+from mqtt_nats.broker.retaining import retain
+from mqtt_nats.codec import PacketTooLarge, Will
+from mqtt_nats.pubsub.message import Message, Rich
+from mqtt_nats.pubsub.properties import header_lines
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.headers import END, START, percent_decode
+from mqtt_streams.sessions import PoisonedRecord
+from mqtt_streams.timers import WILL, FiredTimer, schedule_block, timer_subject
+from mqtt_streams.wills import StoredWill, will_block, will_subject
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
+    from mqtt_nats.broker.context import Broker
     from mqtt_nats.pubsub.table import Route
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -24,45 +41,310 @@ def check_will(client: Client, will: Will) -> Route:
     """The route of a will that can be published.
 
     Raises:
-        MqttError: its topic is not for clients, or NATS would not take the message.
+        MqttError: its topic, or response topic, is not for clients, or NATS would not take the message.
     """
+    broker = client.broker
+    properties = will.properties or {}
+    lines = header_lines(properties)
+    if "response_topic" in properties:
+        topic = properties["response_topic"].encode()
+        broker.table.route(len(topic).to_bytes(2, "big") + topic)
     topic = will.topic.encode()
-    route = client.broker.table.route(len(topic).to_bytes(2, "big") + topic)
-    size = len(will.payload) + HEADERS + len(client.sender_header) + len(route.hpub)
-    if size > client.broker.store.max_payload:
-        raise PacketTooLarge(f"nats-server takes messages of {client.broker.store.max_payload} bytes")
+    route = broker.table.route(len(topic).to_bytes(2, "big") + topic)
+    size = len(will.payload) + HEADERS + len(client.sender_header) + len(lines) + 2 * len(route.hpub)
+    if size > broker.store.max_payload:
+        raise PacketTooLarge(f"nats-server takes messages of {broker.store.max_payload} bytes")
     return route
 
 
-def publish_will(client: Client) -> None:
-    """Publish the will: the connection ended without DISCONNECT [MQTT-3.1.2-8]."""
-    will, client.will = client.will, None  # [MQTT-3.1.2-10]
-    if will is None:  # [MQTT-3.1.2-12]
+async def keep_will(client: Client, will: Will) -> None:
+    """Store the will of a client whose session has just been claimed [MQTT-3.1.2-8] (3.1.1), [MQTT-3.1.2-7] (5.0).
+
+    Raises:
+        ApiError: JetStream does not store it.
+    """
+    broker = client.broker
+    route = check_will(client, will)
+    properties = will.properties or {}
+    found = StoredWill(
+        broker.identity,
+        client.hash,
+        0,
+        client.epoch,
+        properties.get("will_delay_interval", 0),
+        will.qos,
+        will.retain,
+        route.subject,
+        client.sender_header + header_lines(properties),
+        will.payload,
+    )
+    subject = route.subject.encode()
+    headers = will_block(subject, found.qos, found.retain, found.epoch, found.delay, found.lines)
+    operation = Future()
+    broker.store.put(b"HPUB %b " % will_subject(found.gateway, client.hash).encode(), headers, will.payload, operation)
+    broker.link.kick()
+    client.will = found._replace(seq=await operation.done)
+    if not client.alive:
+        drop_will(client)
+
+
+def drop_will(client: Client) -> Done | None:
+    """The will is not to be published [MQTT-3.1.2-10] [MQTT-3.14.4-3] (3.1.1, 5.0).
+
+    Returns:
+        What to wait for before the client is let go: when it comes back at once, its will must not be found.
+    """
+    will, client.will = client.will, None
+    if will is None:
+        return None
+    deleted = Done()
+    _delete(client.broker, will, deleted)
+    client.broker.link.kick()
+    return deleted
+
+
+def leave_will(client: Client) -> None:
+    """The connection has ended without DISCONNECT: publish the will, now or when its delay is over."""
+    will, client.will = client.will, None  # [MQTT-3.1.2-10] (3.1.1, 5.0)
+    if will is None:  # [MQTT-3.1.2-12] (3.1.1)
         return
     broker = client.broker
-    try:
-        route = check_will(client, will)
-    except MqttError as error:
-        log.error("the will of %r cannot be published: %s", client.client_id, error)
-        return
-    payload = will.payload
-    try:
-        if will.retain:  # [MQTT-3.1.2-16] [MQTT-3.1.2-17]
-            parent = WillOp(will.topic)
-            store_retained(client, route, payload, will.qos, RetainedOp(client, parent, not payload), b"")
-        message = Message(route.key, payload, will.qos, client.client_id)
-        if will.qos == 0:
-            broker.link.out.append(b"%b%d\r\n%b\r\n" % (route.pub, len(payload), payload))
-        else:
-            headers = b"NATS/1.0\r\nNmqtt-Pub:%d\r\nNmqtt-Id:%b\r\n%b\r\n" % (
-                will.qos,
-                broker.next_id(),
-                client.sender_header,
-            )
-            bare(client, route, headers, payload)
-            broker.store.put(route.msgs, headers, payload, WillOp(will.topic))
-    except TooLarge as error:
-        log.error("the will of %r cannot be published: %s", client.client_id, error)
-        return
-    broker.fanout.local(route, message)
+    if client.taken:
+        broker.spawn(_taken(client, will), f"will of {client.client_id}")
+    elif will.delay and client.durable and client.expiry != 0:
+        # [MQTT-3.1.3-9] (5.0); the session may end before that
+        delay = will.delay if client.expiry is None else min(will.delay, client.expiry)
+        delay_will(broker, will, client.epoch, time.time() + delay)
+    else:
+        publish_will(broker, will)
+
+
+def delay_will(broker: Broker, will: StoredWill, sequence: int, at: float) -> None:
+    """Have a will published at Unix time ``at``, unless the session record is not that of ``sequence`` any more."""
+    key = f"{will.gateway}.{will.client_hash}"
+    headers = schedule_block(WILL, key, at, sequence)
+    broker.store.put(b"HPUB %b " % timer_subject(WILL, key).encode(), headers, b"", TimerOp(will))
     broker.link.kick()
+
+
+async def _taken(client: Client, will: StoredWill) -> None:
+    """Somebody has claimed the session: a gateway deals with the will, nats-server's own listener does not know it."""
+    broker = client.broker
+    while True:
+        try:
+            found = await broker.sessions.load(client.hash, client.client_id)
+            break
+        except PoisonedRecord:
+            found = None
+            break
+        except (ApiError, NoResponders, RequestTimeout):
+            await asyncio.sleep(PAUSE)
+            await broker.online.wait()
+    if found is None or found[0].v5 is None:
+        publish_will(broker, will)
+
+
+async def settle_wills(broker: Broker, client_hash: str, gateways: Iterable[str], *, continued: bool) -> None:
+    """Deal with the wills of a session that has been claimed, or has ended.
+
+    Args:
+        continued: the session goes on: a will whose delay is not over is not published [MQTT-3.1.3-9] (5.0).
+
+    Raises:
+        ApiError, NoResponders, RequestTimeout: JetStream does not answer.
+    """
+    for gateway in gateways:
+        will = await broker.wills.load(gateway, client_hash)
+        if will is None:
+            continue
+        if will.delay:
+            await broker.timers.cancel(WILL, f"{gateway}.{client_hash}")
+        if continued and will.delay:
+            await broker.wills.delete(will.seq)
+        else:
+            await published(broker, will)
+
+
+async def will_due(broker: Broker, timer: FiredTimer) -> None:
+    """The delay of a will is over: publish it, unless the session was claimed since: then its owner deals with it."""
+    gateway, _, client_hash = timer.key.partition(".")
+    will = await broker.wills.load(gateway, client_hash)
+    if will is None:
+        return
+    try:
+        found = await broker.sessions.load(client_hash)
+    except PoisonedRecord:
+        found = None
+    if found is None or found[1] == timer.epoch:
+        await published(broker, will)
+
+
+# -- publishing -------------------------------------------------------------------------------------
+
+
+async def published(broker: Broker, will: StoredWill) -> None:
+    """Publish a will, and wait until it is stored."""
+    done = Done()
+    publish_will(broker, will, done)
+    await done.event.wait()
+
+
+def publish_will(broker: Broker, will: StoredWill, then: Done | None = None) -> None:
+    """Publish a will that nobody else has published."""
+    if will.qos == 0:
+        _delete(broker, will, ZeroOp(broker, will, then))
+    else:
+        _publish(broker, will, then)
+    broker.link.kick()
+
+
+def _delete(broker: Broker, will: StoredWill, operation: Op) -> None:
+    broker.store.call(broker.delete_will, b'{"seq":%d,"no_erase":true}' % will.seq, operation)
+
+
+def _publish(broker: Broker, will: StoredWill, then: Done | None) -> None:
+    route = broker.table.route_of_subject(will.subject.encode())
+    more = restored(b"%b%b%b" % (START, will.lines, END), time.time())
+    if more is not None:
+        more = broker.replying.addressed(more)
+    first, newline, _ = will.lines.partition(b"\r\n")
+    sender = first + newline if first.startswith(b"Nmqtt-Client:") else b""
+    operation = WillOp(broker, will, then)
+    try:
+        if route is None:
+            raise TooLarge("its subject names no topic")
+        _send(broker, will, route, sender, more, operation)
+    except TooLarge as error:
+        log.error("the will on %r cannot be published: %s", will.subject, error)
+        operation.end()
+
+
+def _send(
+    broker: Broker, will: StoredWill, route: Route, sender: bytes, more: Extras | None, operation: WillOp
+) -> None:
+    lines = sender
+    ttl, reply = b"", b""
+    if more is not None:
+        lines += more.lines
+        ttl, reply = more.ttl, more.reply
+    release = will.release
+    if will.retain:  # [MQTT-3.1.2-16] [MQTT-3.1.2-17] (3.1.1), [MQTT-3.1.2-14] [MQTT-3.1.2-15] (5.0)
+        operation.left += 1
+        identity = b"Nats-Msg-Id:%b\r\n" % release if will.payload else b""
+        parent = RetainedOp(broker, operation, not will.payload)
+        retain(broker, route, will.payload, will.qos, parent, identity + lines + ttl)
+        lines += RETAIN_LINE
+    first = b"NATS/1.0\r\nNmqtt-Pub:%d\r\n" % will.qos
+    if will.qos:
+        first += b"Nats-Msg-Id:%b\r\nNmqtt-Id:%b\r\n" % (release, broker.next_id())
+    first += lines
+    size = len(first) + 2
+    total = size + len(will.payload)
+    broker.link.out.append(b"%b%b%d %d\r\n%b\r\n%b\r\n" % (route.hpub, reply, size, total, first, will.payload))
+    if will.qos:
+        operation.left += 1
+        broker.store.put(route.msgs, b"%b%b\r\n" % (first, ttl), will.payload, operation)
+    message = _message(will, route, sender, more)
+    if will.qos:
+        broker.fanout.released(route, message, release)
+    else:
+        broker.fanout.local(route, message)
+    if not operation.left:
+        operation.end()
+
+
+def _message(will: StoredWill, route: Route, sender: bytes, more: Extras | None) -> Message:
+    name = percent_decode(sender.partition(b":")[2].strip().decode("latin-1"))
+    if more is None and not will.retain:
+        return Message(route.key, will.payload, will.qos, name)
+    if more is None:
+        return Rich(route.key, will.payload, will.qos, name, kept=True)
+    return Rich(
+        route.key, will.payload, will.qos, name, body=more.body, expiry=more.expiry, born=more.born, kept=will.retain
+    )
+
+
+class Done(Op):
+    """Something that is waited for; its failure is the end of it too."""
+
+    __slots__ = ("event",)
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+
+    def stored(self, ack: bytes) -> None:
+        """Done."""
+        self.event.set()
+
+    def failed(self, error: ApiError) -> None:
+        """Done with."""
+        self.event.set()
+
+
+class WillOp(Op):
+    """The stores of a will; then the stored will is deleted."""
+
+    __slots__ = ("broker", "left", "then", "will")
+
+    def __init__(self, broker: Broker, will: StoredWill, then: Done | None) -> None:
+        self.broker = broker
+        self.will = will
+        self.then = then
+        self.left = 0
+
+    def stored(self, ack: bytes) -> None:
+        """One of them is done."""
+        self.left -= 1
+        if self.left == 0:
+            self.end()
+
+    def failed(self, error: ApiError) -> None:
+        """Nobody is left to be told but the operator."""
+        log.error("the will on %r was not stored: %s", self.will.subject, error)
+        self.stored(b"")
+
+    def end(self) -> None:
+        """The will has been published."""
+        if self.will.qos:
+            _delete(self.broker, self.will, self.then or Silent())
+            self.broker.link.kick()
+        elif self.then is not None:
+            self.then.event.set()
+
+
+class ZeroOp(Op):
+    """The deletion of a stored will at QoS 0: who has deleted it publishes it."""
+
+    __slots__ = ("broker", "then", "will")
+
+    def __init__(self, broker: Broker, will: StoredWill, then: Done | None) -> None:
+        self.broker = broker
+        self.will = will
+        self.then = then
+
+    def stored(self, ack: bytes) -> None:
+        """Nobody else has."""
+        _publish(self.broker, self.will, self.then)
+        self.broker.link.kick()
+        self.broker.round.start()
+
+    def failed(self, error: ApiError) -> None:
+        """Somebody else has, or wants to."""
+        if self.then is not None:
+            self.then.event.set()
+
+
+class TimerOp(Op):
+    """The store of the timer of a delayed will."""
+
+    __slots__ = ("will",)
+
+    def __init__(self, will: StoredWill) -> None:
+        self.will = will
+
+    def stored(self, ack: bytes) -> None:
+        """The will is published in time."""
+
+    def failed(self, error: ApiError) -> None:
+        """It is published when the session ends, or goes on elsewhere."""
+        log.error("the will on %r may come late: %s", self.will.subject, error)

@@ -26,8 +26,8 @@ def header(headers: bytes, name: bytes) -> bytes:
 
 
 def identity(headers: bytes) -> bytes:
-    """What tells a message from every other: the release id of a QoS 2 message, else its own id."""
-    if b"\r\nNats-Msg-Id:q2-" in headers:
+    """What tells a message from every other: the release id of a QoS 2 message or a will, else its own id."""
+    if b"\r\nNats-Msg-Id:q2-" in headers or b"\r\nNats-Msg-Id:will-" in headers:
         return header(headers, b"Nats-Msg-Id:")
     return header(headers, b"Nmqtt-Id:")
 

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 import orjson
 
 from mqtt_streams.api import ApiError, JetStream, NoResponders, RequestTimeout, call
+from mqtt_streams.gateways import STREAM as GATEWAYS
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.pubrel import STREAM as OUT
 from mqtt_streams.qos2 import STREAM as QOS2IN
@@ -20,8 +21,9 @@ from mqtt_streams.retained import STREAM as RETAINED
 from mqtt_streams.sessions import PREFIX as SESSION_PREFIX
 from mqtt_streams.sessions import STREAM as SESSIONS
 from mqtt_streams.timers import STREAM as TIMERS
+from mqtt_streams.wills import STREAM as WILLS
 
-STREAMS: Final = (SESSIONS, MESSAGES, RETAINED, QOS2IN, OUT, TIMERS)
+STREAMS: Final = (SESSIONS, MESSAGES, RETAINED, QOS2IN, OUT, TIMERS, WILLS, GATEWAYS)
 
 _STREAM_NOT_FOUND: Final = 10059
 _NAME_IN_USE: Final = 10058
@@ -237,6 +239,8 @@ def _changes(
         present = config.get("max_consumers", -1)
         if present <= 0 or present < definition["max_consumers"]:
             changes["max_consumers"] = definition["max_consumers"]
+    if definition.get("subject_delete_marker_ttl") and not config.get("subject_delete_marker_ttl"):
+        changes["subject_delete_marker_ttl"] = definition["subject_delete_marker_ttl"]
     if more_replicas and config.get("num_replicas", 1) < definition["num_replicas"]:
         changes["num_replicas"] = definition["num_replicas"]
     to_limits = upgrade_retention and definition["retention"] == "limits" and config["retention"] == "interest"

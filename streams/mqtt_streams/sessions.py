@@ -74,7 +74,8 @@ class V5:
     set while disconnected. `owner`, `nonce`: who wrote the record, and a value that tells its writes apart.
     `q2`: QoS 2 publishes were held. `options`: by first subject of the filter. `start`: first stream sequence by
     consumer key. `replay`: cursor of an unfinished retained replay by consumer key. `was`: by consumer key, the QoS
-    that held before the present one and the last stream sequence for which it did.
+    that held before the present one and the last stream sequence for which it did. `wills`: gateways under which a will
+    of the session may be stored.
     """
 
     kind: Kind = "durable"
@@ -88,6 +89,7 @@ class V5:
     draining: list[Draining] = field(default_factory=list)
     replay: dict[str, int] = field(default_factory=dict)
     was: dict[str, tuple[int, int]] = field(default_factory=dict)
+    wills: list[str] = field(default_factory=list)
     version: int = V5_VERSION
 
 
@@ -156,6 +158,8 @@ def _encode_v5(v5: V5) -> dict[str, object]:
         ]
     if v5.replay:
         body["replay"] = v5.replay
+    if v5.wills:
+        body["wills"] = v5.wills
     if v5.was:
         body["was"] = {key: {"qos": qos, "until": until} for key, (qos, until) in v5.was.items()}
     return body
@@ -227,11 +231,15 @@ def _is_literal(text: str) -> bool:
     return _is_subject(text) and "*" not in text and ">" not in text
 
 
+def _is_token(text: str) -> bool:
+    return _is_literal(text) and "." not in text
+
+
 def _is_consumer_of(name: str, client_hash: str) -> bool:
     """Whether a name, which becomes a token of API subjects, is of a consumer of this client and no other's."""
     if name == PUBREL_CONSUMER_PREFIX + client_hash:
         return True
-    return name.startswith(client_hash + "_") and _is_literal(name) and "." not in name
+    return name.startswith(client_hash + "_") and _is_token(name)
 
 
 def _consumer(value: object, where: str, client_hash: str) -> ConsumerRef:
@@ -304,6 +312,9 @@ def _v5(value: object, client_hash: str) -> V5:
     for key, raw in reader.items("was").items():
         inner = _Reader(raw, "v5: was")
         was[key] = (inner.number("qos", 1, 2), inner.number("until", 0, _MAX_SEQUENCE))
+    wills = reader.values.pop("wills", None) or []
+    if not isinstance(wills, list) or not all(isinstance(one, str) and _is_token(one) for one in wills):
+        raise PoisonedRecord("v5: wills is not a list of gateways")
     return V5(
         "durable" if kind == "durable" else "regular",
         reader.optional_number("expiry", 0, 2**32 - 1),
@@ -316,6 +327,7 @@ def _v5(value: object, client_hash: str) -> V5:
         ended,
         reader.numbers("replay"),
         was,
+        wills,
         version,
     )
 

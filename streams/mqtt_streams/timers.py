@@ -22,6 +22,8 @@ FIRED_PREFIX: Final = "$MQTT.timers.fired."
 CONSUMER: Final = "gateways"
 EXPIRY: Final = "expiry"
 """Kind of the session expiry timer; its key is the client's hash."""
+WILL: Final = "will"
+"""Kind of the timer of a delayed will; its key is the gateway under which the will is stored and the client's hash."""
 
 _NOTHING: Final = (404, 408, 409)
 
@@ -91,28 +93,36 @@ class TimerStore:
         body = {"stream_name": STREAM, "config": config}
         await call(self._js, f"CONSUMER.DURABLE.CREATE.{STREAM}.{CONSUMER}", body)
 
-    async def fetch(self, wait: float) -> FiredTimer | None:
-        """Take one due timer, waiting up to `wait` seconds; another gateway gets it 30 s later if not `done` by then.
+    async def fetch(self, wait: float, most: int) -> list[FiredTimer]:
+        """Take up to `most` due timers, waiting up to `wait` seconds for the first.
 
-        Raises NoResponders, RequestTimeout, ApiError.
+        Another gateway gets those that are not `done` 30 s later. Raises NoResponders, RequestTimeout, ApiError.
         """
-        body = orjson.dumps({"batch": 1, "expires": int(wait * 1e9)})
-        subject = f"{self._js.api_prefix}.CONSUMER.MSG.NEXT.{STREAM}.{CONSUMER}"
-        answers = self._js.stream(subject, body, timeout=wait + 5)
-        try:
-            async for reply in answers:
-                ack = parse_ack(reply.reply.encode())
-                if ack is not None and reply.subject.startswith(FIRED_PREFIX):
+        found: list[FiredTimer] = []
+        # Those that are due already come at once; only for the first one is waited.
+        for body in ({"batch": most, "no_wait": True}, {"batch": 1, "expires": int(wait * 1e9)}):
+            subject = f"{self._js.api_prefix}.CONSUMER.MSG.NEXT.{STREAM}.{CONSUMER}"
+            answers = self._js.stream(subject, orjson.dumps(body), timeout=wait + 5)
+            try:
+                async for reply in answers:
+                    ack = parse_ack(reply.reply.encode())
+                    if ack is None or not reply.subject.startswith(FIRED_PREFIX):
+                        code = headers.status(reply.headers)
+                        if code not in _NOTHING:
+                            raise ApiError(code or 500, 0, "fetching a timer: unexpected answer")
+                        break
                     kind, _, key = reply.subject.removeprefix(FIRED_PREFIX).partition(".")
                     epoch = headers.get_int(reply.headers, headers.EPOCH) or 0
-                    return FiredTimer(kind, key, epoch, ack.stream_seq, reply.headers, reply.payload, reply.reply)
-                code = headers.status(reply.headers)
-                if code not in _NOTHING:
-                    raise ApiError(code or 500, 0, "fetching a timer: unexpected answer")
-                return None
-        finally:
-            await answers.aclose()
-        return None
+                    found.append(
+                        FiredTimer(kind, key, epoch, ack.stream_seq, reply.headers, reply.payload, reply.reply)
+                    )
+                    if len(found) >= body["batch"]:
+                        break
+            finally:
+                await answers.aclose()
+            if found:
+                break
+        return found
 
     async def done(self, timer: FiredTimer) -> None:
         """Remove a timer that has been dealt with (do that first: nobody gets it again)."""

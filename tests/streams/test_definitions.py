@@ -33,6 +33,9 @@ Link: TypeAlias = Callable[..., Awaitable[NatsPyJetStream]]
 DAY_NS = 86400 * 10**9
 
 
+ADDED = ["$MQTT_wills", "KV_MQTT_gateways"]
+
+
 async def config_of(js: NatsPyJetStream, stream: str) -> dict[str, Any]:
     config: dict[str, Any] = (await call(js, f"STREAM.INFO.{stream}"))["config"]
     return config
@@ -98,7 +101,7 @@ async def test_a_stream_that_appears_meanwhile_is_checked(js: NatsPyJetStream) -
     await create(js, "$MQTT_sess", description="made by somebody else")
     await create(js, "$MQTT_msgs", allow_direct=False)
     report = await ensure_streams(Late(js))
-    assert report.created == ["$MQTT_rmsgs", "$MQTT_qos2in", "$MQTT_out", "$MQTT_timers"]
+    assert report.created == ["$MQTT_rmsgs", "$MQTT_qos2in", "$MQTT_out", "$MQTT_timers", *ADDED]
     assert report.upgraded == {"$MQTT_msgs": ["allow_direct"]}
 
 
@@ -119,6 +122,8 @@ async def test_switches_are_turned_on(js: NatsPyJetStream) -> None:
         "$MQTT_rmsgs": ["allow_direct", "allow_msg_ttl"],
         "$MQTT_out": ["max_consumers"],
         "$MQTT_timers": ["allow_direct", "allow_msg_ttl", "allow_msg_schedules"],
+        "$MQTT_wills": ["allow_direct"],
+        "KV_MQTT_gateways": ["allow_direct"],
     }
     assert report.kept == []
     assert (await ensure_streams(js)).upgraded == {}
@@ -295,7 +300,7 @@ async def test_streams_of_nats_servers_own_listener(own_server: Start, link: Lin
 
     js = await link(server)
     report = await ensure_streams(js)
-    assert report.created == ["$MQTT_timers"]
+    assert report.created == ["$MQTT_timers", *ADDED]
     assert report.upgraded == {
         "$MQTT_sess": ["allow_direct"],
         "$MQTT_msgs": ["allow_direct", "allow_msg_ttl", "max_consumers"],

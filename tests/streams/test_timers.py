@@ -37,12 +37,11 @@ async def test_a_timer_fires_once_and_is_gone_when_done(js: NatsPyJetStream) -> 
     store = await store_of(js)
     due = time.time() + 1
     await store.schedule(EXPIRY, "A4a1Bsn5", due, 17, b"body", [("Nmqtt-Client", "x")])
-    timer = await store.fetch(10)
-    assert timer is not None
+    (timer,) = await store.fetch(10, 1)
     assert time.time() >= due - 0.3
     assert (timer.kind, timer.key, timer.epoch, timer.payload) == (EXPIRY, "A4a1Bsn5", 17, b"body")
     assert headers.get(timer.headers, "Nmqtt-Client") == "x"
-    assert await store.fetch(0.05) is None
+    assert await store.fetch(0.05, 1) == []
     await store.done(timer)
     info = await js.client.jetstream().stream_info("$MQTT_timers")
     assert info.state.messages == 0
@@ -53,8 +52,7 @@ async def test_overdue_timers_fire_at_once(js: NatsPyJetStream) -> None:
     store = await store_of(js)
     started = time.monotonic()
     await store.schedule(EXPIRY, "a.b", time.time() - 3600, 1)
-    timer = await store.fetch(10)
-    assert timer is not None
+    (timer,) = await store.fetch(10, 1)
     assert timer.key == "a.b"
     assert time.monotonic() - started < 3
 
@@ -66,10 +64,9 @@ async def test_cancel_and_replace(js: NatsPyJetStream) -> None:
     await store.schedule(EXPIRY, "moved", time.time() + 1.6, 2)
     assert await store.cancel(EXPIRY, "gone") is True
     assert await store.cancel(EXPIRY, "gone") is False
-    timer = await store.fetch(10)
-    assert timer is not None
+    (timer,) = await store.fetch(10, 1)
     assert (timer.key, timer.epoch) == ("moved", 2)
-    assert await store.fetch(1) is None
+    assert await store.fetch(1, 1) == []
 
 
 async def test_each_timer_goes_to_one_gateway(
@@ -77,10 +74,10 @@ async def test_each_timer_goes_to_one_gateway(
 ) -> None:
     store = await store_of(js)
     others = [await link(streams_server) for _ in range(3)]
-    waiting = [asyncio.create_task(TimerStore(other).fetch(5)) for other in others for _ in range(5)]
+    waiting = [asyncio.create_task(TimerStore(other).fetch(5, 1)) for other in others for _ in range(5)]
     for number in range(15):
         await store.schedule(EXPIRY, f"c{number}", time.time(), number)
-    timers = [timer for timer in await asyncio.gather(*waiting) if timer is not None]
+    timers = [timer for taken in await asyncio.gather(*waiting) for timer in taken]
     assert sorted(timer.epoch for timer in timers) == list(range(15))
     for timer in timers:
         await store.done(timer)
@@ -95,12 +92,11 @@ async def test_fired_timers_wait_for_a_gateway(js: NatsPyJetStream) -> None:
         return bool(info.state.subjects)
 
     await eventually(fired)
-    timer = await store.fetch(1)
-    assert timer is not None
+    (timer,) = await store.fetch(1, 1)
     assert timer.epoch == 1
 
 
 async def test_no_consumer(js: NatsPyJetStream) -> None:
     await ensure_streams(js)
     with pytest.raises(NoResponders):
-        await TimerStore(js).fetch(0.1)
+        await TimerStore(js).fetch(0.1, 1)

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This gateway's lease, and those of the others.
+
+A gateway holds a lease in a KV bucket and renews it. When it dies the lease lapses, and one of the others deals
+with its clients: see :mod:`mqtt_nats.broker.reaping` and docs/internals/rules.md#leases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from mqtt_nats import __version__
+from mqtt_nats.broker.reaping import reap
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.gateways import Entry, GatewayStore, LeaseTaken
+from mqtt_streams.hashing import name_hash
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.context import Broker
+
+log = logging.getLogger("mqtt_nats.broker")
+
+RENEWALS: Final = 4
+"""Renewals in the time of a lease."""
+
+
+class Lease:
+    """The lease of this gateway, and its judgement on others."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.store = GatewayStore(broker.inbox)
+        self.ttl = broker.settings.gateway_lease
+        self.info: dict[str, Any] = {"version": __version__, "started": time.time()}
+        self._sequence = 0
+        self._healthy_since: float | None = None
+        self._renewed = 0.0
+        self._reaping: set[str] = set()
+        self.wake = asyncio.Event()
+        """Set when NATS is connected again: the lease is renewed first thing."""
+
+    async def begin(self) -> None:
+        """Take the lease for the first time; nobody is served before.
+
+        Raises:
+            ApiError, NoResponders, RequestTimeout: JetStream does not answer.
+        """
+        await self._renew()
+
+    async def keep(self) -> None:
+        """Renew the lease and look after those that have lapsed, for as long as the gateway runs."""
+        while True:
+            try:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self.ttl / RENEWALS):
+                        await self.wake.wait()
+                self.wake.clear()
+                await self.broker.online.wait()
+                await self.renew()
+                await self._judge()
+            except (ApiError, NoResponders, RequestTimeout) as error:
+                log.debug("lease: %s", error)
+            except Exception:
+                log.exception("the lease could not be kept")
+
+    async def renew(self) -> None:
+        """Renew the lease; a gateway whose clients somebody else has dealt with lets go of them.
+
+        Raises:
+            ApiError, NoResponders, RequestTimeout: JetStream does not answer.
+        """
+        try:
+            await self._renew()
+        except (ApiError, NoResponders, RequestTimeout):
+            self._healthy_since = None
+            raise
+
+    async def _renew(self) -> None:
+        broker = self.broker
+        identity = broker.identity
+        while True:
+            try:
+                self._sequence = await self.store.hold(identity, identity, self._sequence, self.ttl)
+                break
+            except LeaseTaken:
+                sequence, holder = await self.store.lease(identity)
+                if holder in ("", identity):  # it has lapsed and nobody has noticed, or our own write came late
+                    self._sequence = sequence
+                    continue
+                log.error("this gateway was taken for dead: gateway %s has dealt with its clients", holder)
+                identity = self._begin_anew()
+        await self.store.register(identity, time.time(), self.info)
+        now = time.monotonic()
+        if self._healthy_since is None or now - self._renewed > self.ttl / 2:
+            self._healthy_since = now
+        self._renewed = now
+
+    def _begin_anew(self) -> str:
+        """Let go of every client: their sessions may have moved. Goes on under another name."""
+        broker = self.broker
+        broker.identity = name_hash(secrets.token_hex(16))
+        self._sequence = 0
+        for client in list(broker.connections):
+            client.taken_over()
+        return broker.identity
+
+    async def _judge(self) -> None:
+        """Deal with the clients of gateways whose lease has lapsed.
+
+        Nobody is judged before this gateway has itself been connected, with a JetStream that answers, for the time of
+        a whole lease: after an outage the others need that time to renew theirs.
+        """
+        since = self._healthy_since
+        if since is None or time.monotonic() - since < self.ttl:
+            return
+        for entry in await self.store.entries():
+            if entry.lapsed and entry.identity != self.broker.identity and entry.identity not in self._reaping:
+                try:
+                    sequence = await self.store.hold(
+                        entry.identity, self.broker.identity, entry.sequence, self.ttl * RENEWALS
+                    )
+                except LeaseTaken:
+                    continue  # it is alive, or another gateway was faster
+                self._reaping.add(entry.identity)
+                self.broker.spawn(self._reap(entry, sequence), f"clients of gateway {entry.identity}")
+
+    async def _reap(self, entry: Entry, sequence: int) -> None:
+        """Deal with the clients of a dead gateway; done again, by whoever, when it is interrupted."""
+        log.warning("gateway %s has not renewed its lease: dealing with its clients", entry.identity)
+        work = asyncio.create_task(reap(self.broker, entry))
+        try:
+            while not work.done():
+                await asyncio.wait([work], timeout=self.ttl)
+                if not work.done():  # it takes long: keep the claim
+                    sequence = await self.store.hold(
+                        entry.identity, self.broker.identity, sequence, self.ttl * RENEWALS
+                    )
+            work.result()
+            await self.store.remove(entry.identity)
+        except (ApiError, NoResponders, RequestTimeout, LeaseTaken) as error:
+            log.warning("the clients of gateway %s are not all dealt with: %s", entry.identity, error)
+        finally:
+            work.cancel()
+            self._reaping.discard(entry.identity)
+
+    async def release(self) -> None:
+        """The gateway ends, and has left everything in order."""
+        try:
+            await self.store.remove(self.broker.identity)
+        except (ApiError, NoResponders, RequestTimeout) as error:
+            log.debug("lease: %s", error)

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a dead gateway has left: wills are published, sessions end at once or in time.
+
+Everything here may be done twice, and by two gateways: each step is conditional on what it has found, or finds
+nothing the second time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from mqtt_nats.broker.closing import UNSET, end_session
+from mqtt_nats.broker.will import delay_will, published, settle_wills
+from mqtt_streams import stored
+from mqtt_streams.api import ApiError
+from mqtt_streams.gateways import Entry
+from mqtt_streams.hashing import name_hash
+from mqtt_streams.headers import EPOCH, get_int
+from mqtt_streams.sessions import PREFIX, STREAM, WRONG_LAST_SEQUENCE, PoisonedRecord, SessionRecord, decode
+from mqtt_streams.timers import EXPIRY, timer_subject
+from mqtt_streams.timers import STREAM as TIMERS
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.context import Broker
+    from mqtt_streams.wills import StoredWill
+
+log = logging.getLogger("mqtt_nats.broker")
+
+PAGE: Final = 256
+PAGE_BYTES: Final = 1024 * 1024
+
+AT_ONCE: Final = 32
+"""Sessions dealt with at the same time."""
+
+
+async def reap(broker: Broker, dead: Entry) -> None:
+    """Deal with the clients of a gateway that does not run any more.
+
+    Raises:
+        ApiError, NoResponders, RequestTimeout: JetStream does not answer.
+    """
+    wills = await broker.wills.of_gateway(dead.identity)
+    for start in range(0, len(wills), AT_ONCE):
+        await asyncio.gather(*(_will(broker, dead, will) for will in wills[start : start + AT_ONCE]))
+    sessions = 0
+    sequence = 1
+    more = True
+    while more:
+        page, more = await stored.direct_page(
+            broker.inbox, STREAM, PREFIX + ">", {"seq": sequence}, messages=PAGE, size=PAGE_BYTES
+        )
+        owned: list[tuple[SessionRecord, int]] = []
+        for message in page:
+            sequence = message.seq + 1
+            try:
+                record = decode(message.payload)
+            except PoisonedRecord:
+                continue
+            if record.v5 is not None and record.v5.owner == dead.identity:
+                owned.append((record, message.seq))
+        for start in range(0, len(owned), AT_ONCE):
+            await asyncio.gather(*(_session(broker, dead, *one) for one in owned[start : start + AT_ONCE]))
+        sessions += len(owned)
+    log.info("gateway %s: %d wills and %d sessions dealt with", dead.identity, len(wills), sessions)
+
+
+async def _will(broker: Broker, dead: Entry, will: StoredWill) -> None:
+    """Publish a will, at once or when its delay is over, counted from when the gateway was last alive."""
+    try:
+        found = await broker.sessions.load(will.client_hash)
+    except PoisonedRecord:
+        found = None
+    if found is not None and found[0].v5 is not None and found[0].v5.owner != dead.identity:
+        if dead.identity in found[0].v5.wills:
+            return  # its new owner has claimed the session and deals with it
+        await published(broker, will)
+        return
+    record = found[0] if found is not None else None
+    v5 = record.v5 if record is not None else None
+    if found is None or v5 is None or not will.delay or v5.kind == "regular" or v5.expiry == 0:
+        await published(broker, will)
+        return
+    delay = will.delay if v5.expiry is None else min(will.delay, v5.expiry)
+    delay_will(broker, will, found[1], dead.alive + delay)
+
+
+async def _session(broker: Broker, dead: Entry, record: SessionRecord, sequence: int) -> None:
+    """End a session that was to end with its connection; set the deadline of any other."""
+    v5 = record.v5
+    assert v5 is not None
+    if v5.kind == "regular" or v5.expiry == 0:
+        await end_session(broker, record, sequence)
+        return
+    # A will that its dead owner had found and not dealt with; its own was stored under its own name.
+    others = [gateway for gateway in v5.wills if gateway != dead.identity]
+    if others:
+        await settle_wills(broker, name_hash(record.client_id), others, continued=True)
+    if v5.expiry is not None:
+        await _deadline(broker, record, sequence, dead.alive + v5.expiry)
+
+
+async def _deadline(broker: Broker, record: SessionRecord, sequence: int, at: float) -> None:
+    """Set the timer of a session, unless its connection had ended before its gateway did: then there is one."""
+    client_hash = name_hash(record.client_id)
+    payload = record.client_id.encode()
+    try:
+        await broker.timers.schedule(EXPIRY, client_hash, at, sequence, payload, UNSET)
+    except ApiError as error:
+        if error.err_code not in WRONG_LAST_SEQUENCE:
+            raise
+        present = await stored.get_last(broker.inbox, TIMERS, timer_subject(EXPIRY, client_hash))
+        if present is not None and get_int(present.headers, EPOCH) != sequence:
+            await broker.timers.cancel(EXPIRY, client_hash)
+            await broker.timers.schedule(EXPIRY, client_hash, at, sequence, payload, UNSET)

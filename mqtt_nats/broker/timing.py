@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Timers that have fired: each is taken by one gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from mqtt_nats.broker.closing import expire
+from mqtt_nats.broker.will import will_due
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.timers import EXPIRY, WILL, FiredTimer
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.context import Broker
+
+log = logging.getLogger("mqtt_nats.broker")
+
+WAIT: Final = 30.0
+"""Seconds for which a gateway waits for a timer before it asks again."""
+
+AT_ONCE: Final = 64
+"""Timers that a gateway deals with at the same time: thousands of sessions may end at the same moment."""
+
+PAUSE: Final = 1.0
+
+
+async def take_timers(broker: Broker) -> None:
+    """Take fired timers for as long as the gateway runs."""
+    ready = False
+    while True:
+        try:
+            await broker.online.wait()
+            if not ready:
+                await broker.timers.ensure_consumer()
+                ready = True
+            timers = await broker.timers.fetch(WAIT, AT_ONCE)
+            await asyncio.gather(*(_handle(broker, timer) for timer in timers))
+        except (ApiError, NoResponders, RequestTimeout) as error:
+            log.debug("timers: %s", error)
+            ready = False  # the consumer may be gone
+            await asyncio.sleep(PAUSE)
+
+
+async def _handle(broker: Broker, timer: FiredTimer) -> None:
+    """Do what a timer is for; it comes again, to some gateway, when that is interrupted."""
+    try:
+        if timer.kind == EXPIRY:
+            await expire(broker, timer)
+        elif timer.kind == WILL:
+            await will_due(broker, timer)
+        await broker.timers.done(timer)
+    except (ApiError, NoResponders, RequestTimeout) as error:
+        log.debug("timer of %s: %s", timer.key, error)
+    except Exception:
+        log.exception("a timer could not be handled")

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`$MQTT_wills`: the will of each connected client that has one, under its gateway.
+
+It is stored at CONNECT and removed when it is published or no longer wanted, so that the wills of a gateway that has
+died are found and published by another.
+"""
+
+from typing import Final, NamedTuple
+
+from mqtt_streams import headers, stored
+from mqtt_streams.api import JetStream
+from mqtt_streams.stored import StoredMessage
+
+STREAM: Final = "$MQTT_wills"
+PREFIX: Final = "$MQTT.wills."
+
+_OURS: Final = (b"Nmqtt-Pub:", b"Nmqtt-Subject:", b"Nmqtt-Epoch:", b"Nmqtt-Delay:", b"Nmqtt-Retain:", b"Nats-")
+
+
+class StoredWill(NamedTuple):
+    """A stored will.
+
+    `gateway`, `client_hash`: whose. `seq`: of this record. `epoch`: sequence of the write that claimed the session.
+    `delay`: will delay interval in seconds. `subject`: where it is to be published. `lines`: ready header lines of
+    publisher and properties.
+    """
+
+    gateway: str
+    client_hash: str
+    seq: int
+    epoch: int
+    delay: int
+    qos: int
+    retain: bool
+    subject: str
+    lines: bytes
+    payload: bytes
+
+    @property
+    def release(self) -> bytes:
+        """Nats-Msg-Id of the message: it is published once, whoever does it."""
+        return b"will-%d" % self.epoch
+
+
+def will_subject(gateway: str, client_hash: str) -> str:
+    """Where the will of a client is stored."""
+    return f"{PREFIX}{gateway}.{client_hash}"
+
+
+def will_block(subject: bytes, qos: int, retain: bool, epoch: int, delay: int, lines: bytes) -> bytes:
+    """Header block of a stored will; for the arguments see StoredWill."""
+    return b"NATS/1.0\r\nNmqtt-Pub:%d\r\nNmqtt-Subject:%b\r\nNmqtt-Epoch:%d\r\nNmqtt-Delay:%d\r\n%b%b\r\n" % (
+        qos,
+        subject,
+        epoch,
+        delay,
+        b"Nmqtt-Retain:1\r\n" if retain else b"",
+        lines,
+    )
+
+
+def parse(message: StoredMessage) -> StoredWill | None:
+    """Read a stored will; None when it is unusable."""
+    gateway, _, client_hash = message.subject.removeprefix(PREFIX).partition(".")
+    block = message.headers
+    qos = headers.get_int(block, headers.PUB)
+    subject = headers.get(block, headers.SUBJECT)
+    if qos is None or qos > 2 or not subject or not client_hash:
+        return None
+    lines = [line + b"\r\n" for line in block.split(b"\r\n")[1:] if line and not line.startswith(_OURS)]
+    return StoredWill(
+        gateway,
+        client_hash,
+        message.seq,
+        headers.get_int(block, headers.EPOCH) or 0,
+        headers.get_int(block, headers.DELAY) or 0,
+        qos,
+        headers.get(block, headers.RETAIN) is not None,
+        subject,
+        b"".join(lines),
+        message.payload,
+    )
+
+
+class WillStore:
+    """Reads and removes wills; the gateway's data path stores them."""
+
+    def __init__(self, js: JetStream) -> None:
+        self._js = js
+
+    async def load(self, gateway: str, client_hash: str) -> StoredWill | None:
+        """The will of a client, None when there is none."""
+        message = await stored.get_last(self._js, STREAM, will_subject(gateway, client_hash))
+        return None if message is None else parse(message)
+
+    async def of_gateway(self, gateway: str) -> list[StoredWill]:
+        """The wills of a gateway's clients; unusable records are deleted."""
+        found = []
+        async for message in stored.scan(self._js, STREAM, f"{PREFIX}{gateway}.*"):
+            will = parse(message)
+            if will is None:
+                await self.delete(message.seq)
+            else:
+                found.append(will)
+        return found
+
+    async def delete(self, seq: int) -> bool:
+        """Remove a will; False when it was gone."""
+        return await stored.delete(self._js, STREAM, seq)
