@@ -33,8 +33,19 @@ _RESERVED: Final = ("nats-", "nmqtt-", "status", "content-type")
 """Beginnings, in small letters, of the names that are no user property's."""
 
 _TOKEN: Final = frozenset("!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
-_BREAKS: Final = frozenset(chr(code) for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029))
-"""Characters at which a client library may end a line, or that a terminal would obey."""
+_DISTURBING: Final = frozenset(
+    chr(code)
+    for code in (
+        *range(0x20),
+        *range(0x7F, 0xA0),
+        *range(0xFDD0, 0xFDF0),
+        *(plane << 16 | last for plane in range(17) for last in (0xFFFE, 0xFFFF)),
+    )
+)
+"""Control characters and what Unicode keeps free: receivers may end the connection over these (section 1.5.4)."""
+
+_BREAKS: Final = _DISTURBING | {"\u2028", "\u2029"}
+"""Also the other characters at which a client library may end a line."""
 
 _PLAIN: Final = "/!\"$&'()*,:;<=>?@[\\]^`{|}"
 """What stays readable in ``Nmqtt-Reply``, beside letters, digits and ``_.-~``."""
@@ -148,7 +159,8 @@ def from_headers(headers: bytes) -> tuple[bytes, int]:
     """The properties of a message that came with this raw block of headers.
 
     Every header that is not reserved is a user property, in order, up to SHOWN_MOST. What would not be legal in a
-    packet is left out; of a header that can be there once, the first counts.
+    packet is left out, and so are headers of NATS clients with control characters, over which some MQTT clients end
+    their connection; of a header that can be there once, the first counts.
 
     Returns:
         What :func:`body` makes of the same properties, and the expiry interval in seconds, -1 = none.
@@ -177,7 +189,7 @@ def from_headers(headers: bytes) -> tuple[bytes, int]:
             if start is None:
                 start = _property(name)
             if start:
-                if _legal(value) and len(users) < SHOWN_MOST:
+                if _clean(value) and len(users) < SHOWN_MOST:
                     users.append(start + _string(value))
                 continue
             if name.lower() != b"content-type":
@@ -199,7 +211,7 @@ def from_headers(headers: bytes) -> tuple[bytes, int]:
 def _property(name: bytes) -> bytes:
     """What a user property of a header's name begins with, empty for a header that is not shown."""
     plain = name.strip().lower().decode("latin-1")
-    shown = plain and not plain.startswith(_RESERVED) and _legal(name)
+    shown = plain and not plain.startswith(_RESERVED) and _clean(name)
     start = USER + _string(name) if shown else b""
     if len(name) <= _NAME_MOST:
         if len(_to_property) >= _NAMES_MOST:
@@ -214,9 +226,11 @@ def _singles(values: list[bytes | None]) -> bytes:
     data = b""
     if indicator in (b"0", b"1"):
         data = FORMAT + (b"\1" if indicator == b"1" else b"\0")
-    if kind is None and encoded is not None:
-        kind = unquote_to_bytes(encoded)
-    if kind is not None and _legal(kind):
+    if kind is not None and not _clean(kind):
+        kind = None
+    elif kind is None and encoded is not None and _legal(encoded := unquote_to_bytes(encoded)):
+        kind = encoded
+    if kind is not None:
         data += CONTENT_TYPE + _string(kind)
     if reply:
         topic = unquote_to_bytes(reply)
@@ -244,10 +258,19 @@ def _legal(raw: bytes) -> bool:
     """Whether these bytes may be an MQTT string [MQTT-1.5.4-1] [MQTT-1.5.4-2] (5.0)."""
     if len(raw) > STRING_MOST or b"\0" in raw:
         return False
-    if raw.isascii():
-        return True
     try:
         raw.decode()
     except UnicodeDecodeError:
         return False
     return True
+
+
+def _clean(raw: bytes) -> bool:
+    """Whether these bytes may be an MQTT string that no receiver objects to."""
+    if len(raw) > STRING_MOST:
+        return False
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return text.isprintable() or _DISTURBING.isdisjoint(text)

@@ -69,8 +69,13 @@ HOSTILE_VALUES = [
     "1 2",
     "\u00e4 \U0001f600",
     "\ufeff",
+    "\ufdd0",
+    "\U0001fffe",
     "x" * 65_535,
 ]
+
+EXPLICIT = {"content_type": "a\tb", "user_property": [("a", "\n")]}
+"""What a publisher wanted to have sent."""
 
 strings = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30)
 topics = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0+#"), min_size=1, max_size=30)
@@ -241,7 +246,9 @@ class TestFromNats:
             (b"NATS/1.0\r\na:1\r\nA: 1 2 \r\na:\t3\r\n\r\n", {"user_property": [("a", "1"), ("A", "1 2"), ("a", "3")]}),
             (b"NATS/1.0\r\na:b:c\r\n\r\n", {"user_property": [("a", "b:c")]}),
             (b"NATS/1.0\r\na:b", {"user_property": [("a", "b")]}),
-            (b"NATS/1.0\r\na:x\ny\r\n\r\n", {"user_property": [("a", "x\ny")]}),
+            (b"NATS/1.0\r\na:x\ny\r\nb:\x1b[2J\r\nc\t:1\r\nd:\x7f\r\ne:\xc2\x85\r\nf:\xef\xbf\xbf\r\n\r\n", {}),
+            (b"NATS/1.0\r\nContent-Type:a\tb\r\n\r\n", {}),
+            (b"NATS/1.0\r\nNmqtt-Content-Type:a%09b\r\nNmqtt-User:a=%0A\r\n\r\n", EXPLICIT),
             (b"NATS/1.0\r\nTraceparent: 00-ab-01\r\n\r\n", {"user_property": [("Traceparent", "00-ab-01")]}),
             (b"NATS/1.0\r\nno colon\r\n:no name\r\n\r\n", {}),
             (b"NATS/1.0\r\nNats-Msg-Id:x\r\nNATS-Foo:y\r\nnmqtt-foo:z\r\n Nats-TTL:1\r\nstatus:200\r\n\r\n", {}),
