@@ -140,6 +140,7 @@ class Authentication:
         data = (connect.properties or {}).get("authentication_data")
         done = await self._exchange(client_id, data, client.connection.opened)
         self._user = done.user
+        client.connection.decoder.trust()
         return self._properties(done.data)
 
     async def _again(self, data: bytes | None) -> None:

@@ -123,6 +123,10 @@ class Decoder:
             self.error = error
         return packets
 
+    def trust(self) -> None:
+        """The client that named an authentication method is no stranger any more: packets may be as large as any."""
+        self._limit = self._limits.max_packet_size
+
     def _parse(self, data: bytes, packets: list[Packet]) -> None:
         pos = 0
         end = len(data)
@@ -256,7 +260,8 @@ class Decoder:
             self.version = level
             connect = read_connect(reader, level, bridge, limits)
             self._actions = _ACTIONS[level, False]
-            self._limit = limits.max_packet_size
+            if connect.properties is None or "authentication_method" not in connect.properties:
+                self._limit = limits.max_packet_size
             return connect
         if kind == PacketKind.CONNACK:
             return read_connack(reader, version, limits)

@@ -13,7 +13,7 @@ class Limits:
     max_packet_size: int
     """Bytes of a whole packet, fixed header included, after CONNECT."""
     connect_packet_size: int
-    """Bytes of the whole CONNECT packet: what a stranger may make the decoder buffer."""
+    """Bytes of the whole CONNECT packet, and of AUTH until CONNACK: what a stranger may make the decoder buffer."""
     max_topic_levels: int
     """Levels of a topic name or filter."""
     max_filters: int
