@@ -182,7 +182,7 @@ async def _with_server(settings: Settings) -> AsyncIterator[Settings]:
 def _announce(settings: Settings, addresses: list[tuple[str, int]]) -> None:
     """Say what listens where and what to try."""
     lines = [f"mqtt-nats {__version__}"]
-    lines += [f"MQTT  {_join(host, port)}  (MQTT 3.1.1)" for host, port in addresses]
+    lines += [f"MQTT  {_join(host, port)}  (MQTT 3.1.1, 5.0)" for host, port in addresses]
     where = f"embedded, data in {settings.data}" if settings.embedded else "running already"
     lines += [f"NATS  {settings.nats_display}  ({where})"]
     if addresses:
