@@ -150,10 +150,9 @@ class Authentication:
             done = await self._exchange(client.client_id, data, asyncio.get_running_loop().time())
             if done.user != self._user:
                 raise NotAuthorized("re-authentication as another user")
+            self._send(ReasonCode.SUCCESS, done.data)
         except MqttError as error:
             client.end(error)  # [MQTT-4.12.1-2] (5.0)
-        else:
-            client.outlet.write(encode(Auth(ReasonCode.SUCCESS, self._properties(done.data)), 5))
 
     async def _exchange(self, client_id: str, data: bytes | None, since: float) -> Success:
         """Run an exchange that must be complete in the time for CONNECT, counted from ``since`` (loop time)."""
@@ -163,7 +162,7 @@ class Authentication:
         try:
             exchange = await _decision(access.begin(self._method, client_id, client.connection))
             async with asyncio.timeout_at(since + client.broker.settings.connect_timeout):
-                for _ in range(ROUNDS_MOST):
+                for left in reversed(range(ROUNDS_MOST)):
                     verdict = await _decision(exchange.step(data))
                     if not client.alive:
                         raise NotAuthorized("the client has gone")
@@ -172,7 +171,8 @@ class Authentication:
                     if isinstance(verdict, Denied):
                         log.info("client %r from %s: %s", client_id, client.connection.peer, verdict.why)
                         raise NotAuthorized("access denied")
-                    data = await self._ask(verdict.data)
+                    if left:
+                        data = await self._ask(verdict.data)
         except TimeoutError:
             raise NotAuthorized("authentication takes too long") from None
         finally:
@@ -182,14 +182,17 @@ class Authentication:
 
     async def _ask(self, data: bytes) -> bytes | None:
         """Send a challenge [MQTT-4.12.0-2] (5.0) and wait for the answer."""
-        client = self._client
-        challenge = encode(Auth(ReasonCode.CONTINUE_AUTHENTICATION, self._properties(data)), 5)
-        if len(challenge) > client.terms.maximum_packet_size:  # [MQTT-3.1.2-24] (5.0)
-            raise PacketTooLarge("the client's Maximum Packet Size is too small for the authentication")
-        client.outlet.write(challenge)
+        self._send(ReasonCode.CONTINUE_AUTHENTICATION, data)
         self._answer = asyncio.get_running_loop().create_future()
-        client.connection.release(Hold.HANDSHAKE)
+        self._client.connection.release(Hold.HANDSHAKE)
         return await self._answer
+
+    def _send(self, reason: ReasonCode, data: bytes) -> None:
+        client = self._client
+        packet = encode(Auth(reason, self._properties(data)), 5)
+        if len(packet) > client.terms.maximum_packet_size:  # [MQTT-3.1.2-24] (5.0)
+            raise PacketTooLarge("the client's Maximum Packet Size is too small for the authentication")
+        client.outlet.write(packet)
 
     def _properties(self, data: bytes) -> Properties:
         found: Properties = {"authentication_method": self._method}  # [MQTT-4.12.0-5] (5.0)

@@ -127,14 +127,14 @@ def welcome(client: Client, connect: Connect, present: bool, more: Properties | 
     return data
 
 
-def check_greeting(client: Client, connect: Connect) -> None:
+def check_greeting(client: Client, connect: Connect, more: Properties | None) -> None:
     """A client has to take the whole CONNACK: what it says cannot be left out [MQTT-3.1.2-24] (5.0).
 
     Raises:
         PacketTooLarge: it does not.
     """
     limit = client.terms.maximum_packet_size
-    if limit < UNLIMITED and len(welcome(client, connect, False)) > limit:
+    if limit < UNLIMITED and len(welcome(client, connect, False, more)) > limit:
         raise PacketTooLarge(f"CONNACK has more than {limit} bytes")
 
 

@@ -119,8 +119,7 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
     if connect.bridge:
         client.no_local = True
         client.mark()
-    check_greeting(client, connect)
-    check_greeting(client, connect)
+    check_greeting(client, connect, granted)
     if connect.will is not None:
         check_will(client, connect.will)
     client.takeover_subject = f"$MQTT.JSA.*.SP.{client.hash}.*".encode()

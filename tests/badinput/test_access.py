@@ -11,13 +11,16 @@ import pytest
 
 import mqtt_nats.gateway
 from mqtt_nats.access.authenticator import Challenge, Credentials, Denied, Exchange, Success
+from mqtt_nats.broker import authenticating
 from mqtt_nats.codec import ReasonCode
 from mqtt_nats.config import Settings
 from mqtt_nats.connection.connection import Connection
+from mqtt_nats.gateway import Gateway
 from tests.harness import raw, raw5
 from tests.harness.bystanders import Bystanders
 from tests.harness.nats import NatsServer
 from tests.harness.raw import Raw, connect
+from tests.harness.waiting import eventually
 
 
 class FakeExchange:
@@ -75,9 +78,22 @@ def fake() -> Fake:
 
 
 @pytest.fixture
-def port(nats_server: NatsServer, fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Port of a gateway in this process, with the fake authenticator."""
+def gateways(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> list[Gateway]:
+    """The gateways in this process, which have the fake authenticator."""
+    found: list[Gateway] = []
+
+    def make(settings: Settings) -> Gateway:
+        found.append(Gateway(settings))
+        return found[-1]
+
+    monkeypatch.setattr(mqtt_nats.gateway, "Gateway", make)
     monkeypatch.setattr(mqtt_nats.gateway, "LocalAccess", lambda settings: fake)
+    return found
+
+
+@pytest.fixture
+def port(nats_server: NatsServer, gateways: list[Gateway]) -> Iterator[int]:
+    """Port of a gateway in this process."""
     ready: list[tuple[str, int]] = []
     started = threading.Event()
     control: list[Callable[[], Any]] = []
@@ -148,3 +164,93 @@ def test_a_failing_authenticator_does_not_touch_the_session(port: int) -> None:
                 (found,) = client.expect_closed()
                 assert found.body == b"\0\x05"
         assert victim.ping() == []
+
+
+def exchange(port: int, *messages: bytes, method: str = "FAKE") -> raw5.Answer:
+    """Authenticate by a method, with these messages; what follows the answers to all but the last."""
+    with raw5.Raw5(port) as client:
+        client.send(raw5.connect("user", *parts(messages[0], method)))
+        for one in messages[1:]:
+            assert client.answer(raw5.AUTH, reason=0x18).get(raw5.DATA) == b"more"
+            client.send(raw5.auth(0x18, *parts(one, method)))
+        (found,) = client.expect_closed()
+        return raw5.answer(found)
+
+
+def parts(data: bytes, method: str = "FAKE") -> tuple[bytes, bytes]:
+    return raw5.prop(raw5.METHOD, method), raw5.prop(raw5.DATA, data)
+
+
+def test_a_method_that_fails_or_refuses(port: int) -> None:
+    """[MQTT-4.12.0-4] (5.0)"""
+    with Bystanders(port) as bystanders:
+        for found in (
+            exchange(port, b"raise"),
+            exchange(port, b"deny"),
+            exchange(port, b"x", b"raise"),
+            exchange(port, b"x", b"x", b"deny"),
+            exchange(port, b"x", method="BROKEN"),
+            exchange(port, *[b"x"] * 8),
+        ):
+            assert (found.kind, found.reason) == (raw.CONNACK, 0x87)
+            assert "not for the client" not in str(found.properties)
+        with raw5.Raw5.open(port, "user", *parts(b"success")) as client:
+            assert client.connack.get(raw5.DATA) == b"welcome"
+            client.quiet()
+        bystanders.check()
+
+
+def again(port: int, *messages: bytes) -> int:
+    """Authenticate, then once more with these messages; the reason code of DISCONNECT, 0 without one."""
+    with raw5.Raw5.open(port, "user", *parts(b"success")) as client:
+        client.send(raw5.auth(0x19, *parts(messages[0])))
+        for one in messages[1:]:
+            client.answer(raw5.AUTH, reason=0x18)
+            client.send(raw5.auth(0x18, *parts(one)))
+        found = raw5.answer(client.receive() or pytest.fail("closed without a word"))
+        if found.kind == raw5.AUTH:
+            assert found.properties == [(raw5.METHOD, "FAKE"), (raw5.DATA, b"welcome")]
+            client.quiet()
+        else:
+            assert client.expect_closed() == []
+        return found.reason
+
+
+def test_a_re_authentication_that_fails_or_refuses(port: int) -> None:
+    """[MQTT-4.12.1-2] (5.0)"""
+    with Bystanders(port) as bystanders:
+        for messages in ([b"raise"], [b"deny"], [b"x", b"raise"], [b"another"], [b"x"] * 8):
+            assert again(port, *messages) == 0x87
+        assert again(port, b"success") == 0
+        assert again(port, *[b"x"] * 7, b"success") == 0
+        bystanders.check()
+
+
+def test_an_authenticator_that_is_slow(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authenticating, "AUTHENTICATION", 0.5)
+    raw5.refused(port, raw5.connect("user", flags=0x80, tail=raw.field("cancel")), 0x87)
+    assert exchange(port, b"wait").reason == 0x87
+    with raw5.Raw5.open(port, "user", *parts(b"success")) as client:
+        client.send(raw5.auth(0x19, *parts(b"wait")))
+        client.quiet()  # it can wait
+        client.ended(0x87)
+
+
+def test_who_goes_away_in_an_exchange_leaves_nothing(
+    port: int, gateways: list[Gateway], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(authenticating, "AUTHENTICATION", 0.5)
+    broker = gateways[0].broker
+    assert broker is not None
+    for step in (b"x", b"wait"):
+        with raw5.Raw5(port) as client:
+            client.send(raw5.connect("user", *parts(step)))
+            if step == b"x":
+                client.answer(raw5.AUTH)
+        with raw5.Raw5.open(port, "user", *parts(b"success")) as client:
+            client.send(raw5.auth(0x19, *parts(step)))
+            if step == b"x":
+                client.answer(raw5.AUTH)
+            else:
+                client.quiet()
+    eventually(lambda: not broker.connections, what="no connection left")
