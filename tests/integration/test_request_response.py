@@ -16,7 +16,7 @@ from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeout
 
-from mqtt_nats.codec import Ack, Publish, Suback, Subscribe, Subscription
+from mqtt_nats.codec import Ack, Publish, Suback, Subscribe, Subscription, Will
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
@@ -361,6 +361,16 @@ class TestRefusedAnswers:
         packet_id = client.publish5(f"{name}/x", b"x", 1, response_topic=topic)
         await client.expect_refusal(PUBACK, packet_id, NOT_AUTHORIZED)
 
+    @pytest.mark.parametrize("where", ["topic", "response topic"])
+    async def test_no_will(self, connect5: Connector5, name: str, stored: Stored, where: str) -> None:
+        """[MQTT-3.1.4-2] (5.0): CONNACK says so."""
+        client = await subscriber(connect5, name, f"{name}/ask")
+        topic = await self.request(client, stored, name)
+        will = Will("a", b"x", 0, False, {"response_topic": topic})
+        if where == "topic":
+            will = Will(topic, b"x", 0, False)
+        await connect5(f"{name}-will", will=will, code=NOT_AUTHORIZED)
+
     async def test_too_large(
         self, connect5: Connector5, name: str, nats_factory: NatsFactory, gateway_factory: GatewayFactory
     ) -> None:
@@ -547,6 +557,29 @@ class TestRequestFromMqtt:
         assert Ack(PUBCOMP, packet_id, 0) in found
         (message,) = (one for one in found if isinstance(one, Publish))
         assert (message.payload, message.properties) == (b"!", {"correlation_data": b"\0"})
+
+    async def test_without_local_dispatch(
+        self, connect5: Connector5, name: str, stored: Stored, nats_server: NatsServer, gateway_factory: GatewayFactory
+    ) -> None:
+        """Where a gateway hears itself everything comes once, and its own requests stay MQTT's."""
+
+        async def respond(message: Msg) -> None:
+            await stored.nats.publish(message.reply, b"!")
+
+        await service(stored.nats, f"{name}.ask", respond)
+        gateway = gateway_factory(nats_server, env={"MQTT_NATS_LOCAL_DISPATCH": "false"})
+        asker = await connect5(f"{name}-asker", to=gateway)
+        client = await subscriber(connect5, name, f"{name}/#", qos=1, to=gateway)
+        correlations: list[dict[str, Any]] = [{}, {"correlation_data": b"c"}]
+        for qos in (0, 1, 2):
+            for correlation in correlations:
+                given = {"response_topic": f"{name}/answers"} | correlation
+                await answer(asker, f"{name}/ask", b"?", qos, **given)
+                await client.receive(f"{name}/ask", b"?", qos=min(qos, 1), properties=given)
+                await client.receive(f"{name}/answers", b"!", qos=0, properties=correlation or None)
+                await answer(asker, f"{name}/nobody", b"?", qos, **given)
+                await client.receive(f"{name}/nobody", b"?", properties=given)
+        await client.quiet()
 
     async def test_too_large_with_correlation_data(
         self, connect5: Connector5, name: str, nats_factory: NatsFactory, gateway_factory: GatewayFactory
