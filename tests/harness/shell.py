@@ -87,6 +87,22 @@ class Shell:
         assert done.returncode == 0, f"{line}\n{done.stdout}"
         return done.stdout
 
+    def attempt(self, line: str, timeout: float) -> str:
+        """What a command prints that may fail, or be ended after ``timeout`` seconds."""
+        try:
+            done = subprocess.run(
+                self.arguments(line),
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=timeout,
+            )
+        except subprocess.TimeoutExpired:
+            return ""
+        return done.stdout
+
     def run_on_terminal(self, line: str) -> str:
         """``run`` for a program that insists on a terminal; returns what it has shown."""
         ours, theirs = pty.openpty()
