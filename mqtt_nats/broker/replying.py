@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from mqtt_nats.broker.operations import Receipt
@@ -74,7 +75,7 @@ class Request(NamedTuple):
     subject: bytes
     """The reply subject."""
     topic: str
-    found: Filter
+    filter: str
     """The filter through which it came."""
 
 
@@ -120,7 +121,7 @@ class Tokens(Generic[T]):
     __slots__ = ("_bytes", "_found")
 
     def __init__(self) -> None:
-        self._found: dict[bytes, tuple[float, int, T]] = {}
+        self._found: OrderedDict[bytes, tuple[float, int, T]] = OrderedDict()  # a dict is slow to find its oldest
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -131,11 +132,10 @@ class Tokens(Generic[T]):
         found = self._found
         self._bytes += size
         while found:
-            oldest = next(iter(found))
-            born, held, _ = found[oldest]
+            born, held, _ = found[next(iter(found))]
             if now - born < KNOWN_FOR and len(found) < KNOWN_MOST and self._bytes <= KNOWN_BYTES:
                 break
-            del found[oldest]
+            found.popitem(last=False)
             self._bytes -= held
         token = secrets.token_urlsafe(TOKEN_BYTES).encode()
         found[token] = (now, size, value)
@@ -165,7 +165,7 @@ class Replying:
         self._prefix = b"_INBOX." + secrets.token_hex(11).encode() + b"."
         self._sid = broker.link.subscribe_raw(self._prefix + b"*", self._answered)
         self._sent: dict[tuple[str, int], bytes] = {}
-        """Tokens of the answers at QoS 2 without PUBREL, by client id and packet identifier."""
+        """Tokens of the answers at QoS 2 without PUBREL, by hash of the client id and packet identifier."""
         self._unconfirmed: list[Unconfirmed] = []
         self._confirming = False
 
@@ -183,8 +183,9 @@ class Replying:
         """
         if b"\r\nNmqtt-Reply:" in headers or not _answerable(reply):
             return b""
-        request = Request(reply, route.topic, found)
-        token = self._requests.issue(request, ENTRY_BYTES + len(reply), self._broker.clock.now)
+        request = Request(reply, route.topic, found.text)
+        size = ENTRY_BYTES + len(reply) + len(route.key) + len(found.text)
+        token = self._requests.issue(request, size, self._broker.clock.now)
         topic = ANSWERS + token
         return RESPONSE_TOPIC + len(topic).to_bytes(2, "big") + topic
 
@@ -229,11 +230,11 @@ class Replying:
                     return
                 case _:
                     return
-            sent = (client.client_id, identifier)
+            sent = (client.hash, identifier)
             if not packet.dup or self._sent.get(sent) != token:
                 self._send(client, request, packet.payload, more)
             if len(self._sent) >= KNOWN_MOST:
-                del self._sent[next(iter(self._sent))]
+                self._sent.clear()
             self._sent[sent] = token
         else:
             self._send(client, request, packet.payload, more)
@@ -261,7 +262,7 @@ class Replying:
 
     def released(self, client: Client, identifier: int) -> None:
         """PUBREL for an answer at QoS 2: its packet identifier can be used for another."""
-        self._sent.pop((client.client_id, identifier), None)
+        self._sent.pop((client.hash, identifier), None)
 
     def _confirm(self, one: Unconfirmed) -> None:
         self._unconfirmed.append(one)
@@ -365,7 +366,9 @@ def _answerable(subject: bytes) -> bool:
 def _receives(client: Client, request: Request) -> bool:
     """Whether a client is subscribed to the topic of a request."""
     filters = client.filters
-    return request.found in filters or any(matches(found.text, request.topic) for found in filters)
+    if client.broker.table.filters.get(request.filter) in filters:
+        return True
+    return any(matches(found.text, request.topic) for found in filters)
 
 
 def _decoded(body: bytes) -> Properties:
