@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Enhanced authentication: the AUTH packets of CONNECT, and of re-authentication (section 4.12)."""
+"""Enhanced authentication: the AUTH packets of CONNECT, and of re-authentication (section 4.12).
+
+What a stranger may do and what not: docs/internals/rules.md#enhanced-authentication.
+"""
 
 from __future__ import annotations
 
