@@ -266,6 +266,13 @@ class Raw5(Raw):
         assert reason is None or found.reasons == (reason,), found
         return found
 
+    def expect_one_of(self, *kinds: int) -> int:
+        """The next packet, which must be of one of these kinds; which it is."""
+        one = self.receive()
+        assert one is not None, f"the gateway closed instead of sending one of {kinds}"
+        assert one.kind in kinds, one
+        return one.kind
+
     def message(self, payload: bytes | None = None) -> Message:
         """The next packet, which must be a PUBLISH and have this payload."""
         found = message(self.expect(PUBLISH))
