@@ -7,7 +7,9 @@ from typing import Any, Protocol
 
 import pytest
 
+from tests.conftest import GatewayFactory
 from tests.harness.gateway import Gateway
+from tests.harness.nats import NatsServer
 from tests.harness.waiting import aeventually
 from tests.integration.conftest import Connector, Stored, until
 from tests.integration.libraries5 import LIBRARIES, Farewell, Library, Paho, RefusedError
@@ -84,6 +86,20 @@ async def test_connect_with_properties(make: Maker, name: str) -> None:
     assert client.connack["topic_alias_maximum"] == 32
     assert client.connack["maximum_packet_size"] > 100_000
     assert client.connack.get("maximum_qos", 2) == 2
+
+
+async def test_what_a_gateway_may_be_set_to_say(
+    make: Maker, nats_server: NatsServer, gateway_factory: GatewayFactory, name: str
+) -> None:
+    """[MQTT-3.1.2-21], [MQTT-3.1.2-28] (5.0): another keep-alive than was asked for, and where to expect answers."""
+    settings = ["--server-keep-alive", "7", "--response-information", "answers/%c/", "--receive-maximum", "9"]
+    gateway = gateway_factory(nats_server, *settings, "--topic-alias-maximum", "0")
+    curious = await make(name, to=gateway, request_response_information=1)
+    assert curious.connack["server_keep_alive"] == 7
+    assert curious.connack["response_information"] == f"answers/{name}/"
+    assert curious.connack["receive_maximum"] == 9
+    assert "topic_alias_maximum" not in curious.connack
+    assert "response_information" not in (await make(f"{name}-other", to=gateway)).connack
 
 
 async def test_assigned_client_id(make: Maker, name: str) -> None:
