@@ -45,8 +45,8 @@ def farewell(client: Client, packet: Disconnect) -> None:
         assert record is not None
         assert record.v5 is not None
         client.expiry = record.v5.expiry = None if expiry == NEVER else expiry
-    # [MQTT-3.14.4-3] (3.1.1, 5.0)
-    dropped = drop_will(client) if packet.reason != ReasonCode.DISCONNECT_WITH_WILL else None
+    # [MQTT-3.14.4-3] (3.1.1, 5.0), [MQTT-3.1.2-8] [MQTT-3.1.2-10] (5.0)
+    dropped = drop_will(client) if packet.reason == ReasonCode.SUCCESS else None
     if changed or dropped is not None:
         client.do(_leave(client, changed, dropped))
     else:
