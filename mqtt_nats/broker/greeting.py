@@ -85,7 +85,7 @@ def session_expiry(connect: Connect, settings: Settings) -> int | None:
 
 
 def keep_alive(connect: Connect, settings: Settings) -> int:
-    """Seconds between two packets of the client; 0 = any time [MQTT-3.1.2-21] [MQTT-3.2.2-21] (5.0)."""
+    """Seconds between two packets of the client; 0 = any time [MQTT-3.1.2-22] [MQTT-3.2.2-22] (5.0)."""
     longest = settings.server_keep_alive
     if connect.protocol_level != 5 or longest is None or 0 < connect.keepalive <= longest:
         return connect.keepalive

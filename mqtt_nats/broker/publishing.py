@@ -245,7 +245,7 @@ def publish5(client: Client, packet: Publish) -> None:
 
 
 def _count(client: Client, packet: Publish) -> None:
-    """A client may have as many publishes unacknowledged as CONNACK has told it [MQTT-3.3.4-9] (5.0)."""
+    """A client may have as many publishes unacknowledged as CONNACK has told it [MQTT-3.3.4-7] (5.0)."""
     states = client.inbound.machine.states
     if packet.qos == 2:
         if packet.packet_id in states:

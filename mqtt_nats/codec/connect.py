@@ -90,7 +90,7 @@ def read_connect(reader: Reader, level: int, bridge: bool, limits: Limits) -> Co
     clean_start = bool(flags & 0x02)
     will_qos = flags >> 3 & 3
     if not flags & 0x04:
-        if flags & 0x38:  # [MQTT-3.1.2-11] [MQTT-3.1.2-13] [MQTT-3.1.2-15] (3.1.1, 5.0)
+        if flags & 0x38:  # [MQTT-3.1.2-11] [MQTT-3.1.2-13] (3.1.1, 5.0), [MQTT-3.1.2-15] (3.1.1)
             raise MalformedPacket("will flags without will")
     elif will_qos == 3:  # [MQTT-3.1.2-14] (3.1.1), [MQTT-3.1.2-12] (5.0)
         raise MalformedPacket("will QoS is 3")
@@ -105,13 +105,14 @@ def read_connect(reader: Reader, level: int, bridge: bool, limits: Limits) -> Co
     will = None
     if flags & 0x04:  # [MQTT-3.1.2-9] (3.1.1, 5.0)
         will_properties = read_properties(reader, WILL, users) if level == 5 else None
-        topic = reader.string()  # [MQTT-3.1.3-10] (3.1.1), [MQTT-3.1.3-9] (5.0)
+        topic = reader.string()  # [MQTT-3.1.3-10] (3.1.1), [MQTT-3.1.3-11] (5.0)
         check_topic_name(topic, limits.max_topic_levels)
         will = Will(topic, reader.binary(), will_qos, bool(flags & 0x20), will_properties)
-    # [MQTT-3.1.2-19] [MQTT-3.1.2-21] (3.1.1, 5.0), [MQTT-3.1.3-11] (3.1.1), [MQTT-3.1.3-10] (5.0)
+    # [MQTT-3.1.2-19] [MQTT-3.1.2-21] [MQTT-3.1.3-11] (3.1.1)
+    # [MQTT-3.1.2-17] [MQTT-3.1.2-19] [MQTT-3.1.3-12] (5.0)
     username = reader.string() if flags & 0x80 else None
     password = reader.binary() if flags & 0x40 else None
-    reader.finish()  # [MQTT-3.1.2-18] [MQTT-3.1.2-20] (3.1.1, 5.0)
+    reader.finish()  # [MQTT-3.1.2-18] [MQTT-3.1.2-20] (3.1.1), [MQTT-3.1.2-16] [MQTT-3.1.2-18] (5.0)
     return Connect(level, client_id, clean_start, keepalive, username, password, will, properties, bridge)
 
 

@@ -49,7 +49,7 @@ async def test_interval_counts_from_the_end_of_the_connection(connect5: Connecto
 
 
 async def test_disconnect_changes_the_interval(connect5: Connector5, name: str, stored: Stored) -> None:
-    """[MQTT-3.14.2-2] (5.0) is the server's; a client may give another interval."""
+    """Section 3.14.2.2.2: a client may give another interval."""
     client = await connect5(name, session_expiry_interval=1)
     await client.subscribe5(Subscription(name, 1))
     await client.disconnect5(session_expiry_interval=3600)

@@ -179,7 +179,7 @@ async def test_session_that_ends_with_its_connection(make: Maker, name: str, sto
 
 
 async def test_session_that_expires(make: Maker, name: str, stored: Stored) -> None:
-    """[MQTT-4.1.0-1], [MQTT-3.1.2-23] (5.0): nothing of it is left when its interval is over."""
+    """[MQTT-4.1.0-2], [MQTT-3.1.2-23] (5.0): nothing of it is left when its interval is over."""
     client = await make(name, session_expiry_interval=1)
     await client.subscribe(name, 1)
     assert await stored.traces(name)
@@ -193,7 +193,7 @@ async def test_session_that_expires(make: Maker, name: str, stored: Stored) -> N
 
 
 async def test_disconnect_changes_the_expiry(make_either: Maker, name: str, stored: Stored) -> None:
-    """[MQTT-3.14.2-2] (5.0), section 3.14.2.2.2: a client that says goodbye for good leaves nothing behind."""
+    """Section 3.14.2.2.2: a client that says goodbye for good leaves nothing behind."""
     client = await make_either(name, session_expiry_interval=600)
     await client.subscribe(name, 1)
     await client.disconnect(session_expiry_interval=0)
