@@ -280,6 +280,15 @@ class DurableSide:
 
     # -- attaching ------------------------------------------------------------------------------
 
+    def window(self, present: int = 0) -> int:
+        """Messages that a consumer may have pending; not more than the client takes, so that those have been sent.
+
+        Args:
+            present: what it has been until now.
+        """
+        client = self.client
+        return min(client.terms.receive_maximum, max(present, client.broker.settings.max_inflight))
+
     def point_anew(self) -> None:
         """Name new deliver subjects in the record; it is written before the consumers are changed."""
         record = self.client.record
@@ -288,7 +297,10 @@ class DurableSide:
         threshold = backstop(record.v5.expiry)
         for key, consumer in record.cons.items():
             deliver = DELIVER_PREFIX + self.client.broker.new_nuid()
-            record.cons[key] = replace(consumer, deliver_subject=deliver, inactive_threshold=threshold)
+            window = self.window(consumer.max_ack_pending)
+            record.cons[key] = replace(
+                consumer, deliver_subject=deliver, inactive_threshold=threshold, max_ack_pending=window
+            )
 
     async def renew_backstops(self) -> None:
         """Let the consumers live as long as the session, whose expiry interval has changed.

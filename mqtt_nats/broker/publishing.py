@@ -57,13 +57,17 @@ OF_RECORD: Final = (b"Nmqtt-Pub:", b"Nmqtt-Subject:", b"Nmqtt-Epoch:", b"Nmqtt-I
 """Beginnings of the header lines of a held publish that are not its properties."""
 
 
+# What was sent before it expired may have to be sent again: it stays in the stream for this much longer (seconds).
+STAY: Final = 3600
+
+
 class Extras(NamedTuple):
     """The properties of a publish (5.0), as its copies need them."""
 
     lines: bytes
     """Header lines, with the expiry."""
     ttl: bytes
-    """Header line for the copies that are stored."""
+    """Header line for the copy that is retained."""
     body: bytes
     """As they stand in a PUBLISH packet."""
     expiry: int
@@ -72,6 +76,11 @@ class Extras(NamedTuple):
     """Unix time of the publish, from which the expiry counts."""
     reply: bytes = b""
     """Where NATS clients answer, with a space after it; empty where no answer is wanted."""
+
+    @property
+    def stay(self) -> bytes:
+        """Header line for the copy in `$MQTT_msgs` [MQTT-4.3.3-7] (5.0); empty without an expiry."""
+        return b"Nats-TTL:%ds\r\n" % (self.expiry + STAY) if self.expiry >= 0 else b""
 
 
 def extras(properties: Properties, reply: bytes = b"") -> Extras | None:
@@ -167,7 +176,7 @@ def publish(
             headers = first + b"\r\n"
             bare(client, route, headers, payload, more)
             if more is not None and more.ttl:
-                headers = first + more.ttl + b"\r\n"
+                headers = first + more.stay + b"\r\n"
             broker.store.put(route.msgs, headers, payload, receipt)
             if route.local:
                 broker.fanout.group(route.local, message(client, route, payload, 1, retain, more))

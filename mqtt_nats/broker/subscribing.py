@@ -260,12 +260,12 @@ async def _subscribe_durable(client: Client, wanted: dict[str, Wish]) -> set[str
                     subject,
                     name_nuid=broker.new_nuid(),
                     deliver_nuid=broker.new_nuid(),
-                    max_ack_pending=broker.settings.max_inflight,
+                    max_ack_pending=side.window(),
                     start_seq=start,
                     inactive_threshold=backstop(record.v5.expiry),
                 )
                 record.v5.start[key] = start
-                source = Source(qos, start, broker.settings.max_inflight)
+                source = Source(qos, start, side.window())
                 set_options(source, described)
                 source.held = wish.replay
                 source.expected = 0

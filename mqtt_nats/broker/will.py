@@ -243,7 +243,8 @@ def _send(
     broker.link.out.append(b"%b%b%d %d\r\n%b\r\n%b\r\n" % (route.hpub, reply, size, total, first, will.payload))
     if will.qos:
         operation.left += 1
-        broker.store.put(route.msgs, b"%b%b\r\n" % (first, ttl), will.payload, operation)
+        stay = more.stay if more is not None else b""
+        broker.store.put(route.msgs, b"%b%b\r\n" % (first, stay), will.payload, operation)
     message = _message(will, route, sender, more)
     if will.qos:
         broker.fanout.released(route, message, release)
