@@ -367,7 +367,7 @@ async def test_will_of_a_client_that_wants_it(make_either: Maker, name: str) -> 
 @pytest.mark.parametrize("durable", [False, True], ids=["regular", "durable"])
 @pytest.mark.parametrize("qos", [0, 1, 2])
 async def test_shared_subscription(make: Maker, second_gateway: Gateway, name: str, qos: int, durable: bool) -> None:
-    """[MQTT-4.8.2-3], [MQTT-4.8.2-4] (5.0): each message goes to one member, on whichever gateway."""
+    """[MQTT-4.8.2-3] (5.0): each message goes to one member, on whichever gateway."""
     expiry = 600 if durable else 0
     members = [
         await make(f"{name}-0", session_expiry_interval=expiry),

@@ -139,7 +139,10 @@ def fill(client: Raw5, publisher: Raw5, name: str, count: int) -> list[Message]:
 @KINDS
 @pytest.mark.parametrize("maximum", [1, 2, 3, 50])
 def test_receive_maximum_of_the_client(open5: Opener, name: str, session: list[bytes], maximum: int) -> None:
-    """[MQTT-3.3.4-9], [MQTT-3.3.4-10] (5.0): over all subscriptions; only PUBLISH waits."""
+    """[MQTT-3.3.4-9], [MQTT-3.3.4-10], [MQTT-4.9.0-1], [MQTT-4.9.0-2], [MQTT-4.9.0-3] (5.0)
+
+    The send quota begins with the maximum, over all subscriptions; at 0 only PUBLISH above QoS 0 waits.
+    """
     client, publisher = open5(name, prop(RECEIVE_MAXIMUM, maximum), *session), open5()
     client.subscribed((f"{name}/0", 0), (f"{name}/1", 1), (f"{name}/2", 2))
     waiting = fill(client, publisher, name, maximum + 20)
