@@ -26,6 +26,7 @@ from mqtt_nats.broker.context import Broker
 from mqtt_nats.broker.leases import Lease
 from mqtt_nats.broker.opening import refuse
 from mqtt_nats.broker.recovery import recover, recover_wild, watch_consumers
+from mqtt_nats.broker.sharing import look_after, recover_queues
 from mqtt_nats.broker.timing import take_timers
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.config import Settings
@@ -77,6 +78,7 @@ class Gateway:
         self.identity = name_hash(secrets.token_hex(16))
         self.link = Link()
         self.wild = Link()
+        self.shared = Link()
         self.inbox: Inbox | None = None
         self.store: Store | None = None
         self.broker: Broker | None = None
@@ -109,6 +111,13 @@ class Gateway:
                 name=f"mqtt-nats {self.identity} wildcards",
                 on_online=self._wild_online,
                 on_offline=self._wild_offline,
+                no_echo=False,
+            )
+            self.shared = await open_link(
+                options,
+                name=f"mqtt-nats {self.identity} shared subscriptions",
+                on_online=self._shared_online,
+                on_offline=self._shared_offline,
                 no_echo=False,
             )
         except AuthorizationError:
@@ -155,7 +164,7 @@ class Gateway:
     async def disconnect(self) -> None:
         """Close the connections to NATS."""
         self._ending = True
-        for link in (self.wild, self.link):
+        for link in (self.shared, self.wild, self.link):
             if link.is_connected:
                 await link.close()
             elif not link.is_closed and link.options:
@@ -190,6 +199,14 @@ class Gateway:
         if self.broker is not None:
             self.broker.lost(self.wild)
 
+    async def _shared_offline(self) -> None:
+        log.debug("the connection for shared subscriptions is lost")
+
+    async def _shared_online(self) -> None:
+        self.shared.online = True
+        if self.broker is not None:
+            recover_queues(self.broker)
+
     async def _wild_online(self) -> None:
         self.wild.online = True
         if self.broker is not None:
@@ -208,6 +225,7 @@ class Gateway:
                 self.domain,
                 self.link,
                 self.wild,
+                self.shared,
                 self.inbox,
                 self.store,
                 self.access,
@@ -227,6 +245,7 @@ class Gateway:
                 tasks.create_task(self._tick(broker), name="clock"),
                 tasks.create_task(take_timers(broker), name="timers"),
                 tasks.create_task(self.lease.keep(), name="lease"),
+                tasks.create_task(look_after(broker), name="shared subscriptions"),
             ]
             try:
                 server, addresses = await listen(self.settings, self._connection)
@@ -290,6 +309,7 @@ class Gateway:
             while broker.connections:
                 broker.left.clear()
                 await broker.left.wait()
+            await asyncio.gather(*broker.farewells)
             await broker.store.drained()
         for client in list(broker.connections):
             client.connection.abort()

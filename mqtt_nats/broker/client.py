@@ -22,6 +22,7 @@ from mqtt_nats.broker.inbound import Inbound
 from mqtt_nats.broker.opening import open_session, refuse
 from mqtt_nats.broker.operations import Receipt
 from mqtt_nats.broker.publishing import RECEIPTS_LOW, publish, publish5, publish_run
+from mqtt_nats.broker.sharing import Membership, acknowledged
 from mqtt_nats.broker.subscribing import subscribe, unsubscribe
 from mqtt_nats.broker.tailoring import Aliases, tailor
 from mqtt_nats.broker.will import leave_will
@@ -104,10 +105,12 @@ class Client(Member):
         "record",
         "regular_side",
         "sender_header",
+        "shares",
         "state",
         "taken",
         "takeover_sid",
         "takeover_subject",
+        "taking",
         "terms",
         "token",
         "unacknowledged",
@@ -147,6 +150,10 @@ class Client(Member):
         """Topic aliases that the client has set."""
         self.outgoing: Aliases | None = None
         """Topic aliases that the client allows."""
+        self.shares: dict[str, Membership] | None = None
+        """Shared subscriptions by their filter, ``$share/`` included."""
+        self.taking = 0
+        """QoS 2 messages of shared subscriptions that will be sent in a moment."""
         self.unacknowledged = 0
         """QoS 1 publishes of a 5.0 client without PUBACK."""
         self.takeover_sid = b""
@@ -252,6 +259,8 @@ class Client(Member):
             self.regular_side.acknowledged(kind, ids, failed)
         elif self.durable_side is not None:
             self.durable_side.machine.acknowledged(kind, ids, failed)
+        if self.shares and kind != 6:
+            acknowledged(self)
 
     # -- publishing -----------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.store import Op, Silent
 from mqtt_nats.broker.greeting import NEVER
 from mqtt_nats.broker.record import discard_session, leftovers, save_record
+from mqtt_nats.broker.sharing import detach, forget_later
 from mqtt_nats.broker.will import Done, drop_will, settle_wills
 from mqtt_nats.codec import Disconnect, ProtocolError, ReasonCode
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -84,6 +85,7 @@ def leave(client: Client) -> None:
     if client.takeover_sid:
         broker.link.unsubscribe_raw(client.takeover_sid)
     broker.table.leave(client)
+    detach(client)
     client.receipts.clear()
     side = client.durable_side
     if side is not None:
@@ -103,6 +105,10 @@ def _close_session(client: Client) -> None:
     assert record is not None
     assert record.v5 is not None
     if not client.durable:
+        if client.shares:
+            task = broker.spawn(forget_later(client), f"shared subscriptions of {client.client_id}")
+            broker.farewells.add(task)
+            task.add_done_callback(broker.farewells.discard)
         # A newer record under the subject has another sequence and is not touched.
         broker.store.call(broker.delete_session, b'{"seq":%d,"no_erase":true}' % client.epoch, Silent())
         if client.inbound.newest:
@@ -210,7 +216,16 @@ async def _remove(broker: Broker, record: SessionRecord, sequence: int) -> None:
 def ended_record(record: SessionRecord, identity: str, epoch: int) -> SessionRecord:
     """What takes the place of an expired session's record until everything of the session is removed."""
     wills = record.v5.wills if record.v5 is not None else []
-    v5 = V5(kind="regular", expiry=0, nonce=_expired(epoch), q2=True, draining=leftovers(record), wills=wills)
+    shared = record.v5.shared if record.v5 is not None else {}
+    v5 = V5(
+        kind="regular",
+        expiry=0,
+        nonce=_expired(epoch),
+        q2=True,
+        draining=leftovers(record),
+        wills=wills,
+        shared=shared,
+    )
     return SessionRecord(record.client_id, identity, clean=True, v5=v5)
 
 

@@ -29,6 +29,7 @@ from mqtt_streams.pubrel import PubrelStore
 from mqtt_streams.qos2 import Qos2Store
 from mqtt_streams.retained import RetainedStore
 from mqtt_streams.sessions import SessionStore
+from mqtt_streams.shared import SharedStore
 from mqtt_streams.timers import TimerStore
 from mqtt_streams.wills import WillStore
 
@@ -53,6 +54,7 @@ class Broker:
         identity: the gateway's id, 8 characters, unique in the NATS account.
         link: the connection for publishes, requests and ordinary subscriptions.
         wild: the connection for filters that start with a wildcard.
+        shared: the connection for queue groups, which also get what this gateway publishes.
         spawn: runs a coroutine in the gateway's task group.
     """
 
@@ -63,6 +65,7 @@ class Broker:
         domain: str,
         link: Link,
         wild: Link,
+        shared: Link,
         inbox: Inbox,
         store: Store,
         access: Authenticator,
@@ -74,6 +77,7 @@ class Broker:
         self.domain = domain
         self.link = link
         self.wild = wild
+        self.shared = shared
         self.inbox = inbox
         self.store = store
         self.access = access
@@ -89,6 +93,7 @@ class Broker:
         self.pubrels = PubrelStore(inbox)
         self.timers = TimerStore(inbox)
         self.wills = WillStore(inbox)
+        self.groups = SharedStore(inbox)
         self.limits = Limits(
             max_packet_size=settings.max_packet_size,
             connect_packet_size=settings.connect_packet_size,
@@ -131,8 +136,11 @@ class Broker:
         self.delete_session = f"{api}.STREAM.MSG.DELETE.$MQTT_sess".encode()
         self.delete_retained = f"{api}.STREAM.MSG.DELETE.$MQTT_rmsgs".encode()
         self.delete_will = f"{api}.STREAM.MSG.DELETE.$MQTT_wills".encode()
+        self.delete_shared = f"{api}.STREAM.MSG.DELETE.$MQTT_shared".encode()
         self.delete_held = f"{api}.STREAM.MSG.DELETE.$MQTT_qos2in".encode()
         self.purge_held = f"{api}.STREAM.PURGE.$MQTT_qos2in".encode()
+        self.farewells: set[asyncio.Task[None]] = set()
+        """What clients that have left still have to put in order; the gateway does not end before."""
         self._tasks = spawn
         self._spawned: set[asyncio.Task[None]] = set()
         self._nuid_prefix = nuid(secrets.token_bytes(32))[:12]
@@ -168,6 +176,10 @@ class Broker:
         while pending := pending & self.retaining:
             self._retained.clear()
             await self._retained.wait()
+
+    def drop_assignment(self, record: bytes, operation: Op) -> None:
+        """A QoS 2 message of a shared subscription is complete, or goes to nobody: its assignment is not needed."""
+        self.store.call(self.delete_shared, b'{"seq":%b,"no_erase":true}' % record, operation)
 
     def block(self, client: Client) -> None:
         """Read nothing more from a client that publishes until NATS takes more."""

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.link import Handler
+from mqtt_nats.backbone.store import Silent
 from mqtt_nats.broker.attaching import attach_pubrels, make_anew, move, send_again
 from mqtt_nats.broker.operations import ConfirmOp, PubrelOp
 from mqtt_nats.broker.record import save_record
@@ -48,6 +49,10 @@ if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
 
 log = logging.getLogger("mqtt_nats.broker")
+
+ASSIGNED: Final = b"="
+"""In place of an acknowledgement subject: the message of a shared subscription is this client's, as the record of this
+sequence says."""
 
 # After this long without a redelivery, what is still missing is gone (seconds).
 COLLECT_PATIENCE: Final = 1.0
@@ -114,7 +119,7 @@ class DurableSide:
         message: Stored = delivery.body
         client = self.client
         qos = delivery.qos
-        if client.picky or client.options or message.timed:
+        if client.picky or client.options or message.timed or message.identifier != delivery.id:
             ids, kept = extras_of(client, self.overlap, message, delivery)
             data = pack(client, message, qos, delivery.id, ids=ids, retain=message.retain or kept, dup=dup)
             if not data:
@@ -132,13 +137,21 @@ class DurableSide:
     def ack(self, reply: bytes) -> None:
         """Acknowledge a message to JetStream."""
         link = self.client.broker.link
+        if reply.startswith(ASSIGNED):
+            self.client.broker.drop_assignment(reply[1:], Silent())
+            link.kick()
+            return
         link.out.append(b"PUB %b 0\r\n\r\n" % reply)
         link.kick()
 
     def ack_confirmed(self, reply: bytes, identifier: int) -> None:
         """Acknowledge a message and hear of it."""
         broker = self.client.broker
-        broker.store.call(reply, b"", ConfirmOp(self.client, identifier))
+        operation = ConfirmOp(self.client, identifier)
+        if reply.startswith(ASSIGNED):
+            broker.drop_assignment(reply[1:], operation)
+        else:
+            broker.store.call(reply, b"", operation)
         broker.link.kick()
 
     def store_pubrel(self, identifier: int, sequence: int) -> None:

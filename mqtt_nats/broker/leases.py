@@ -16,17 +16,27 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats import __version__
 from mqtt_nats.broker.reaping import reap
+from mqtt_nats.broker.recovery import still_owner
+from mqtt_nats.codec import MqttError, ReasonCode
+from mqtt_nats.connection.connection import Hold
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.gateways import Entry, GatewayStore, LeaseTaken
 from mqtt_streams.hashing import name_hash
 
 if TYPE_CHECKING:
+    from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
 
 log = logging.getLogger("mqtt_nats.broker")
 
 RENEWALS: Final = 4
 """Renewals in the time of a lease."""
+
+
+async def _let_go(client: Client) -> None:
+    """End a connection whose session may have been dealt with."""
+    if await still_owner(client):  # it came after that: nobody else looks after it
+        client.end(MqttError("this gateway was taken for dead", ReasonCode.SERVER_UNAVAILABLE))
 
 
 class Lease:
@@ -89,10 +99,10 @@ class Lease:
                 break
             except LeaseTaken:
                 sequence, holder = await self.store.lease(identity)
-                if holder in ("", identity):  # it has lapsed and nobody has noticed, or our own write came late
-                    self._sequence = sequence
+                if holder == identity or (not holder and await self.store.registered(identity)):
+                    self._sequence = sequence  # our own write came late, or it has lapsed and nobody has noticed
                     continue
-                log.error("this gateway was taken for dead: gateway %s has dealt with its clients", holder)
+                log.error("this gateway was taken for dead: its clients have been dealt with")
                 identity = self._begin_anew()
         await self.store.register(identity, time.time(), self.info)
         now = time.monotonic()
@@ -106,7 +116,11 @@ class Lease:
         broker.identity = name_hash(secrets.token_hex(16))
         self._sequence = 0
         for client in list(broker.connections):
-            client.taken_over()
+            if client.epoch:
+                client.connection.hold(Hold.LEASE)
+                client.do(_let_go(client))
+            else:
+                client.end(MqttError("this gateway was taken for dead", ReasonCode.SERVER_UNAVAILABLE))
         return broker.identity
 
     async def _judge(self) -> None:

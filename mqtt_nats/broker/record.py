@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from mqtt_nats.broker.groups import forget
 from mqtt_nats.broker.patience import patiently
 from mqtt_streams.api import NoResponders, RequestTimeout
 from mqtt_streams.consumers import delete_consumer
@@ -87,6 +88,8 @@ def leftovers(known: SessionRecord) -> list[Draining]:
 async def discard_session(broker: Broker, known: SessionRecord) -> None:
     """Remove what a session that is not continued has left, other than its record [MQTT-3.1.2-6] [MQTT-3.1.2-7]."""
     client_hash = name_hash(known.client_id)
+    if known.v5 is not None and known.v5.shared:
+        await forget(broker, client_hash, list(known.v5.shared))
     names = {entry.name for entry in leftovers(known)}
     pubrels = CONSUMER_PREFIX + client_hash
     await asyncio.gather(*(delete_consumer(broker.inbox, MESSAGES, name) for name in names if name != pubrels))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.broker.gap import expect_gap, repair
 from mqtt_nats.broker.resuming import reattach
+from mqtt_nats.broker.sharing import recover_inboxes
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import PoisonedRecord
@@ -59,6 +60,7 @@ async def recover(broker: Broker, link: Link) -> None:
     broker.replying.renew(link)
     expect_gap(broker, link)
     broker.table.renew(link)
+    recover_inboxes(broker)
     try:
         await link.fence()
     except TimeoutError:
@@ -87,8 +89,8 @@ async def recover_wild(broker: Broker, link: Link) -> None:
     await repair(broker, link)
 
 
-async def _check(client: Client) -> None:
-    """Continue a session, unless it was claimed by somebody else meanwhile."""
+async def still_owner(client: Client) -> bool:
+    """Whether the session is this connection's; otherwise, or when nobody can tell, the connection is ended."""
     broker = client.broker
     patience = asyncio.get_running_loop().time() + PATIENCE
     while True:
@@ -97,18 +99,24 @@ async def _check(client: Client) -> None:
             break
         except (ApiError, NoResponders, RequestTimeout) as error:
             if not broker.link.online or not client.alive:
-                return  # the next connection to NATS starts over
+                return False  # the next connection to NATS starts over
             if asyncio.get_running_loop().time() > patience:
                 log.warning("client %r: its session cannot be read: %s", client.client_id, error)
                 client.close()
-                return
+                return False
             await asyncio.sleep(RETRY)
         except PoisonedRecord as error:
             log.warning("client %r: its session cannot be read: %s", client.client_id, error)
             client.close()
-            return
+            return False
     if found is None or found[1] != client.epoch:
-        log.info("client %r: the session has moved while NATS was away", client.client_id)
+        log.info("client %r: the session has moved", client.client_id)
         client.taken_over()
-    elif client.durable_side is not None:
+        return False
+    return True
+
+
+async def _check(client: Client) -> None:
+    """Continue a session, unless it was claimed by somebody else meanwhile."""
+    if await still_owner(client) and client.durable_side is not None:
         await reattach(client, client.durable_side)

@@ -18,7 +18,7 @@ from mqtt_nats.broker.record import save_record
 from mqtt_nats.pubsub.fanout import received
 from mqtt_nats.pubsub.message import Stored, encoded_id
 from mqtt_nats.pubsub.table import PLAIN, Choice, Gate
-from mqtt_nats.session.durable import retained_id
+from mqtt_nats.session.unsequenced import retained_id
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.retained import RetainedMessage
 from mqtt_streams.sessions import Conflict

@@ -368,7 +368,9 @@ def _receives(client: Client, request: Request) -> bool:
     filters = client.filters
     if client.broker.table.filters.get(request.filter) in filters:
         return True
-    return any(matches(found.text, request.topic) for found in filters)
+    if any(matches(found.text, request.topic) for found in filters):
+        return True
+    return any(member.filter == request.filter for member in (client.shares or {}).values())
 
 
 def _decoded(body: bytes) -> Properties:

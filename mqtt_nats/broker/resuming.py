@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.replay import Replay, open_gate, start_replays
+from mqtt_nats.broker.sharing import acknowledged as ask_again
+from mqtt_nats.broker.sharing import rejoin_shared, resend
 from mqtt_nats.pubsub.table import PLAIN, Options
 from mqtt_nats.session.delivery import Source
 from mqtt_streams.consumers import (
@@ -77,8 +79,10 @@ async def resume(client: Client, side: DurableSide) -> None:
     # A PUBREL may be owed of a subscription that is no more, or was at QoS 2.
     for owed in await broker.pubrels.owed(client.hash):
         machine.owe(owed.packet_id, owed.message_seq)
+    assignments = await broker.groups.assigned(client.hash)
+    await rejoin_shared(client)
     earlier = [entry.qos for entry in record.v5.draining] + [qos for qos, _ in record.v5.was.values()]
-    if machine.releases or 2 in record.subs.values() or 2 in earlier:
+    if machine.releases or assignments or 2 in record.subs.values() or 2 in earlier:
         await side.attach_pubrels()
     attachments = []
     for key, consumer in record.cons.items():
@@ -112,7 +116,9 @@ async def resume(client: Client, side: DurableSide) -> None:
     done += [one.consumer.durable_name for one in ended]
     if done:
         await side.remove(done)
+    await resend(client, assignments)
     machine.start()
+    ask_again(client)
     unfinished = []
     for key, cursor in record.v5.replay.items():
         if key in record.cons:

@@ -13,10 +13,14 @@ from collections.abc import Set
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mqtt_nats.broker.durable import Attachment, backstop
+from mqtt_nats.broker.groups import PREFIX as SHARED
+from mqtt_nats.broker.groups import parse_shared
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.replay import Replay, drop_gate, open_gate, prepare, start_replays
 from mqtt_nats.broker.resuming import set_options
+from mqtt_nats.broker.sharing import acknowledged as ask_again
+from mqtt_nats.broker.sharing import subscribe_shared, unsubscribe_shared
 from mqtt_nats.codec import (
     MqttError,
     PacketTooLarge,
@@ -35,7 +39,7 @@ from mqtt_streams.api import ApiError, call
 from mqtt_streams.consumers import create_consumer
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.messages import subscription_consumer
-from mqtt_streams.sessions import Conflict, SubscriptionOptions, second_sid
+from mqtt_streams.sessions import Conflict, SharedSubscription, SubscriptionOptions, second_sid
 from mqtt_streams.subjects import ReservedSubject, filter_to_subjects
 
 if TYPE_CHECKING:
@@ -81,21 +85,27 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
     identifier = given[0] if given else None
     codes: list[int] = []
     present = {found.text for found in client.filters}
+    shares: dict[str, SharedSubscription] = {}
     for entry in packet.filters:
         subjects, code = _subjects(client, entry.topic_filter)
-        if subjects is not None and room.take(entry.topic_filter, subjects):
+        if subjects is None or not room.take(entry.topic_filter, subjects):
+            code = code or ReasonCode.QUOTA_EXCEEDED
+        elif entry.topic_filter.startswith(SHARED):
+            shares[entry.topic_filter] = SharedSubscription(entry.qos, entry.retain_as_published, identifier, 0)
+        else:
             # The last of several equal filters in one packet counts [MQTT-3.8.4-3].
             options = Options(entry.no_local, entry.retain_as_published, identifier)
             handling = entry.retain_handling
             replay = handling == 0 or (handling == 1 and entry.topic_filter not in present)
             wanted[entry.topic_filter] = Wish(entry.qos, subjects, options, handling, replay)
-        elif subjects is not None:
-            code = ReasonCode.QUOTA_EXCEEDED
         codes.append(code)
+    fresh = [text for text in shares if text not in (client.shares or ())]
     gates: dict[str, Gate] = {}
     replays: list[Replay] = []
     failure = ReasonCode.UNSPECIFIED_ERROR
     try:
+        if shares:
+            await subscribe_shared(client, shares)
         if client.durable_side is not None and wanted:
             refused = await _subscribe_durable(client, wanted)
             await _abandon(client, wanted, refused)
@@ -118,22 +128,26 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
         return
     except ApiError as error:
         log.warning("client %r: subscribing to %s failed: %s", client.client_id, ", ".join(map(repr, wanted)), error)
-        if not await _undo(client, wanted.keys() - present):
+        if not await _undo(client, wanted.keys() - present, fresh):
             return
         for topic_filter in wanted:
             drop_gate(client, topic_filter)
         wanted.clear()
+        shares.clear()
         replays = []
         failure = ReasonCode.QUOTA_EXCEEDED
     for index, entry in enumerate(packet.filters):
         if not codes[index]:
             # [MQTT-3.8.4-5] [MQTT-3.9.3-1]
-            codes[index] = entry.qos if entry.topic_filter in wanted else failure
+            granted = entry.topic_filter in wanted or entry.topic_filter in shares
+            codes[index] = entry.qos if granted else failure
         if client.version != 5 and codes[index] > FAILURE:
             codes[index] = FAILURE
     # [MQTT-2.3.1-7] [MQTT-3.8.4-2]
     client.outlet.write(encode(Suback(packet.packet_id, tuple(codes)), client.version))
     start_replays(client, replays, {topic_filter: gates[topic_filter] for topic_filter in wanted})
+    if shares:
+        ask_again(client)
 
 
 def _check_room(client: Client, count: int) -> None:
@@ -175,9 +189,9 @@ async def _first_pages(client: Client, wanted: dict[str, Wish]) -> list[Replay]:
 
 def _subjects(client: Client, topic_filter: str) -> tuple[tuple[str, ...] | None, int]:
     """The NATS subjects of a filter, or None and the reason why it may not be subscribed."""
-    if topic_filter.startswith("$share/"):
-        return None, ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
     try:
+        if topic_filter.startswith(SHARED):
+            topic_filter = parse_shared(topic_filter, client.broker.settings.max_topic_levels)[1]
         validate_topic_filter(topic_filter, client.broker.settings.max_topic_levels)
         return filter_to_subjects(topic_filter), 0
     except (MqttError, ValueError) as error:
@@ -191,7 +205,7 @@ class _Room:
     """How many more subscriptions the session may have."""
 
     def __init__(self, client: Client) -> None:
-        self._present = {found.text for found in client.filters}
+        self._present = {found.text for found in client.filters} | set(client.shares or ())
         self._count = client.broker.settings.max_subscriptions
         self._bytes: int | None = None
         """What the session record may grow by: it is stored in one message."""
@@ -294,9 +308,11 @@ async def unsubscribe(client: Client, packet: Unsubscribe) -> None:
     Messages in flight are completed [MQTT-3.10.4-3].
     """
     _check_room(client, len(packet.filters))
-    present = {found.text for found in client.filters}
+    present = {found.text for found in client.filters} | set(client.shares or ())
+    shares = list(set(client.shares or ()).intersection(packet.filters))
     try:
-        await _end(client, present.intersection(packet.filters))  # [MQTT-3.10.4-1]
+        await unsubscribe_shared(client, shares)
+        await _end(client, present.intersection(packet.filters).difference(shares))  # [MQTT-3.10.4-1]
     except Conflict:
         client.taken_over()
         return
@@ -330,19 +346,21 @@ async def _end(client: Client, filters: Set[str]) -> None:
         await patiently(client, lambda: side.remove(gone))
 
 
-async def _undo(client: Client, filters: Set[str]) -> bool:
+async def _undo(client: Client, filters: Set[str], shares: list[str]) -> bool:
     """End subscriptions that JetStream has not let begin; False when the session belongs to somebody else."""
     gone = _forget(client, filters)
     side = client.durable_side
-    if side is not None and filters:
-        try:
+    try:
+        await unsubscribe_shared(client, [text for text in shares if text in (client.shares or ())])
+        if side is not None and filters:
             await save_record(client, client.epoch)
-        except Conflict:
-            client.taken_over()
-            return False
-        except ApiError as error:
-            # Where there is no room for this one, there was none for the one that named them.
-            log.warning("client %r: its session record was not stored: %s", client.client_id, error)
+    except Conflict:
+        client.taken_over()
+        return False
+    except ApiError as error:
+        # Where there is no room for this one, there was none for the one that named them.
+        log.warning("client %r: its session record was not stored: %s", client.client_id, error)
+    if side is not None and filters:
         await patiently(client, lambda: side.remove(gone))
     return True
 

@@ -69,7 +69,7 @@ def pack(
     return data if len(data) <= limit else b""
 
 
-def tailor(client: Client, message: Message, qos: int, choice: Choice | None = None) -> Callable[[int], bytes]:
+def tailor(client: Client, message: Message | Stored, qos: int, choice: Choice | None = None) -> Callable[[int], bytes]:
     """What makes the packet of a message once its packet identifier is known; it gives nothing when it is too late."""
     ids = choice.ids if choice is not None else b""
     retain = message.retain or (choice is not None and choice.kept and message.kept)
@@ -83,10 +83,12 @@ def tailor(client: Client, message: Message, qos: int, choice: Choice | None = N
 def extras_of(client: Client, overlap: Overlap[Any], message: Stored, delivery: Delivery) -> tuple[bytes, bool]:
     """Subscription identifiers for a stored message, and whether its RETAIN flag stays [MQTT-3.3.4-4] (5.0)."""
     options = client.options
-    if client.version != 5 or not options:
+    if client.version != 5:
         return b"", False
-    if delivery.sequence < 0:  # a retained message comes because of one subscription
-        return encoded_id(delivery.source.identifier), False
+    if delivery.sequence < 0:  # a retained message, or one of a shared subscription, comes because of one subscription
+        return encoded_id(delivery.source.identifier), delivery.source.kept and message.kept
+    if not options:
+        return b"", False
     own = message.sender == client.client_id
     identifiers, kept = overlap.extras(message.subject, delivery.sequence, own)
     topic = subject_to_topic(message.subject)

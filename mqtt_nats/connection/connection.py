@@ -45,6 +45,8 @@ class Hold:
     """It asks for more than is being done."""
     TURN: Final = 32
     """It has had its turn."""
+    LEASE: Final = 64
+    """Its session may be somebody else's."""
 
 
 class Handler(Protocol):

@@ -35,12 +35,10 @@ from mqtt_nats.codec import ProtocolError, ack_bytes
 from mqtt_nats.session.delivery import SENT, STORING, WAITING, Delivery, Release, Source
 from mqtt_nats.session.ports import Ports
 from mqtt_nats.session.regular import unknown_pubrel
+from mqtt_nats.session.unsequenced import Unsequenced
 
 ID_SPACE: Final = 49151
 """Identifiers 1-49151 belong to stream sequences, the rest to what is not stored in ``$MQTT_msgs``."""
-
-RETAINED_BASE: Final = 49152
-RETAINED_SPACE: Final = 16384
 
 PUBREL: Final = 6
 
@@ -50,12 +48,7 @@ def packet_id(sequence: int) -> int:
     return sequence % ID_SPACE + 1
 
 
-def retained_id(sequence: int) -> int:
-    """The packet identifier under which a retained message is replayed."""
-    return RETAINED_BASE + sequence % RETAINED_SPACE
-
-
-class DurableOutbound:
+class DurableOutbound(Unsequenced):
     """The sender's side of a durable session.
 
     Args:
@@ -65,23 +58,19 @@ class DurableOutbound:
     """
 
     def __init__(self, limit: int, ports: Ports, version: int = 4) -> None:
+        super().__init__()
         self.limit = limit
         self.ports = ports
         self.version = version
         self.sources: list[Source] = []
-        self.inflight: dict[int, Delivery] = {}
-        self.releases: dict[int, Release] = {}
         self.released = 0
         """How many of those count as in flight: a message of this connection in 5.0."""
-        self.open = False
-        """False until everything in flight from an earlier connection has been collected."""
         self.resent = 0
         self.on_complete: Callable[[Delivery], None] | None = None
         """Called when a message of a subscription that has ended is complete."""
         self._queued: dict[int, Delivery] = {}
         """What is WAITING, by stream sequence."""
         self._waiting: list[tuple[int, Delivery]] = []
-        self._replay: deque[Delivery] = deque()
         self._owed: set[int] = set()
         """Sequences whose PUBREL was owed when the session was resumed: never to be sent again."""
         self._suspect: list[tuple[int, int]] = []
@@ -221,7 +210,7 @@ class DurableOutbound:
         """Send what may be sent now, retained messages first, then in stream order."""
         if not self.open:
             return
-        replay = self._replay
+        replay = self.others
         while replay and len(self.inflight) + self.released < self.limit:
             if replay[0].id in self.inflight or replay[0].id in self.releases:
                 break
@@ -244,6 +233,8 @@ class DurableOutbound:
     def _send(self, delivery: Delivery) -> None:
         delivery.state = SENT
         self.inflight[delivery.id] = delivery
+        if self.reserved:
+            self.reserved.discard(delivery.id)
         if delivery.dup:
             self.resent += 1
         if not self.ports.publish(delivery, delivery.dup):  # [MQTT-3.3.1-1] (3.1.1, 5.0)
@@ -252,25 +243,11 @@ class DurableOutbound:
             for reply in delivery.replies():
                 self.ports.ack(reply)
 
-    def replay(self, source: Source, sequence: int, qos: int, body: Any, dup: bool) -> None:
-        """Send a retained message at QoS 1 or 2, once there is a place in the window."""
-        identifier = retained_id(sequence)
-        release = self.releases.get(identifier)
-        if release is not None and release.sequence == sequence and dup:
-            return  # the client has it: its PUBREL is owed
-        self._replay.append(Delivery(source, -sequence, identifier, qos, body, b"", dup))
-        self.pump()
-
     @property
-    def replaying(self) -> int:
-        """Retained messages that wait for a place in the window."""
-        return len(self._replay)
-
-    def oldest_replayed(self, source: Source) -> int | None:
-        """The lowest retained sequence of a source that waits or is not acknowledged; None when there is none."""
-        sequences = [-one.sequence for one in self.inflight.values() if one.sequence < 0 and one.source is source]
-        sequences += [-one.sequence for one in self._replay if one.source is source]
-        return min(sequences, default=None)
+    def room(self) -> int:
+        """How many more messages could be sent now."""
+        waiting = len(self._waiting) + len(self.others) + len(self.reserved)
+        return max(self.limit - len(self.inflight) - self.released - waiting, 0) if self.open else 0
 
     def release_held(self, source: Source) -> None:
         """The retained messages of a subscription have been written: let its new messages go."""
@@ -354,7 +331,7 @@ class DurableOutbound:
         else:
             for identifier in ids:
                 self._completed(identifier)
-        if self._waiting or self._replay:
+        if self._waiting or self.others:
             self.pump()
 
     def _received(self, identifier: int, delivery: Delivery | None, failed: bool) -> None:
@@ -391,7 +368,7 @@ class DurableOutbound:
         for reply in replies:
             self.ports.ack_confirmed(reply, identifier)
         self._complete(delivery)
-        if self._waiting or self._replay:
+        if self._waiting or self.others:
             self.pump()
 
     def confirmed(self, identifier: int) -> None:
@@ -434,7 +411,7 @@ class DurableOutbound:
             del self.releases[identifier]
             for record in release.records:
                 self.ports.ack(record)
-            if self._waiting or self._replay:
+            if self._waiting or self.others:
                 self.pump()
 
     def _complete(self, delivery: Delivery) -> None:
@@ -485,6 +462,6 @@ class DurableOutbound:
         source.backlog.clear()
         self._waiting = [(s, d) for s, d in self._waiting if d.source is not source] + again
         heapq.heapify(self._waiting)
-        self._replay = deque(d for d in self._replay if d.source is not source or d.dup)
+        self.others = deque(d for d in self.others if d.source is not source or d.dup)
         self.pump()
         return [d for d in self.inflight.values() if d.source is source] + [d for _, d in again if d.state == WAITING]

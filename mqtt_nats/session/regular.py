@@ -47,7 +47,19 @@ class RegularOutbound:
         version: protocol version of the client, 4 or 5.
     """
 
-    __slots__ = ("_bytes", "_last", "inflight", "limit", "max_bytes", "max_queued", "queue", "version", "write")
+    __slots__ = (
+        "_bytes",
+        "_last",
+        "inflight",
+        "limit",
+        "max_bytes",
+        "max_queued",
+        "queue",
+        "settled",
+        "tokens",
+        "version",
+        "write",
+    )
 
     def __init__(
         self,
@@ -64,14 +76,19 @@ class RegularOutbound:
         self._bytes = 0
         self.write = write
         self.inflight: dict[int, int] = {}
-        self.queue: deque[tuple[int, bytes, bytes, Late | None]] = deque()
+        self.queue: deque[tuple[int, bytes, bytes, Late | None, bytes]] = deque()
+        self.tokens: dict[int, bytes] = {}
+        """By packet identifier: what stands for a message that others get when this client does not acknowledge it."""
+        self.settled: Callable[[bytes], None] | None = None
+        """Called with the token of a message that is complete."""
         self._last = 0
 
-    def publish(self, qos: int, head: bytes, payload: bytes, late: Late | None = None) -> None:
+    def publish(self, qos: int, head: bytes, payload: bytes, late: Late | None = None, token: bytes = b"") -> None:
         """Send a message, or queue it; ``head`` is the packet up to its packet identifier, ``payload`` what follows.
 
         Args:
             late: makes the whole packet when it is sent, in place of ``head`` and ``payload``.
+            token: given to ``settled`` when the message is complete.
 
         Raises:
             QuotaExceeded: the queue is full; the session has to end, it cannot keep its promise.
@@ -82,11 +99,11 @@ class RegularOutbound:
             self._bytes += len(payload)
             if self._bytes > self.max_bytes:
                 raise QuotaExceeded(f"{self.max_bytes} bytes wait for a client that does not acknowledge")
-            self.queue.append((qos, head, payload, late))
+            self.queue.append((qos, head, payload, late, token))
             return
-        self._send(qos, head, payload, late)
+        self._send(qos, head, payload, late, token)
 
-    def _send(self, qos: int, head: bytes, payload: bytes, late: Late | None) -> None:
+    def _send(self, qos: int, head: bytes, payload: bytes, late: Late | None, token: bytes) -> None:
         inflight = self.inflight
         packet_id = self._last % 65535 + 1
         while packet_id in inflight:  # in use until acknowledged [MQTT-2.3.1-4] (3.1.1), [MQTT-2.2.1-4] (5.0)
@@ -96,9 +113,13 @@ class RegularOutbound:
         else:
             data = late(packet_id)
             if not data:
+                if token and self.settled is not None:
+                    self.settled(token)
                 return
         self._last = packet_id
         inflight[packet_id] = qos
+        if token:
+            self.tokens[packet_id] = token
         self.write(data)
 
     def acknowledged(self, kind: int, ids: list[int], failed: bool = False) -> None:
@@ -116,9 +137,12 @@ class RegularOutbound:
             match kind, state:
                 case (4, 1) | (7, 3):
                     del inflight[packet_id]
+                    if self.tokens:
+                        self._settle(packet_id)
                 case 5, 2:
                     if failed:  # the message is complete [MQTT-4.4.0-2] (5.0)
                         del inflight[packet_id]
+                        self._settle(packet_id)
                     else:
                         inflight[packet_id] = RELEASED
                         self.write(ack_bytes(PUBREL, packet_id))
@@ -134,9 +158,19 @@ class RegularOutbound:
                     raise ProtocolError(f"packet identifier {packet_id} is in use at another QoS")
         queue = self.queue
         while queue and len(inflight) < self.limit:
-            qos, head, payload, late = queue.popleft()
+            qos, head, payload, late, token = queue.popleft()
             self._bytes -= len(payload)
-            self._send(qos, head, payload, late)
+            self._send(qos, head, payload, late, token)
+
+    def _settle(self, packet_id: int) -> None:
+        token = self.tokens.pop(packet_id, b"")
+        if token and self.settled is not None:
+            self.settled(token)
+
+    @property
+    def room(self) -> int:
+        """How many more messages could be sent now."""
+        return max(self.limit - len(self.inflight) - len(self.queue), 0)
 
 
 def unknown_pubrel(packet_id: int, version: int) -> bytes:

@@ -20,10 +20,11 @@ from mqtt_streams.qos2 import STREAM as QOS2IN
 from mqtt_streams.retained import STREAM as RETAINED
 from mqtt_streams.sessions import PREFIX as SESSION_PREFIX
 from mqtt_streams.sessions import STREAM as SESSIONS
+from mqtt_streams.shared import STREAM as SHARED
 from mqtt_streams.timers import STREAM as TIMERS
 from mqtt_streams.wills import STREAM as WILLS
 
-STREAMS: Final = (SESSIONS, MESSAGES, RETAINED, QOS2IN, OUT, TIMERS, WILLS, GATEWAYS)
+STREAMS: Final = (SESSIONS, MESSAGES, RETAINED, QOS2IN, OUT, TIMERS, WILLS, SHARED, GATEWAYS)
 
 _STREAM_NOT_FOUND: Final = 10059
 _NAME_IN_USE: Final = 10058

@@ -73,6 +73,10 @@ class GatewayStore:
         message = await stored.get_last(self._js, STREAM, f"{PREFIX}lease.{identity}")
         return (0, "") if message is None else (message.seq, _holder(message))
 
+    async def registered(self, identity: str) -> bool:
+        """Whether a gateway is known; it is not any more when its clients have been dealt with."""
+        return await stored.get_last(self._js, STREAM, f"{PREFIX}gateway.{identity}") is not None
+
     async def entries(self) -> list[Entry]:
         """Every registered gateway."""
         leases: dict[str, StoredMessage] = {}

@@ -57,6 +57,16 @@ class SubscriptionOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedSubscription:
+    """A shared subscription: QoS, retain as published, identifier, and the first stream sequence that counts."""
+
+    qos: int
+    rap: bool
+    id: int | None
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
 class Draining:
     """Consumer of an ended subscription (or lower QoS): delivers at `qos` up to stream sequence `end`, then goes."""
 
@@ -75,7 +85,7 @@ class V5:
     `q2`: QoS 2 publishes were held. `options`: by first subject of the filter. `start`: first stream sequence by
     consumer key. `replay`: cursor of an unfinished retained replay by consumer key. `was`: by consumer key, the QoS
     that held before the present one and the last stream sequence for which it did. `wills`: gateways under which a will
-    of the session may be stored.
+    of the session may be stored. `shared`: shared subscriptions by their filter, `$share/` included.
     """
 
     kind: Kind = "durable"
@@ -90,6 +100,7 @@ class V5:
     replay: dict[str, int] = field(default_factory=dict)
     was: dict[str, tuple[int, int]] = field(default_factory=dict)
     wills: list[str] = field(default_factory=list)
+    shared: dict[str, SharedSubscription] = field(default_factory=dict)
     version: int = V5_VERSION
 
 
@@ -158,6 +169,10 @@ def _encode_v5(v5: V5) -> dict[str, object]:
         ]
     if v5.replay:
         body["replay"] = v5.replay
+    if v5.shared:
+        body["shared"] = {
+            name: {"qos": one.qos, "rap": one.rap, "id": one.id, "start": one.start} for name, one in v5.shared.items()
+        }
     if v5.wills:
         body["wills"] = v5.wills
     if v5.was:
@@ -312,6 +327,15 @@ def _v5(value: object, client_hash: str) -> V5:
     for key, raw in reader.items("was").items():
         inner = _Reader(raw, "v5: was")
         was[key] = (inner.number("qos", 1, 2), inner.number("until", 0, _MAX_SEQUENCE))
+    shared = {}
+    for name, raw in reader.items("shared").items():
+        inner = _Reader(raw, "v5: shared")
+        shared[name] = SharedSubscription(
+            inner.number("qos", 0, 2),
+            inner.flag("rap"),
+            inner.optional_number("id", 1, 268_435_455),
+            inner.number("start", 0, _MAX_SEQUENCE, 0),
+        )
     wills = reader.values.pop("wills", None) or []
     if not isinstance(wills, list) or not all(isinstance(one, str) and _is_token(one) for one in wills):
         raise PoisonedRecord("v5: wills is not a list of gateways")
@@ -328,6 +352,7 @@ def _v5(value: object, client_hash: str) -> V5:
         reader.numbers("replay"),
         was,
         wills,
+        shared,
         version,
     )
 

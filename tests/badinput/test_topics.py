@@ -52,10 +52,21 @@ def test_illegal_filters_are_refused(gateway: Gateway, topic_filter: str, clean:
         assert client.expect(raw.PUBLISH).payload == b"x"
 
 
-def test_a_shared_subscription_is_refused(gateway: Gateway) -> None:
-    """Better than to accept it and never deliver: 3.1.1 has none."""
+def test_illegal_shared_subscriptions(gateway: Gateway) -> None:
+    """``$share`` alone is a topic like others; what looks like a shared subscription has to be one."""
+    illegal = (
+        "$share/g",
+        "$share/",
+        "$share//a",
+        "$share/g/",
+        "$share/g+/a",
+        "$share/#/a",
+        "$share/g/a#",
+        "$share/g/$JS/a",
+    )
     with Raw.connected(gateway.port) as client:
-        assert client.subscribe(("$share/group/topic", 1), ("$share", 0), ("$share/g", 0))[0] == 0x80
+        codes = client.subscribe(("$share/group/topic", 1), ("$share", 0), *((one, 1) for one in illegal))
+        assert list(codes) == [1, 0, *[0x80] * len(illegal)]
 
 
 # -- too long for a control line -----------------------------------------------------------------

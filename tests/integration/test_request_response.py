@@ -208,6 +208,43 @@ class TestRequestFromNats:
         answers = {(await asyncio.wait_for(replies.get(), 8)).data for _ in clients}
         assert answers == {b"%d" % index for index in range(len(clients))}
 
+    async def test_shared_subscription(
+        self, connect5: Connector5, name: str, stored: Stored, second_gateway: Gateway
+    ) -> None:
+        """One member gets a request, and answers it; who is not of the group cannot."""
+        members = [
+            await subscriber(connect5, f"{name}-{index}", f"$share/crew/{name}/+", qos=1, to=to)
+            for index, to in enumerate((None, None, second_gateway))
+        ]
+        stranger = await subscriber(connect5, f"{name}-x", f"$share/other/{name}/x", f"{name}/y")
+        inbox = stored.nats.new_inbox()
+        replies: asyncio.Queue[Msg] = asyncio.Queue()
+        await stored.nats.subscribe(inbox, cb=replies.put)
+        for index in range(30):
+            await stored.nats.publish(f"{name}.ask", b"%d" % index, reply=inbox)
+        await stored.nats.flush()
+
+        async def work(member: RawClient5) -> None:
+            while True:
+                request = await member.expect(Publish, 60)
+                member.publish(response_topic(request), request.payload)
+
+        tasks = [asyncio.ensure_future(work(member)) for member in members]
+        answers = [int((await asyncio.wait_for(replies.get(), 8)).data) for _ in range(30)]
+        assert sorted(answers) == list(range(30))
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        await stored.nats.publish(f"{name}.ask", b"last", reply=inbox)
+        waiting = [asyncio.ensure_future(member.expect(Publish)) for member in members]
+        done, late = await asyncio.wait(waiting, timeout=8, return_when=asyncio.FIRST_COMPLETED)
+        for other in late:
+            other.cancel()
+        (request,) = [one.result() for one in done]
+        packet_id = stranger.publish(response_topic(request), b"x", 1)
+        await stranger.expect_refusal(PUBACK, packet_id, NOT_AUTHORIZED)
+        assert replies.empty()
+
     async def test_at_qos_1(self, connect5: Connector5, name: str, stored: Stored) -> None:
         """A request with ``Nmqtt-Pub: 1`` reaches regular sessions at QoS 1, and can be answered."""
         client = await subscriber(connect5, name, f"{name}/ask", qos=1)

@@ -57,10 +57,15 @@ async def test_client_ids_may_have_any_character(gateway: Gateway, client_id: st
             pass
 
 
-async def test_a_shared_filter_is_not_accepted_in_silence(gateway: Gateway) -> None:
+@pytest.mark.parametrize("qos", [0, 1, 2])
+async def test_a_shared_filter_is_shared(gateway: Gateway, qos: int) -> None:
     """nats-server grants `$share/...` to MQTT 3.1.1 clients and delivers nothing."""
+    topic = unique("shared/")
     async with await RawClient.connect(gateway.port, unique("sub")) as client:
-        assert await client.subscribe("$share/group/topic", qos=1) == (0x80,)
+        assert await client.subscribe(f"$share/group/{topic}", qos=qos) == (qos,)
+        async with await RawClient.connect(gateway.port, unique("pub")) as publisher:
+            await publisher.deliver(topic, b"x", qos)
+        await client.receive(topic, b"x", qos=qos)
 
 
 async def test_a_clean_start_drops_held_publishes(gateway: Gateway) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from mqtt_nats.codec import ProtocolError, ack_bytes
 from mqtt_nats.session.delivery import STORING, Delivery, Source
-from mqtt_nats.session.durable import ID_SPACE, RETAINED_BASE, DurableOutbound, packet_id, retained_id
+from mqtt_nats.session.durable import ID_SPACE, DurableOutbound, packet_id
+from mqtt_nats.session.unsequenced import RETAINED_BASE, retained_id
 
 PUBACK, PUBREC, PUBREL, PUBCOMP = 4, 5, 6, 7
 

@@ -33,7 +33,7 @@ Link: TypeAlias = Callable[..., Awaitable[NatsPyJetStream]]
 DAY_NS = 86400 * 10**9
 
 
-ADDED = ["$MQTT_wills", "KV_MQTT_gateways"]
+ADDED = ["$MQTT_wills", "$MQTT_shared", "KV_MQTT_gateways"]
 
 
 async def config_of(js: NatsPyJetStream, stream: str) -> dict[str, Any]:
@@ -123,6 +123,7 @@ async def test_switches_are_turned_on(js: NatsPyJetStream) -> None:
         "$MQTT_out": ["max_consumers"],
         "$MQTT_timers": ["allow_direct", "allow_msg_ttl", "allow_msg_schedules"],
         "$MQTT_wills": ["allow_direct"],
+        "$MQTT_shared": ["allow_direct"],
         "KV_MQTT_gateways": ["allow_direct"],
     }
     assert report.kept == []

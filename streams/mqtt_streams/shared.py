@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shared subscriptions: `$MQTT_shared`, and a pull consumer on `$MQTT_msgs` for each group and filter.
+
+The stream has one message for each member of a group, so that the last one to leave can remove the consumer, and one
+for each QoS 2 message that was sent to a durable member: it is that client's, and of no other member, until the
+client has it [MQTT-4.8.2-5] (5.0).
+"""
+
+from hashlib import sha256
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from mqtt_streams import headers, stored
+from mqtt_streams.api import ApiError, JetStream, call, publish
+from mqtt_streams.consumers import ACK_WAIT_NS, CONSUMER_EXISTS, consumer_info, delete_consumer
+from mqtt_streams.hashing import nuid
+from mqtt_streams.messages import PREFIX as MESSAGE_PREFIX
+from mqtt_streams.messages import STREAM as MESSAGES
+
+STREAM: Final = "$MQTT_shared"
+MEMBERS: Final = "$MQTT.shared.members."
+ASSIGNED: Final = "$MQTT.shared.assigned."
+
+CONSUMER_PREFIX: Final = "share_"
+WINDOW: Final = 20_000
+"""Messages of one group that are on their way to members; each member has room for fewer."""
+
+_PACKET_ID: Final = "Nmqtt-PacketId"
+
+
+class Assignment(NamedTuple):
+    """A QoS 2 message that belongs to one client.
+
+    `seq`: of this record; `message_seq`: of the message in `$MQTT_msgs`; `subscription`: the filter with `$share/`.
+    """
+
+    packet_id: int
+    seq: int
+    message_seq: int
+    subscription: str
+
+
+def group_hash(group: str, topic_filter: str) -> str:
+    """22 characters that stand for a group and its filter in subjects and names."""
+    return nuid(sha256(f"{group}/{topic_filter}".encode()).digest())
+
+
+def members_subject(group: str, client_hash: str = "*") -> str:
+    """Where a group's hash and its member are noted."""
+    return f"{MEMBERS}{group}.{client_hash}"
+
+
+def assigned_subject(client_hash: str, sequence: int) -> str:
+    """Where it is noted that a message belongs to a client."""
+    return f"{ASSIGNED}{client_hash}.{sequence}"
+
+
+def assigned_block(packet_id: int, sequence: int, subscription: str) -> bytes:
+    """Header block of an assignment; its payload is empty."""
+    return b"NATS/1.0\r\nNmqtt-PacketId:%d\r\nNmqtt-Seq:%d\r\nNmqtt-Share:%b\r\n\r\n" % (
+        packet_id,
+        sequence,
+        headers.percent_encode(subscription).encode(),
+    )
+
+
+class SharedStore:
+    """Members, assignments and consumers of shared subscriptions."""
+
+    def __init__(self, js: JetStream) -> None:
+        self._js = js
+
+    async def join(self, group: str, client_hash: str, client_id: str, subscription: str) -> None:
+        """Note a member; raises ApiError, NoResponders, RequestTimeout as everything here."""
+        body = orjson.dumps({"client": client_id, "filter": subscription})
+        await publish(self._js, members_subject(group, client_hash), body)
+
+    async def leave(self, group: str, client_hash: str) -> None:
+        """A member is none any more; the consumer goes with the last one."""
+        await stored.purge(self._js, STREAM, members_subject(group, client_hash))
+        await self.tidy(group)
+
+    async def tidy(self, group: str) -> None:
+        """Remove the consumer of a group that has no members."""
+        body = {"subjects_filter": members_subject(group)}
+        info = await call(self._js, f"STREAM.INFO.{STREAM}", body)
+        if not info["state"].get("subjects"):
+            await delete_consumer(self._js, MESSAGES, CONSUMER_PREFIX + group)
+
+    async def ensure_consumer(
+        self, group: str, subscription: str, subjects: tuple[str, ...], start: int, threshold: int
+    ) -> None:
+        """Create the group's consumer from stream sequence `start` on, where there is none.
+
+        `threshold`: nanoseconds without a request after which the server may remove it, 0 = never; it only grows.
+        """
+        name = CONSUMER_PREFIX + group
+        for _ in range(3):
+            info = await consumer_info(self._js, MESSAGES, name)
+            if info is None:
+                config = _config(name, subscription, subjects, start, threshold)
+                action = "create"
+            else:
+                config = info.config
+                present = int(config.get("inactive_threshold", 0))
+                if not present or (threshold and threshold <= present):
+                    return
+                config["inactive_threshold"] = threshold
+                action = "update"
+            body = {"stream_name": MESSAGES, "config": config, "action": action}
+            try:
+                await call(self._js, f"CONSUMER.DURABLE.CREATE.{MESSAGES}.{name}", body)
+                return
+            except ApiError as error:
+                if error.err_code not in CONSUMER_EXISTS:  # else another gateway was faster
+                    raise
+
+    async def assigned(self, client_hash: str) -> list[Assignment]:
+        """The messages that belong to a client, in the order in which they were assigned."""
+        found = []
+        async for message in stored.scan(self._js, STREAM, f"{ASSIGNED}{client_hash}.*"):
+            packet_id = headers.get_int(message.headers, _PACKET_ID)
+            sequence = headers.get_int(message.headers, headers.SEQ)
+            name = headers.percent_decode(headers.get(message.headers, "Nmqtt-Share") or "")
+            if packet_id is None or sequence is None or not 1 <= packet_id <= 65535:
+                await stored.delete(self._js, STREAM, message.seq)
+            else:
+                found.append(Assignment(packet_id, message.seq, sequence, name))
+        return found
+
+    async def purge_assigned(self, client_hash: str) -> None:
+        """A session has ended: what was assigned to it goes to nobody else [MQTT-4.8.2-5] (5.0)."""
+        await stored.purge(self._js, STREAM, f"{ASSIGNED}{client_hash}.*")
+
+
+def _config(name: str, subscription: str, subjects: tuple[str, ...], start: int, threshold: int) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "durable_name": name,
+        "deliver_policy": "by_start_sequence",
+        "opt_start_seq": start,
+        "ack_policy": "explicit",
+        "ack_wait": ACK_WAIT_NS,
+        "replay_policy": "instant",
+        "max_ack_pending": WINDOW,
+        "max_waiting": 512,
+        "metadata": {"mqtt_subscription": subscription},
+    }
+    if len(subjects) == 1:
+        config["filter_subject"] = MESSAGE_PREFIX + subjects[0]
+    else:
+        config["filter_subjects"] = [MESSAGE_PREFIX + subject for subject in subjects]
+    if threshold:
+        config["inactive_threshold"] = threshold
+    return config
