@@ -104,7 +104,12 @@ class Overlap(Generic[T]):
 
 
 def subject_matches(pattern: str, tokens: list[str]) -> bool:
-    """Whether a NATS subject pattern matches the subject made of ``tokens``."""
+    """Whether a NATS subject pattern matches the subject made of ``tokens``, as MQTT has it: no wildcard a leading ``$``.
+
+    [MQTT-4.7.2-1] (3.1.1, 5.0): what such a consumer brings is dropped, so it must not own the message.
+    """
+    if pattern[0] in "*>" and tokens[0].startswith("$"):
+        return False
     parts = pattern.split(".")
     for index, part in enumerate(parts):
         if part == ">":

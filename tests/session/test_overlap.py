@@ -30,6 +30,10 @@ MATCHING = [
     ("*.b", "a.c", False),
     ("a.*.c", "a.b.c", True),
     ("*.*.>", "a.b", False),
+    (">", "$a.b", False),  # [MQTT-4.7.2-1] (3.1.1, 5.0)
+    ("*.b", "$a.b", False),  # [MQTT-4.7.2-1] (3.1.1, 5.0)
+    ("$a.*", "$a.b", True),
+    ("*.b", "a$.b", True),
 ]
 
 
