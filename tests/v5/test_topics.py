@@ -7,7 +7,6 @@ from tests.harness.gateway import Gateway
 from tests.harness.raw import Raw
 from tests.harness.raw5 import (
     AS_PUBLISHED,
-    CONNACK,
     PUBACK,
     RESPONSE_TOPIC,
     SESSION_EXPIRY,
@@ -45,8 +44,7 @@ def test_wildcards_in_topics(gateway: Gateway, open5: Opener, name: str) -> None
 @KINDS
 @pytest.mark.parametrize(
     "topic_filter",
-    ["#a", "a#", "a/#/b", "#/a", "##", "a/b#", "a/#b"]  # [MQTT-4.7.1-1] (5.0)
-    + ["+a", "a+", "a/+b/c", "++", "a/b+", "+#"],  # [MQTT-4.7.1-2] (5.0)
+    ["#a", "a#", "a/#/b", "#/a", "##", "a/b#", "a/#b", "+a", "a+", "a/+b/c", "++", "a/b+", "+#"],
 )
 def test_misplaced_wildcards(open5: Opener, session: list[bytes], topic_filter: str) -> None:
     """[MQTT-4.7.1-1], [MQTT-4.7.1-2] (5.0): refused by themselves."""
@@ -160,5 +158,5 @@ def test_length(gateway: Gateway, open5: Opener, name: str, size: int) -> None:
     assert client.answer(UNSUBACK, 1).reason in (0, 0x11)
     with Raw(gateway.port) as other:
         other.send(connect("", flags=4, tail=will(topic, b"")))
-        one = other.expect(CONNACK)
-        assert (one.body[1] == 0) == (code == 1)
+        accepted = [one.body[1] for one in [other.receive()] if one is not None]
+        assert accepted in ([0] if code == 1 else [0x90], [] if size > 65_000 else None)
