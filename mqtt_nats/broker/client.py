@@ -19,10 +19,11 @@ from mqtt_nats.broker.authenticating import Authentication, begin
 from mqtt_nats.broker.closing import farewell, leave
 from mqtt_nats.broker.greeting import TERMS, Terms, goodbye, refusal, terms
 from mqtt_nats.broker.inbound import Inbound
+from mqtt_nats.broker.membership import Membership
 from mqtt_nats.broker.opening import open_session, refuse
 from mqtt_nats.broker.operations import Receipt
 from mqtt_nats.broker.publishing import RECEIPTS_LOW, publish, publish5, publish_run
-from mqtt_nats.broker.sharing import Membership, acknowledged
+from mqtt_nats.broker.sharing import acknowledged
 from mqtt_nats.broker.subscribing import subscribe, unsubscribe
 from mqtt_nats.broker.tailoring import Aliases, tailor
 from mqtt_nats.broker.will import leave_will
@@ -110,7 +111,6 @@ class Client(Member):
         "taken",
         "takeover_sid",
         "takeover_subject",
-        "taking",
         "terms",
         "token",
         "unacknowledged",
@@ -152,8 +152,6 @@ class Client(Member):
         """Topic aliases that the client allows."""
         self.shares: dict[str, Membership] | None = None
         """Shared subscriptions by their filter, ``$share/`` included."""
-        self.taking = 0
-        """QoS 2 messages of shared subscriptions that will be sent in a moment."""
         self.unacknowledged = 0
         """QoS 1 publishes of a 5.0 client without PUBACK."""
         self.takeover_sid = b""
@@ -298,7 +296,6 @@ class Client(Member):
             else:
                 side.publish(qos, message.head(qos), message.payload)
         except QuotaExceeded as error:
-            log.warning("client %r: %s", self.client_id, error)
             self.end(error)
 
     def guard(self, choice: Choice, message: Message) -> None:

@@ -51,8 +51,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 ASSIGNED: Final = b"="
-"""In place of an acknowledgement subject: the message of a shared subscription is this client's, as the record of this
-sequence says."""
+"""Instead of an acknowledgement subject: the record of this sequence says that the message is this client's."""
 
 # After this long without a redelivery, what is still missing is gone (seconds).
 COLLECT_PATIENCE: Final = 1.0
@@ -412,8 +411,7 @@ class DurableSide:
 
     def detach(self) -> None:
         """Let go of every consumer: the next owner can have it at once."""
-        link = self.client.broker.link
-        attached = self.client.broker.attached
+        link, attached = self.client.broker.link, self.client.broker.attached
         for name, attachment in self.attachments.items():
             link.unsubscribe_raw(attachment.sid)
             if attached.get(name) is self.client:

@@ -104,7 +104,9 @@ class Overlap(Generic[T]):
 
 
 def subject_matches(pattern: str, tokens: list[str]) -> bool:
-    """Whether a NATS subject pattern matches the subject made of ``tokens``, as MQTT has it: no wildcard a leading ``$``.
+    """Whether a NATS subject pattern matches the subject made of ``tokens``, as MQTT has it.
+
+    No wildcard matches a leading ``$``.
 
     [MQTT-4.7.2-1] (3.1.1, 5.0): what such a consumer brings is dropped, so it must not own the message.
     """

@@ -68,6 +68,11 @@ class Unsequenced:
         if self.open:
             self.pump()
 
+    def shared(self, source: Source) -> list[bytes]:
+        """The acknowledgement subjects of a shared subscription's messages at QoS 1 that are not acknowledged."""
+        known = [*self.inflight.values(), *self.others]
+        return [one.reply for one in known if one.source is source and one.qos == 1 and one.reply]
+
     def unshare(self, source: Source, *, all_: bool) -> list[bytes]:
         """A shared subscription, or with ``all_`` its connection, has ended: what of it others may have at QoS 1.
 

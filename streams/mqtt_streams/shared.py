@@ -26,6 +26,9 @@ CONSUMER_PREFIX: Final = "share_"
 WINDOW: Final = 20_000
 """Messages of one group that are on their way to members; each member has room for fewer."""
 
+MEMBERS_MOST: Final = 10_000
+"""Members of one group that can wait for messages at the same time."""
+
 _PACKET_ID: Final = "Nmqtt-PacketId"
 
 
@@ -129,6 +132,10 @@ class SharedStore:
                 found.append(Assignment(packet_id, message.seq, sequence, name))
         return found
 
+    async def is_assigned(self, message_seq: int) -> bool:
+        """Whether a message of `$MQTT_msgs` belongs to some client."""
+        return await stored.get_last(self._js, STREAM, assigned_subject("*", message_seq)) is not None
+
     async def purge_assigned(self, client_hash: str) -> None:
         """A session has ended: what was assigned to it goes to nobody else [MQTT-4.8.2-5] (5.0)."""
         await stored.purge(self._js, STREAM, f"{ASSIGNED}{client_hash}.*")
@@ -143,7 +150,7 @@ def _config(name: str, subscription: str, subjects: tuple[str, ...], start: int,
         "ack_wait": ACK_WAIT_NS,
         "replay_policy": "instant",
         "max_ack_pending": WINDOW,
-        "max_waiting": 512,
+        "max_waiting": MEMBERS_MOST,
         "metadata": {"mqtt_subscription": subscription},
     }
     if len(subjects) == 1:
