@@ -1,0 +1,383 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A member of a shared subscription: each message of a group goes to one, on whatever gateway that is connected.
+
+Theory of operation. Messages at QoS 0, also those of NATS clients, come through a NATS queue group with one
+subscription per member. Messages at QoS 1 and 2 come from the group's pull consumer: each member asks for as many as it
+has room for, so a member that is full takes nothing from the others.
+
+    ======= ==================== =================================================================================
+    QoS     session              the group's consumer is acknowledged
+    ======= ==================== =================================================================================
+    0       any                  when the message is written
+    1       any                  on PUBACK; when the connection ends before, the message goes to another member
+    2       regular              with the message: what was sent is nobody else's, even when the session ends
+    2       durable              when it is stored that the message is this client's; it is sent again after a resume
+    ======= ==================== =================================================================================
+
+See docs/internals/rules.md#shared-subscriptions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from mqtt_nats.backbone.inbox import frame
+from mqtt_nats.backbone.store import Op, Silent, sequence
+from mqtt_nats.broker.durable import ASSIGNED, backstop
+from mqtt_nats.broker.groups import parse_shared
+from mqtt_nats.broker.patience import patiently
+from mqtt_nats.broker.tailoring import tailor
+from mqtt_nats.codec import QuotaExceeded
+from mqtt_nats.pubsub.fanout import received
+from mqtt_nats.pubsub.headers import is_status, publish_qos
+from mqtt_nats.pubsub.message import Stored, encoded_id
+from mqtt_nats.pubsub.table import Choice, Filter
+from mqtt_nats.session.delivery import Source
+from mqtt_streams.api import ApiError
+from mqtt_streams.consumers import parse_ack
+from mqtt_streams.messages import PREFIX as STORED_PREFIX
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.shared import CONSUMER_PREFIX, assigned_block, assigned_subject, group_hash
+from mqtt_streams.subjects import filter_to_subjects, starts_with_wildcard, visible_to_wildcard
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.client import Client
+    from mqtt_nats.broker.context import Broker
+    from mqtt_streams.sessions import SharedSubscription
+
+log = logging.getLogger("mqtt_nats.broker")
+
+PULL_MOST: Final = 32
+"""Messages asked for at a time: few enough that members take turns."""
+
+PULL_NS: Final = 30_000_000_000
+"""Nanoseconds after which a request that was not served is made again."""
+
+LATE: Final = 2.0
+"""Seconds for which what still arrives for a member that has left is given to the others."""
+
+NAK: Final = b"-NAK"
+
+
+class Membership:
+    """A client's part in one group."""
+
+    __slots__ = (
+        "asked",
+        "choice",
+        "client",
+        "filter",
+        "found",
+        "group",
+        "held",
+        "inbox",
+        "queues",
+        "restoring",
+        "source",
+        "text",
+    )
+
+    def __init__(self, client: Client, text: str, wanted: SharedSubscription) -> None:
+        broker = client.broker
+        name, self.filter = parse_shared(text, broker.settings.max_topic_levels)
+        self.client = client
+        self.text = text
+        self.group = group_hash(name, self.filter)
+        subjects = tuple(subject.encode() for subject in filter_to_subjects(self.filter))
+        self.found = Filter(self.filter, subjects, broker.shared, False)
+        """Stands for the subscription in requests that are answered."""
+        self.source = Source(wanted.qos, 0, 1)
+        self.choice = Choice(self.found, wanted.qos, b"", False)
+        self.queues: list[bytes] = []
+        self.inbox = b""
+        self.asked = 0
+        """Messages of the last request that have not come."""
+        self.restoring = False
+        self.held: set[bytes] = set()
+        """Acknowledgement subjects of what a regular session's client has not acknowledged."""
+        self.change(wanted)
+
+    def change(self, wanted: SharedSubscription) -> None:
+        """The client has subscribed again, with other options."""
+        source = self.source
+        source.qos, source.kept, source.identifier = wanted.qos, wanted.rap, wanted.id
+        version = self.client.version
+        ids = encoded_id(wanted.id) if version == 5 else b""
+        self.choice = Choice(self.found, wanted.qos, ids, wanted.rap and version == 5)
+
+    # -- NATS -----------------------------------------------------------------------------------
+
+    async def enter(self) -> None:
+        """Be noted as a member, make sure of the group's consumer, and take part.
+
+        Raises:
+            ApiError, NoResponders, RequestTimeout: JetStream does not do it.
+        """
+        client = self.client
+        groups = client.broker.groups
+        record = client.record
+        assert record is not None
+        assert record.v5 is not None
+        await groups.join(self.group, client.hash, client.client_id, self.text)
+        subjects = filter_to_subjects(self.filter)
+        start = record.v5.shared[self.text].start
+        await groups.ensure_consumer(self.group, self.text, subjects, start, backstop(client.expiry))
+        self.begin()
+
+    def begin(self) -> None:
+        """Take part: messages at QoS 0 may come from now on, others when they are asked for."""
+        broker = self.client.broker
+        if not self.queues:
+            group = self.group.encode()
+            self.queues = [
+                broker.shared.subscribe_raw(subject, self._zero_arrived, group) for subject in self.found.subjects
+            ]
+            self.inbox = broker.link.subscribe_raw(self._inbox, self._arrived)
+
+    @property
+    def _inbox(self) -> bytes:
+        return b"%bm%d" % (self.client.broker.inbox.prefix[:-1], id(self))
+
+    def renew(self) -> None:
+        """The connection for queue groups is a new one."""
+        for sid, subject in zip(self.queues, self.found.subjects, strict=True):
+            link = self.client.broker.shared
+            link.out.append(b"SUB %b %b %b\r\n" % (subject, self.group.encode(), sid))
+            link.kick()
+
+    def renew_inbox(self) -> None:
+        """The connection for requests is a new one."""
+        self.asked = 0
+        self.client.broker.link.renew(self.inbox, self._inbox)
+        self.ask()
+
+    def ask(self) -> None:
+        """Ask for as many messages as the client has room for."""
+        client = self.client
+        if self.asked or not client.alive or not self.inbox:
+            return
+        room = room_of(client)
+        if room:
+            self.asked = batch = min(room, PULL_MOST)
+            broker = client.broker
+            body = b'{"batch":%d,"expires":%d}' % (batch, PULL_NS)
+            subject = f"{broker.inbox.api_prefix}.CONSUMER.MSG.NEXT.{MESSAGES}.{CONSUMER_PREFIX}{self.group}"
+            broker.link.out.append(frame(subject.encode(), self._inbox, b"", body))
+            broker.link.kick()
+
+    def end(self, *, all_: bool) -> None:
+        """Take no part any more; what the client has not been sent, with ``all_`` not acknowledged, others get."""
+        client = self.client
+        broker = client.broker
+        for sid in self.queues:
+            broker.shared.unsubscribe_raw(sid)
+        if self.inbox:
+            # What is on its way is given back; after that the subscription may be forgotten.
+            broker.link.out.append(b"UNSUB %b\r\n" % self.inbox)
+            asyncio.get_running_loop().call_later(LATE, broker.link.handlers.pop, self.inbox, None)
+        self.queues, self.inbox = [], b""
+        if client.durable_side is not None:
+            back = client.durable_side.machine.unshare(self.source, all_=all_)
+        elif all_:
+            back = list(self.held)
+        else:
+            back = []
+        for reply in back:
+            self.held.discard(reply)
+            answer(broker, reply, NAK)
+
+    # -- messages -------------------------------------------------------------------------------
+
+    def _zero_arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        """A message of the queue group; those at QoS 1 and 2 come from the consumer as well."""
+        client = self.client
+        broker = client.broker
+        if publish_qos(headers) or not client.alive or (headers and is_status(headers)):
+            return
+        if self.filter[0] in "#+" and not visible_to_wildcard(subject.decode("utf-8", "replace")):
+            return
+        route = broker.table.by_subject.get(subject) or broker.table.route_of_subject(subject)
+        if route is None:
+            return
+        topic = b""
+        if reply and client.version == 5 and broker.fanout.response_topic is not None:
+            topic = broker.fanout.response_topic(self.found, route, headers, reply)
+        client.deliver(self.choice, received(route.key, payload, 0, headers, topic=topic))
+
+    def _arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        """A message of the group's consumer, or why there are no more."""
+        ack = parse_ack(reply) if reply else None
+        client = self.client
+        if ack is None:
+            self.asked = 0
+            gone = headers[9:12] == b"503" or b"Deleted" in headers
+            if gone and client.alive and self.inbox and not self.restoring:
+                self.restoring = True
+                client.do(self._restore())
+            elif headers[9:12] in (b"404", b"408"):  # nothing to be had for so long
+                self.ask()
+            return
+        if self.asked:
+            self.asked -= 1
+        qos = publish_qos(headers)
+        broker = client.broker
+        bare = subject.removeprefix(STORED_PREFIX.encode())
+        hidden = starts_with_wildcard(self.found.subjects[0].decode()) and not visible_to_wildcard(bare.decode())
+        if not qos or hidden:
+            answer(broker, reply, b"")
+            self.ask()
+        elif not client.alive or not self.inbox or not room_of(client):
+            answer(broker, reply, NAK)
+        else:
+            message = broker.stored_message(ack.stream_seq, b"%d" % ack.timestamp_ns, subject, headers, payload)
+            qos = min(qos, self.choice.qos)
+            if qos == 2 and ack.delivered > 1:
+                client.do(self._take_again(message, ack.stream_seq, reply))
+            else:
+                self._take(message, ack.stream_seq, qos, reply)
+            self.ask()
+
+    async def _take_again(self, message: Stored, number: int, reply: bytes) -> None:
+        """Take a QoS 2 message that was given to a member before, unless it belongs to that one.
+
+        Its gateway may have died between the store that says so and the acknowledgement.
+        """
+        broker = self.client.broker
+        if await patiently(self.client, lambda: broker.groups.is_assigned(number)):
+            answer(broker, reply, b"")
+        elif room_of(self.client):
+            self._take(message, number, 2, reply)
+            broker.round.start()
+        else:
+            answer(broker, reply, NAK)
+
+    def _take(self, message: Stored, number: int, qos: int, reply: bytes) -> None:
+        client = self.client
+        broker = client.broker
+        if qos == 2:
+            side = client.durable_side
+            if side is None:
+                self.send(message, 2, b"")
+                broker.store.call(reply, b"", TakenOp())
+            else:
+                identifier = side.machine.free_id()
+                target = b"HPUB %b " % assigned_subject(client.hash, number).encode()
+                headers = assigned_block(identifier, number, self.text)
+                broker.store.put(target, headers, b"", AssignOp(self, message, number, identifier, reply))
+            broker.link.kick()
+        elif qos == 1:
+            if client.durable_side is not None:
+                machine = client.durable_side.machine
+                machine.share(self.source, number, machine.free_id(), 1, message, reply)
+            else:
+                self.held.add(reply)
+                self.send(message, 1, reply)
+        else:
+            self.send(message, 0, b"")
+            answer(broker, reply, b"")
+
+    def send(self, message: Stored, qos: int, token: bytes) -> None:
+        """Send to a regular session, or at QoS 0."""
+        client = self.client
+        if not client.alive:
+            return
+        late = tailor(client, message, qos, self.choice)
+        if qos == 0:
+            data = late(0)
+            if data:
+                client.outlet.write(data)
+        elif client.regular_side is not None:
+            try:
+                client.regular_side.publish(qos, b"", message.payload, late, token)
+            except QuotaExceeded as error:
+                client.end(error)
+
+    async def _restore(self) -> None:
+        """The consumer is gone: somebody has removed it."""
+        try:
+            await patiently(self.client, self.enter)
+        finally:
+            self.restoring = False
+        self.ask()
+
+    def unfinished(self) -> list[bytes]:
+        """Acknowledgement subjects of what others get unless JetStream hears of it."""
+        side = self.client.durable_side
+        return list(self.held) if side is None else side.machine.shared(self.source)
+
+
+class TakenOp(Silent):
+    """The acknowledgement of a QoS 2 message that was sent to a regular session: nobody else may get it."""
+
+    __slots__ = ()
+
+    optional = True
+
+
+class AssignOp(Op):
+    """The store of what says that a QoS 2 message is this client's."""
+
+    __slots__ = ("identifier", "member", "message", "number", "reply")
+
+    def __init__(self, member: Membership, message: Stored, number: int, identifier: int, reply: bytes) -> None:
+        self.member = member
+        self.message = message
+        self.number = number
+        self.identifier = identifier
+        self.reply = reply
+
+    def stored(self, ack: bytes) -> None:
+        """It is: let the group forget it, then send it."""
+        broker = self.member.client.broker
+        broker.store.call(self.reply, b"", AssignedOp(self, sequence(ack)))
+        broker.link.kick()
+
+    def failed(self, error: ApiError) -> None:
+        """Somebody else may have it."""
+        client = self.member.client
+        log.warning("client %r: a message was not assigned to it: %s", client.client_id, error)
+        if client.durable_side is not None:
+            client.durable_side.machine.reserved.discard(self.identifier)
+        answer(client.broker, self.reply, NAK)
+
+
+class AssignedOp(Op):
+    """The acknowledgement of a QoS 2 message that is a durable session's."""
+
+    __slots__ = ("assignment", "record")
+
+    optional = True
+
+    def __init__(self, assignment: AssignOp, record: int) -> None:
+        self.assignment = assignment
+        self.record = record
+
+    def stored(self, ack: bytes) -> None:
+        """Nobody else gets it; when the connection has ended, the next one finds what was stored."""
+        one = self.assignment
+        client = one.member.client
+        if client.durable_side is not None and client.alive:
+            token = b"%b%d" % (ASSIGNED, self.record)
+            client.durable_side.machine.share(one.member.source, one.number, one.identifier, 2, one.message, token)
+            client.broker.round.start()
+
+    def failed(self, error: ApiError) -> None:
+        """The consumer is gone, and the message with it."""
+        self.stored(b"")
+
+
+def answer(broker: Broker, reply: bytes, body: bytes) -> None:
+    """Acknowledge a message to JetStream, give it back, or ask for more time."""
+    broker.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
+    broker.link.kick()
+
+
+def room_of(client: Client) -> int:
+    """How many more messages a client can take now."""
+    if client.outlet.clogged:
+        return 0
+    if client.durable_side is not None:
+        return client.durable_side.machine.room
+    return client.regular_side.room if client.regular_side is not None else 0
