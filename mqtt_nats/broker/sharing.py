@@ -125,7 +125,7 @@ def acknowledged(client: Client) -> None:
 
 
 def detach(client: Client) -> None:
-    """The connection has ended: others get what the client has not acknowledged at QoS 1 [MQTT-4.8.2-4] (5.0)."""
+    """The connection has ended: others get what the client has not acknowledged at QoS 1 (section 4.8.2)."""
     for member in (client.shares or {}).values():
         member.end(all_=True)
 

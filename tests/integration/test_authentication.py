@@ -279,6 +279,19 @@ def test_a_challenge_larger_than_the_client_takes(gateway: Gateway) -> None:
     raw5.refused(gateway.port, raw5.connect("", method(), first, prop(MAXIMUM_PACKET_SIZE, 100)), 0x95)
 
 
+def test_auth_explains_nothing(gateway: Gateway) -> None:
+    """[MQTT-3.15.2-2], [MQTT-3.15.2-3] (5.0): no reason string, no user properties, whether or not there is room."""
+    first = data(credentials().get_client_first())
+    size = 10_000
+    for _ in range(2):
+        with Raw5(gateway.port) as client:
+            client.send(raw5.connect("", method(), first, prop(MAXIMUM_PACKET_SIZE, size)))
+            one = client.expect(AUTH)
+            assert len(raw.packet(one.first, one.body)) <= size
+            assert [id for id, _ in raw5.answer(one).properties] == [METHOD, DATA]
+            size = len(raw.packet(one.first, one.body))
+
+
 def test_an_exchange_that_stalls(nats_server: NatsServer, users: Path, gateway_factory: GatewayFactory) -> None:
     """The time for CONNECT is that of the whole exchange."""
     gateway = gateway_factory(nats_server, "--scram-file", str(users), "--connect-timeout", "2")

@@ -75,7 +75,7 @@ def distinct(found: list[list[Publish]]) -> Counter[bytes]:
 async def test_one_member_gets_each_message(
     connect5: Connect, connect: Connector, name: str, second_gateway: Gateway, qos: int, published: int
 ) -> None:
-    """[MQTT-4.8.2-3] [MQTT-4.8.2-6] (5.0): regular and durable members, of both versions, on two gateways."""
+    """[MQTT-4.8.2-3] (5.0): regular and durable members, of both versions, on two gateways."""
     text = f"$share/group/{name}/#"
     members: list[RawClient] = [
         await connect5(f"{name}-1"),
@@ -135,7 +135,7 @@ async def test_options(connect5: Connect, name: str) -> None:
 async def test_what_a_member_leaves_goes_to_the_others(
     connect5: Connect, name: str, second_gateway: Gateway, expiry: int, end: str
 ) -> None:
-    """At QoS 1, at once. [MQTT-4.8.2-4] (5.0)"""
+    """At QoS 1, at once (section 4.8.2)."""
     text = f"$share/group/{name}"
     leaver = await connect5(f"{name}-leaver", session_expiry_interval=expiry, receive_maximum=10)
     await leaver.subscribe(text, qos=1)
@@ -176,7 +176,7 @@ async def test_a_full_member_does_not_hold_up_the_others(connect5: Connect, name
 async def test_qos_2_that_was_sent_belongs_to_its_client(
     connect5: Connect, name: str, second_gateway: Gateway, stored: Stored
 ) -> None:
-    """[MQTT-4.8.2-5] (5.0): it comes again, with the same identifier, on whatever gateway the session goes on."""
+    """[MQTT-4.8.2-4] (5.0): it comes again, with the same identifier, on whatever gateway the session goes on."""
     text = f"$share/group/{name}"
     owner = await connect5(f"{name}-owner", session_expiry_interval=60, receive_maximum=4)
     await owner.subscribe(text, qos=2)
