@@ -198,6 +198,7 @@ class Authentication:
         client.outlet.write(packet)
 
     def _properties(self, data: bytes) -> Properties:
+        # No reason string, no user properties [MQTT-3.15.2-2] [MQTT-3.15.2-3] (5.0)
         found: Properties = {"authentication_method": self._method}  # [MQTT-4.12.0-5] (5.0)
         if data:
             found["authentication_data"] = data

@@ -201,7 +201,7 @@ class Client(Member):
         broker.round.start()
 
     def _before(self, packets: list[Packet]) -> None:
-        """Packets before the session is open: CONNECT, and what came with it [MQTT-3.1.4-5] [MQTT-3.2.0-1]."""
+        """CONNECT and what comes with it [MQTT-3.1.4-5] (3.1.1), [MQTT-3.1.4-6] (5.0), [MQTT-3.2.0-1] (3.1.1, 5.0)."""
         if self.state is State.NEW:
             connect = packets[0]
             assert isinstance(connect, Connect)  # the decoder lets nothing else come first
@@ -234,7 +234,7 @@ class Client(Member):
     def _other(self, packet: Packet) -> None:
         match packet:
             case PingReq():
-                self.outlet.write(PINGRESP)  # [MQTT-3.12.4-1]
+                self.outlet.write(PINGRESP)  # [MQTT-3.12.4-1] (3.1.1, 5.0)
             case Subscribe():
                 self.do(subscribe(self, packet))
             case Unsubscribe():
@@ -246,7 +246,7 @@ class Client(Member):
             case Auth() if self.authentication is not None:
                 self.authentication.received(packet)
             case _:
-                raise ProtocolError(f"unexpected {type(packet).__name__}")
+                raise ProtocolError(f"unexpected {type(packet).__name__}")  # [MQTT-4.12.0-7] (5.0)
 
     def acknowledged(self, kind: int, ids: list[int], failed: bool) -> None:
         """PUBACK, PUBREC, PUBREL or PUBCOMP."""
@@ -440,7 +440,7 @@ class Client(Member):
     # -- the end --------------------------------------------------------------------------------
 
     def broken(self, error: MqttError) -> None:
-        """The client violated the protocol [MQTT-4.8.0-1]."""
+        """The client violated the protocol [MQTT-4.8.0-1] (3.1.1), [MQTT-4.13.1-1] (5.0)."""
         if self.state is State.OPENING and self._task is not asyncio.current_task() and self._error is None:
             if self.authentication is None:
                 self._error = error  # what came before the violation is served first
@@ -462,7 +462,7 @@ class Client(Member):
         self.close()
 
     def say_goodbye(self, error: MqttError) -> None:
-        """Tell a 5.0 client why its connection ends [MQTT-3.14.0-1] [MQTT-4.13.1-1] (5.0)."""
+        """Tell a 5.0 client why its connection ends [MQTT-3.14.0-1] [MQTT-3.14.4-1] [MQTT-3.14.4-2] (5.0)."""
         if self.version == 5 and self.greeted and not self.graceful and self.state is not State.ENDED:
             self.outlet.write(goodbye(error, self.terms))
 

@@ -99,7 +99,7 @@ def leave(client: Client) -> None:
 
 
 def _close_session(client: Client) -> None:
-    """Leave a session whose connection has ended: end it, or set its deadline."""
+    """Leave a session whose connection has ended: end it, or set its deadline [MQTT-4.1.0-2] (5.0)."""
     broker = client.broker
     record = client.record
     assert record is not None

@@ -119,7 +119,7 @@ def welcome(client: Client, connect: Connect, present: bool, more: Properties | 
     if settings.response_information is not None and client.terms.response_information:
         # [MQTT-3.1.2-28] (5.0)
         properties["response_information"] = settings.response_information.replace("%c", client.client_id)
-    if more is not None:
+    if more is not None:  # [MQTT-4.12.0-6] (5.0)
         properties |= more
     data = encode(Connack(present, 0, properties), 5)
     if usual:
@@ -153,7 +153,10 @@ def refusal(version: int, error: MqttError) -> bytes:
 
 
 def connack_error(error: MqttError, agreed: Terms) -> bytes:
-    """CONNACK of a 5.0 connection that is refused [MQTT-3.2.2-7] (5.0)."""
+    """CONNACK of a 5.0 connection that is refused [MQTT-3.2.2-7] (5.0).
+
+    It has no user properties [MQTT-3.2.2-20] (5.0).
+    """
     reason = _CONNACK_INSTEAD.get(error.reason, error.reason)
     if reason not in _IN_CONNACK:
         reason = ReasonCode.UNSPECIFIED_ERROR
@@ -164,7 +167,7 @@ def connack_error(error: MqttError, agreed: Terms) -> bytes:
 
 
 def goodbye(error: MqttError, agreed: Terms) -> bytes:
-    """DISCONNECT of a 5.0 connection that ends with an error."""
+    """DISCONNECT of a 5.0 connection that ends with an error. It has no user properties [MQTT-3.14.2-4] (5.0)."""
     reason = _DISCONNECT_INSTEAD.get(error.reason, error.reason)
     data = encode(Disconnect(reason, {"reason_string": str(error)[:1000]}), 5)
     if len(data) > agreed.maximum_packet_size:  # [MQTT-3.14.2-3] (5.0)

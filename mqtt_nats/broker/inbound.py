@@ -220,7 +220,7 @@ class Inbound:
         more = held.more
         if more is not None and more.expiry >= 0:
             more = aged(more, time.time())
-            if more is None:  # [MQTT-3.3.2-5] (5.0)
+            if more is None:  # [MQTT-3.3.2-5] [MQTT-4.3.3-13] (5.0)
                 self.stored(held, receipt)
                 return
         operation = ReleaseOp(client, held, receipt, 2 if held.retain else 1)

@@ -232,7 +232,7 @@ class Membership:
             answer(broker, reply, NAK)
         else:
             message = broker.stored_message(ack.stream_seq, b"%d" % ack.timestamp_ns, subject, headers, payload)
-            qos = min(qos, self.choice.qos)
+            qos = min(qos, self.choice.qos)  # [MQTT-4.8.2-3] (5.0)
             if qos == 2 and ack.delivered > 1:
                 client.do(self._take_again(message, ack.stream_seq, reply))
             else:
@@ -317,7 +317,7 @@ class TakenOp(Silent):
 
 
 class AssignOp(Op):
-    """The store of what says that a QoS 2 message is this client's."""
+    """The store of what says that a QoS 2 message is this client's [MQTT-4.8.2-4] (5.0)."""
 
     __slots__ = ("identifier", "member", "message", "number", "reply")
 

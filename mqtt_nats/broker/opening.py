@@ -69,7 +69,8 @@ async def open_session(client: Client, connect: Connect) -> None:
         return
     if not client.alive:
         return
-    # [MQTT-3.1.4-4] [MQTT-3.2.0-1] [MQTT-3.2.2-1] [MQTT-3.2.2-2] [MQTT-3.2.2-3]
+    # [MQTT-3.1.4-4] [MQTT-3.2.0-1] [MQTT-3.2.2-1] [MQTT-3.2.2-2] [MQTT-3.2.2-3] (3.1.1)
+    # [MQTT-3.1.4-5] [MQTT-3.2.0-1] [MQTT-3.2.0-2] [MQTT-3.2.2-2] [MQTT-3.2.2-3] (5.0)
     client.outlet.write(welcome(client, connect, present, granted))
     client.greeted = True
     if client.durable_side is not None and present:
@@ -87,7 +88,10 @@ async def open_session(client: Client, connect: Connect) -> None:
 
 
 def refuse(client: Client, error: MqttError) -> None:
-    """Answer CONNECT with a return code and close [MQTT-3.1.3-9] [MQTT-3.2.2-4] [MQTT-3.2.2-5]."""
+    """Answer CONNECT with a return code or reason code and close.
+
+    [MQTT-3.1.3-9] [MQTT-3.2.2-4] [MQTT-3.2.2-5] (3.1.1), [MQTT-3.1.3-8] [MQTT-3.1.4-2] [MQTT-4.13.2-1] (5.0)
+    """
     if client.version == 5:
         client.outlet.write(connack_error(error, client.terms))
     else:
@@ -106,7 +110,7 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
     # [MQTT-3.1.3-6] (3.1.1, 5.0) [MQTT-3.1.3-7] (5.0)
     client_id = connect.client_id or f"auto-{broker.new_nuid()}"
     granted = await authenticate(client, connect, client_id)
-    client.client_id = client_id  # [MQTT-3.1.3-2]
+    client.client_id = client_id  # [MQTT-3.1.3-2] (3.1.1, 5.0)
     client.hash = name_hash(client_id)
     client.token = subject_token(client_id)
     client.connection.keepalive = keep_alive(connect, settings)
@@ -150,13 +154,16 @@ def takeover_handler(client: Client) -> Handler:
         client.foreign = max(client.foreign, sequence)
         if client.epoch and sequence > client.epoch:
             log.info("client %r: the session was taken over", client.client_id)
-            client.taken_over()  # [MQTT-3.1.4-2]
+            client.taken_over()  # [MQTT-3.1.4-2] (3.1.1), [MQTT-3.1.4-3] (5.0)
 
     return arrived
 
 
 async def _claim(client: Client, connect: Connect) -> bool:
-    """Make the session this connection's [MQTT-3.1.4-3]; returns whether it continues an earlier one."""
+    """Make the session this connection's; returns whether it continues an earlier one.
+
+    [MQTT-3.1.4-3] (3.1.1), [MQTT-3.1.4-4] (5.0)
+    """
     broker = client.broker
     expected = 0
     known: SessionRecord | None = None
@@ -178,13 +185,13 @@ async def _claim(client: Client, connect: Connect) -> bool:
             if former.epoch > client.epoch:
                 client.taken = True
                 raise MqttError("another connection has claimed the session", ReasonCode.SESSION_TAKEN_OVER)
-            former.taken_over()  # [MQTT-3.1.4-2]
+            former.taken_over()  # [MQTT-3.1.4-2] (3.1.1), [MQTT-3.1.4-3] (5.0)
         broker.clients[client.client_id] = client
         if known is not None and not present:
             await discard_session(broker, known)
             await _forget_leftovers(client)
         elif present and client.durable:
-            await broker.timers.cancel(EXPIRY, client.hash)  # [MQTT-4.1.0-2]
+            await broker.timers.cancel(EXPIRY, client.hash)  # [MQTT-4.1.0-2] (3.1.1), [MQTT-4.1.0-1] (5.0)
         if wills:
             await settle_wills(broker, client.hash, wills, continued=present)
         assert client.record is not None
@@ -254,7 +261,7 @@ def _prepare(client: Client, connect: Connect, known: SessionRecord | None) -> b
         v5 = V5(kind="regular", expiry=0, draining=left, wills=wills)
         client.record = SessionRecord(client.client_id, clean=True, v5=v5)
         client.regular_side = RegularOutbound(
-            min(settings.max_inflight, client.terms.receive_maximum),
+            min(settings.max_inflight, client.terms.receive_maximum),  # [MQTT-3.3.4-9] [MQTT-4.9.0-1] (5.0)
             settings.max_queued,
             client.outlet.write,
             settings.max_outbound_bytes,

@@ -69,7 +69,7 @@ class Receipt(Op):
                 client.settle()
 
     def packet(self) -> bytes:
-        """The acknowledgement."""
+        """The acknowledgement. It has no user properties [MQTT-3.4.2-3] [MQTT-3.5.2-3] [MQTT-3.7.2-3] (5.0)."""
         if not self.reason:
             return ack_bytes(self.kind, self.id)
         terms = self.client.terms

@@ -167,7 +167,8 @@ def publish(
             if route.local:
                 broker.fanout.group(route.local, message(client, route, payload, 0, retain, more))
         elif qos == 1:
-            receipt = Receipt(client, 4, packet_id, 2 if retain else 1)  # [MQTT-3.3.1-12] [MQTT-4.3.2-2]
+            # [MQTT-3.3.1-12] [MQTT-4.3.2-2] (3.1.1), [MQTT-4.3.2-4] [MQTT-4.3.2-5] (5.0)
+            receipt = Receipt(client, 4, packet_id, 2 if retain else 1)
             client.receipts.append(receipt)
             if retain:
                 store_retained(client, route, payload, 1, RetainedOp(broker, receipt, not payload), b"", more)
@@ -247,7 +248,7 @@ def publish5(client: Client, packet: Publish) -> None:
     except MqttError as error:
         if not qos or error.reason not in ANSWERED or b"+" in key or b"#" in key:
             raise  # a wildcard makes the packet malformed [MQTT-3.3.2-2] (5.0)
-        receipt = Receipt(client, 4 if qos == 1 else 5, packet.packet_id, 0)
+        receipt = Receipt(client, 4 if qos == 1 else 5, packet.packet_id, 0)  # [MQTT-4.3.3-9] (5.0)
         receipt.refuse(error.reason, str(error))
         client.receipts.append(receipt)
         client.settle()
@@ -274,6 +275,7 @@ def _unalias(client: Client, key: bytes, alias: int) -> bytes:
         TopicAliasInvalid: it is higher than CONNACK allows, or not known.
     """
     if alias > client.broker.settings.topic_alias_maximum:  # [MQTT-3.3.2-9] (5.0)
+        # [MQTT-3.2.2-17] [MQTT-3.2.2-18] (5.0)
         raise TopicAliasInvalid(f"topic alias {alias} is above {client.broker.settings.topic_alias_maximum}")
     if client.aliases is None:
         client.aliases = {}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 async def save_record(client: Client, expected: int) -> int:
-    """Write the session record [MQTT-4.1.0-1]; returns its sequence.
+    """Write the session record [MQTT-4.1.0-1] (3.1.1), [MQTT-3.1.2-23] (5.0); returns its sequence.
 
     A write whose outcome is unknown is read back: the record's nonce tells whether it is ours.
 

@@ -45,7 +45,7 @@ GATE_BYTES: Final = 4 * 1024 * 1024
 
 
 class Replay:
-    """The retained messages of one NATS subject of one subscription [MQTT-3.3.1-6]."""
+    """The retained messages of one NATS subject of one subscription [MQTT-3.3.1-6] (3.1.1), [MQTT-3.8.4-4] (5.0)."""
 
     def __init__(self, client: Client, topic_filter: str, key: str, subject: str, qos: int, start: int = 0) -> None:
         self.client = client
@@ -111,7 +111,7 @@ class Replay:
         client = self.client
         encoded = topic.encode()
         key = len(encoded).to_bytes(2, "big") + encoded
-        qos = min(message.qos, self.qos)  # [MQTT-3.8.4-6]
+        qos = min(message.qos, self.qos)  # [MQTT-3.8.4-6] (3.1.1), [MQTT-3.8.4-8] (5.0)
         side = client.durable_side
         source = self.source
         if qos and side is not None and source is not None:
@@ -125,7 +125,7 @@ class Replay:
         client.deliver(self._choice(qos), found)
 
     def _choice(self, qos: int) -> Choice:
-        """One subscription, whatever others match: only this one asks for retained messages."""
+        """One subscription, whatever others match: only this one asks for retained messages [MQTT-3.3.4-5] (5.0)."""
         client = self.client
         found = client.broker.table.filters[self.filter]
         options = (client.options or {}).get(found, PLAIN)

@@ -21,6 +21,7 @@ def store_retained(
     """Retain a message, or with an empty payload remove the retained message of the topic.
 
     [MQTT-3.3.1-5] [MQTT-3.3.1-7] [MQTT-3.3.1-10] [MQTT-3.3.1-11]; nobody else calls it [MQTT-3.3.1-12].
+    [MQTT-3.3.1-5] [MQTT-3.3.1-6] [MQTT-3.3.1-7] [MQTT-3.3.1-8] (5.0)
     """
     lines = client.sender_header + (b"Nats-Msg-Id:%b\r\n" % release if release else b"")
     if more is not None:

@@ -112,7 +112,7 @@ async def unsubscribe_shared(client: Client, texts: list[str]) -> None:
 
 
 def settled(client: Client, token: bytes) -> None:
-    """A regular session's client has acknowledged a message."""
+    """A regular session's client has acknowledged a message, or refused it [MQTT-4.8.2-6] (5.0)."""
     for member in (client.shares or {}).values():
         member.held.discard(token)
     answer(client.broker, token, b"")

@@ -77,7 +77,10 @@ class Wish(NamedTuple):
 
 
 async def subscribe(client: Client, packet: Subscribe) -> None:
-    """Answer a SUBSCRIBE packet, with one SUBACK [MQTT-3.8.4-1] [MQTT-3.8.4-4] (3.1.1)."""
+    """Answer a SUBSCRIBE packet, with one SUBACK.
+
+    [MQTT-3.8.4-1] [MQTT-3.8.4-4] (3.1.1), [MQTT-3.8.4-1] [MQTT-3.8.4-5] (5.0)
+    """
     _check_room(client, len(packet.filters))
     wanted: dict[str, Wish] = {}
     room = _Room(client)
@@ -93,7 +96,7 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
         elif entry.topic_filter.startswith(SHARED):
             shares[entry.topic_filter] = SharedSubscription(entry.qos, entry.retain_as_published, identifier, 0)
         else:
-            # The last of several equal filters in one packet counts [MQTT-3.8.4-3].
+            # The last of several equal filters in one packet counts [MQTT-3.8.4-3] (3.1.1, 5.0).
             options = Options(entry.no_local, entry.retain_as_published, identifier)
             handling = entry.retain_handling
             replay = handling == 0 or (handling == 1 and entry.topic_filter not in present)
@@ -138,12 +141,13 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
         failure = ReasonCode.QUOTA_EXCEEDED
     for index, entry in enumerate(packet.filters):
         if not codes[index]:
-            # [MQTT-3.8.4-5] [MQTT-3.9.3-1]
+            # [MQTT-3.8.4-5] [MQTT-3.9.3-1] (3.1.1), [MQTT-3.8.4-6] [MQTT-3.8.4-7] [MQTT-3.9.3-1] (5.0)
             granted = entry.topic_filter in wanted or entry.topic_filter in shares
             codes[index] = entry.qos if granted else failure
         if client.version != 5 and codes[index] > FAILURE:
             codes[index] = FAILURE
-    # [MQTT-2.3.1-7] [MQTT-3.8.4-2]
+    # [MQTT-2.3.1-7] [MQTT-3.8.4-2] (3.1.1), [MQTT-2.2.1-6] [MQTT-3.8.4-2] (5.0)
+    # No reason string, no user properties [MQTT-3.9.2-1] [MQTT-3.9.2-2] (5.0)
     client.outlet.write(encode(Suback(packet.packet_id, tuple(codes)), client.version))
     start_replays(client, replays, {topic_filter: gates[topic_filter] for topic_filter in wanted})
     if shares:
@@ -303,21 +307,22 @@ async def _subscribe_durable(client: Client, wanted: dict[str, Wish]) -> set[str
 
 
 async def unsubscribe(client: Client, packet: Unsubscribe) -> None:
-    """Answer an UNSUBSCRIBE packet, in any case [MQTT-3.10.4-5] [MQTT-3.10.4-6].
+    """Answer an UNSUBSCRIBE packet, in any case [MQTT-3.10.4-5] [MQTT-3.10.4-6] (3.1.1, 5.0).
 
-    Messages in flight are completed [MQTT-3.10.4-3].
+    Messages in flight are completed [MQTT-3.10.4-3] (3.1.1, 5.0).
     """
     _check_room(client, len(packet.filters))
     present = {found.text for found in client.filters} | set(client.shares or ())
     shares = list(set(client.shares or ()).intersection(packet.filters))
     try:
         await unsubscribe_shared(client, shares)
-        await _end(client, present.intersection(packet.filters).difference(shares))  # [MQTT-3.10.4-1]
+        await _end(client, present.intersection(packet.filters).difference(shares))  # [MQTT-3.10.4-1] (3.1.1, 5.0)
     except Conflict:
         client.taken_over()
         return
     codes = tuple(_unsuback_code(client, topic_filter, present) for topic_filter in packet.filters)
-    # [MQTT-2.3.1-7] [MQTT-3.10.4-4]
+    # [MQTT-2.3.1-7] [MQTT-3.10.4-4] (3.1.1), [MQTT-2.2.1-6] [MQTT-3.10.4-4] [MQTT-3.11.3-1] (5.0)
+    # No reason string, no user properties [MQTT-3.11.2-1] [MQTT-3.11.2-2] (5.0)
     answer = Unsuback(packet.packet_id, codes if client.version == 5 else ())
     client.outlet.write(encode(answer, client.version))
 
@@ -333,7 +338,7 @@ def _unsuback_code(client: Client, topic_filter: str, present: set[str]) -> int:
 
 
 async def _end(client: Client, filters: Set[str]) -> None:
-    """End subscriptions [MQTT-3.10.4-2].
+    """End subscriptions [MQTT-3.10.4-2] (3.1.1, 5.0).
 
     Raises:
         Conflict: the session belongs to somebody else.

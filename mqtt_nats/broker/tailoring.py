@@ -25,7 +25,10 @@ ALIASES_MOST: Final = 256
 
 
 class Aliases:
-    """The topic aliases given to one client: those used last [MQTT-3.1.2-26] [MQTT-3.1.2-27] (5.0)."""
+    """The topic aliases given to one client: those used last.
+
+    [MQTT-3.1.2-26] [MQTT-3.1.2-27] [MQTT-3.3.2-11] (5.0)
+    """
 
     __slots__ = ("_given", "_most")
 

@@ -75,7 +75,7 @@ async def keep_will(client: Client, will: Will) -> None:
         will.qos,
         will.retain,
         route.subject,
-        client.sender_header + header_lines(properties),
+        client.sender_header + header_lines(properties),  # [MQTT-3.1.3-10] (5.0)
         will.payload,
     )
     subject = route.subject.encode()

@@ -161,7 +161,7 @@ class Decoder:
                     if action == _RUN and not data[body - 1]:
                         action = _PUBLISH  # 3.1.1 allows a longer length than needed, which is not to be passed on
             after = body + size
-            if after - pos > limit:
+            if after - pos > limit:  # [MQTT-3.2.2-15] (5.0)
                 raise PacketTooLarge(f"packet of {after - pos} bytes, more than {limit}")
             if after > end:
                 self._hold(data, pos, after - pos)
@@ -292,7 +292,7 @@ class Decoder:
             return MalformedPacket("QoS is 3, or DUP is set at QoS 0")  # [MQTT-3.3.1-2] [MQTT-3.3.1-4] (3.1.1, 5.0)
         flags = 2 if kind in (PacketKind.PUBREL, PacketKind.SUBSCRIBE, PacketKind.UNSUBSCRIBE) else 0
         # [MQTT-2.2.2-1] [MQTT-2.2.2-2] (3.1.1), [MQTT-2.1.3-1] (5.0)
-        # [MQTT-3.6.1-1] [MQTT-3.8.1-1] [MQTT-3.10.1-1] [MQTT-3.14.1-1] (3.1.1, 5.0)
+        # [MQTT-3.6.1-1] [MQTT-3.8.1-1] [MQTT-3.10.1-1] [MQTT-3.14.1-1] (3.1.1, 5.0), [MQTT-3.15.1-1] (5.0)
         if kind != PacketKind.PUBLISH and first & 0x0F != flags:
             return MalformedPacket("reserved flags of the fixed header")
         name = _NAMES[kind]

@@ -153,7 +153,7 @@ def read_properties(reader: Reader, where: int, max_user_properties: int) -> Pro
     `max_user_properties`.
     """
     length = reader.varint()
-    if not length:
+    if not length:  # [MQTT-2.2.2-1] (5.0)
         return None
     outer = reader.end
     stop = reader.pos + length
@@ -189,9 +189,9 @@ def read_properties(reader: Reader, where: int, max_user_properties: int) -> Pro
 def _read_value(reader: Reader, row: Property) -> int | str | bytes | tuple[str, str]:
     wire = row.wire
     if wire is Wire.STRING:
-        return reader.string()
+        return reader.string()  # [MQTT-3.3.2-13] [MQTT-3.3.2-19] (5.0)
     if wire is Wire.PAIR:
-        return reader.string(), reader.string()
+        return reader.string(), reader.string()  # [MQTT-1.5.7-1] (5.0)
     if wire is Wire.BINARY:
         return reader.binary()
     if wire is Wire.BYTE:

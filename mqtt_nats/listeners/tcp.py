@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MQTT over plain TCP [MQTT-7.1.1-1]."""
+"""MQTT over plain TCP [MQTT-7.1.1-1] (3.1.1), [MQTT-4.2.0-1] (5.0)."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ SEEN_MOST: Final = 250_000
 class Fanout:
     """Delivers messages to the subscribers of this gateway and publishes them to NATS.
 
-    Nothing overtakes anything on its way [MQTT-4.6.0-5] [MQTT-4.6.0-6].
+    Nothing overtakes anything on its way [MQTT-4.6.0-5] [MQTT-4.6.0-6] (3.1.1, 5.0).
     """
 
     def __init__(self, table: Table, link: Link, round_: Round) -> None:
@@ -104,7 +104,10 @@ class Fanout:
     # -- to members -----------------------------------------------------------------------------
 
     def group(self, group: Group, message: Message) -> None:
-        """Deliver one message to one group: at the lower QoS [MQTT-3.8.4-6], RETAIN clear [MQTT-3.3.1-9]."""
+        """Deliver one message to one group: at the lower QoS, RETAIN clear.
+
+        [MQTT-3.8.4-6] [MQTT-3.3.1-9] (3.1.1), [MQTT-3.8.4-8] [MQTT-3.3.1-12] (5.0)
+        """
         qos = message.qos
         if qos == 0:
             outlets, outlets5 = group.zero, group.zero5

@@ -463,7 +463,8 @@ def _place(group: Group, member: Member, qos: int, found: Filter, matching: Coll
 def _choose(member: Member, qos: int, found: Filter, matching: Collection[Filter]) -> Choice:
     """What the options of all matching subscriptions of a member amount to.
 
-    One copy carries the identifiers of all [MQTT-3.3.4-4] (5.0); RETAIN stays when one of them wants that.
+    One copy carries the identifiers of all [MQTT-3.3.4-4] (5.0); RETAIN stays when one of them
+    wants that [MQTT-3.3.1-13] (5.0).
     """
     options = member.options or {}
     mine = [(options.get(one, PLAIN), granted) for one, granted in member.filters.items() if one in matching]

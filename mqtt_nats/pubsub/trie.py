@@ -63,7 +63,9 @@ class FilterTrie(Generic[T]):
             del path[depth - 1].children[levels[depth - 1]]
 
     def match(self, topic: str) -> list[T]:
-        """The values of all filters that match a topic name, which is taken as it is [MQTT-3.3.2-3] [MQTT-4.7.3-4].
+        """The values of all filters that match a topic name, which is taken as it is.
+
+        [MQTT-3.3.2-3] [MQTT-4.7.3-4] (3.1.1, 5.0)
 
         Wildcards in the first level do not match a topic that starts with ``$`` [MQTT-4.7.2-1].
         """

@@ -295,7 +295,8 @@ class DurableOutbound(Unsequenced):
     def start(self) -> None:
         """Send owed PUBRELs, then what was in flight, then everything else.
 
-        Each in its own order [MQTT-4.4.0-1] [MQTT-4.6.0-1] [MQTT-4.6.0-4].
+        Each in its own order [MQTT-4.4.0-1] [MQTT-4.6.0-1] [MQTT-4.6.0-4] (3.1.1).
+        [MQTT-4.3.2-3] [MQTT-4.3.3-3] [MQTT-4.3.3-5] [MQTT-4.3.3-6] [MQTT-4.4.0-1] (5.0)
         """
         for identifier in self.releases:
             self.ports.send(ack_bytes(PUBREL, identifier))

@@ -10,6 +10,8 @@
     RELEASING  VIOLATION: the id is not free     WAIT: its PUBCOMP is to come
     ========== ================================= ================================
 
+[MQTT-4.3.3-8] [MQTT-4.3.3-10] [MQTT-4.3.3-11] [MQTT-4.3.3-12] (5.0)
+
 ``stored`` moves HOLDING to HELD, ``released`` frees the identifier.
 """
 

@@ -93,6 +93,7 @@ class RegularOutbound:
         Raises:
             QuotaExceeded: the queue is full; the session has to end, it cannot keep its promise.
         """
+        # Nothing but PUBLISH waits [MQTT-3.3.4-10] [MQTT-4.9.0-2] [MQTT-4.9.0-3] (5.0)
         if self.queue or len(self.inflight) >= self.limit:
             if len(self.queue) >= self.max_queued:
                 raise QuotaExceeded(f"{self.max_queued} messages wait for a client that does not acknowledge")
@@ -106,7 +107,8 @@ class RegularOutbound:
     def _send(self, qos: int, head: bytes, payload: bytes, late: Late | None, token: bytes) -> None:
         inflight = self.inflight
         packet_id = self._last % 65535 + 1
-        while packet_id in inflight:  # in use until acknowledged [MQTT-2.3.1-4] (3.1.1), [MQTT-2.2.1-4] (5.0)
+        # In use until acknowledged [MQTT-2.3.1-4] (3.1.1), [MQTT-2.2.1-4] [MQTT-4.3.2-1] [MQTT-4.3.3-1] (5.0)
+        while packet_id in inflight:
             packet_id = packet_id % 65535 + 1
         if late is None:
             data = b"%b%c%c%b" % (head, packet_id >> 8, packet_id & 0xFF, payload)
@@ -147,7 +149,7 @@ class RegularOutbound:
                         inflight[packet_id] = RELEASED
                         self.write(ack_bytes(PUBREL, packet_id))
                 case 5, 3:
-                    if not failed:  # a repeated PUBREC is answered again [MQTT-4.3.3-1]
+                    if not failed:  # a repeated PUBREC is answered again [MQTT-4.3.3-1] (3.1.1), [MQTT-4.3.3-4] (5.0)
                         self.write(ack_bytes(PUBREL, packet_id))
                 case 5, None:
                     if not failed:
@@ -174,7 +176,10 @@ class RegularOutbound:
 
 
 def unknown_pubrel(packet_id: int, version: int) -> bytes:
-    """PUBREL for a message that is not known (any more), so that the receiver lets it go."""
+    """PUBREL for a message that is not known (any more), so that the receiver lets it go.
+
+    It has no reason string and no user properties [MQTT-3.6.2-2] [MQTT-3.6.2-3] (5.0).
+    """
     if version != 5:
         return ack_bytes(PUBREL, packet_id)
     return encode(Ack(PUBREL, packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND), 5)

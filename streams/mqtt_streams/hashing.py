@@ -36,7 +36,9 @@ def nuid(entropy: bytes) -> str:
 
 
 def subject_token(client_id: str) -> str:
-    """One subject token for any client id [MQTT-3.1.3-5]: itself when it is one plain token, else `=` and its hash.
+    """One subject token for any client id: itself when it is one plain token, else `=` and its hash.
+
+    [MQTT-3.1.3-5] (3.1.1, 5.0)
 
     Ids that start with `=` are hashed too, so that nobody can name another client's token.
     """

@@ -28,7 +28,9 @@ def subscription_consumer(
     start_seq: int | None = None,
     inactive_threshold: int = 0,
 ) -> ConsumerRef:
-    """The consumer of one QoS 1/2 subscription: what its session is to get [MQTT-3.1.2-5] [MQTT-4.5.0-1].
+    """The consumer of one QoS 1/2 subscription: what its session is to get.
+
+    [MQTT-3.1.2-5] (3.1.1), [MQTT-4.5.0-1] (3.1.1, 5.0)
 
     `subject` is one of `filter_to_subjects`. Times in nanoseconds.
 

@@ -17,7 +17,7 @@ MAX_SUBJECT_BYTES: Final = 3800
 """Longest encoded subject: nats-server drops the connection on a control line over 4096 bytes."""
 
 MAX_TOPIC_BYTES: Final = 65535
-"""Longest MQTT string [MQTT-4.7.3-3]."""
+"""Longest MQTT string [MQTT-4.7.3-3] (3.1.1, 5.0)."""
 
 ESCAPES: Final[dict[str, str]] = {
     " ": "/_",
