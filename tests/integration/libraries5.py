@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The MQTT 5.0 clients of paho-mqtt, aiomqtt and gmqtt behind one face, so that each goes through the same tests.
-
-Properties go by the names of `mqtt_nats.codec.Properties`, whatever the library calls them.
-"""
+"""The MQTT 5.0 clients of paho-mqtt, aiomqtt and gmqtt."""
 
 import asyncio
 import contextlib
 import socket
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
 import aiomqtt
@@ -25,118 +20,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from mqtt_nats import codec
 from tests.harness.gateway import Gateway
 from tests.harness.waiting import aeventually
-
-_DEADLINE = 10.0  # seconds
-
-
-@dataclass(frozen=True)
-class Received:
-    """A message as the library shows it."""
-
-    topic: str
-    payload: bytes
-    qos: int
-    retain: bool
-    properties: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Farewell:
-    """A will."""
-
-    topic: str
-    payload: bytes
-    qos: int = 0
-    retain: bool = False
-    properties: Mapping[str, Any] = field(default_factory=dict)
-
-
-class RefusedError(Exception):
-    """CONNACK with a reason above 0x7f."""
-
-    def __init__(self, reason: int) -> None:
-        super().__init__(f"0x{reason:02x}")
-        self.reason = reason
-
-
-class Library(ABC):
-    """One client of a library.
-
-    Attributes:
-        got: messages, in the order in which they came.
-        present: Session Present of CONNACK.
-        connack: properties of CONNACK.
-        farewells: reason codes with which the gateway has ended the connection.
-    """
-
-    def __init__(
-        self,
-        gateway: Gateway,
-        client_id: str,
-        *,
-        clean: bool = True,
-        will: Farewell | None = None,
-        holding: bool = False,
-        **properties: Any,
-    ) -> None:
-        """``holding``: acknowledge nothing until `go_on`; ``properties``: of CONNECT."""
-        self.gateway, self.client_id, self.clean, self.will = gateway, client_id, clean, will
-        self.holding = holding
-        self.properties = properties
-        self.got: list[Received] = []
-        self.present = False
-        self.connack: dict[str, Any] = {}
-        self.farewells: list[int] = []
-
-    @abstractmethod
-    async def connect(self) -> None:
-        """Connect; raises `RefusedError`."""
-
-    @abstractmethod
-    async def subscribe(
-        self,
-        topic_filter: str,
-        qos: int = 0,
-        *,
-        no_local: bool = False,
-        as_published: bool = False,
-        handling: int = 0,
-        identifier: int = 0,
-    ) -> int:
-        """The reason code of SUBACK."""
-
-    @abstractmethod
-    async def publish(
-        self, topic: str, payload: bytes, qos: int = 0, *, retain: bool = False, **properties: Any
-    ) -> None:
-        """Publish, and wait until it is acknowledged."""
-
-    @abstractmethod
-    async def go_on(self) -> None:
-        """Acknowledge what has been held back, and from now on at once."""
-
-    @abstractmethod
-    async def disconnect(self, reason: int = 0, **properties: Any) -> None:
-        """DISCONNECT."""
-
-    @abstractmethod
-    async def drop(self) -> None:
-        """End the connection without a word."""
-
-    async def close(self) -> None:
-        """End what is left of it."""
-        with contextlib.suppress(Exception):
-            await self.disconnect()
-
-    async def receive(self, count: int) -> list[Received]:
-        """Wait until as many messages have come, and say which; more are an error."""
-        await aeventually(lambda: len(self.got) >= count, _DEADLINE, what=f"{count} messages")
-        assert len(self.got) == count
-        return self.got
-
-    async def payloads(self, count: int) -> list[bytes]:
-        """The same, only the payloads."""
-        return [one.payload for one in await self.receive(count)]
+from tests.integration.library5 import DEADLINE, Library, Received, RefusedError
 
 
 def _camel(name: str) -> str:
@@ -237,7 +121,7 @@ class Paho(Library):
             properties=_to_paho(PacketTypes.CONNECT, self.properties),
         )
         self._client.loop_start()
-        await aeventually(lambda: self._reason is not None, _DEADLINE, what="CONNACK")
+        await aeventually(lambda: self._reason is not None, DEADLINE, what="CONNACK")
         if self._reason:
             self._client.loop_stop()
             raise RefusedError(self._reason)
@@ -255,7 +139,7 @@ class Paho(Library):
         options = _options(qos, no_local, as_published, handling, identifier)
         _, mid = self._client.subscribe(topic_filter, **options)
         assert mid is not None
-        (code,) = await aeventually(lambda: self._granted.pop(mid, None), _DEADLINE, what="SUBACK")
+        (code,) = await aeventually(lambda: self._granted.pop(mid, None), DEADLINE, what="SUBACK")
         return code
 
     async def publish(
@@ -269,7 +153,7 @@ class Paho(Library):
         """Publish, and tell the reason code of what has ended the exchange."""
         converted = _to_paho(PacketTypes.PUBLISH, properties)
         info = self._client.publish(topic, payload, qos, retain, converted)
-        await aeventually(lambda: info.mid in self.published, _DEADLINE, what="the end of the exchange")
+        await aeventually(lambda: info.mid in self.published, DEADLINE, what="the end of the exchange")
         return self.published.pop(info.mid)
 
     async def go_on(self) -> None:
@@ -467,7 +351,7 @@ class Gmqtt(Library):
 
     async def connect(self) -> None:
         try:
-            async with asyncio.timeout(_DEADLINE):
+            async with asyncio.timeout(DEADLINE):
                 await self._client.connect(self.gateway.host, self.gateway.port)
         except gmqtt.mqtt.handler.MQTTConnectError as error:
             raise RefusedError(error._code) from None
@@ -485,14 +369,14 @@ class Gmqtt(Library):
         mid = self._client.subscribe(
             gmqtt.Subscription(topic_filter, qos, no_local, as_published, handling, identifier or None)
         )
-        (code,) = await aeventually(lambda: self._granted.pop(mid, None), _DEADLINE, what="SUBACK")
+        (code,) = await aeventually(lambda: self._granted.pop(mid, None), DEADLINE, what="SUBACK")
         return code
 
     async def publish(
         self, topic: str, payload: bytes, qos: int = 0, *, retain: bool = False, **properties: Any
     ) -> None:
         self._client.publish(topic, payload, qos, retain, **_to_gmqtt(properties))
-        async with asyncio.timeout(_DEADLINE):
+        async with asyncio.timeout(DEADLINE):
             await self._storage.wait_empty()
 
     async def go_on(self) -> None:

@@ -23,7 +23,8 @@ from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL, key_of
 from tests.harness.rawclient5 import RawClient5
 from tests.integration.conftest import Connector, Connector5, Stored
-from tests.integration.libraries5 import LIBRARIES, Library
+from tests.integration.libraries5 import LIBRARIES
+from tests.integration.library5 import Library
 
 NOT_AUTHORIZED = 0x87
 TOPIC_NAME_INVALID = 0x90

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 import pytest
 
 from tests.harness.gateway import Gateway
-from tests.integration.libraries5 import LIBRARIES, Library, Paho
+from tests.integration.libraries5 import LIBRARIES, Paho
+from tests.integration.library5 import Library
 
 USER = [("unit", "°C"), ("site", "north"), ("unit", "K"), ("Empty", "")]
 EVERYTHING: dict[str, Any] = {

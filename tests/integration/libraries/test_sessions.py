@@ -12,7 +12,8 @@ from tests.harness.nats import NatsServer
 from tests.harness.waiting import aeventually
 from tests.integration.conftest import Connector, Stored, until
 from tests.integration.libraries.conftest import EVERYTHING, USER, Maker
-from tests.integration.libraries5 import LIBRARIES, Farewell, RefusedError
+from tests.integration.libraries5 import LIBRARIES
+from tests.integration.library5 import Farewell, RefusedError
 
 
 async def test_connect_with_properties(make: Maker, name: str) -> None:
