@@ -26,6 +26,7 @@ from mqtt_nats.pubsub.properties import header_lines
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.headers import END, START, percent_decode
 from mqtt_streams.sessions import PoisonedRecord
+from mqtt_streams.subjects import subject_to_topic
 from mqtt_streams.timers import WILL, FiredTimer, schedule_block, timer_subject
 from mqtt_streams.wills import StoredWill, will_block, will_subject
 
@@ -215,7 +216,7 @@ def _publish(broker: Broker, will: StoredWill, then: Done | None) -> None:
             raise TooLarge("its subject names no topic")
         _send(broker, will, route, sender, more, operation)
     except TooLarge as error:
-        log.error("the will on %r cannot be published: %s", will.subject, error)
+        log.error("the will on %r cannot be published: %s", subject_to_topic(will.subject), error)
         operation.end()
 
 
@@ -301,7 +302,7 @@ class WillOp(Op):
 
     def failed(self, error: ApiError) -> None:
         """Nobody is left to be told but the operator."""
-        log.error("the will on %r was not stored: %s", self.will.subject, error)
+        log.error("the will on %r was not stored: %s", subject_to_topic(self.will.subject), error)
         self.stored(b"")
 
     def end(self) -> None:
@@ -348,4 +349,4 @@ class TimerOp(Op):
 
     def failed(self, error: ApiError) -> None:
         """It is published when the session ends, or goes on elsewhere."""
-        log.error("the will on %r may come late: %s", self.will.subject, error)
+        log.error("the will on %r may come late: %s", subject_to_topic(self.will.subject), error)

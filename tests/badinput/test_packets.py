@@ -174,14 +174,6 @@ def test_another_protocol_name_or_level_is_answered_with_1(gateway: Gateway, nam
         assert (answer.first, answer.body) == (0x20, b"\0\x01")
 
 
-def test_mqtt_5_in_its_own_form_is_answered_with_1(gateway: Gateway) -> None:
-    with Raw(gateway.port) as client:
-        properties = b"\x05\x11\0\0\0\x0a"  # session expiry interval
-        client.send(packet(0x10, field("MQTT") + b"\x05\x02\0\x3c" + properties + field("five")))
-        (answer,) = client.expect_closed()
-        assert (answer.first, answer.body) == (0x20, b"\0\x01")
-
-
 def test_empty_client_id_without_clean_session_is_answered_with_2(gateway: Gateway) -> None:
     """[MQTT-3.1.3-8] [MQTT-3.1.3-9]"""
     with Raw(gateway.port) as client:

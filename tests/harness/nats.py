@@ -2,6 +2,7 @@
 """A real nats-server with a store of its own: a process, or a container where an engine is there."""
 
 import signal
+import sys
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,16 @@ class ProcessNatsServer(NatsServer):
 
     def pause(self) -> None:
         self.process.send(signal.SIGSTOP)
+        if sys.platform == "linux":  # the signal reaches one thread after the other
+            eventually(self._stopped)
+
+    def _stopped(self) -> bool:
+        """Whether every thread stands still."""
+        states = [task.read_text().rpartition(")")[2].split()[0] for task in self._tasks()]
+        return set(states) == {"T"}
+
+    def _tasks(self) -> list[Path]:
+        return list(Path(f"/proc/{self.process.pid}/task").glob("*/stat"))
 
     def resume(self) -> None:
         self.process.send(signal.SIGCONT)
