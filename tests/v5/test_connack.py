@@ -40,6 +40,7 @@ from tests.harness.raw5 import (
     unsubscribe,
     will,
 )
+from tests.integration.conftest import Stored
 from tests.v5.conftest import Opener
 
 STORED = prop(SESSION_EXPIRY, 600)
@@ -162,8 +163,15 @@ def test_no_packet_is_larger_than_the_client_takes(open5: Opener, name: str) -> 
 @pytest.mark.parametrize("expiry", [0, 600], ids=["regular", "durable"])
 @pytest.mark.parametrize("qos", [0, 1, 2])
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "elsewhere"])
-def test_a_message_that_is_too_large(
-    open5: Opener, name: str, expiry: int, qos: int, elsewhere: bool, second_gateway: Gateway, gateway: Gateway
+async def test_a_message_that_is_too_large(
+    open5: Opener,
+    name: str,
+    stored: Stored,
+    expiry: int,
+    qos: int,
+    elsewhere: bool,
+    second_gateway: Gateway,
+    gateway: Gateway,
 ) -> None:
     """[MQTT-3.1.2-24], [MQTT-3.1.2-25] (5.0): dropped, as if it had been acknowledged; what follows comes."""
     there = second_gateway if elsewhere else gateway
@@ -185,6 +193,7 @@ def test_a_message_that_is_too_large(
     publisher.deliver(name, b"properties", with_properties, qos=qos)
     publisher.deliver(name, b"after them", qos=qos)
     client.receive_message(b"after them")
+    await stored.settled(name)
     client.close()
     if expiry:
         client = open5(name, STORED, clean=False)
@@ -230,7 +239,7 @@ def test_aliases_of_the_gateway(open5: Opener, name: str, qos: int, expiry: int,
         assert all(one.topic for one in found)
 
 
-def test_aliases_end_with_the_connection(open5: Opener, name: str) -> None:
+async def test_aliases_end_with_the_connection(open5: Opener, name: str, stored: Stored) -> None:
     """[MQTT-3.3.2-7] (5.0): towards the client; each connection hears every topic anew."""
     for _ in range(2):
         client = open5(name, STORED, prop(ALIAS_MAXIMUM, 5), clean=False)
@@ -240,6 +249,7 @@ def test_aliases_end_with_the_connection(open5: Opener, name: str) -> None:
             publisher.deliver(name, b"x")
         found = [client.receive_message() for _ in range(3)]
         assert [one.topic for one in found] == [name, "", ""]
+        await stored.settled(name)
         client.send(disconnect())
         assert client.expect_closed() == []
 

@@ -49,13 +49,14 @@ def test_any_pieces(gateway: Gateway, name: str) -> None:
                 client.message(b"%07d" % at * 10_000)
 
 
-def test_a_session_lives_as_long_as_its_connection(open5: Opener, name: str) -> None:
+async def test_a_session_lives_as_long_as_its_connection(open5: Opener, name: str, stored: Stored) -> None:
     """[MQTT-4.1.0-1], [MQTT-4.1.0-2] (5.0): its expiry counts from the end of the connection, and then it is gone."""
     client, publisher = open5(name, prop(SESSION_EXPIRY, 1)), open5()
     client.subscribed((name, 1))
     time.sleep(2.5)
     publisher.deliver(name, b"still there")
     client.receive_message(b"still there")
+    await stored.settled(name)
     client.close()
     client = open5(name, prop(SESSION_EXPIRY, 1), clean=False)
     assert client.present
@@ -91,7 +92,9 @@ def test_qos_0(open5: Opener, name: str) -> None:
     client.quiet()
 
 
-def test_qos_1_sender(open5: Opener, name: str, second_gateway: Gateway, gateway: Gateway) -> None:
+async def test_qos_1_sender(
+    open5: Opener, name: str, stored: Stored, second_gateway: Gateway, gateway: Gateway
+) -> None:
     """[MQTT-4.3.2-1], [MQTT-4.3.2-2], [MQTT-4.3.2-3], [MQTT-4.4.0-1], [MQTT-4.4.0-2] (5.0)
 
     First with DUP 0 and an identifier of its own; again with DUP 1 and the same one on each new connection, until a
@@ -117,12 +120,15 @@ def test_qos_1_sender(open5: Opener, name: str, second_gateway: Gateway, gateway
         client.send(ack(PUBACK, again[at].id, reason))
         client.quiet()
         del left[at]
+        await stored.settled(name, inflight=len(left))
     client.close()
     client = open5(name, STORED, clean=False)
     client.quiet()
 
 
-def test_qos_2_sender(open5: Opener, name: str, second_gateway: Gateway, gateway: Gateway) -> None:
+async def test_qos_2_sender(
+    open5: Opener, name: str, stored: Stored, second_gateway: Gateway, gateway: Gateway
+) -> None:
     """[MQTT-4.3.3-1], [MQTT-4.3.3-2], [MQTT-4.3.3-3], [MQTT-4.3.3-4], [MQTT-4.3.3-5], [MQTT-4.3.3-6] (5.0)
 
     [MQTT-4.4.0-1], [MQTT-4.4.0-2] (5.0): each step is repeated on a new connection, and no step before it.
@@ -149,6 +155,7 @@ def test_qos_2_sender(open5: Opener, name: str, second_gateway: Gateway, gateway
     client.answer(PUBREL, ids[0], 0)
     client.send(ack(PUBREC, ids[1], 0x80))  # refused: complete without PUBREL
     client.quiet()
+    await stored.settled(name, inflight=1, owed=1)
     for turn in (1, 2):
         client = back(turn)
         client.answer(PUBREL, ids[0], 0)
@@ -158,12 +165,14 @@ def test_qos_2_sender(open5: Opener, name: str, second_gateway: Gateway, gateway
     client.answer(PUBREL, ids[0], 0)
     client.send(ack(PUBCOMP, ids[0]))
     client.quiet()
+    await stored.settled(name, inflight=1)
     client = back(3)
     (only,) = client.messages()
     assert only.id == ids[2]
     client.send(ack(PUBREC, ids[2]))
     client.answer(PUBREL, ids[2], 0)
     client.send(ack(PUBCOMP, ids[2]))
+    await stored.settled(name)
     client = back(4)
     client.quiet()
 

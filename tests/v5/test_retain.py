@@ -5,6 +5,7 @@ import pytest
 
 from tests.harness.gateway import Gateway
 from tests.harness.raw5 import AS_PUBLISHED, CONTENT_TYPE, SESSION_EXPIRY, UNSUBACK, Message, Raw5, prop, unsubscribe
+from tests.integration.conftest import Stored
 from tests.v5.conftest import Opener
 
 STORED = prop(SESSION_EXPIRY, 600)
@@ -66,8 +67,8 @@ def test_what_is_retained(open5: Opener, name: str, session: list[bytes], qos: i
 
 @KINDS
 @QOS
-def test_retain_handling(
-    open5: Opener, name: str, session: list[bytes], qos: int, second_gateway: Gateway, gateway: Gateway
+async def test_retain_handling(
+    open5: Opener, name: str, stored: Stored, session: list[bytes], qos: int, second_gateway: Gateway
 ) -> None:
     """[MQTT-3.3.1-9], [MQTT-3.3.1-10], [MQTT-3.3.1-11] (5.0): each beside the others, so that each can be seen."""
     publisher = open5()
@@ -91,6 +92,7 @@ def test_retain_handling(
     forget()
     assert told(brought(client, publisher, name, qos | NEVER)) == []
     assert told(brought(client, publisher, name, qos | ONLY_NEW)) == []
+    await stored.settled(name)
     client.close()
     client = open5(name, *session, clean=False, to=second_gateway)
     assert client.present == bool(session)

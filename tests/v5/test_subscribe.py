@@ -27,6 +27,7 @@ from tests.harness.raw5 import (
     subscribe,
     unsubscribe,
 )
+from tests.integration.conftest import Stored
 from tests.v5.conftest import Opener
 
 STORED = prop(SESSION_EXPIRY, 600)
@@ -221,7 +222,7 @@ def test_unsubscribe_compares_characters(open5: Opener, name: str, session: list
 
 
 @KINDS
-def test_what_was_begun_is_completed(open5: Opener, name: str, session: list[bytes]) -> None:
+async def test_what_was_begun_is_completed(open5: Opener, name: str, stored: Stored, session: list[bytes]) -> None:
     """[MQTT-3.10.4-2], [MQTT-3.10.4-3] (5.0): QoS 1 and 2 go on after UNSUBACK, also on another connection."""
     client, publisher = open5(name, b"\x21\0\3", *session), open5()
     client.subscribed((f"{name}/#", 2))
@@ -244,6 +245,7 @@ def test_what_was_begun_is_completed(open5: Opener, name: str, session: list[byt
     client.send(ack(PUBCOMP, two.id) + ack(PUBCOMP, released.id))
     client.quiet()
     if session:
+        await stored.settled(name)
         client.close()
         client = open5(name, STORED, clean=False)
         assert client.present
@@ -252,8 +254,14 @@ def test_what_was_begun_is_completed(open5: Opener, name: str, session: list[byt
 
 @pytest.mark.parametrize("session", [[], [STORED]], ids=["regular", "durable"])
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "elsewhere"])
-def test_no_local(
-    open5: Opener, name: str, session: list[bytes], elsewhere: bool, second_gateway: Gateway, gateway: Gateway
+async def test_no_local(
+    open5: Opener,
+    name: str,
+    stored: Stored,
+    session: list[bytes],
+    elsewhere: bool,
+    second_gateway: Gateway,
+    gateway: Gateway,
 ) -> None:
     """[MQTT-3.8.3-3] (5.0): by client id, also where the session has moved meanwhile."""
     client, other = open5(name, *session), open5(f"{name}-other", to=second_gateway if elsewhere else gateway)
@@ -278,6 +286,7 @@ def test_no_local(
         assert sorted(other.receive_message(b"own").topic for _ in topics) == topics
     if session:
         there = gateway if elsewhere else second_gateway
+        await stored.settled(name)
         client.close()
         client = open5(name, STORED, clean=False, to=there)
         client.send(publish(f"{name}/no", b"own"))
