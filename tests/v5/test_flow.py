@@ -88,7 +88,9 @@ def test_identifiers_after_a_return(open5: Opener, name: str, second_gateway: Ga
     publisher.deliver(f"{name}/a", b"meanwhile", qos=2)
     client = open5(name, STORED, clean=False, to=second_gateway)
     for payload in (b"sent", b"meanwhile"):
-        assert sorted(client.receive_message(payload).all(SUBSCRIPTION_ID)) == [5, 6]
+        one = client.receive_message(payload)
+        assert sorted(one.all(SUBSCRIPTION_ID)) == [5, 6]
+        assert one.dup == (payload == b"sent")
     client.subscribed((f"{name}/a", 1), parts=prop(SUBSCRIPTION_ID, 7))
     client.subscribed((f"{name}/#", 2))
     for qos in (0, 1, 2):
