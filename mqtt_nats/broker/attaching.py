@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from mqtt_streams.api import call
+from mqtt_streams.api import ApiError, call
 from mqtt_streams.consumers import (
     ConsumerInfo,
     ConsumerNotFound,
@@ -45,6 +45,10 @@ STEP: Final = 0.02
 
 # Places in the window of PUBREL records: as many as there are packet identifiers.
 PUBREL_WINDOW: Final = 65535
+
+# nats-server may still be removing the files of a consumer that is made again under the same name.
+CREATE_FAILED: Final = 10012
+CREATE_TRIES: Final = 10
 
 EXPIRE_NS: Final = 100_000_000
 """Nanoseconds after which what is pending expires."""
@@ -103,6 +107,13 @@ async def make_anew(client: Client, side: DurableSide, attachment: Attachment) -
         record.cons[attachment.key] = consumer
         record.v5.start[attachment.key] = source.start
         side.kept = True
+    for _ in range(CREATE_TRIES):
+        try:
+            return await create_consumer(broker.inbox, MESSAGES, consumer)
+        except ApiError as error:
+            if error.err_code != CREATE_FAILED:
+                raise
+        await asyncio.sleep(STEP)
     return await create_consumer(broker.inbox, MESSAGES, consumer)
 
 

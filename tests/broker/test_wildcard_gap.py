@@ -54,6 +54,7 @@ async def test_what_was_missed_is_delivered_once(proxy: WildcardProxy, gateway_f
         await subscriber.subscribe("#", qos=2)
         for number in range(20):
             if number == 5:
+                await subscriber.messages(5)
                 assert proxy.open == 3
                 proxy.cut_wild()
                 await aeventually(lambda: proxy.open == 2)
@@ -65,7 +66,6 @@ async def test_what_was_missed_is_delivered_once(proxy: WildcardProxy, gateway_f
                 await publisher.expect_ack(PUBREC, packet_id)
                 publisher.ack(PUBREL, packet_id)
                 await publisher.expect_ack(PUBCOMP, packet_id)
-        await subscriber.messages(5)
         proxy.restore()
         missed = await subscriber.messages(15, 20.0)
         assert sorted(int(message.payload) for message in missed) == list(range(5, 20))
