@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.link import Handler
 from mqtt_nats.backbone.store import Silent
 from mqtt_nats.broker.attaching import attach_pubrels, make_anew, move, send_again
+from mqtt_nats.broker.draining import finish, inherited, pass_on, spend
 from mqtt_nats.broker.operations import ConfirmOp, PubrelOp
-from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.tailoring import extras_of, pack
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.pubsub.message import Stored
@@ -42,7 +42,6 @@ from mqtt_streams.messages import DELIVER_PREFIX
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.pubrel import pubrel_block, pubrel_subject
-from mqtt_streams.sessions import Conflict, Draining
 from mqtt_streams.subjects import starts_with_wildcard, visible_to_wildcard
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ def backstop(expiry: int | None) -> int:
 class Attachment:
     """One consumer, attached."""
 
-    __slots__ = ("consumer", "gone", "heirs", "key", "sid", "source", "spent")
+    __slots__ = ("behind", "consumer", "gone", "heirs", "key", "sid", "source", "spent")
 
     def __init__(self, key: str, consumer: ConsumerRef, source: Source) -> None:
         self.key = key
@@ -83,6 +82,8 @@ class Attachment:
         """Once the subscription has ended: those that match the same, and how far they have left messages to it."""
         self.spent = True
         """Once the subscription has ended: nothing more comes that another subscription wants."""
+        self.behind: list[Source] = []
+        """Once the subscription has ended: those whose new messages wait until this is spent."""
         self.gone = (1, 0)
         """Sequences among which are those that were in flight and may have been removed."""
 
@@ -241,7 +242,7 @@ class DurableSide:
             self.headerless += 1
         granted = source.granted(sequence)
         if source.end and ack.delivered == 1:
-            granted = self._inherited(attachment, message.subject, sequence)
+            granted = inherited(self, attachment, message.subject, sequence)
         own = bool(client.no_local or client.options) and message.sender == client.client_id
         unwanted = (
             not message.qos
@@ -259,15 +260,7 @@ class DurableSide:
         if not self.machine.open or ack.delivered > 1:
             self._progress.set()
         if source.end and not attachment.spent and (not ack.pending or sequence >= source.end):
-            attachment.spent = True
-            self._finish(attachment)
-
-    def _inherited(self, attachment: Attachment, subject: str, sequence: int) -> int:
-        """The QoS at which other subscriptions take a message that they had left to an ended one; 0: they do not."""
-        owner, granted = self.overlap.owner(subject, sequence)
-        if owner is None or sequence > attachment.heirs.get(owner.source, attachment.source.end):
-            return 0
-        return granted
+            spend(self, attachment)
 
     def pubrel_arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         """The handler of the deliver subject of PUBREL records."""
@@ -281,14 +274,8 @@ class DurableSide:
     def _completed(self, delivery: Delivery) -> None:
         for attachment in self.attachments.values():
             if attachment.source is delivery.source:
-                self._finish(attachment)
+                finish(self, attachment)
                 return
-
-    def _finish(self, attachment: Attachment) -> None:
-        """Remove the consumer of an ended subscription when nothing more comes from it."""
-        source = attachment.source
-        if source.end and attachment.spent and not self.machine.holds(source):
-            self.client.do(self._finish_draining(source))
 
     # -- attaching ------------------------------------------------------------------------------
 
@@ -366,7 +353,8 @@ class DurableSide:
             source.last = max(source.last, info.delivered_seq)
         source.expected = info.num_ack_pending
         attachment.gone = (info.ack_floor_seq + 1, info.delivered_seq)
-        attachment.spent = not info.num_pending or info.delivered_seq >= source.end
+        if not info.num_pending or info.delivered_seq >= source.end:
+            pass_on(self, attachment)
 
     async def _attach_in_place(self, attachment: Attachment) -> ConsumerInfo:
         """Attach a consumer without a change of its deliver subject."""
@@ -375,7 +363,7 @@ class DurableSide:
         if found is None:
             raise MqttError("a consumer was deleted while it was being attached", ReasonCode.SERVER_BUSY)
         source = attachment.source
-        held, source.held = source.held, True  # what is new comes before what is sent again
+        held, source.held = source.held, source.held | Source.REPLAYING  # what is new comes before what is sent again
         link.unsubscribe_raw(attachment.sid)
         attachment.consumer = replace(attachment.consumer, deliver_subject=found.deliver_subject)
         attachment.sid = link.subscribe_raw(found.deliver_subject.encode(), self._arrival(attachment))
@@ -386,7 +374,7 @@ class DurableSide:
         try:
             return await send_again(self.client.broker, MESSAGES, attachment.consumer, lambda: source.again)
         finally:
-            if not held:
+            if not held & Source.REPLAYING:
                 self.machine.release_held(source)
 
     async def attach_pubrels(self) -> None:
@@ -431,49 +419,6 @@ class DurableSide:
 
     # -- ended subscriptions --------------------------------------------------------------------
 
-    def drain(self, key: str) -> Draining | None:
-        """End a subscription's source; returns what the record has to say while messages are in flight."""
-        record = self.client.record
-        assert record is not None
-        assert record.v5 is not None
-        consumer = record.cons.pop(key)
-        record.v5.start.pop(key, None)
-        record.v5.replay.pop(key, None)
-        record.v5.was.pop(key, None)
-        attachment = self.attachments[consumer.durable_name]
-        for other in self.overlap.remove(attachment):
-            record.v5.was[other.key] = (other.source.was_qos, other.source.until)
-        source = attachment.source
-        others = self.overlap.others(consumer.filter_subject.removeprefix(STORED_PREFIX))
-        attachment.heirs = {other: other.last for other in others}
-
-        def keep(delivery: Delivery) -> bool:
-            message: Stored = delivery.body
-            qos = self._inherited(attachment, message.subject, delivery.sequence)
-            if qos:
-                delivery.qos = min(message.qos, qos)
-            return bool(qos)
-
-        inflight = self.machine.drain(source, keep)
-        attachment.key = ""
-        qos = [delivery.qos for delivery in inflight]
-        if any(other.last > source.last for other in others):
-            # They have acknowledged what was this one's to deliver, and perhaps it has not been given that yet.
-            attachment.spent = False
-            source.end = max(source.end, *attachment.heirs.values())
-            qos += [other.qos for other in others]
-            self.client.do(self._look_for_rest(attachment))
-        draining = Draining(consumer.durable_name, consumer.filter_subject, max(qos, default=0), source.end)
-        record.v5.draining.append(draining)
-        return draining if qos or self.machine.holds(source) else None
-
-    async def _look_for_rest(self, attachment: Attachment) -> None:
-        """Find out whether the consumer of an ended subscription has anything left for others."""
-        info = await consumer_info(self.client.broker.inbox, MESSAGES, attachment.consumer.durable_name)
-        if info is None or (not info.num_pending and info.delivered_seq <= attachment.source.last):
-            attachment.spent = True
-        self._finish(attachment)
-
     async def remove(self, names: list[str]) -> None:
         """Delete consumers whose messages are complete; the record forgets them at its next write."""
         broker = self.client.broker
@@ -489,12 +434,3 @@ class DurableSide:
         if record is not None and record.v5 is not None:
             record.v5.draining = [entry for entry in record.v5.draining if entry.name not in names]
         self.machine.pump()
-
-    async def _finish_draining(self, source: Source) -> None:
-        names = [name for name, attachment in self.attachments.items() if attachment.source is source]
-        if names and not self.machine.holds(source):
-            await self.remove(names)
-            try:
-                await save_record(self.client, self.client.epoch)
-            except Conflict:
-                self.client.taken_over()

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from mqtt_nats.broker.draining import stand_before, watch
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.replay import Replay, open_gate, start_replays
@@ -95,7 +96,7 @@ async def resume(client: Client, side: DurableSide) -> None:
         described = record.v5.options.get(subject if key == subject else f"{subject}.>")
         if described is not None:
             set_options(source, described)
-        source.held = key in record.v5.replay
+        source.held = Source.REPLAYING if key in record.v5.replay else 0
         attachments.append(side.add(key, consumer, source))
     done = []
     for entry in record.v5.draining:
@@ -105,6 +106,7 @@ async def resume(client: Client, side: DurableSide) -> None:
             continue
         draining = replace(draining, deliver_subject=DELIVER_PREFIX + broker.new_nuid())
         attachments.append(side.add("", draining, Source(entry.qos, 0, draining.max_ack_pending, entry.end)))
+        stand_before(side, attachments[-1])
     for start in range(0, len(attachments), 32):
         await asyncio.gather(*(side.attach(attachment) for attachment in attachments[start : start + 32]))
     await _note_kept(client, side)
@@ -118,6 +120,9 @@ async def resume(client: Client, side: DurableSide) -> None:
         await side.remove(done)
     await resend(client, assignments)
     machine.start()
+    for attachment in attachments:
+        if not attachment.spent:
+            watch(side, attachment)
     ask_again(client)
     unfinished = []
     for key, cursor in record.v5.replay.items():

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Set
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mqtt_nats.broker.draining import drain
 from mqtt_nats.broker.durable import Attachment, backstop
 from mqtt_nats.broker.groups import PREFIX as SHARED
 from mqtt_nats.broker.groups import parse_shared
@@ -267,7 +268,7 @@ async def _subscribe_durable(client: Client, wanted: dict[str, Wish]) -> set[str
                     source.was_qos, source.until, source.qos = source.qos, until, qos
                     record.v5.was[key] = (source.was_qos, source.until)
             elif known is not None:
-                if side.drain(key) is None:
+                if drain(side, key) is None:
                     gone.append(known.durable_name)
             elif qos:
                 if not start:
@@ -285,7 +286,7 @@ async def _subscribe_durable(client: Client, wanted: dict[str, Wish]) -> set[str
                 record.v5.start[key] = start
                 source = Source(qos, start, side.window())
                 set_options(source, described)
-                source.held = wish.replay
+                source.held = Source.REPLAYING if wish.replay else 0
                 source.expected = 0
                 created.append((topic_filter, side.add(key, consumer, source)))
         record.subs[subjects[0]] = qos
@@ -390,6 +391,6 @@ def _forget(client: Client, filters: Set[str]) -> list[str]:
             key = subject if index == 0 else second_sid(subject)
             if key in record.cons:
                 name = record.cons[key].durable_name
-                if side.drain(key) is None:
+                if drain(side, key) is None:
                     gone.append(name)
     return gone

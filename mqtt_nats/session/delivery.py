@@ -14,6 +14,9 @@ STORING: Final = 2
 class Source:
     """One durable consumer of the session, attached to this connection."""
 
+    REPLAYING: Final = 1
+    BEHIND: Final = 2
+
     __slots__ = (
         "again",
         "asked",
@@ -63,8 +66,9 @@ class Source:
         """Redeliveries to come after the consumer was attached; None = not known yet."""
         self.again = 0
         """Redeliveries that have come."""
-        self.held = False
-        """New messages are kept back until the retained messages have been written."""
+        self.held = 0
+        """New messages are kept back: `REPLAYING` until the retained messages have been written, `BEHIND` for each
+        ended subscription that still brings older messages which are now this one's."""
         self.backlog: deque[Delivery] = deque()
         self.done: deque[int] = deque(maxlen=window)
         """Sequences completed last. The acknowledgements that can be lost are those of the consumer's window."""

@@ -251,8 +251,16 @@ class DurableOutbound(Unsequenced):
 
     def release_held(self, source: Source) -> None:
         """The retained messages of a subscription have been written: let its new messages go."""
-        source.held = False
-        while source.backlog:
+        source.held &= ~Source.REPLAYING
+        self._let_go(source)
+
+    def follow(self, source: Source) -> None:
+        """An ended subscription no longer stands before this one."""
+        source.held -= Source.BEHIND
+        self._let_go(source)
+
+    def _let_go(self, source: Source) -> None:
+        while source.backlog and not source.held:
             delivery = source.backlog.popleft()
             heapq.heappush(self._waiting, (delivery.sequence, delivery))
         self.pump()

@@ -13,6 +13,7 @@ from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient
 from tests.harness.waiting import aeventually
+from tests.integration.conftest import settled
 
 CONSUMERS = 2
 
@@ -59,6 +60,7 @@ async def test_a_consumer_too_many(local: Gateway, js: JetStreamContext) -> None
         await publisher.deliver("a", b"again", 1)
         await client.receive("a", b"again", qos=1)
 
+        await settled(js, "durable")
         await client.unsubscribe("a")
         await aeventually(lambda: _free(js), what="room for a consumer")
         assert await client.subscribe("g", qos=1) == (1,)

@@ -14,6 +14,7 @@ from tests.harness.bystanders import Paho
 from tests.harness.gateway import Gateway
 from tests.harness.raw import Raw, connect, publish
 from tests.harness.waiting import eventually
+from tests.integration.conftest import Stored, stored  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.usefixtures("unharmed", "listener")
 
@@ -58,7 +59,7 @@ def test_what_was_in_flight_is_sent_again_first_and_in_order(gateway: Gateway) -
     Raw.connected(gateway.port, client_id).close()
 
 
-def test_owed_pubrels_and_no_second_delivery(gateway: Gateway) -> None:
+async def test_owed_pubrels_and_no_second_delivery(gateway: Gateway, stored: Stored) -> None:  # noqa: F811
     client_id = f"listened-{secrets.token_hex(4)}"
     with Raw.connected(gateway.port) as publisher:
         with Raw.connected(gateway.port, client_id, clean=False) as client:
@@ -73,7 +74,7 @@ def test_owed_pubrels_and_no_second_delivery(gateway: Gateway) -> None:
                 client.send(raw.ack(raw.PUBREC, one.id))
                 assert client.expect(raw.PUBREL).id == one.id
             client.send(raw.ack(raw.PUBCOMP, found[0].id))
-            client.ping()
+            await stored.settled(client_id, inflight=1, owed=1)
         with resumed(gateway.port, client_id) as client:
             assert client.expect(raw.PUBREL).id == found[1].id
             one = client.expect(raw.PUBLISH)
@@ -82,6 +83,7 @@ def test_owed_pubrels_and_no_second_delivery(gateway: Gateway) -> None:
             assert client.expect(raw.PUBREL).id == one.id
             client.send(raw.ack(raw.PUBCOMP, one.id))
             assert client.ping() == []
+            await stored.settled(client_id)
         with resumed(gateway.port, client_id) as client:
             assert client.ping() == []
             publisher.send(publish(client_id, b"last", qos=1, id=9))

@@ -11,6 +11,7 @@ import orjson
 import pytest
 from nats.aio.client import Client as NatsClient
 from nats.js.api import ConsumerInfo
+from nats.js.client import JetStreamContext
 
 from mqtt_nats.codec import Will
 from mqtt_streams.hashing import name_hash
@@ -105,6 +106,19 @@ async def until(check: Callable[[], Awaitable[None]], timeout: float = 10.0) -> 
     await aeventually(condition, timeout, what="the check")
 
 
+async def settled(js: JetStreamContext, client_id: str, *, inflight: int = 0, owed: int = 0) -> None:
+    """Wait until JetStream has this many messages of a session in flight, and this many PUBRELs owed to it."""
+    key = name_hash(client_id)
+
+    async def reached() -> None:
+        infos = [one for one in await js.consumers_info("$MQTT_msgs") if one.name.startswith(f"{key}_")]
+        assert sum(one.num_ack_pending or 0 for one in infos) == inflight
+        info = await js.stream_info("$MQTT_out", subjects_filter=f"$MQTT.out.pubrel.{key}")
+        assert sum((info.state.subjects or {}).values()) == owed
+
+    await until(reached)
+
+
 class Stored:
     """What is in JetStream."""
 
@@ -151,15 +165,8 @@ class Stored:
         return [one for one in await self.js.consumers_info("$MQTT_msgs") if one.name.startswith(prefix)]
 
     async def settled(self, client_id: str, *, inflight: int = 0, owed: int = 0) -> None:
-        """Wait until JetStream has this many messages of a session in flight, and this many PUBRELs owed to it."""
-        key = name_hash(client_id)
-
-        async def reached() -> None:
-            infos = await self.session_consumers(client_id)
-            assert sum(one.num_ack_pending or 0 for one in infos) == inflight
-            assert await self.count("$MQTT_out", f"$MQTT.out.pubrel.{key}") == owed
-
-        await until(reached)
+        """As :func:`settled`."""
+        await settled(self.js, client_id, inflight=inflight, owed=owed)
 
     async def detached(self, client_id: str) -> None:
         """Wait until a session's client is known to be gone: what is published from now on waits for it."""

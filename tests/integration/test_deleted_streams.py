@@ -13,6 +13,7 @@ from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient
 from tests.harness.waiting import aeventually
+from tests.integration.conftest import settled
 
 pytestmark = pytest.mark.anyio
 
@@ -154,6 +155,7 @@ async def test_the_messages_of_a_session_with_overlapping_subscriptions(
                 await publisher.deliver("a/b", b"%d" % number, 1)
                 await client.receive("a/b", b"%d" % number, qos=1)
             await client.quiet()
+            await settled(js, "durable")
         async with await RawClient.connect(gateway.port, "durable", clean=False) as client:
             await client.quiet()
             await publisher.deliver("a/b", b"again", 1)

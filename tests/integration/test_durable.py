@@ -300,7 +300,7 @@ async def test_qos0_needs_no_consumer(connect: Connector, name: str, stored: Sto
 
 
 async def test_gateway_restart_between(
-    connect: Connector, name: str, nats_server: NatsServer, gateway_factory: GatewayFactory
+    connect: Connector, name: str, nats_server: NatsServer, gateway_factory: GatewayFactory, stored: Stored
 ) -> None:
     """[MQTT-4.1.0-1]: sessions, queued and retained messages are in JetStream, so a new gateway has all of them."""
     gateway = gateway_factory(nats_server)
@@ -320,6 +320,7 @@ async def test_gateway_restart_between(
     await client.receive(f"{name}/a", b"queued", dup=False)
     await client.subscribe(f"elsewhere/{name}", qos=1)
     await client.receive(f"elsewhere/{name}", b"kept", retain=True)
+    await stored.settled(name)
     gateway.restart(kill=True)
     client = await connect(name, clean=False, to=gateway)
     assert client.session_present

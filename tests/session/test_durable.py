@@ -418,7 +418,7 @@ def test_a_message_sent_again_is_not_suspect_because_of_itself() -> None:
 def test_retained_messages_are_sent_before_what_waits() -> None:
     one = source()
     machine, ports = session(one)
-    one.held = True
+    one.held = Source.REPLAYING
     machine.arrived(one, 5, 1, b"r", None, 1)
     machine.replay(one, 3, 2, None, False)
     assert ports.take() == [("publish", -3, 2, False)]
@@ -496,7 +496,7 @@ def test_drain() -> None:
 def test_drain_of_what_was_held_back() -> None:
     one = source()
     machine, ports = session(one)
-    one.held = True
+    one.held = Source.REPLAYING
     machine.arrived(one, 5, 1, b"held", None, 1)
     machine.replay(one, 3, 1, None, False)
     machine.replay(one, 3 + 16384, 1, None, False)
@@ -506,3 +506,19 @@ def test_drain_of_what_was_held_back() -> None:
     assert not machine.replaying
     machine.release_held(one)
     assert ports.take() == []
+
+
+def test_what_stands_behind_an_ended_subscription() -> None:
+    """It is kept back until that has brought what is older, for as many as stand before it."""
+    ended, heir = source(), source()
+    machine, ports = session(ended, heir)
+    heir.held += 2 * Source.BEHIND
+    machine.drain(ended)
+    ended.end = 6
+    machine.arrived(heir, 7, 1, b"new", None, 1)
+    machine.arrived(ended, 6, 1, b"old", None, 1)
+    machine.follow(heir)
+    machine.release_held(heir)
+    assert ports.take() == [("publish", 6, 1, False)]
+    machine.follow(heir)
+    assert ports.take() == [("publish", 7, 1, False)]

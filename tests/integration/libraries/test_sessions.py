@@ -190,7 +190,7 @@ async def test_takeover_says_why(make: Maker, second_gateway: Gateway, name: str
     assert await third.payloads(1) == [b"x"]
 
 
-async def test_both_versions_on_one_session(make: Maker, name: str, connect: Connector) -> None:
+async def test_both_versions_on_one_session(make: Maker, name: str, connect: Connector, stored: Stored) -> None:
     """A client that is upgraded finds its 3.1.1 session, and one that goes back finds its own of 5.0."""
     publisher = await make(f"{name}-publisher")
     old = await connect(name, clean=False)
@@ -200,6 +200,7 @@ async def test_both_versions_on_one_session(make: Maker, name: str, connect: Con
     new = await make(name, clean=False, session_expiry_interval=600)
     assert new.present
     assert [(one.payload, one.properties) for one in await new.receive(1)] == [(b"first", EVERYTHING)]
+    await stored.settled(name)
     await new.disconnect()
     await publisher.publish(name, b"second", 1, **EVERYTHING)
     again = await connect(name, clean=False)

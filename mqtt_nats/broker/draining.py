@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ended subscriptions of a durable session, until everything that their consumers had begun is complete.
+
+What was sent is completed. What waited and is matched by another subscription, which had left it to the ended one,
+still comes from the consumer of that one; the other's own messages stand behind it, so that each topic keeps its
+order. See docs/internals/rules.md#ended-subscriptions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from mqtt_nats.broker.record import save_record
+from mqtt_nats.session.delivery import Delivery, Source
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.consumers import consumer_info
+from mqtt_streams.messages import PREFIX as STORED_PREFIX
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.sessions import Conflict, Draining
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.durable import Attachment, DurableSide
+    from mqtt_nats.pubsub.message import Stored
+
+log = logging.getLogger("mqtt_nats.broker")
+
+LOOK_AGAIN: Final = 1.0
+"""Seconds until JetStream is asked again whether a consumer has anything left: its messages may be removed."""
+
+
+def drain(side: DurableSide, key: str) -> Draining | None:
+    """End a subscription's source; returns what the record has to say while messages are in flight."""
+    record = side.client.record
+    assert record is not None
+    assert record.v5 is not None
+    consumer = record.cons.pop(key)
+    record.v5.start.pop(key, None)
+    record.v5.replay.pop(key, None)
+    record.v5.was.pop(key, None)
+    attachment = side.attachments[consumer.durable_name]
+    for other in side.overlap.remove(attachment):
+        record.v5.was[other.key] = (other.source.was_qos, other.source.until)
+    source = attachment.source
+    others = side.overlap.others(consumer.filter_subject.removeprefix(STORED_PREFIX))
+    attachment.heirs = {other: other.last for other in others}
+
+    def keep(delivery: Delivery) -> bool:
+        message: Stored = delivery.body
+        qos = inherited(side, attachment, message.subject, delivery.sequence)
+        if qos:
+            delivery.qos = min(message.qos, qos)
+        return bool(qos)
+
+    inflight = side.machine.drain(source, keep)
+    attachment.key = ""
+    qos = [delivery.qos for delivery in inflight]
+    if any(other.last > source.last for other in others):
+        # They have acknowledged what was this one's to deliver, and perhaps it has not been given that yet.
+        source.end = max(source.end, *attachment.heirs.values())
+        qos += [other.qos for other in others]
+        stand_before(side, attachment)
+        watch(side, attachment)
+    draining = Draining(consumer.durable_name, consumer.filter_subject, max(qos, default=0), source.end)
+    record.v5.draining.append(draining)
+    return draining if qos or side.machine.holds(source) else None
+
+
+def stand_before(side: DurableSide, attachment: Attachment) -> None:
+    """An ended subscription may still bring what is older than the next messages of those that match the same."""
+    subject = attachment.consumer.filter_subject.removeprefix(STORED_PREFIX)
+    attachment.spent = False
+    attachment.behind = [other for other in side.overlap.others(subject) if other.start >= attachment.source.start]
+    for other in attachment.behind:
+        other.held += Source.BEHIND
+
+
+def spend(side: DurableSide, attachment: Attachment) -> None:
+    """Nothing more comes from an ended subscription that another one wants."""
+    pass_on(side, attachment)
+    finish(side, attachment)
+
+
+def pass_on(side: DurableSide, attachment: Attachment) -> None:
+    """Let those go on that stand behind an ended subscription."""
+    attachment.spent = True
+    behind, attachment.behind = attachment.behind, []
+    for other in behind:
+        side.machine.follow(other)
+
+
+def watch(side: DurableSide, attachment: Attachment) -> None:
+    """Find out when an ended subscription has nothing left for others."""
+    side.client.broker.spawn(_look_for_rest(side, attachment), f"rest of {attachment.consumer.durable_name}")
+
+
+async def _look_for_rest(side: DurableSide, attachment: Attachment) -> None:
+    name = attachment.consumer.durable_name
+    while side.client.alive and not attachment.spent and side.attachments.get(name) is attachment:
+        try:
+            info = await consumer_info(side.client.broker.inbox, MESSAGES, name)
+        except (ApiError, NoResponders, RequestTimeout) as error:
+            log.debug("client %r: consumer %s is not known about yet: %s", side.client.client_id, name, error)
+        else:
+            if info is None or (not info.num_pending and info.delivered_seq <= attachment.source.last):
+                spend(side, attachment)
+                return
+        await asyncio.sleep(LOOK_AGAIN)
+
+
+def inherited(side: DurableSide, attachment: Attachment, subject: str, sequence: int) -> int:
+    """The QoS at which other subscriptions take a message that they had left to an ended one; 0: they do not."""
+    owner, granted = side.overlap.owner(subject, sequence)
+    if owner is None or sequence > attachment.heirs.get(owner.source, attachment.source.end):
+        return 0
+    return granted
+
+
+def finish(side: DurableSide, attachment: Attachment) -> None:
+    """Remove the consumer of an ended subscription when nothing more comes from it."""
+    source = attachment.source
+    if source.end and attachment.spent and not side.machine.holds(source):
+        side.client.do(_remove(side, attachment))
+
+
+async def _remove(side: DurableSide, attachment: Attachment) -> None:
+    name = attachment.consumer.durable_name
+    if side.attachments.get(name) is attachment and not side.machine.holds(attachment.source):
+        await side.remove([name])
+        try:
+            await save_record(side.client, side.client.epoch)
+        except Conflict:
+            side.client.taken_over()
