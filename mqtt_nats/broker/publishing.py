@@ -22,7 +22,8 @@ from mqtt_nats.codec import (
 )
 from mqtt_nats.connection.connection import Hold
 from mqtt_nats.pubsub.message import Message, Rich
-from mqtt_nats.pubsub.properties import body, from_headers, header_lines, ttl_line
+from mqtt_nats.pubsub.properties import body, from_headers
+from mqtt_streams.properties import STAY, header_lines, ttl_line
 from mqtt_streams.subjects import REPLY_LEVEL
 
 if TYPE_CHECKING:
@@ -55,10 +56,6 @@ ANSWERS: Final = f"{REPLY_LEVEL}/".encode()
 
 OF_RECORD: Final = (b"Nmqtt-Pub:", b"Nmqtt-Subject:", b"Nmqtt-Epoch:", b"Nmqtt-Id:", b"Nmqtt-Client:", b"Nats-")
 """Beginnings of the header lines of a held publish that are not its properties."""
-
-
-# What was sent before it expired may have to be sent again: it stays in the stream for this much longer (seconds).
-STAY: Final = 3600
 
 
 class Extras(NamedTuple):

@@ -22,9 +22,9 @@ from mqtt_nats.broker.publishing import HEADERS, RETAIN_LINE, Extras, restored
 from mqtt_nats.broker.retaining import retain
 from mqtt_nats.codec import PacketTooLarge, Will
 from mqtt_nats.pubsub.message import Message, Rich
-from mqtt_nats.pubsub.properties import header_lines
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.headers import END, START, percent_decode
+from mqtt_streams.properties import header_lines
 from mqtt_streams.sessions import PoisonedRecord
 from mqtt_streams.subjects import subject_to_topic
 from mqtt_streams.timers import WILL, FiredTimer, schedule_block, timer_subject

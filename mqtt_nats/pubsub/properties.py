@@ -1,21 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Properties of a PUBLISH packet as NATS headers, and headers as properties.
+"""Properties of a message as they stand in a PUBLISH packet, made also from the headers that they travel as.
 
-User properties are headers of the same name where all of a message's are safe as such; otherwise all of them are
-percent-encoded in ``Nmqtt-User``. A header that belongs to NATS or to the gateways is never written from, nor
-shown as, a user property: it could have JetStream drop another client's message.
-See docs/internals/rules.md#properties-as-headers.
+A header that belongs to NATS or to the gateways is never shown as a user property. What is written as headers is
+in ``mqtt_streams.properties``. See docs/internals/rules.md#properties-as-headers.
 """
 
 from __future__ import annotations
 
-from binascii import Error, a2b_base64, b2a_base64
+from binascii import Error, a2b_base64
 from typing import Final
-from urllib.parse import quote, unquote_to_bytes
+from urllib.parse import unquote_to_bytes
 
 from mqtt_nats.codec import Properties
 from mqtt_streams import headers as names
-from mqtt_streams.headers import percent_encode
+from mqtt_streams.properties import DISTURBING, NAME_MOST, NAMES_MOST, RESERVED
 
 STRING_MOST: Final = 65_535
 """Bytes of an MQTT string."""
@@ -29,35 +27,8 @@ RESPONSE_TOPIC: Final = b"\x08"
 CORRELATION: Final = b"\x09"
 USER: Final = b"\x26"
 
-_RESERVED: Final = ("nats-", "nmqtt-", "status", "content-type")
-"""Beginnings, in small letters, of the names that are no user property's."""
-
-_TOKEN: Final = frozenset("!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
-_DISTURBING: Final = frozenset(
-    chr(code)
-    for code in (
-        *range(0x20),
-        *range(0x7F, 0xA0),
-        *range(0xFDD0, 0xFDF0),
-        *(plane << 16 | last for plane in range(17) for last in (0xFFFE, 0xFFFF)),
-    )
-)
-"""Control characters and what Unicode keeps free: receivers may end the connection over these (section 1.5.4)."""
-
-_BREAKS: Final = _DISTURBING | {"\u2028", "\u2029"}
-"""Also the other characters at which a client library may end a line."""
-
-_PLAIN: Final = "/!\"$&'()*,:;<=>?@[\\]^`{|}"
-"""What stays readable in ``Nmqtt-Reply``, beside letters, digits and ``_.-~``."""
-
-_NAMES_MOST: Final = 4096
-_NAME_MOST: Final = 64
-"""Names of user properties that are kept, when they are this short (bytes)."""
-
 _NOTHING: Final = (b"", -1)
 
-_to_header: dict[str, str] = {}
-"""Name of a user property -> its header with the colon, empty when it is not safe as one."""
 _to_property: dict[bytes, bytes] = {}
 """Name of a header -> what a user property of that name begins with, empty when it is not shown."""
 
@@ -72,63 +43,6 @@ _SINGLE: Final = {
 }
 
 _NO_SINGLE: Final[list[bytes | None]] = [None] * 7
-
-
-def header_lines(properties: Properties) -> bytes:
-    """The header lines of a message with these properties, empty for none.
-
-    Left out is what does not travel with a message: topic alias, subscription identifiers, will delay. The expiry is
-    the first line.
-    """
-    lines = ""
-    if "message_expiry_interval" in properties:
-        lines = f"Nmqtt-Expiry:{properties['message_expiry_interval']}\r\n"
-    if "payload_format_indicator" in properties:
-        lines += f"Nmqtt-Format:{properties['payload_format_indicator']}\r\n"
-    if "content_type" in properties:
-        kind = properties["content_type"]
-        lines += f"Content-Type:{kind}\r\n" if _safe(kind) else f"Nmqtt-Content-Type:{percent_encode(kind)}\r\n"
-    if "response_topic" in properties:
-        lines += f"Nmqtt-Reply:{quote(properties['response_topic'], _PLAIN)}\r\n"
-    if "correlation_data" in properties:
-        lines += f"Nmqtt-Correlation:{b2a_base64(properties['correlation_data'], newline=False).decode()}\r\n"
-    if "user_property" in properties:
-        lines += _user_lines(properties["user_property"])
-    return lines.encode()
-
-
-def _user_lines(pairs: list[tuple[str, str]]) -> str:
-    lines = ""
-    for name, value in pairs:
-        start = _to_header.get(name)
-        if start is None:
-            start = _header(name)
-        if not start or not _safe(value):
-            return "".join([f"Nmqtt-User:{percent_encode(a)}={percent_encode(b)}\r\n" for a, b in pairs])
-        lines += f"{start}{value}\r\n"
-    return lines
-
-
-def _header(name: str) -> str:
-    """The beginning of the header line of a user property, empty when it is not safe as a header."""
-    safe = name and _TOKEN.issuperset(name) and not name.lower().startswith(_RESERVED)
-    start = f"{name}:" if safe else ""
-    if len(name) <= _NAME_MOST:
-        if len(_to_header) >= _NAMES_MOST:
-            _to_header.clear()
-        _to_header[name] = start
-    return start
-
-
-def _safe(value: str) -> bool:
-    """Whether a header with this value is read back as it is."""
-    return (value.isprintable() or _BREAKS.isdisjoint(value)) and value == value.strip()
-
-
-def ttl_line(properties: Properties) -> bytes:
-    """The header line for copies that are stored: they go when the message expires, at the soonest after a second."""
-    expiry = properties.get("message_expiry_interval")
-    return b"" if expiry is None else b"Nats-TTL:%ds\r\n" % (expiry or 1)
 
 
 def body(properties: Properties) -> bytes:
@@ -211,10 +125,10 @@ def from_headers(headers: bytes) -> tuple[bytes, int]:
 def _property(name: bytes) -> bytes:
     """What a user property of a header's name begins with, empty for a header that is not shown."""
     plain = name.strip().lower().decode("latin-1")
-    shown = plain and not plain.startswith(_RESERVED) and _clean(name)
+    shown = plain and not plain.startswith(RESERVED) and _clean(name)
     start = USER + _string(name) if shown else b""
-    if len(name) <= _NAME_MOST:
-        if len(_to_property) >= _NAMES_MOST:
+    if len(name) <= NAME_MOST:
+        if len(_to_property) >= NAMES_MOST:
             _to_property.clear()
         _to_property[name] = start
     return start
@@ -273,4 +187,4 @@ def _clean(raw: bytes) -> bool:
         text = raw.decode()
     except UnicodeDecodeError:
         return False
-    return text.isprintable() or _DISTURBING.isdisjoint(text)
+    return text.isprintable() or DISTURBING.isdisjoint(text)

@@ -13,8 +13,10 @@ from mqtt_nats.codec import Properties
 from mqtt_nats.codec.properties import read_properties
 from mqtt_nats.codec.wire import PacketKind, Reader, put_varint
 from mqtt_nats.pubsub import properties as module
-from mqtt_nats.pubsub.properties import SHOWN_MOST, body, from_headers, header_lines, ttl_line
+from mqtt_nats.pubsub.properties import SHOWN_MOST, body, from_headers
 from mqtt_streams import headers as streams_headers
+from mqtt_streams import properties as written
+from mqtt_streams.properties import header_lines, ttl_line
 
 PUB1 = b"NATS/1.0\r\nNmqtt-Pub:1\r\n"
 
@@ -149,14 +151,14 @@ class TestBothWays:
         for number in range(0, 10_000, 50):
             properties: Properties = {"user_property": [(f"n{one}", "v") for one in range(number, number + 50)]}
             assert users(block(properties)) == properties["user_property"]
-        assert len(module._to_header) <= module._NAMES_MOST
-        assert len(module._to_property) <= module._NAMES_MOST
+        assert len(written._to_header) <= written.NAMES_MOST
+        assert len(module._to_property) <= written.NAMES_MOST
 
     def test_long_names_are_not_kept(self) -> None:
         name = "n" * 65_535
         properties: Properties = {"user_property": [(name, "v")]}
         assert users(block(properties)) == properties["user_property"]
-        assert name not in module._to_header
+        assert name not in written._to_header
         assert name.encode() not in module._to_property
 
 
