@@ -2,7 +2,7 @@
 """One nats-server with its MQTT listener, one gateway beside it, and clients for both."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import nats as nats_py
@@ -14,7 +14,8 @@ from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer, make_server
 from tests.harness.rawclient import RawClient
 from tests.harness.waiting import aeventually
-from tests.interop.support import Message, Paho, Pahos, Raws, Sides
+from tests.integration.conftest import settled
+from tests.interop.support import LetGo, Message, Paho, Pahos, Raws, Sides
 
 
 @pytest.fixture(scope="module")
@@ -79,21 +80,22 @@ async def nats_client(nats: NatsServer) -> AsyncIterator[NatsClient]:
 
 
 @pytest.fixture
-def let_go(nats: NatsServer) -> Callable[[str], None]:
-    """Wait until nobody receives for a session any more.
+def let_go(nats: NatsServer) -> LetGo:
+    """Wait until nobody receives for a session any more; with ``settled``, until its acknowledgements have arrived.
 
     What is delivered to a connection that is just ending comes again: at once from the gateway, but only after
     half a minute from nats-server's listener.
     """
 
-    def wait(client_id: str) -> None:
-        asyncio.run(_let_go(nats.url, f"{name_hash(client_id)}_"))
+    def wait(client_id: str, *, settled: bool = False) -> None:
+        asyncio.run(_let_go(nats.url, client_id, settled))
 
     return wait
 
 
-async def _let_go(url: str, prefix: str) -> None:
+async def _let_go(url: str, client_id: str, complete: bool) -> None:
     client = await nats_py.connect(url)
+    prefix = f"{name_hash(client_id)}_"
 
     async def free() -> bool:
         infos = await client.jetstream().consumers_info("$MQTT_msgs")
@@ -101,5 +103,7 @@ async def _let_go(url: str, prefix: str) -> None:
 
     try:
         await aeventually(free)
+        if complete:
+            await settled(client.jetstream(), client_id)
     finally:
         await client.close()

@@ -2,7 +2,6 @@
 """Sessions that move between the two listeners: resume with queued messages, and takeover."""
 
 import time
-from collections.abc import Callable
 
 import orjson
 import pytest
@@ -10,14 +9,12 @@ from nats.aio.client import Client as NatsClient
 
 from mqtt_streams.hashing import name_hash
 from tests.harness.waiting import eventually
-from tests.interop.support import BOTH_WAYS, Message, Pahos, unique
+from tests.interop.support import BOTH_WAYS, LetGo, Message, Pahos, unique
 
 
 @BOTH_WAYS
 @pytest.mark.parametrize("qos", [1, 2])
-def test_queued_messages_wait_on_the_other_side(
-    paho: Pahos, let_go: Callable[[str], None], here: str, there: str, qos: int
-) -> None:
+def test_queued_messages_wait_on_the_other_side(paho: Pahos, let_go: LetGo, here: str, there: str, qos: int) -> None:
     topic, client_id = unique("queue/"), unique("sub")
     publishers = [paho(side, unique("pub")) for side in (here, there)]
     subscriber = paho(here, client_id, clean=False)
@@ -27,7 +24,7 @@ def test_queued_messages_wait_on_the_other_side(
     subscriber.expect(Message(topic, b"live", qos, False))
     for side in (there, here, there):
         subscriber.close()
-        let_go(client_id)
+        let_go(client_id, settled=True)
         for number in range(40):
             publishers[number % 2].publish(topic, b"%d" % number, qos)
         subscriber = paho(side, client_id, clean=False)
@@ -40,7 +37,7 @@ def test_queued_messages_wait_on_the_other_side(
 
 
 @BOTH_WAYS
-def test_subscriptions_change_on_either_side(paho: Pahos, let_go: Callable[[str], None], here: str, there: str) -> None:
+def test_subscriptions_change_on_either_side(paho: Pahos, let_go: LetGo, here: str, there: str) -> None:
     client_id = unique("sub")
     kept, dropped, added = unique("kept/"), unique("dropped/"), unique("added/")
     subscriber = paho(here, client_id, clean=False)
