@@ -42,7 +42,8 @@ def rfc3339(nanoseconds: int) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{fraction:09d}Z"
 
 
-def _message(answer: dict[str, Any]) -> StoredMessage:
+def message_of(answer: dict[str, Any]) -> StoredMessage:
+    """The message in the answer to STREAM.MSG.GET."""
     raw = answer["message"]
     return StoredMessage(
         raw["subject"],
@@ -55,7 +56,7 @@ def _message(answer: dict[str, Any]) -> StoredMessage:
 
 async def _get(js: JetStream, stream: str, body: dict[str, Any]) -> StoredMessage | None:
     try:
-        return _message(await call(js, f"STREAM.MSG.GET.{stream}", body))
+        return message_of(await call(js, f"STREAM.MSG.GET.{stream}", body))
     except ApiError as error:
         if error.err_code == NO_MESSAGE_FOUND:
             return None
@@ -79,7 +80,7 @@ async def scan(js: JetStream, stream: str, subject: str, start_seq: int = 1) -> 
         start_seq = message.seq + 1
 
 
-def _from_direct(reply: Reply) -> StoredMessage | None:
+def message_of_direct(reply: Reply) -> StoredMessage | None:
     """The message in a direct get's answer; None for an answer without one."""
     subject = headers.get_last(reply.headers, headers.STREAM_SUBJECT)
     seq = headers.get_last(reply.headers, headers.STREAM_SEQUENCE)
@@ -100,7 +101,7 @@ async def direct_get_last(js: JetStream, stream: str, subject: str) -> StoredMes
     """The newest message of a subject by direct get; `headers` then also has what the server added."""
     body = orjson.dumps({"last_by_subj": subject})
     reply = await js.request(f"{js.api_prefix}.DIRECT.GET.{stream}", body)
-    message = _from_direct(reply)
+    message = message_of_direct(reply)
     if message is None:
         _expect(reply, 404)
     return message
@@ -118,7 +119,7 @@ async def direct_page(
     answers = js.stream(f"{js.api_prefix}.DIRECT.GET.{stream}", body)
     try:
         async for reply in answers:
-            message = _from_direct(reply)
+            message = message_of_direct(reply)
             if message is None:
                 _expect(reply, 204, 404)
                 return page, bool(page) and headers.get_last(reply.headers, headers.NUM_PENDING) != "0"

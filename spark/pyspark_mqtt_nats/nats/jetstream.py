@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests to JetStream over a blocking connection. Every refusal is a SourceError that names the option to change."""
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from mqtt_streams import api as wire
+from mqtt_streams import headers
+from mqtt_streams.api import Reply
+from mqtt_streams.stored import NO_MESSAGE_FOUND, StoredMessage, message_of, message_of_direct
+from pyspark_mqtt_nats.errors import ApiError, RequestTimeout
+from pyspark_mqtt_nats.nats import protocol
+from pyspark_mqtt_nats.nats.connection import Connection
+
+CONSUMER_NOT_FOUND: Final = 10014
+STREAM_NOT_FOUND: Final = 10059
+_NOT_ENABLED: Final = (10039, 10076)
+
+_OPTIONS: Final = {STREAM_NOT_FOUND: "stream", 10039: "user", 10076: "servers", 10138: "topics", 10136: "topics"}
+"""Option to change, by JetStream's error number; `stream` for all others."""
+
+
+def api(connection: Connection, verb: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """One request to the JetStream API; `verb` without the prefix, such as `STREAM.INFO.$MQTT_msgs`.
+
+    Raises ApiError, AccessError, RequestTimeout, ConnectError.
+    """
+    subject = f"{connection.access.api_prefix}.{verb}"
+    payload = b"" if body is None else orjson.dumps(body)
+    try:
+        reply = connection.request(subject, payload, timeout=connection.access.request_timeout)
+        return wire.decode(reply.payload)
+    except wire.ApiError as error:
+        raise _refused(verb, error) from None
+    except ApiError as error:
+        raise _no_responders(connection, subject, error) from None
+
+
+def _refused(verb: str, error: wire.ApiError) -> ApiError:
+    option = _OPTIONS.get(error.err_code, "stream")
+    subject = ".".join(verb.split(".")[2:3])
+    what = f"JetStream: {' '.join(error.description.split())}"
+    if error.err_code == STREAM_NOT_FOUND:
+        what = f"there is no stream {subject}"
+    return ApiError(f"{what} (option {option})", option, error.code, error.err_code, error.description)
+
+
+def _no_responders(connection: Connection, subject: str, error: ApiError) -> ApiError:
+    prefix = connection.access.api_prefix
+    if prefix == "$JS.API":
+        text = f"no JetStream on {connection.server}: enable it there, or change servers, or set jsDomain"
+        return ApiError(text, "servers", error.code)
+    option = "jsDomain" if prefix.startswith("$JS.") else "apiPrefix"
+    return ApiError(f"nobody answers on {subject}; change {option}", option, error.code)
+
+
+def stream_info(connection: Connection, stream: str, **body: Any) -> dict[str, Any]:
+    """STREAM.INFO: `config`, `state`, `created` and more; `body` e.g. `subjects_filter=">"`."""
+    return api(connection, f"STREAM.INFO.{stream}", body or None)
+
+
+def create_consumer(connection: Connection, stream: str, config: dict[str, Any]) -> dict[str, Any]:
+    """Create a consumer from its configuration and return its info; without a `name` the server makes one up."""
+    name = config.get("name") or config.get("durable_name")
+    verb = f"CONSUMER.CREATE.{stream}.{name}" if name else f"CONSUMER.CREATE.{stream}"
+    return api(connection, verb, {"stream_name": stream, "config": config})
+
+
+def delete_consumer(connection: Connection, stream: str, name: str) -> bool:
+    """Delete a consumer; False when it was gone already."""
+    try:
+        api(connection, f"CONSUMER.DELETE.{stream}.{name}")
+    except ApiError as error:
+        if error.err_code in (CONSUMER_NOT_FOUND, STREAM_NOT_FOUND):
+            return False
+        raise
+    return True
+
+
+def get_message(connection: Connection, stream: str, **which: Any) -> StoredMessage | None:
+    """A message from the stream's leader: `seq=5`, `last_by_subj="a.b"`, or `seq=5, next_by_subj="a.>"`."""
+    try:
+        return message_of(api(connection, f"STREAM.MSG.GET.{stream}", which))
+    except ApiError as error:
+        if error.err_code == NO_MESSAGE_FOUND:
+            return None
+        raise
+
+
+def direct_get(connection: Connection, stream: str, **which: Any) -> StoredMessage | None:
+    """A message by direct get, from any replica; as `get_message`, and `start_time` as RFC 3339 text."""
+    subject = f"{connection.access.api_prefix}.DIRECT.GET.{stream}"
+    try:
+        reply = connection.request(subject, orjson.dumps(which), timeout=connection.access.request_timeout)
+    except ApiError as error:
+        text = f"stream {stream} allows no direct get, or is not there (option stream)"
+        raise ApiError(text, "stream", error.code) from None
+    message = message_of_direct(reply)
+    if message is None and headers.status(reply.headers) != 404:
+        line = reply.headers[9:].partition(b"\r")[0].decode(errors="replace")
+        raise ApiError(f"stream {stream}: direct get: {line or 'unexpected answer'}", "stream")
+    return message
+
+
+class Publish(NamedTuple):
+    """A message to store: its subject in the stream, a raw header block (b"" for none) and the payload."""
+
+    subject: bytes
+    headers: bytes
+    payload: bytes
+
+
+class PubAck(NamedTuple):
+    """The message is stored under this sequence, by this write or, when `duplicate`, by an earlier one."""
+
+    stream: str
+    seq: int
+    duplicate: bool = False
+
+
+def publish(connection: Connection, message: Publish) -> PubAck:
+    """Store one message; raises ApiError, AccessError, RequestTimeout, ConnectError."""
+    result = next(iter(publish_all(connection, (message,))))
+    if isinstance(result, ApiError):
+        raise result
+    return result
+
+
+def publish_all(
+    connection: Connection, messages: Iterable[Publish], *, window: int = 1000, window_bytes: int = 8 << 20
+) -> Iterator[PubAck | ApiError]:
+    """Store messages and yield the outcome of each, in their order.
+
+    At most `window` messages, and about `window_bytes` bytes, are on their way at a time. Raises AccessError,
+    ConnectError, and RequestTimeout when a message is not answered in time: what was not yielded may be stored or not.
+    """
+    source = iter(messages)
+    waiting: deque[tuple[int, int]] = deque()  # (number, bytes), in the order of the messages
+    outcomes: dict[int, PubAck | ApiError] = {}
+    underway = 0
+    more = True
+    while more or waiting:
+        frames = []
+        while more and len(waiting) < window and underway < window_bytes:
+            message = next(source, None)
+            if message is None:
+                more = False
+                break
+            token = connection.token()
+            size = len(message.headers) + len(message.payload)
+            if size > connection.max_payload:
+                outcomes[token] = ApiError(
+                    f"a message of {size} bytes is more than the server's max_payload, {connection.max_payload}",
+                    "servers",
+                    400,
+                )
+            else:
+                inbox = b"%b.%d" % (connection.inbox, token)
+                frames.append(protocol.publish(message.subject, message.payload, message.headers, inbox))
+                underway += size
+            waiting.append((token, size))
+        if frames:
+            connection.send(b"".join(frames))
+        if waiting and waiting[0][0] not in outcomes:
+            _collect(connection, waiting[0][0], outcomes)
+        while waiting and waiting[0][0] in outcomes:
+            token, size = waiting.popleft()
+            outcome = outcomes.pop(token)
+            if not (isinstance(outcome, ApiError) and outcome.code == 400 and size > connection.max_payload):
+                underway -= size
+            yield outcome
+
+
+def _collect(connection: Connection, oldest: int, outcomes: dict[int, PubAck | ApiError]) -> None:
+    """Wait for the answer to the oldest message, and take in whatever else comes."""
+    timeout = connection.access.request_timeout
+    deadline = time.monotonic() + timeout
+    while oldest not in outcomes:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            text = f"a message was not acknowledged within {timeout:g} s (option requestTimeout)"
+            raise RequestTimeout(text, "requestTimeout")
+        for token, reply in connection.replies(left):
+            if token >= oldest:
+                outcomes[token] = _outcome(reply)
+
+
+def _outcome(reply: Reply) -> PubAck | ApiError:
+    if not reply.payload and headers.status(reply.headers) == 503:
+        return ApiError("no stream takes messages on this subject (option stream)", "stream", 503)
+    try:
+        answer = wire.decode(reply.payload)
+    except wire.ApiError as error:
+        return _refused("", error)
+    sequence = answer.get("seq")
+    if not isinstance(sequence, int):
+        return ApiError("the answer to a message is not JetStream's (option stream)", "stream")
+    return PubAck(str(answer.get("stream", "")), sequence, bool(answer.get("duplicate")))

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts of options as values. Every function raises ValueError with what is wrong, without the name of the option."""
+
+import math
+import re
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import orjson
+
+from mqtt_streams.stored import rfc3339, time_ns
+from mqtt_streams.subjects import filter_to_subjects
+from pyspark_mqtt_nats.nats.access import Credentials, Server, check_seed, parse_credentials, parse_server
+
+T = TypeVar("T")
+
+_UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_SIZE: Final = re.compile(r"([0-9]{1,18})\s*(?:([kmgt])(?:i?b)?|b)?")
+_TIME: Final = re.compile(
+    r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?\s*(Z|z|[+-]\d\d:?\d\d)?)?", re.ASCII
+)
+_MAX_FILE: Final = 1 << 20
+"""Largest file of keys or certificates: system bundles are about 0.25 MiB."""
+
+
+def text(value: str) -> str:
+    """Any text but an empty one."""
+    if not value:
+        raise ValueError("it is empty")
+    return value
+
+
+def whole(least: int, most: int = (1 << 63) - 1) -> Callable[[str], int]:
+    """A whole number between two others."""
+
+    def parse(value: str) -> int:
+        value = value.strip()
+        if not (value.isascii() and value.removeprefix("-").isdecimal() and len(value) <= 20):
+            raise ValueError("expected a whole number")
+        if not least <= int(value) <= most:
+            raise ValueError(f"expected {least} or more" if int(value) < least else f"expected {most} or less")
+        return int(value)
+
+    return parse
+
+
+def size(value: str) -> int:
+    """A number of bytes, with k, m or g as Spark writes them (64m), or KiB, MiB, GiB."""
+    match = _SIZE.fullmatch(value.strip().lower())
+    if match is None or not int(match[1]):
+        raise ValueError("expected a number of bytes, such as 67108864 or 64m")
+    return int(match[1]) * _UNITS[match[2] or ""]
+
+
+def seconds(value: str) -> float:
+    """A time span; `10` and `10s`."""
+    try:
+        found = float(value.strip().removesuffix("s"))
+    except ValueError:
+        raise ValueError("expected a number of seconds, such as 10") from None
+    if not math.isfinite(found) or not 0 < found <= 86_400:
+        raise ValueError("expected more than 0 and at most 86400 seconds")
+    return found
+
+
+def flag(value: str) -> bool:
+    """`true` or `false`."""
+    return one_of("true", "false")(value) == "true"
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    """One of a few words, in small letters."""
+
+    def parse(value: str) -> str:
+        found = value.strip().lower()
+        if found not in choices:
+            raise ValueError(f"expected {' or '.join(choices)}")
+        return found
+
+    return parse
+
+
+def timestamp(value: str) -> int:
+    """Nanoseconds since 1970 of an ISO 8601 time (UTC unless it says otherwise), or of milliseconds since 1970."""
+    value = value.strip()
+    if value.isascii() and value.isdecimal() and len(value) <= 15:
+        return int(value) * 1_000_000
+    match = _TIME.fullmatch(value)
+    try:
+        if match is None:
+            raise ValueError
+        day, minute, second, fraction, zone = match.groups()
+        moment = datetime.fromisoformat(f"{day}T{minute or '00:00'}:{second or '00'}{zone or 'Z'}".upper())
+        found = int(moment.timestamp()) * 1_000_000_000 + int((fraction or "").ljust(9, "0"))
+        if time_ns(rfc3339(found)) != found:
+            raise ValueError
+    except (ValueError, OverflowError):
+        raise ValueError(
+            "expected a time such as 2026-01-31T12:00:00Z or 2026-01-31 12:00:00+01:00, or milliseconds since 1970"
+        ) from None
+    return found
+
+
+def servers(value: str) -> tuple[Server, ...]:
+    """URLs separated by commas."""
+    found = tuple(parse_server(url) for url in value.split(",") if url.strip())
+    if not found:
+        raise ValueError("expected URLs such as nats://127.0.0.1:4222, separated by commas")
+    return found
+
+
+def filters(value: str) -> tuple[str, ...]:
+    """MQTT topic filters, separated by commas or line ends, or a JSON list of them; repeated ones once."""
+    stripped = value.strip()
+    if stripped.startswith("["):
+        found = _json(stripped)
+        if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+            raise ValueError('expected a JSON list of texts, such as ["site/+/temp", "a,b/#"]')
+    else:
+        found = [item.strip() for item in re.split(r"[,\n]", value) if item.strip()]
+    if not found:
+        raise ValueError("expected MQTT topic filters such as site/+/temp, separated by commas")
+    for item in found:
+        check_filter(item)
+    return tuple(dict.fromkeys(found))
+
+
+def check_filter(item: str) -> None:
+    """Raise ValueError for what is no topic filter, or can match nothing that is stored."""
+    if item.partition("/")[0] == "$share":
+        raise ValueError(f"{item!r}: leave out $share and the group")
+    if "\0" in item:
+        raise ValueError(f"{item!r}: it has a NUL")
+    try:
+        filter_to_subjects(item)
+    except ValueError as error:
+        raise ValueError(f"{item!r}: {error}") from None
+
+
+def decoders(value: str) -> tuple[tuple[str, str], ...]:
+    """A JSON object: topic filter -> how its payloads are read."""
+    found = _json(value)
+    if not isinstance(found, dict) or not all(isinstance(item, str) and item.strip() for item in found.values()):
+        raise ValueError('expected a JSON object, such as {"site/+/temp": "number", "site/+/state": "json"}')
+    for item in found:
+        check_filter(item)
+    return tuple((item, kind.strip()) for item, kind in found.items())
+
+
+def stream(value: str) -> str:
+    """The name of a stream."""
+    if not value or any(char in value for char in " .*>/\\\t\r\n\0"):
+        raise ValueError("expected the name of a stream, which has no space . * > / or \\")
+    return value
+
+
+def prefix(value: str) -> str:
+    """What stands before a subject, with a dot at its end; empty for nothing."""
+    value = value.rstrip(".")
+    if value:
+        _tokens(value)
+        value += "."
+    return value
+
+
+def tokens(value: str) -> str:
+    """A subject without wildcards."""
+    _tokens(text(value.rstrip(".")))
+    return value.rstrip(".")
+
+
+def token(value: str) -> str:
+    """One token of a subject."""
+    _tokens(text(value))
+    if "." in value:
+        raise ValueError("expected a name without dots")
+    return value
+
+
+def _tokens(value: str) -> None:
+    if any(not part or part in ("*", ">") for part in value.split(".")) or re.search(r"[\s\0]", value):
+        raise ValueError("expected a NATS subject without wildcards and spaces")
+
+
+def mqtt_topic(value: str) -> str:
+    """A topic name."""
+    if "+" in value or "#" in value:
+        raise ValueError("expected a topic to publish on, without + and #")
+    check_filter(text(value))
+    return value
+
+
+def credentials(value: str) -> Credentials:
+    """What a credentials file holds: the file is named, or its text is given."""
+    return parse_credentials(value if "-----BEGIN" in value else _file(value))
+
+
+def seed(value: str) -> str:
+    """A user's nkey seed: itself, or a file with it."""
+    bare = value.strip()
+    if len(bare) == 58 and bare.isascii() and bare.isalnum() and bare.isupper():
+        return check_seed(bare)
+    # As nkey tools write it: maybe with comments around.
+    lines = [line.strip() for line in _file(value).splitlines()]
+    found = [line for line in lines if line.startswith("S") and len(line) == 58]
+    if len(found) != 1:
+        raise ValueError("the file has no seed of an nkey")
+    return check_seed(found[0])
+
+
+def pem(kind: str) -> Callable[[str], str]:
+    """PEM text that has a `kind` (CERTIFICATE, PRIVATE KEY): the file is named, or its text is given."""
+
+    def parse(value: str) -> str:
+        found = value if "-----BEGIN" in value else _file(value)
+        if not re.search(rf"-----BEGIN [A-Z ]*{kind}-----", found):
+            raise ValueError(f"it has no {kind} in PEM format")
+        return found
+
+    return parse
+
+
+def _file(name: str) -> str:
+    try:
+        with Path(name).expanduser().open("rb") as file:
+            data = file.read(_MAX_FILE + 1)
+        if len(data) > _MAX_FILE:
+            raise ValueError("the file is larger than 1 MiB")
+        return data.decode()
+    except UnicodeDecodeError:
+        raise ValueError("the file is not text") from None
+    except OSError as error:
+        raise ValueError(f"the file cannot be read: {error.strerror}") from None
+
+
+def _json(value: str) -> Any:
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error}") from None
