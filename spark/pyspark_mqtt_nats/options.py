@@ -11,11 +11,11 @@ from mqtt_streams.messages import PREFIX as MESSAGES_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.retained import PREFIX as RETAINED_PREFIX
 from mqtt_streams.retained import STREAM as RETAINED
-from mqtt_streams.subjects import filter_to_subjects
 from pyspark_mqtt_nats import values
 from pyspark_mqtt_nats.errors import OptionError
 from pyspark_mqtt_nats.nats import tls
 from pyspark_mqtt_nats.nats.access import Access, Credentials, Server
+from pyspark_mqtt_nats.selection import Selection, select
 
 Use = Literal["all", "read", "batch", "stream", "write"]
 """Where an option means something: reading, only batch or only streaming reads, writing."""
@@ -225,6 +225,20 @@ class Options:
         shown="one per query",
         use="write",
     )
+    duplicate_window: float | None = _option(
+        "duplicateWindow",
+        values.seconds,
+        "Seconds for which the stream has to recognise what it has stored already: raises its `duplicate_window`",
+        shown="the stream's",
+        use="write",
+    )
+    max_in_flight: int = _option(
+        "maxInFlight",
+        values.whole(1, 100_000),
+        "Messages of one task that may wait for their acknowledgement; those of all tasks should be fewer than 10000",
+        default="1000",
+        use="write",
+    )
     given: frozenset[str] = frozenset()
     """Attributes that were given, not left at their defaults."""
 
@@ -271,7 +285,8 @@ class Options:
                 if name.startswith(("starting_", "ending_")):
                     own = NAMES[name]
                     raise OptionError(f"{own} means nothing with mode retained, which reads what is there now", own)
-        tls.context(self.access)
+        if self.tls_ca is not None or self.tls_cert is not None:
+            tls.context(self.access)
 
     def _exclusive(self, *attributes: str, why: str = "give one of them") -> None:
         given = [NAMES[name] for name in attributes if name in self.given]
@@ -309,12 +324,14 @@ class Options:
         )
 
     @cached_property
+    def selection(self) -> Selection:
+        """What `filters` select."""
+        return select(self.filters, self.subject_prefix)
+
+    @property
     def subjects(self) -> tuple[str, ...]:
-        """Subjects of the stream for `filters`, with the prefix; () for all of them."""
-        if "#" in self.filters:
-            return ()
-        found = [subject for item in self.filters for subject in filter_to_subjects(item)]
-        return tuple(self.subject_prefix + subject for subject in dict.fromkeys(found))
+        """Subjects of the stream to ask for, with the prefix; () for all. `selection.exact` says whether to check."""
+        return self.selection.subjects
 
 
 def _table() -> Iterator[Option]:

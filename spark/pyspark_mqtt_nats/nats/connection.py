@@ -195,7 +195,7 @@ class Connection:
                 elif frame.sid:
                     self._foreign.append(buffer[at : frame.end])
                 else:
-                    refused = self._control(frame.line) or refused
+                    refused = self.control(frame.line) or refused
                 at = frame.end
         except protocol.ProtocolError:
             raise self._lost("it sent what is not NATS protocol") from None
@@ -204,7 +204,8 @@ class Connection:
             raise refused
         return found
 
-    def _control(self, line: bytes) -> AccessError | None:
+    def control(self, line: bytes) -> AccessError | None:
+        """Obey a line that is no message: PING is answered; what has to be raised, for a subject that was refused."""
         if line == protocol.PING:
             self.send(protocol.PONG_LINE)
         elif line.startswith(b"INFO "):
