@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exceptions of Spark as one line.
+
+What the data source raises in a Python worker arrives as text inside a Java exception, with the stack traces of both
+languages around it. `explain` takes out the message; Spark's own conditions get the option that they are about.
+"""
+
+import re
+from typing import Final
+
+from pyspark_mqtt_nats.errors import OptionError, SourceError
+from pyspark_mqtt_nats.java import JavaError
+from pyspark_mqtt_nats.jobs import JobError
+
+OURS: Final = (JobError, OptionError, SourceError, JavaError)
+"""Exceptions whose text is for users."""
+
+MORE: Final = "; --log FILE has the whole story"
+"""What ends a text that need not be enough to know what to do."""
+
+_LENGTH: Final = 400  # characters of a message that is not ours
+
+# `pyspark_mqtt_nats.errors.ConnectError: text` as the last line of a Python traceback
+_OURS: Final = re.compile(r"^(?:.*\s)?pyspark_mqtt_nats(?:\.\w+)+: (.+?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
+# `[PATH_NOT_FOUND] text SQLSTATE: 42K03`
+_CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_]{3,}(?:\.[A-Z0-9_]+)?)\] (.+)")
+_PYTHON: Final = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|Interrupt|Exit)): (.+)$", re.MULTILINE)
+_JAVA: Final = re.compile(r"(?:^|[\s:])(?:[a-z]\w*\.)+(\w+(?:Exception|Error)): (.+)$", re.MULTILINE)
+_STATE: Final = re.compile(r"\s*SQLSTATE: \w+\s*$")
+
+_WRAPPERS: Final = (
+    "PYTHON_DATA_SOURCE_ERROR",
+    "PYTHON_EXCEPTION",
+    "PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR",
+    "STREAM_FAILED",
+    "TASK_WRITE_FAILED",
+    "FOREACH_BATCH_USER_FUNCTION_ERROR",
+)
+
+_HINTS: Final = {
+    "PATH_NOT_FOUND": "change --input",
+    "UNABLE_TO_INFER_SCHEMA": "there is nothing to read in --input, or --format is another",
+    "FAILED_READ_FILE": "a file in --input cannot be read, or --format is another",
+    "PATH_ALREADY_EXISTS": "change --output",
+    "DATA_SOURCE_NOT_FOUND": "change --format, or add its package by --conf spark.jars.packages=...",
+    "CONCURRENT_STREAM_LOG_UPDATE": "another run uses the same --checkpoint",
+    "CONCURRENT_QUERY": "another run uses the same --checkpoint",
+}
+
+
+def explain(error: BaseException) -> str:
+    """One line for a user; never a stack trace."""
+    if isinstance(error, OURS):
+        return str(error)
+    if type(error).__name__ in ("Py4JNetworkError", "ConnectionRefusedError", "Py4JError"):
+        return "Spark's JVM has ended; give it more memory by --conf spark.driver.memory=4g, or look into its --log"
+    text = _full_text(error)
+    if found := _OURS.findall(text):
+        return str(found[-1]).strip()
+    conditions = [(name, message) for name, message in _CONDITION.findall(text) if name not in _WRAPPERS]
+    if conditions:
+        name, message = conditions[-1]
+        message = _short(_STATE.sub("", message))
+        hint = next((hint for key, hint in _HINTS.items() if name.startswith(key)), "")
+        return f"{message}; {hint}" if hint else message
+    for pattern in (_PYTHON, _JAVA):
+        if found := pattern.findall(text):
+            kind, message = found[-1]
+            return f"{kind}: {_short(_STATE.sub('', message))}{MORE}"
+    return f"{type(error).__name__}: {_short(text)}{MORE}"
+
+
+def _full_text(error: BaseException) -> str:
+    """The text of an exception with those of its causes, the outermost first."""
+    texts: list[str] = []
+    seen: BaseException | None = error
+    while seen is not None and len(texts) < 10:
+        texts.append(str(seen))
+        # What pyspark makes of a Java exception has its cause as an attribute.
+        cause = getattr(seen, "cause", None)
+        seen = cause if isinstance(cause, BaseException) else seen.__cause__
+    return "\n".join(texts)
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LENGTH else line[:_LENGTH] + "…"

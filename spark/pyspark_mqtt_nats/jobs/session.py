@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Spark session of a job: quiet, in UTC, and on loopback when Spark runs in this process alone."""
+
+import contextlib
+import logging
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Final
+
+from pyspark.sql import SparkSession
+
+from pyspark_mqtt_nats import java
+from pyspark_mqtt_nats.jobs import JobError
+from pyspark_mqtt_nats.jobs.failures import MORE, explain
+
+_LOOPBACK: Final = "127.0.0.1"
+_REDACTED: Final = r"(?i)secret|password|token|access[.]?key|nkey|creds|tlskey"
+"""Option names whose values Spark hides in plans and logs: its own pattern, and our options that may be secrets."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How to start Spark. `master` None: local[*], or what spark-submit has chosen. `log` None: nothing is kept."""
+
+    job: str
+    master: str | None = None
+    conf: Mapping[str, str] = field(default_factory=dict)
+    log: Path | None = None
+
+
+def submitted() -> bool:
+    """Whether spark-submit has started us, with a JVM that is there."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def settings(setup: Setup) -> dict[str, str]:
+    """The Spark configuration; what the user gives wins."""
+    found = {
+        "spark.app.name": f"mqtt-nats {setup.job}",
+        "spark.redaction.regex": _REDACTED,
+        "spark.sql.session.timeZone": "UTC",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    master = setup.conf.get("spark.master") or setup.master
+    if master is None and not submitted():
+        master = "local[*]"
+    if master is not None:
+        found["spark.master"] = master
+        if re.fullmatch(r"local(\[.*\])?", master):
+            found |= {
+                "spark.driver.bindAddress": _LOOPBACK,
+                "spark.driver.host": _LOOPBACK,
+                "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
+                "spark.ui.enabled": "false",
+            }
+    return found | dict(setup.conf)
+
+
+@contextlib.contextmanager
+def session(setup: Setup) -> Iterator[SparkSession]:
+    """A session that ends with the block; raises JobError, java.JavaError."""
+    conf = settings(setup)
+    if not submitted():
+        java.ensure()
+        if conf["spark.master"].startswith("local"):
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+            if conf.get("spark.driver.bindAddress") == _LOOPBACK:
+                os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
+    # They repeat with stack traces what the exceptions say.
+    for name in ("py4j", "DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    builder = SparkSession.builder
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    with _log(setup.log) as log:
+        try:
+            with _stderr(log):
+                spark = builder.getOrCreate()
+        except Exception as error:
+            exited = "JAVA_GATEWAY_EXITED" in str(error)
+            why = (_why(log) if exited else "") or explain(error).removesuffix(MORE).rstrip(".")
+            if "stopped SparkContext" in why:
+                why = f"the master {conf.get('spark.master', '')} does not answer"
+            raise JobError(f"Spark did not start: {why}; change --master or --conf") from None
+        try:
+            if setup.log is None:
+                spark.sparkContext.setLogLevel("ERROR")
+            yield spark
+        finally:
+            with contextlib.suppress(Exception):  # the JVM may be gone
+                spark.stop()
+
+
+@contextlib.contextmanager
+def _log(path: Path | None) -> Iterator[IO[bytes]]:
+    """Where the JVM writes: the file of --log, else one that nobody sees."""
+    if path is None:
+        with tempfile.TemporaryFile() as file:
+            yield file
+        return
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise JobError(f"--log {path}: {error.strerror}") from None
+    with path.open("ab+") as file:
+        yield file
+
+
+@contextlib.contextmanager
+def _stderr(log: IO[bytes]) -> Iterator[None]:
+    """Processes that are started in the block have `log` as their stderr."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    os.dup2(log.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
+def _why(log: IO[bytes]) -> str:
+    """The line of the log that says why the JVM ended, "" when none does."""
+    log.seek(max(0, log.seek(0, os.SEEK_END) - 65536))
+    for line in log.read().decode(errors="replace").splitlines():
+        if re.search(r"Exception\b|Error\b|^Unrecognized|^Invalid", line):
+            return re.sub(r"^\s*(?:Exception in thread .*?: |Error: |Error occurred .*: )?", "", line)[:400]
+    return ""
