@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pyspark_mqtt_nats import java
 from tests.harness.nats import ROOT
 
 if TYPE_CHECKING:
@@ -55,7 +56,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
 
 
 def _environment(directory: Path) -> dict[str, str]:
+    found = dict(os.environ)
+    java.ensure(found)
     return {
+        **({"JAVA_HOME": found["JAVA_HOME"]} if "JAVA_HOME" in found else {}),
         "PYTHONPATH": os.pathsep.join(map(str, SOURCE_ROOTS)),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
