@@ -11,11 +11,11 @@ from mqtt_streams.messages import PREFIX as MESSAGES_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.retained import PREFIX as RETAINED_PREFIX
 from mqtt_streams.retained import STREAM as RETAINED
+from mqtt_streams.subjects import filter_to_subjects
 from pyspark_mqtt_nats import values
 from pyspark_mqtt_nats.errors import OptionError
 from pyspark_mqtt_nats.nats import tls
 from pyspark_mqtt_nats.nats.access import Access, Credentials, Server
-from pyspark_mqtt_nats.selection import Selection, select
 
 Use = Literal["all", "read", "batch", "stream", "write"]
 """Where an option means something: reading, only batch or only streaming reads, writing."""
@@ -324,14 +324,12 @@ class Options:
         )
 
     @cached_property
-    def selection(self) -> Selection:
-        """What `filters` select."""
-        return select(self.filters, self.subject_prefix)
-
-    @property
     def subjects(self) -> tuple[str, ...]:
-        """Subjects of the stream to ask for, with the prefix; () for all. `selection.exact` says whether to check."""
-        return self.selection.subjects
+        """Subjects of the stream that `filters` stand for, with the prefix; () for all that is in the stream."""
+        if "#" in self.filters:
+            return ()
+        found = (self.subject_prefix + subject for item in self.filters for subject in filter_to_subjects(item))
+        return tuple(dict.fromkeys(found))
 
 
 def _table() -> Iterator[Option]:
