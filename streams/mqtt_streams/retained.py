@@ -55,11 +55,12 @@ def set_block(topic: str, flags: int, origin: str, lines: bytes = b"") -> bytes:
     )
 
 
-def tombstone_block(topic: str, origin: str) -> bytes:
-    """Header block of the record that clears a topic; its payload is empty."""
-    return b"NATS/1.0\r\nNmqtt-RTopic:%b\r\nNmqtt-RFlags:-1\r\nNmqtt-ROrigin:%b\r\n\r\n" % (
+def tombstone_block(topic: str, origin: str, lines: bytes = b"") -> bytes:
+    """Header block of the record that clears a topic; its payload is empty. `lines`: further ready header lines."""
+    return b"NATS/1.0\r\nNmqtt-RTopic:%b\r\nNmqtt-RFlags:-1\r\nNmqtt-ROrigin:%b\r\n%b\r\n" % (
         readable_topic(topic).encode(),
         origin.encode(),
+        lines,
     )
 
 
