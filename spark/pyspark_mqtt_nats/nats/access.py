@@ -100,6 +100,11 @@ class Access:
     inbox_prefix: str = "_INBOX"
 
     @property
+    def wants_tls(self) -> bool:
+        """Whether an option of TLS was given: then nothing is said in the clear."""
+        return self.tls_first or any(option is not None for option in (self.tls_ca, self.tls_cert, self.tls_hostname))
+
+    @property
     def login(self) -> str:
         """The option by which it logs in, "" for none."""
         for name in ("creds", "nkey", "token", "user"):

@@ -139,7 +139,7 @@ def publish_all(
     ConnectError, and RequestTimeout when a message is not answered in time: what was not yielded may be stored or not.
     """
     source = iter(messages)
-    waiting: deque[tuple[int, int]] = deque()  # (number, bytes), in the order of the messages
+    waiting: deque[tuple[int, int]] = deque()  # (number of the answer, bytes), in the order of the messages
     outcomes: dict[int, PubAck | ApiError] = {}
     underway = 0
     more = True
@@ -150,29 +150,24 @@ def publish_all(
             if message is None:
                 more = False
                 break
-            token = connection.token()
+            number, reply_subject = connection.expect()
             size = len(message.headers) + len(message.payload)
-            if size > connection.max_payload:
-                outcomes[token] = ApiError(
-                    f"a message of {size} bytes is more than the server's max_payload, {connection.max_payload}",
-                    "servers",
-                    400,
-                )
+            try:
+                connection.check_size(size)
+            except ApiError as error:
+                outcomes[number] = error
+                size = 0
             else:
-                inbox = b"%b.%d" % (connection.inbox, token)
-                frames.append(protocol.publish(message.subject, message.payload, message.headers, inbox))
+                frames.append(protocol.publish(message.subject, message.payload, message.headers, reply_subject))
                 underway += size
-            waiting.append((token, size))
-        if frames:
-            connection.send(b"".join(frames))
+            waiting.append((number, size))
+        connection.send(b"".join(frames))
         if waiting and waiting[0][0] not in outcomes:
             _collect(connection, waiting[0][0], outcomes)
         while waiting and waiting[0][0] in outcomes:
-            token, size = waiting.popleft()
-            outcome = outcomes.pop(token)
-            if not (isinstance(outcome, ApiError) and outcome.code == 400 and size > connection.max_payload):
-                underway -= size
-            yield outcome
+            number, size = waiting.popleft()
+            underway -= size
+            yield outcomes.pop(number)
 
 
 def _collect(connection: Connection, oldest: int, outcomes: dict[int, PubAck | ApiError]) -> None:
@@ -184,9 +179,9 @@ def _collect(connection: Connection, oldest: int, outcomes: dict[int, PubAck | A
         if left <= 0:
             text = f"a message was not acknowledged within {timeout:g} s (option requestTimeout)"
             raise RequestTimeout(text, "requestTimeout")
-        for token, reply in connection.replies(left):
-            if token >= oldest:
-                outcomes[token] = _outcome(reply)
+        for number, reply in connection.answers(left):
+            if number >= oldest:
+                outcomes[number] = _outcome(reply)
 
 
 def _outcome(reply: Reply) -> PubAck | ApiError:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 PING: Final = b"PING"
-PONG_LINE: Final = b"PONG\r\n"
+PONG: Final = b"PONG"
 MAX_LINE: Final = 1 << 20
 """Longest control line taken: INFO names all servers of a cluster."""
 
@@ -22,7 +22,7 @@ class Frame(NamedTuple):
     payload: bytes = b""
 
 
-class ProtocolError(Exception):
+class ProtocolError(ValueError):
     """These are no frames of NATS."""
 
 
@@ -34,7 +34,7 @@ def frames(buffer: bytes) -> Iterator[Frame]:
         start = at = eol + 2
         if line.startswith((b"MSG ", b"HMSG ")):
             fields = line.split()
-            with_headers = len(line) and line[0] == 72  # H
+            with_headers = line.startswith(b"H")
             try:
                 size = int(fields[-1])
                 head = int(fields[-2]) if with_headers else 0
@@ -59,3 +59,8 @@ def publish(subject: bytes, payload: bytes, headers: bytes = b"", reply: bytes =
     if headers:
         return b"HPUB %b %d %d\r\n%b%b\r\n" % (subject, len(headers), len(headers) + len(payload), headers, payload)
     return b"PUB %b %d\r\n%b\r\n" % (subject, len(payload), payload)
+
+
+def error_text(line: bytes) -> str:
+    """What an -ERR line says."""
+    return line[4:].decode(errors="replace").strip(" '")

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a list of servers to a socket on which NATS has let us in; every failure names the option to change."""
+
+import random
+import socket
+import ssl
+import time
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from pyspark_mqtt_nats.errors import ConnectError
+from pyspark_mqtt_nats.nats import login, protocol, tls
+from pyspark_mqtt_nats.nats.access import Access, Server
+
+_RETRY: Final = 0.25  # seconds between two rounds over the servers
+_LEAST_ATTEMPT: Final = 1.0  # seconds for one server, however many there are
+_CHUNK: Final = 65_536
+
+
+class Connected(NamedTuple):
+    """An open connection: its socket, its server, the server's INFO, and what has been read beyond that."""
+
+    wire: socket.socket
+    server: Server
+    info: dict[str, Any]
+    rest: bytes
+
+
+class _Refused(ConnectError):
+    """Trying again cannot help."""
+
+
+def connect(access: Access) -> Connected:
+    """Try the servers in random order, so that many tasks are spread over them, again and again.
+
+    Raises ConnectError: at once when every server refuses the login or has a certificate that is refused, otherwise
+    when `access.connect_timeout` is over.
+    """
+    deadline = time.monotonic() + access.connect_timeout
+    waiting = random.sample(access.servers, len(access.servers))
+    failures: dict[Server, ConnectError] = {}
+    while waiting:
+        for index, server in enumerate(waiting):
+            left = deadline - time.monotonic()
+            share = max(left / (len(waiting) - index), min(left, _LEAST_ATTEMPT))
+            if share <= 0:
+                failures.setdefault(server, _failure(server, "no time was left to try it", "connectTimeout"))
+                continue
+            try:
+                return _Attempt(access, server, time.monotonic() + share).run()
+            except ConnectError as error:
+                failures[server] = error
+        waiting = [server for server in waiting if not isinstance(failures[server], _Refused)]
+        if time.monotonic() + _RETRY > deadline:
+            break
+        if waiting:
+            time.sleep(_RETRY)
+    # What cannot change by itself comes first: its option is the one to change.
+    errors = sorted(failures.values(), key=lambda error: not isinstance(error, _Refused))
+    raise ConnectError("; ".join(dict.fromkeys(map(str, errors))), errors[0].option)
+
+
+def _failure(server: Server, text: str, option: str = "servers") -> ConnectError:
+    return ConnectError(f"cannot connect to {server}: {text} (option {option})", option)
+
+
+def _refused(server: Server, text: str, option: str = "servers") -> ConnectError:
+    return _Refused(f"cannot connect to {server}: {text} (option {option})", option)
+
+
+class _Attempt:
+    """One server, until `deadline` (seconds of the monotonic clock)."""
+
+    def __init__(self, access: Access, server: Server, deadline: float) -> None:
+        self.access = access
+        self.server = server
+        self.deadline = deadline
+        self.info: dict[str, Any] = {}
+
+    def run(self) -> Connected:
+        """Open, greet, log in; raises ConnectError, with everything closed."""
+        wire = self._open()
+        try:
+            wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            wire, rest = self._greet(wire)
+        except BaseException:
+            wire.close()
+            raise
+        return Connected(wire, self.server, self.info, rest)
+
+    @property
+    def _left(self) -> float:
+        """Seconds for the next step, at least a moment: 0 would mean not to block."""
+        return max(0.001, self.deadline - time.monotonic())
+
+    def _open(self) -> socket.socket:
+        try:
+            return socket.create_connection((self.server.host, self.server.port), self._left)
+        except (socket.gaierror, UnicodeError):
+            raise _failure(self.server, "there is no host of this name") from None
+        except TimeoutError:
+            raise _failure(self.server, "it does not answer") from None
+        except OSError as error:
+            raise _failure(self.server, (error.strerror or str(error)).lower()) from None
+
+    def _greet(self, plain: socket.socket) -> tuple[socket.socket, bytes]:
+        """INFO, TLS, CONNECT, PING and PONG; the socket to go on with, and what came after the PONG."""
+        access = self.access
+        if access.tls_first:
+            wire = self._secure(plain)
+            return wire, self._introduce(wire, secured=True)
+        self._read_info(plain)
+        offered = self.info.get("tls_required") or self.info.get("tls_available")
+        if not (self.server.tls or access.wants_tls or self.info.get("tls_required")):
+            return plain, self._log_in(plain)
+        if not offered:
+            raise _refused(self.server, "it offers no TLS; use nats:// and no options for TLS")
+        if self.info.get("tls_verify") and access.tls_cert is None:
+            raise _refused(self.server, "it wants a client certificate; set tlsCert and tlsKey", "tlsCert")
+        wire = self._secure(plain)
+        return wire, self._introduce(wire, secured=False)
+
+    def _introduce(self, wire: socket.socket, *, secured: bool) -> bytes:
+        """What is left to be said under TLS; `secured`: INFO too."""
+        try:
+            if secured:
+                self._read_info(wire)
+            return self._log_in(wire)
+        except BaseException:
+            wire.close()
+            raise
+
+    def _secure(self, plain: socket.socket) -> ssl.SSLSocket:
+        access = self.access
+        name = access.tls_hostname or self.server.host
+        try:
+            plain.settimeout(self._left)
+            return tls.context(access).wrap_socket(plain, server_hostname=name)
+        except TimeoutError:
+            option = "tlsFirst" if access.tls_first else "servers"
+            raise _failure(self.server, "the TLS handshake does not end", option) from None
+        except ssl.SSLError as error:
+            raise _refused(self.server, *tls.explain(error, access)) from None
+        except OSError as error:
+            raise self._lost(error, "in the TLS handshake") from None
+        except ValueError:
+            raise _refused(self.server, "its name cannot be that of a certificate", "tlsHostname") from None
+
+    def _lost(self, error: OSError, when: str) -> ConnectError:
+        text = f"{(error.strerror or 'the connection was closed').lower()} {when}"
+        if self.access.tls_cert is not None and when != "before INFO":
+            return _failure(self.server, f"{text}; it may not accept the client certificate", "tlsCert")
+        return _failure(self.server, text)
+
+    def _read_info(self, wire: socket.socket) -> None:
+        data = b""
+        try:
+            while b"\r\n" not in data and len(data) <= protocol.MAX_LINE:
+                wire.settimeout(self._left)
+                more = wire.recv(_CHUNK)
+                data += more
+                if not more or not data.startswith(b"INFO "[: len(data)]):
+                    break
+        except TimeoutError:
+            text = "it sends nothing: it is no NATS server, or one where TLS comes first; set tlsFirst for that"
+            raise _failure(self.server, text) from None
+        except ssl.SSLError as error:
+            raise _refused(self.server, *tls.explain(error, self.access)) from None
+        except OSError as error:
+            raise self._lost(error, "before INFO") from None
+        if not data:
+            raise _failure(self.server, "it closed the connection at once")
+        line, end, rest = data.partition(b"\r\n")
+        info = _object(line[5:]) if end and line.startswith(b"INFO ") else None
+        # What came in the clear after INFO would be taken for something said under TLS.
+        if info is None or rest:
+            raise _refused(self.server, "it is not a NATS server")
+        self.info = info
+
+    def _log_in(self, wire: socket.socket) -> bytes:
+        try:
+            wire.settimeout(self._left)
+            wire.sendall(login.connect_line(self.access, self.server, self.info) + b"PING\r\n")
+            return self._read_pong(wire)
+        except TimeoutError:
+            raise _failure(self.server, "it does not go on after CONNECT") from None
+        except ssl.SSLError as error:
+            raise _refused(self.server, *tls.explain(error, self.access)) from None
+        except OSError as error:
+            raise self._lost(error, "after CONNECT") from None
+        except protocol.ProtocolError:
+            raise _refused(self.server, "it is not a NATS server") from None
+
+    def _read_pong(self, wire: socket.socket) -> bytes:
+        buffer = b""
+        while True:
+            wire.settimeout(self._left)
+            more = wire.recv(_CHUNK)
+            if not more:
+                raise ConnectionResetError
+            buffer += more
+            at = 0
+            for frame in protocol.frames(buffer):
+                at = frame.end
+                if frame.line == protocol.PONG:
+                    return buffer[at:]
+                if frame.line == protocol.PING:
+                    wire.sendall(protocol.PONG + b"\r\n")
+                elif frame.line.startswith(b"INFO "):
+                    self.info |= _object(frame.line[5:]) or {}
+                elif frame.line.startswith(b"-ERR"):
+                    said = protocol.error_text(frame.line)
+                    kind = _failure if login.is_passing(said) else _refused
+                    raise kind(self.server, *login.refusal(said, self.access))
+            buffer = buffer[at:]
+
+
+def _object(text: bytes) -> dict[str, Any] | None:
+    """A JSON object, None for anything else."""
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    return found if isinstance(found, dict) else None
