@@ -202,6 +202,20 @@ def running(peer: str, command: str = OURS_COMMAND) -> Iterator[Running]:
                 _end(process)
 
 
+@contextmanager
+def nats_server() -> Iterator[str]:
+    """The URL of a fresh nats-server with JetStream and without MQTT."""
+    with tempfile.TemporaryDirectory(prefix="mqtt-bench-", ignore_cleanup_errors=True) as directory:
+        nats, mqtt = _free_ports(2)
+        start = _Start(Path(directory), {"nats": nats, "mqtt": mqtt})
+        try:
+            _start_nats(start, mqtt=False)
+            yield f"nats://{HOST}:{nats}"
+        finally:
+            for process in start.processes:
+                _end(process)
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
     """SIGTERM to the process, then SIGKILL to what is left of the session that it leads."""
     process.terminate()
