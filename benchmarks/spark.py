@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m benchmarks.spark``: how fast Spark reads stored messages, beside Parquet and nats-py, and writes them.
+
+One nats-server, one Spark session of ``local[N]``, the same rows as messages and as Parquet files. The rounds are
+interleaved; the table has medians and ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import secrets
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks import peers, proc
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ROOT = Path(__file__).parents[1]
+ALL = "all columns"
+FOUR = "four columns"
+FOUR_DDL = "sequence BIGINT, timestamp TIMESTAMP, topic STRING, payload BINARY"
+TOPICS = 1000
+CLIENTS = 100
+FETCH = 100_000
+"""Messages of the nats-py loop, which is timed per message."""
+
+
+def fill(url: str, count: int, size: int) -> None:
+    """Store messages as gateways do for publishers of QoS 1."""
+    from pyspark_mqtt_nats.nats.connection import Connection
+    from pyspark_mqtt_nats.nats.jetstream import Publish, api, publish_all
+    from pyspark_mqtt_nats.options import Options
+
+    def messages() -> Iterator[Publish]:
+        for number in range(count):
+            subject = b"$MQTT.msgs.site.%d.temperature" % (number % TOPICS)
+            identity = secrets.token_hex(16).encode()
+            headers = b"NATS/1.0\r\nNmqtt-Pub:1\r\nNmqtt-Id:%b\r\nNmqtt-Client:device-%d\r\n\r\n"
+            yield Publish(subject, headers % (identity, number % CLIENTS), b"%0*d" % (size, number))
+
+    with Connection(Options.parse({"servers": url}).access) as connection:
+        config = {"name": "$MQTT_msgs", "subjects": ["$MQTT.msgs.>"], "storage": "file", "allow_direct": True}
+        api(connection, "STREAM.CREATE.$MQTT_msgs", config)
+        for outcome in publish_all(connection, messages()):
+            if isinstance(outcome, Exception):
+                raise outcome
+
+
+def session(cores: int) -> SparkSession:
+    """A quiet session on loopback."""
+    from pyspark.sql import SparkSession
+
+    from pyspark_mqtt_nats.java import ensure
+
+    ensure()
+    roots = [str(ROOT / name) for name in ("", "streams", "spark")]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*roots, os.environ.get("PYTHONPATH", "")])
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master(f"local[{cores}]").config("spark.ui.enabled", "false")
+    builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+    found = builder.getOrCreate()
+    found.sparkContext.setLogLevel("ERROR")
+    return found
+
+
+def timed(frame: DataFrame, rows: int) -> float:
+    """Rows per second of reading all of it."""
+    began = time.perf_counter()
+    frame.write.format("noop").mode("overwrite").save()
+    return rows / (time.perf_counter() - began)
+
+
+def fetch(url: str) -> float:
+    """Messages per second of a loop over ``fetch`` of nats-py."""
+
+    async def loop() -> float:
+        import nats
+        from nats.js.api import AckPolicy, ConsumerConfig
+
+        client = await nats.connect(url)
+        js = client.jetstream()
+        config = ConsumerConfig(ack_policy=AckPolicy.NONE)
+        found = await js.pull_subscribe("", stream="$MQTT_msgs", config=config)
+        began = time.perf_counter()
+        count = 0
+        while count < FETCH:
+            for message in await found.fetch(1000, 5):
+                count += 1 if message.metadata.sequence.stream and message.headers else 0
+        rate = count / (time.perf_counter() - began)
+        await client.close()
+        return rate
+
+    return asyncio.run(loop())
+
+
+class Memory(threading.Thread):
+    """The largest resident memory of the Python workers while something runs."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.seen: list[int] = []
+        self._done = threading.Event()
+
+    def run(self) -> None:
+        """Look five times a second."""
+        while not self._done.wait(0.2):
+            workers = [pid for pid in proc.tree(os.getpid()) if "pyspark" in _command(pid)]
+            if workers:
+                self.seen.append(max(_resident(pid) for pid in workers))
+
+    def __enter__(self) -> Memory:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self.join()
+
+
+def _command(pid: int) -> str:
+    try:
+        text = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+    return text if "java" not in text.split(" ")[0] else ""
+
+
+def _resident(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def measure(url: str, options: argparse.Namespace, directory: Path) -> dict[str, list[float]]:
+    """Every figure of every round."""
+    spark = session(options.cores)
+    rows = options.messages
+
+    def stored(columns: str) -> DataFrame:
+        read = spark.read.format("mqtt_nats").option("servers", url).option("numPartitions", options.cores)
+        return (read.schema(FOUR_DDL) if columns == FOUR else read).load()
+
+    parquet = str(directory / "parquet")
+    stored(ALL).write.parquet(parquet)
+    names = [field.partition(" ")[0] for field in FOUR_DDL.split(", ")]
+    found: dict[str, list[float]] = {}
+
+    def note(name: str, value: float) -> None:
+        found.setdefault(name, []).append(value)
+        print(f"  {name}: {value:,.0f}", file=sys.stderr)
+
+    for number in range(options.rounds):
+        print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
+        for columns in (ALL, FOUR):
+            with Memory() as memory:
+                note(f"Spark, stored messages, {columns}", timed(stored(columns), rows))
+            half = len(memory.seen) // 2
+            if half:
+                note(f"MiB of a reader, first half, {columns}", max(memory.seen[:half]) / 2**20)
+                note(f"MiB of a reader, second half, {columns}", max(memory.seen[half:]) / 2**20)
+            frame = spark.read.parquet(parquet)
+            note(f"Spark, Parquet, {columns}", timed(frame.select(*names) if columns == FOUR else frame, rows))
+        note("nats-py, fetch loop", fetch(url))
+    count = stored(ALL).count()
+    if count != rows:
+        raise SystemExit(f"{count} rows were read of {rows}")
+    spark.stop()
+    return found
+
+
+def table(found: dict[str, list[float]]) -> str:
+    """The medians with their spread, and the ratios that matter."""
+    middle = {name: statistics.median(values) for name, values in found.items()}
+    lines = ["| what | median per second | lowest | highest |", "|---|---|---|---|"]
+    for name, values in found.items():
+        lines.append(f"| {name} | {middle[name]:,.0f} | {min(values):,.0f} | {max(values):,.0f} |")
+    lines += ["", "| ratio | |", "|---|---|"]
+    for columns in (ALL, FOUR):
+        ratio = middle[f"Spark, stored messages, {columns}"] / middle[f"Spark, Parquet, {columns}"]
+        lines.append(f"| stored messages / Parquet, {columns} | {ratio:.2f} |")
+    ratio = middle[f"Spark, stored messages, {ALL}"] / middle["nats-py, fetch loop"]
+    lines.append(f"| stored messages, {ALL} / nats-py | {ratio:.1f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--messages", type=int, default=1_000_000, help="stored messages (%(default)s)")
+    parser.add_argument("--payload", type=int, default=128, help="bytes (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="the table has medians (%(default)s)")
+    parser.add_argument("--cores", type=int, default=os.cpu_count() or 2, help="tasks at a time (%(default)s)")
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-spark-")))
+        url = stack.enter_context(peers.nats_server())
+        began = time.perf_counter()
+        fill(url, options.messages, options.payload)
+        print(f"{options.messages:,} messages stored in {time.perf_counter() - began:.0f} s", file=sys.stderr)
+        print(table(measure(url, options, directory)))
+
+
+if __name__ == "__main__":
+    main()
