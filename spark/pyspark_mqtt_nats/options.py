@@ -27,15 +27,15 @@ _NO_PATHS: Final = "there are no paths: give MQTT topic filters in the option `t
 
 
 class Option(NamedTuple):
-    """One option as users know it; `default` as text, "" for none."""
+    """One option as users know it; `default` as the documentation shows it."""
 
     name: str
     default: str
     use: Use
     doc: str
-    secret: bool
     attribute: str
     parse: Callable[[str], Any]
+    secret: bool
 
 
 def _option(
@@ -48,8 +48,13 @@ def _option(
     use: Use = "all",
     secret: bool = False,
 ) -> Any:
-    """A field of Options. `default`: as a user would write it; `shown`: instead, where it depends on something."""
-    info = {"name": name, "parse": parse, "doc": doc, "default": shown or default, "use": use, "secret": secret}
+    """A field of Options.
+
+    `default`: as a user would write it; `shown`: instead of it, where it depends on something. `secret`: never shown,
+    also not what is wrong with it.
+    """
+    info: dict[str, Any] = {"name": name, "parse": parse, "doc": doc, "use": use, "secret": secret}
+    info["default"] = shown or (f"`{default}`" if default else "–")
     return field(default=parse(default) if default else None, metadata=info, repr=not secret)
 
 
@@ -108,7 +113,7 @@ class Options:
         "apiPrefix",
         values.tokens,
         "Prefix of the JetStream API, where the account imports it under another subject",
-        shown="$JS.API",
+        shown="`$JS.API`",
     )
     inbox_prefix: str = _option(
         "inboxPrefix",
@@ -151,7 +156,7 @@ class Options:
         "startingOffsets",
         values.one_of("earliest", "latest"),
         "Start with the oldest message, or with what comes from now on (streaming only)",
-        shown="earliest; streaming: latest",
+        shown="`earliest`, streaming `latest`",
         use="read",
     )
     ending_sequence: int | None = _option(
@@ -336,9 +341,7 @@ def _table() -> Iterator[Option]:
     for item in fields(Options):
         if item.metadata:
             info = item.metadata
-            yield Option(
-                info["name"], info["default"], info["use"], info["doc"], info["secret"], item.name, info["parse"]
-            )
+            yield Option(attribute=item.name, **info)
 
 
 OPTIONS: Final = tuple(_table())
@@ -361,7 +364,8 @@ def _parse(option: Option, value: str) -> Any:
     try:
         return option.parse(value)
     except ValueError as error:
-        shown = "" if option.secret or option.name == "servers" else f" = {value[:80]!r}"
+        hidden = option.secret or (option.name == "servers" and "@" in value)
+        shown = "" if hidden else f" = {value[:80]!r}"
         raise OptionError(f"{option.name}{shown}: {error}", option.name) from None
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import orjson
 
@@ -14,13 +14,12 @@ from mqtt_streams.stored import rfc3339, time_ns
 from mqtt_streams.subjects import filter_to_subjects
 from pyspark_mqtt_nats.nats.access import Credentials, Server, check_seed, parse_credentials, parse_server
 
-T = TypeVar("T")
-
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SIZE: Final = re.compile(r"([0-9]{1,18})\s*(?:([kmgt])(?:i?b)?|b)?")
 _TIME: Final = re.compile(
     r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?\s*(Z|z|[+-]\d\d:?\d\d)?)?", re.ASCII
 )
+_SEED: Final = re.compile(r"S[A-Z2-7]{57}")
 _MAX_FILE: Final = 1 << 20
 """Largest file of keys or certificates: system bundles are about 0.25 MiB."""
 
@@ -194,17 +193,16 @@ def mqtt_topic(value: str) -> str:
 
 def credentials(value: str) -> Credentials:
     """What a credentials file holds: the file is named, or its text is given."""
-    return parse_credentials(value if "-----BEGIN" in value else _file(value))
+    return parse_credentials(_text_or_file(value))
 
 
 def seed(value: str) -> str:
-    """A user's nkey seed: itself, or a file with it."""
+    """A user's nkey seed: itself, or a file with it, maybe among comments."""
     bare = value.strip()
-    if len(bare) == 58 and bare.isascii() and bare.isalnum() and bare.isupper():
+    if _SEED.fullmatch(bare):
         return check_seed(bare)
-    # As nkey tools write it: maybe with comments around.
-    lines = [line.strip() for line in _file(value).splitlines()]
-    found = [line for line in lines if line.startswith("S") and len(line) == 58]
+    # What is no seed may be one with a slip: it is not repeated.
+    found = [line for line in _file(value, "the file").split() if _SEED.fullmatch(line)]
     if len(found) != 1:
         raise ValueError("the file has no seed of an nkey")
     return check_seed(found[0])
@@ -214,7 +212,7 @@ def pem(kind: str) -> Callable[[str], str]:
     """PEM text that has a `kind` (CERTIFICATE, PRIVATE KEY): the file is named, or its text is given."""
 
     def parse(value: str) -> str:
-        found = value if "-----BEGIN" in value else _file(value)
+        found = _text_or_file(value)
         if not re.search(rf"-----BEGIN [A-Z ]*{kind}-----", found):
             raise ValueError(f"it has no {kind} in PEM format")
         return found
@@ -222,17 +220,23 @@ def pem(kind: str) -> Callable[[str], str]:
     return parse
 
 
-def _file(name: str) -> str:
+def _text_or_file(value: str) -> str:
+    return value if "-----BEGIN" in value else _file(value, f"the file {value[:200]!r}")
+
+
+def _file(name: str, shown: str) -> str:
+    """The text of a file, which is called `shown` where it is no use."""
     try:
         with Path(name).expanduser().open("rb") as file:
             data = file.read(_MAX_FILE + 1)
-        if len(data) > _MAX_FILE:
-            raise ValueError("the file is larger than 1 MiB")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{shown} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(data) > _MAX_FILE:
+        raise ValueError(f"{shown} is larger than 1 MiB")
+    try:
         return data.decode()
     except UnicodeDecodeError:
-        raise ValueError("the file is not text") from None
-    except OSError as error:
-        raise ValueError(f"the file cannot be read: {error.strerror}") from None
+        raise ValueError(f"{shown} is not text") from None
 
 
 def _json(value: str) -> Any:

@@ -117,7 +117,7 @@ class _Attempt:
         if not offered:
             raise _refused(self.server, "it offers no TLS; use nats:// and no options for TLS")
         if self.info.get("tls_verify") and access.tls_cert is None:
-            raise _refused(self.server, "it wants a client certificate; set tlsCert and tlsKey", "tlsCert")
+            raise _refused(self.server, "it wants a client certificate", "tlsCert")
         wire = self._secure(plain)
         return wire, self._introduce(wire, secured=False)
 

@@ -18,9 +18,17 @@ from pyspark_mqtt_nats.nats.connection import Connection
 
 CONSUMER_NOT_FOUND: Final = 10014
 STREAM_NOT_FOUND: Final = 10059
-_NOT_ENABLED: Final = (10039, 10076)
+NO_RESPONDERS: Final = 503
+"""Code of an ApiError when nobody listens."""
 
-_OPTIONS: Final = {STREAM_NOT_FOUND: "stream", 10039: "user", 10076: "servers", 10138: "topics", 10136: "topics"}
+_OPTIONS: Final = {
+    10008: "servers",
+    10009: "servers",
+    10039: "user",
+    10076: "servers",
+    10136: "topics",
+    10138: "topics",
+}
 """Option to change, by JetStream's error number; `stream` for all others."""
 
 
@@ -37,7 +45,9 @@ def api(connection: Connection, verb: str, body: dict[str, Any] | None = None) -
     except wire.ApiError as error:
         raise _refused(verb, error) from None
     except ApiError as error:
-        raise _no_responders(connection, subject, error) from None
+        if error.code != NO_RESPONDERS:
+            raise
+        raise _no_responders(connection, subject) from None
 
 
 def _refused(verb: str, error: wire.ApiError) -> ApiError:
@@ -49,13 +59,13 @@ def _refused(verb: str, error: wire.ApiError) -> ApiError:
     return ApiError(f"{what} (option {option})", option, error.code, error.err_code, error.description)
 
 
-def _no_responders(connection: Connection, subject: str, error: ApiError) -> ApiError:
+def _no_responders(connection: Connection, subject: str) -> ApiError:
     prefix = connection.access.api_prefix
     if prefix == "$JS.API":
-        text = f"no JetStream on {connection.server}: enable it there, or change servers, or set jsDomain"
-        return ApiError(text, "servers", error.code)
+        text = f"no JetStream on {connection.server}: enable it there, or give its jsDomain (option servers)"
+        return ApiError(text, "servers", NO_RESPONDERS)
     option = "jsDomain" if prefix.startswith("$JS.") else "apiPrefix"
-    return ApiError(f"nobody answers on {subject}; change {option}", option, error.code)
+    return ApiError(f"nobody answers on {subject} (option {option})", option, NO_RESPONDERS)
 
 
 def stream_info(connection: Connection, stream: str, **body: Any) -> dict[str, Any]:
@@ -97,8 +107,10 @@ def direct_get(connection: Connection, stream: str, **which: Any) -> StoredMessa
     try:
         reply = connection.request(subject, orjson.dumps(which), timeout=connection.access.request_timeout)
     except ApiError as error:
+        if error.code != NO_RESPONDERS:
+            raise
         text = f"stream {stream} allows no direct get, or is not there (option stream)"
-        raise ApiError(text, "stream", error.code) from None
+        raise ApiError(text, "stream", NO_RESPONDERS) from None
     message = message_of_direct(reply)
     if message is None and headers.status(reply.headers) != 404:
         line = reply.headers[9:].partition(b"\r")[0].decode(errors="replace")

@@ -44,21 +44,21 @@ def _load_chain(made: ssl.SSLContext, certificate: str, key: str) -> None:
         os.unlink(name)
 
 
-def explain(error: OSError, access: Access) -> tuple[str, str]:
+def explain(error: ssl.SSLError, access: Access) -> tuple[str, str]:
     """What a failed handshake means, as (text, option to change)."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _NAME:
-            return "the certificate is for another name; set tlsHostname to the name that it is for", "tlsHostname"
+            return "its certificate is for another name", "tlsHostname"
         if error.verify_code in _TIME:
-            return f"the certificate cannot be used now ({error.verify_message}); renew it on the server", "servers"
-        return f"the certificate is not trusted ({error.verify_message}); set tlsCa to its authority", "tlsCa"
-    reason = str(getattr(error, "reason", None) or "").lower().replace("_", " ")
-    if "certificate required" in reason or "bad certificate" in reason or "handshake failure" in reason:
-        return "the server wants a client certificate; set tlsCert and tlsKey", "tlsCert"
-    if "unknown ca" in reason or "certificate unknown" in reason or "certificate expired" in reason:
-        return f"the server does not accept the client certificate ({reason}); set another tlsCert", "tlsCert"
-    if "wrong version" in reason or "packet length" in reason or "record layer" in reason:
+            return f"{error.verify_message}: it has to be renewed there", "servers"
+        return f"its certificate is not trusted, {error.verify_message}", "tlsCa"
+    reason = (error.reason or "").lower().replace("_", " ")
+    if access.tls_cert is None and any(words in reason for words in ("certificate required", "bad certificate")):
+        return "it wants a client certificate", "tlsCert"
+    if "alert" in reason and any(words in reason for words in ("certificate", "unknown ca")):
+        return f"it does not accept the client certificate, {reason}", "tlsCert"
+    if any(words in reason for words in ("wrong version", "packet length", "record layer")):
         if access.tls_first:
-            return "the server does not begin with TLS; leave out tlsFirst", "tlsFirst"
-        return "the server does not speak TLS; use nats:// in servers", "servers"
-    return f"TLS failed ({reason or error.strerror or 'connection closed'})", "servers"
+            return "it does not begin with TLS", "tlsFirst"
+        return "it does not speak TLS", "servers"
+    return f"TLS failed, {reason or 'the connection was closed'}", "servers"
