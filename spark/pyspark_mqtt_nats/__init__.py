@@ -1,2 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Apache Spark on the messages that MQTT clients have published. Nothing public yet."""
+"""Apache Spark on the messages that MQTT clients have published.
+
+Spark finds this package by its name: `spark.read.format("mqtt_nats")` needs no registration. It imports the package in
+each of its Python workers, so nothing is imported here until it is asked for.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark_mqtt_nats.source import MqttNatsSource as DefaultSource
+
+__all__ = ["DefaultSource"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "DefaultSource":
+        from pyspark_mqtt_nats.source import MqttNatsSource
+
+        return MqttNatsSource
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Filters of a query as topic filters and as a range of the stream.
+
+What is read is never less than what the filters leave, and Spark applies them to it: so they need not be exact here.
+Only one exception: a NATS client may use subjects such as `a/b` whose topic, `ab`, has another subject; a filter on the
+topic does not find these.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Final, Self
+
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+    StringStartsWith,
+)
+
+from pyspark_mqtt_nats import values
+from pyspark_mqtt_nats.nats.connection import Connection
+from pyspark_mqtt_nats.options import Options
+from pyspark_mqtt_nats.reading.ranges import Snapshot, sequence_at
+from pyspark_mqtt_nats.topics import intersections
+
+TOPICS_MOST: Final = 64
+"""Topics of an IN list that NATS is asked for one by one; longer ones are left to Spark."""
+
+_NEVER_NULL: Final = ("sequence", "timestamp", "topic", "topic_levels", "subject", "payload")
+
+_MARGIN_NS: Final = 10_000_000_000
+"""Times of the store go back when another server with another clock becomes leader: so much is read besides."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+_COMPARED: Final = (EqualTo, EqualNullSafe, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual)
+
+
+@dataclasses.dataclass
+class Wanted:
+    """What filters leave: topics that one filter of each tuple matches, and bounds that are part of the range."""
+
+    left: list[Filter] = dataclasses.field(default_factory=list)
+    """What Spark has to evaluate."""
+    topics: list[tuple[str, ...]] = dataclasses.field(default_factory=list)
+    first: int | None = None
+    last: int | None = None
+    since: int | None = None
+    until: int | None = None
+    """Times in nanoseconds since 1970."""
+
+    @classmethod
+    def of(cls, filters: Iterable[Filter]) -> Self:
+        """Take in filters, all of which hold."""
+        found = cls()
+        for item in filters:
+            attribute: tuple[str, ...] = getattr(item, "attribute", ())
+            column = attribute[0] if len(attribute) == 1 else ""
+            if isinstance(item, IsNotNull) and column in _NEVER_NULL:
+                continue
+            found.left.append(item)
+            if column == "topic":
+                found._take_topic(item)
+            elif column in ("sequence", "timestamp"):
+                found._take_bound(column, item)
+        return found
+
+    def _take_topic(self, item: Filter) -> None:
+        if isinstance(item, (EqualTo, EqualNullSafe)):
+            topics = [item.value]
+        elif isinstance(item, In):
+            topics = [topic for topic in item.value if topic is not None]
+        elif isinstance(item, StringStartsWith) and "/" in item.value:
+            topics = [item.value.rpartition("/")[0] + "/#"]
+        else:
+            return
+        if len(topics) <= TOPICS_MOST and all(map(_is_filter, topics)):
+            self.topics.append(tuple(topics))
+
+    def _take_bound(self, column: str, item: Filter) -> None:
+        given = item.value if isinstance(item, In) else [item.value] if isinstance(item, _COMPARED) else []
+        number_of = _nanoseconds if column == "timestamp" else _whole
+        known = [value for value in given if value is not None]
+        numbers = [number for value in known if (number := number_of(value)) is not None]
+        if not numbers or len(numbers) < len(known):
+            return
+        least, most = min(numbers), max(numbers)
+        above = not isinstance(item, (LessThan, LessThanOrEqual))
+        below = not isinstance(item, (GreaterThan, GreaterThanOrEqual))
+        if column == "sequence":
+            if above:
+                self.first = least if self.first is None else max(least, self.first)
+            if below:
+                self.last = most if self.last is None else min(most, self.last)
+        else:
+            if above:
+                self.since = least if self.since is None else max(least, self.since)
+            if below:
+                self.until = most if self.until is None else min(most, self.until)
+
+    def filters(self, filters: Iterable[str]) -> tuple[str, ...]:
+        """What is left of topic filters, () for nothing."""
+        found = tuple(filters)
+        for topics in self.topics:
+            found = intersections(found, topics)
+        return found
+
+    def narrow(self, options: Options, snapshot: Snapshot) -> tuple[Options, Snapshot]:
+        """What is left of a read."""
+        filters = self.filters(options.filters)
+        start, end = snapshot.start, snapshot.end if filters else snapshot.start
+        if self.first is not None:
+            start = max(start, self.first)
+        if self.last is not None:
+            end = min(end, self.last + 1)
+        if start < end and not (self.since is None and self.until is None):
+            with Connection(options.access) as connection:
+                if self.since is not None:
+                    start = max(start, sequence_at(connection, snapshot, self.since - _MARGIN_NS))
+                if self.until is not None:
+                    end = min(end, sequence_at(connection, snapshot, self.until + _MARGIN_NS))
+        start = min(start, snapshot.end)
+        narrowed = dataclasses.replace(snapshot, start=start, end=max(start, end))
+        return (dataclasses.replace(options, filters=filters) if filters else options), narrowed
+
+
+def _is_filter(text: str) -> bool:
+    """Whether this is a topic, or all below one, that NATS can be asked for."""
+    if "+" in text or "#" in text.removesuffix("/#"):
+        return False
+    try:
+        values.check_filter(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _nanoseconds(moment: object) -> int | None:
+    """Since 1970; None for what is no moment."""
+    if not isinstance(moment, datetime):
+        return None
+    since = moment.astimezone(UTC) - _EPOCH
+    return (since.days * 86_400_000_000 + since.seconds * 1_000_000 + since.microseconds) * 1000

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The retained messages as a table: one row per topic, as it is while it is being read.
+
+NATS keeps only the last message of a topic, so what was retained when the DataFrame was made may be gone: nothing can
+be pinned. A topic that is retained anew moves to the end of the stream, maybe past the reader. So the reader goes on
+to what has become the end, and then asks for the topics that it has still not met, one by one. That takes one task
+which knows all topics.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+
+from pyspark_mqtt_nats.hints import Projection
+from pyspark_mqtt_nats.nats.connection import Connection
+from pyspark_mqtt_nats.nats.jetstream import get_message, stream_info
+from pyspark_mqtt_nats.options import Options
+from pyspark_mqtt_nats.pushdown import Wanted
+from pyspark_mqtt_nats.reading.batches import Batches
+from pyspark_mqtt_nats.reading.ranges import Range, Snapshot, bounds
+from pyspark_mqtt_nats.reading.read import read_range
+from pyspark_mqtt_nats.reading.selection import visible
+
+ROUNDS: Final = 4
+"""How often the reader goes after the end of the stream before it asks for single topics."""
+
+
+class Everything(InputPartition):
+    """The only partition."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+
+class Reader(DataSourceReader):
+    """Reads the retained message of each topic."""
+
+    def __init__(self, options: Options, snapshot: Snapshot, projection: Projection) -> None:
+        self.options = options
+        self.snapshot = snapshot
+        self.projection = projection
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One."""
+        return [Everything()]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Record batches, each topic once."""
+        names = self.projection.stored
+        added = () if "subject" in names else ("subject",)
+        batches = _rows(self.options, self.snapshot, (*names, *added))
+        yield from self.projection.apply(batch.select(names) for batch in batches)
+
+
+class FilteringReader(Reader):
+    """Reads only the topics that filters of the query leave."""
+
+    def pushFilters(self, filters: list[Filter]) -> list[Filter]:
+        """Narrow down the topics; Spark applies all filters but those that always hold itself."""
+        wanted = Wanted.of(filters)
+        found = wanted.filters(self.options.filters)
+        if found:
+            self.options = replace(self.options, filters=found)
+        return wanted.left
+
+
+def _rows(options: Options, snapshot: Snapshot, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+    """Batches with the column `subject`, in which no subject comes twice."""
+    met: set[str] = set()
+    with Connection(options.access) as connection:
+        start, end = snapshot.start, _end(options, connection)
+        for _ in range(ROUNDS):
+            part = replace(snapshot, start=start, end=end)
+            for batch in read_range(options, part, Range(start, end), columns):
+                yield _unmet(batch, met)
+            start, end = end, _end(options, connection)
+            if start == end:
+                return
+        shown = visible(options.subjects, options.subject_prefix)
+        left = [subject for subject in _subjects(options, connection) - met if shown is None or shown(subject)]
+        batches = Batches(columns, options.subject_prefix, retained=True)
+        for at in range(0, len(left), options.batch_size):
+            found = [
+                message
+                for subject in left[at : at + options.batch_size]
+                if (message := get_message(connection, options.stream, last_by_subj=options.subject_prefix + subject))
+            ]
+            yield batches.batch(
+                pa.array([message.seq for message in found], pa.int64()),
+                pa.array([message.time_ns for message in found], pa.int64()),
+                [message.subject.encode() for message in found],
+                [message.headers for message in found],
+                [message.payload for message in found],
+            )
+
+
+def _end(options: Options, connection: Connection) -> int:
+    return bounds(stream_info(connection, options.stream))[1] + 1
+
+
+def _unmet(batch: pa.RecordBatch, met: set[str]) -> pa.RecordBatch:
+    """The rows whose subjects have not been met, which then have been."""
+    subjects = batch.column("subject").to_pylist()
+    known = [subject in met for subject in subjects]
+    met.update(subjects)
+    return batch.filter(pa.array([not one for one in known], pa.bool_())) if any(known) else batch
+
+
+def _subjects(options: Options, connection: Connection) -> set[str]:
+    """All subjects that the stream has now and the topic filters match, without the prefix."""
+    found: set[str] = set()
+    for asked in options.subjects or (">",):
+        offset, total = 0, 1
+        while offset < total:
+            info = stream_info(connection, options.stream, subjects_filter=asked, offset=offset)
+            page = info["state"].get("subjects") or {}
+            found.update(subject.removeprefix(options.subject_prefix) for subject in page)
+            offset, total = offset + len(page), int(info.get("total", 0)) if page else 0
+    return found

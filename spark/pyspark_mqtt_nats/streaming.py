@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streaming reads: micro-batches of consecutive sequences.
+
+Offsets. `next` is the sequence that comes next, `first` the one that the query began with, `created` when the stream
+was made, which tells it from a later one of the same name. They are in Spark's checkpoint, as JSON. The offset before
+the first batch says nothing: Spark asks for it twice, and once more when the query stops before the end of its first
+batch, and each time the answer would be another one. What has been found out is in the end of the first batch.
+
+What is complete. Spark tells with `commit` only when the next batch is planned, so never of the last one. But it asks
+for the `latestOffset` after a start only when everything before that start is complete, also after a restart: there it
+is released.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, Self, TypeVar
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from pyspark_mqtt_nats import batch
+from pyspark_mqtt_nats.admission import Limits, admit
+from pyspark_mqtt_nats.errors import ConnectError, RequestTimeout, SourceError
+from pyspark_mqtt_nats.hints import Projection
+from pyspark_mqtt_nats.nats.connection import Connection
+from pyspark_mqtt_nats.options import Options
+from pyspark_mqtt_nats.reading.ranges import Snapshot, loss, snapshot
+from pyspark_mqtt_nats.release import release
+
+
+class Offset(NamedTuple):
+    """A place in a stream; see above."""
+
+    created: str
+    first: int
+    next: int
+
+    @classmethod
+    def of(cls, found: dict[str, Any]) -> Self:
+        """Read what a checkpoint has."""
+        try:
+            return cls(str(found["created"]), int(found["first"]), int(found["next"]))
+        except (KeyError, TypeError, ValueError):
+            text = f"the checkpoint (option checkpointLocation) is not one of this source: {found!r}"[:300]
+            raise SourceError(text, "checkpointLocation") from None
+
+    @property
+    def known(self) -> bool:
+        """Whether it says where the query is."""
+        return bool(self.created)
+
+
+BEGINNING: Final = Offset("", 0, 0)
+_STARTS: Final = ("starting_sequence", "starting_timestamp", "starting_offsets")
+
+T = TypeVar("T")
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans micro-batches on the driver, in a process of its own, and reads their parts in tasks."""
+
+    def __init__(self, options: Options, projection: Projection) -> None:
+        self.options = options
+        self.projection = projection
+        self._anywhere = replace(options, starting_sequence=None, starting_timestamp=None, starting_offsets=None)
+        self._connection: Connection | None = None
+        self._target: int | None = None
+        self._last = BEGINNING
+
+    # -- where to begin and to end ----------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:
+        """The offset before the first batch."""
+        return BEGINNING._asdict()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """What `maxMessagesPerTrigger` or `maxBytesPerTrigger` say; when both are given both count."""
+        if self.options.max_messages is not None:
+            return ReadMaxRows(self.options.max_messages)
+        return ReadAllAvailable() if self.options.max_bytes is None else ReadMaxBytes(self.options.max_bytes)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Pin the end of this run."""
+        self._target = self._ask(self._look).last + 1
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Where the batch that begins at `start` ends; `start` itself when there is nothing to read."""
+        begin = Offset.of(start)
+        limits = Limits()
+        if not isinstance(limit, ReadAllAvailable):
+            limits = Limits(self.options.max_messages, self.options.max_bytes)
+        end = self._ask(lambda connection: self._offer(connection, begin, limits))
+        return start if end == begin else end._asdict()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The end of the stream, as it was seen last, for the progress of the query."""
+        return self._last._asdict() if self._last.known else None
+
+    def _offer(self, connection: Connection, start: Offset, limits: Limits) -> Offset:
+        found = self._look(connection)
+        begin = self._begin(connection, start, found)
+        if begin == start:
+            release(connection, found, begin.next)
+        end = found.last + 1
+        self._last = Offset(found.created, begin.first, end)
+        if self._target is not None:
+            end = min(end, self._target)
+        if begin.next >= end:
+            return begin
+        return begin._replace(next=admit(connection, self.options, found.between(begin.next, end), limits))
+
+    def _begin(self, connection: Connection, start: Offset, found: Snapshot) -> Offset:
+        """Where to go on: at `start`, unless that is not known yet, or not any more."""
+        if not start.known:
+            options = self.options
+            if not any(name in options.given for name in _STARTS):
+                options = replace(options, starting_offsets="latest")
+            begin = snapshot(options, connection).start
+            return Offset(found.created, begin, begin)
+        name = found.stream
+        if start.created != found.created:
+            text = f"the checkpoint is of a stream made at {start.created}, stream {name} was made at {found.created}"
+        elif start.next > found.last + 1:
+            text = f"stream {name} ends with {found.last}, the checkpoint is at {start.next}: it was restored or purged"
+        else:
+            return start
+        loss(self.options, f"{text}; give a new checkpointLocation, or", max(0, found.first - 1))
+        return Offset(found.created, found.first, found.first)
+
+    def _look(self, connection: Connection) -> Snapshot:
+        """The stream as it is now; the starting options mean nothing here."""
+        return snapshot(self._anywhere, connection)
+
+    def _ask(self, question: Callable[[Connection], T]) -> T:
+        """The answer to a question, on a connection that is kept; a new one when the old one was lost meanwhile."""
+        if self._connection is not None:
+            try:
+                return question(self._connection)
+            except (ConnectError, RequestTimeout):
+                self.stop()
+        self._connection = Connection(self.options.access)
+        return question(self._connection)
+
+    # -- batches ----------------------------------------------------------------------------------
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """What the tasks of a batch read; also of one that was planned before the query was started again."""
+        begin, until = Offset.of(start), Offset.of(end)
+        first = begin.next
+        if begin.created != until.created or not until.first <= first <= until.next:
+            first = until.first
+        if first == until.next:
+            return []
+        found = self._ask(self._look)
+        if found.created != until.created:
+            text = (
+                f"the batch was planned of a stream made at {until.created}, {found.stream} was made at {found.created}"
+            )
+            loss(self.options, text, until.next - first)
+            return []
+        # As with a batch read: what was the oldest message may grow too old while it is being read.
+        floating = not begin.known and self.options.starting_sequence is None
+        return batch.parts(self.options, replace(found, start=first, end=until.next, floating=floating))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Record batches of one range."""
+        return batch.read(self.options, self.projection, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing: see above."""
+
+    def stop(self) -> None:
+        """End the connection."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
