@@ -21,7 +21,8 @@ from anyio.abc import TaskStatus
 from mqtt_nats import __version__
 from mqtt_nats.config import ENV_PREFIX, Settings, env_name, flag_name, is_secret
 from mqtt_nats.embedded import run_server
-from mqtt_nats.errors import StartupError
+from mqtt_nats.errors import StartupError, first_error
+from mqtt_nats.workers import supervise
 
 
 def _setting_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -126,9 +127,7 @@ def main() -> None:
         error = group
     # Not from within the clause: Python 3.11.2, Debian's, would wrap SystemExit in a group.
     if error is not None:
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        click.echo(f"mqtt-nats: {error}", err=True)
+        click.echo(f"mqtt-nats: {first_error(error)}", err=True)
         sys.exit(1)
 
 
@@ -160,7 +159,10 @@ async def run(settings: Settings) -> None:
         await group.start(stop_on_signal)
         with starting:
             async with _with_server(settings) as settings:
-                await serve_gateway(settings, on_ready=on_ready, stop=stop)
+                if settings.workers > 1:
+                    await supervise(settings, on_ready=on_ready, stop=stop)
+                else:
+                    await serve_gateway(settings, on_ready=on_ready, stop=stop)
         group.cancel_scope.cancel()
 
 

@@ -90,6 +90,12 @@ class Settings(BaseSettings):
     listen: Annotated[str, BeforeValidator(_check_address)] = Field(
         default="127.0.0.1:1883", description="Address for MQTT over TCP, HOST:PORT; port 0 takes a free one."
     )
+    workers: int = Field(
+        default=1,
+        ge=1,
+        le=256,
+        description="Gateway processes that share the address; one that dies is started again.",
+    )
     nats: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_urls)] = Field(
         default=("nats://127.0.0.1:4222",),
         min_length=1,

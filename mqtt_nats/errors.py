@@ -8,3 +8,10 @@ class StartupError(Exception):
     ``str()`` is one line that says what is wrong and what to do. The command line prints it and
     exits with status 1.
     """
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The first of a group of errors, and of a group within it; else the error itself."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -18,5 +18,7 @@ async def listen(
         OSError: the address is not to be had.
     """
     host, port = parse_address(settings.listen)
-    server = await asyncio.get_running_loop().create_server(factory, host, port, backlog=settings.backlog)
+    server = await asyncio.get_running_loop().create_server(
+        factory, host, port, backlog=settings.backlog, reuse_port=settings.workers > 1 or None
+    )
     return server, [socket.getsockname()[:2] for socket in server.sockets]

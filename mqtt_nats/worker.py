@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m mqtt_nats.worker``: one gateway of several, started by :mod:`mqtt_nats.workers`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+
+import anyio
+from anyio.abc import TaskStatus
+
+from mqtt_nats.config import Settings
+from mqtt_nats.errors import StartupError, first_error
+from mqtt_nats.workers import FAILED, READY
+
+
+async def run(settings: Settings) -> None:
+    """Serve until SIGTERM, or until the supervisor is gone."""
+    from mqtt_nats.gateway import serve
+
+    stop = anyio.Event()
+
+    def say_ready(addresses: list[tuple[str, int]]) -> None:
+        print(READY, flush=True)
+
+    async def stop_on_signal(*, task_status: TaskStatus[None]) -> None:
+        with anyio.open_signal_receiver(signal.SIGTERM) as signals:
+            task_status.started()
+            async for _ in signals:
+                stop.set()
+
+    async def stop_when_alone() -> None:
+        await anyio.wait_readable(sys.stdin)  # the supervisor writes nothing more: this is its end
+        if stop.is_set():
+            os._exit(1)
+        stop.set()
+
+    async with anyio.create_task_group() as group:
+        await group.start(stop_on_signal)
+        group.start_soon(stop_when_alone)
+        await serve(settings, on_ready=say_ready, stop=stop)
+        group.cancel_scope.cancel()
+
+
+def main() -> int:
+    """Read the settings, serve; the exit status."""
+    given = json.loads(sys.stdin.readline())
+    settings = Settings(**given["settings"])
+    logging.basicConfig(
+        level=settings.log_level.upper(),
+        format=f"%(asctime)s %(levelname)s %(name)s [{given['number']}]: %(message)s",
+        stream=sys.stderr,
+    )
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    failure: BaseException | None = None
+    try:
+        anyio.run(run, settings, backend="asyncio", backend_options={"use_uvloop": True})
+    except* StartupError as group:
+        failure = first_error(group)
+    if failure is not None:
+        print(f"{FAILED} {failure}", flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

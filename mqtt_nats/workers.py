@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several gateways on one port: a supervisor starts them, starts the dead ones again, and passes signals on.
+
+The workers share the port by SO_REUSEPORT: the kernel deals new connections out. Each is a gateway of its own, with
+its own connections to NATS and its own lease; what one leaves behind when it dies, another takes over, as between
+machines. A worker gets its settings, secrets among them, on its standard input, and lives while that is open: it
+ends in good order when the supervisor is gone, and at once when it was ending already. On its standard output it
+says that it is ready, or why it is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+from pydantic import SecretStr
+
+from mqtt_nats.config import Settings, parse_address
+from mqtt_nats.errors import StartupError
+
+log = logging.getLogger("mqtt_nats.workers")
+
+READY: Final = "ready"
+FAILED: Final = "failed"
+
+ENDING: Final = 15.0
+"""Seconds in which a worker has to end after SIGTERM; it takes ten of them at most."""
+
+AGAIN_FIRST: Final = 0.1
+AGAIN_MOST: Final = 10.0
+"""Seconds before a worker is started again; twice as long each time, until one has lived for `STEADY` seconds."""
+
+STEADY: Final = 10.0
+
+
+async def supervise(
+    settings: Settings, *, on_ready: Callable[[list[tuple[str, int]]], None], stop: anyio.Event
+) -> None:
+    """Run ``settings.workers`` gateways until ``stop`` is set.
+
+    Args:
+        on_ready: called once with the address, when all of them serve clients.
+
+    Raises:
+        StartupError: one of them cannot start, the first time.
+    """
+    settings, held = reserve(settings)
+    try:
+        workers = [Worker(number, settings) for number in range(1, settings.workers + 1)]
+        try:
+            async with asyncio.TaskGroup() as starting:
+                for worker in workers:
+                    starting.create_task(worker.start())
+            on_ready([settings.listen_address])
+            async with asyncio.TaskGroup() as tasks:
+                keepers = [tasks.create_task(worker.keep()) for worker in workers]
+                await stop.wait()
+                for keeper in keepers:
+                    keeper.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await asyncio.gather(*(worker.end() for worker in workers))
+    finally:
+        held.close()
+
+
+def reserve(settings: Settings) -> tuple[Settings, socket.socket]:
+    """The settings with a port that all workers can share, and the socket that keeps it.
+
+    Raises:
+        StartupError: somebody else has the address.
+    """
+    host, port = parse_address(settings.listen)
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:  # shares with nobody, so it sees who is there
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            port = probe.getsockname()[1]
+            probe.listen(1)
+        held = socket.socket(family, kind)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind((address[0], port))
+    except OSError as error:
+        raise StartupError(
+            f"cannot listen on {settings.listen}: {error.strerror or error}; "
+            "stop what listens there or choose another address with --listen"
+        ) from None
+    name = f"[{host}]" if ":" in host else host
+    return settings.model_copy(update={"listen": f"{name}:{port}"}), held
+
+
+class Worker:
+    """One gateway process, started again when it dies."""
+
+    def __init__(self, number: int, settings: Settings) -> None:
+        self.number = number
+        self._values = json.dumps({"number": number, "settings": dump(settings)})
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Start it and wait until it serves clients.
+
+        Raises:
+            StartupError: it does not.
+        """
+        process = self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "mqtt_nats.worker",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C in the terminal is for the supervisor
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(self._values.encode() + b"\n")
+            await process.stdin.drain()
+            line = (await process.stdout.readline()).decode().rstrip("\n")
+        except (BrokenPipeError, ConnectionResetError):
+            line = ""
+        word, _, text = line.partition(" ")
+        if word != READY:
+            code = await process.wait()
+            raise StartupError(text or f"worker {self.number} ended with status {code} before it was ready")
+
+    async def keep(self) -> None:
+        """Start it again whenever it ends, until cancelled."""
+        wait = AGAIN_FIRST
+        now = asyncio.get_running_loop().time
+        while True:
+            process = self._process
+            assert process is not None
+            since = now()
+            code = await process.wait()
+            if now() - since > STEADY:
+                wait = AGAIN_FIRST
+            how = f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
+            log.error("worker %d (process %d) %s: it is started again", self.number, process.pid, how)
+            while True:
+                await asyncio.sleep(wait)
+                wait = min(2 * wait, AGAIN_MOST)
+                try:
+                    await self.start()
+                    break
+                except StartupError as error:
+                    log.error("worker %d does not start: %s", self.number, error)
+
+    async def end(self) -> None:
+        """End it: in good order while there is time."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        self._signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(ENDING):
+                await process.wait()
+        except TimeoutError:
+            log.warning("worker %d (process %d) did not end in time", self.number, process.pid)
+            self._signal(signal.SIGKILL)
+            await process.wait()
+
+    def _signal(self, number: int) -> None:
+        assert self._process is not None
+        try:
+            self._process.send_signal(number)
+        except ProcessLookupError:
+            pass
+
+
+def dump(settings: Settings) -> dict[str, Any]:
+    """The settings as JSON has them, as far as they are not the defaults; for a worker."""
+    found: dict[str, Any] = {}
+    for name, field in Settings.model_fields.items():
+        value = getattr(settings, name)
+        if name in ("embedded", "embedded_port", "data") or value == field.default:
+            continue
+        if isinstance(value, SecretStr):
+            value = value.get_secret_value()
+        found[name] = str(value) if isinstance(value, Path) else value
+    return found

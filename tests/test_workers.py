@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``serve --workers``: several gateways on one port, and what becomes of them when one dies, or their supervisor."""
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import GatewayFactory
+from tests.harness import raw5
+from tests.harness.gateway import Gateway
+from tests.harness.nats import NatsServer
+from tests.harness.raw5 import SESSION_EXPIRY, Raw5, prop
+from tests.harness.waiting import eventually
+
+CLIENTS = 60
+KEPT = prop(SESSION_EXPIRY, 600)
+
+
+def workers(gateway: Gateway) -> dict[int, psutil.Process]:
+    """The worker processes, by process id."""
+    children = psutil.Process(gateway.pid).children(recursive=True)
+    return {one.pid: one for one in children if "mqtt_nats.worker" in one.cmdline()}
+
+
+def gone(pids: set[int]) -> Callable[[], bool]:
+    return lambda: not any(psutil.pid_exists(pid) for pid in pids)
+
+
+@pytest.fixture
+def gateway(nats_server: NatsServer, gateway_factory: GatewayFactory) -> Gateway:
+    return gateway_factory(nats_server, "--workers", "2", "--gateway-lease", "2")
+
+
+@pytest.fixture
+def clients(gateway: Gateway) -> Iterator[list[Raw5]]:
+    """Durable sessions; which worker each is with is up to the kernel."""
+    found = [Raw5.open(gateway.port, f"worker-client-{number}", KEPT) for number in range(CLIENTS)]
+    yield found
+    for client in found:
+        client.close()
+
+
+def served_by(gateway: Gateway, pid: int) -> int:
+    """Connections of MQTT clients that a worker has."""
+    found = workers(gateway)[pid].net_connections()
+    return sum(one.laddr.port == gateway.port and one.status == "ESTABLISHED" for one in found)
+
+
+def test_a_dead_worker(gateway: Gateway, clients: list[Raw5]) -> None:
+    """Its clients find another at once, with everything; a new one takes its place."""
+    first, second = workers(gateway)
+    assert served_by(gateway, first) + served_by(gateway, second) == CLIENTS
+    assert min(served_by(gateway, first), served_by(gateway, second)) >= CLIENTS // 10
+    with Raw5.open(gateway.port) as publisher:
+        for number, client in enumerate(clients):
+            assert client.subscribed((f"workers/{number}", 1)) == (1,)
+            publisher.deliver(f"workers/{number}", b"before")
+            client.receive_message(b"before")
+    os.kill(first, signal.SIGKILL)
+    back = 0
+    for number, client in enumerate(clients):
+        try:
+            client.quiet()
+        except (AssertionError, OSError):
+            back += 1
+            with Raw5.open(gateway.port, f"worker-client-{number}", KEPT, clean=False) as again:
+                assert again.present
+                again.send(raw5.publish(f"workers/{number}", b"after", qos=1))
+                while again.expect_one_of(raw5.PUBLISH, raw5.PUBACK) != raw5.PUBACK:
+                    pass
+    assert CLIENTS // 10 <= back < CLIENTS
+    eventually(lambda: len(workers(gateway)) == 2)
+    assert first not in workers(gateway)
+    assert "was ended by signal 9: it is started again" in gateway.log
+
+
+def test_stopping(gateway: Gateway, clients: list[Raw5]) -> None:
+    """SIGTERM is passed on: each client hears why, and nothing is left."""
+    pids = {gateway.pid, *workers(gateway)}
+    gateway.process.send(signal.SIGTERM)
+    for client in clients:
+        client.ended(0x8B)
+    assert gateway.wait() == 0
+    assert gone(pids)()
+
+
+def test_a_dead_supervisor(gateway: Gateway, clients: list[Raw5]) -> None:
+    """Workers end with it, in good order."""
+    pids = set(workers(gateway))
+    gateway.process.send(signal.SIGKILL)
+    gateway.wait()
+    for client in clients:
+        client.ended(0x8B)
+    eventually(gone(pids))
+
+
+def test_a_second_signal(gateway: Gateway, nats_server: NatsServer) -> None:
+    """Cuts it short, for the workers too: NATS does not answer, so they cannot end in good order."""
+    pids = set(workers(gateway))
+    with Raw5.open(gateway.port, "cut-short", KEPT) as client:
+        nats_server.pause()
+        gateway.process.send(signal.SIGTERM)
+        client.ended(0x8B)
+    try:
+        gateway.process.send(signal.SIGTERM)
+        assert gateway.wait() == 128 + signal.SIGTERM
+        eventually(gone(pids))
+    finally:
+        nats_server.resume()
+
+
+def test_workers_that_cannot_start(gateway_factory: GatewayFactory) -> None:
+    gateway = gateway_factory("nats://127.0.0.1:1", "--workers", "2", start=False)
+    gateway.launch()
+    assert gateway.wait() == 1
+    (line,) = gateway.log.splitlines()
+    assert line.startswith("mqtt-nats: cannot connect to nats-server at nats://127.0.0.1:1")
+
+
+def test_an_address_that_somebody_has(nats_server: NatsServer, gateway_factory: GatewayFactory) -> None:
+    """Also one who would share it."""
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        gateway = gateway_factory(nats_server, "--workers", "2", port=other.getsockname()[1], start=False)
+        gateway.launch()
+        assert gateway.wait() == 1
+    assert "cannot listen on 127.0.0.1:" in gateway.log
+
+
+def test_embedded(gateway_factory: GatewayFactory, tmp_path: Path) -> None:
+    """nats-server belongs to the supervisor."""
+    gateway = gateway_factory("", "--embedded", "--embedded-port", "0", "--data", f"{tmp_path}/data", "--workers", "2")
+    with Raw5.open(gateway.port, "embedded", KEPT) as client:
+        client.subscribed(("embedded", 1))
+        client.deliver("embedded/other", b"x")
+    assert len(workers(gateway)) == 2
