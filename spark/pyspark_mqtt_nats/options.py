@@ -27,10 +27,11 @@ _NO_PATHS: Final = "there are no paths: give MQTT topic filters in the option `t
 
 
 class Option(NamedTuple):
-    """One option as users know it; `default` as the documentation shows it."""
+    """One option as users know it; `default` is text, "" for none, and in words where it is not `literal`."""
 
     name: str
     default: str
+    literal: bool
     use: Use
     doc: str
     attribute: str
@@ -54,7 +55,7 @@ def _option(
     also not what is wrong with it.
     """
     info: dict[str, Any] = {"name": name, "parse": parse, "doc": doc, "use": use, "secret": secret}
-    info["default"] = shown or (f"`{default}`" if default else "–")
+    info |= {"default": shown or default, "literal": not shown}
     return field(default=parse(default) if default else None, metadata=info, repr=not secret)
 
 
@@ -113,7 +114,7 @@ class Options:
         "apiPrefix",
         values.tokens,
         "Prefix of the JetStream API, where the account imports it under another subject",
-        shown="`$JS.API`",
+        shown="$JS.API",
     )
     inbox_prefix: str = _option(
         "inboxPrefix",
@@ -156,7 +157,7 @@ class Options:
         "startingOffsets",
         values.one_of("earliest", "latest"),
         "Start with the oldest message, or with what comes from now on (streaming only)",
-        shown="`earliest`, streaming `latest`",
+        shown="earliest; streaming: latest",
         use="read",
     )
     ending_sequence: int | None = _option(

@@ -334,7 +334,11 @@ WHERE = {"all": "both", "read": "reads", "batch": "batch reads", "stream": "stre
 
 
 def table_rows() -> list[str]:
-    return [f"| `{option.name}` | {option.default} | {WHERE[option.use]} | {option.doc}. |" for option in OPTIONS]
+    rows = []
+    for option in OPTIONS:
+        default = f"`{option.default}`" if option.literal and option.default else option.default or "–"
+        rows.append(f"| `{option.name}` | {default} | {WHERE[option.use]} | {option.doc}. |")
+    return rows
 
 
 def test_the_documentation_has_every_option_with_its_default() -> None:
