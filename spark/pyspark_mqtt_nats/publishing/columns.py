@@ -10,10 +10,12 @@ from pyspark.sql.types import (
     ArrayType,
     BinaryType,
     BooleanType,
+    CharType,
     DataType,
     IntegralType,
     StringType,
     StructType,
+    VarcharType,
 )
 
 from pyspark_mqtt_nats.errors import OptionError
@@ -28,11 +30,11 @@ class Column(NamedTuple):
 
 
 def _text(kind: DataType) -> bool:
-    return isinstance(kind, StringType)  # CHAR and VARCHAR come as STRING
+    return isinstance(kind, (StringType, CharType, VarcharType))
 
 
 def _bytes(kind: DataType) -> bool:
-    return isinstance(kind, (BinaryType, StringType))
+    return isinstance(kind, BinaryType) or _text(kind)
 
 
 def _whole(kind: DataType) -> bool:
