@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stored messages, as parallel lists, into Arrow record batches. Only the columns that are wanted are decoded."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mqtt_streams import retained
+from mqtt_streams.stored import StoredMessage
+from pyspark_mqtt_nats.reading.decoding import (
+    Decoded,
+    Topic,
+    decode_headers,
+    decode_subject,
+    header_pairs,
+    without_varying,
+)
+from pyspark_mqtt_nats.reading.dictionaries import Dictionary
+from pyspark_mqtt_nats.schema import COLUMNS, HEADERS, arrow_schema
+
+_COMMON: Final = b"NATS/1.0\r\nNmqtt-Pub:1\r\nNmqtt-Id:"
+"""How the block of a QoS 1 message of a gateway begins; 32 digits and a line end follow."""
+
+_ID_END: Final = len(_COMMON) + 32
+_PUB_END: Final = _COMMON.index(b"\r\nNmqtt-Id")
+_VISIBLE: Final = "visible"
+
+
+class Batches:
+    """Makes record batches of one read.
+
+    Args:
+        columns: names of `schema.COLUMNS`, in the order of the batches.
+        prefix: what subjects of the stream begin with.
+        visible: whether a subject without prefix is wanted; None: all are.
+        retained: the messages are records of `$MQTT_rmsgs`; those that retain nothing are left out.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[str],
+        prefix: str = "",
+        visible: Callable[[str], bool] | None = None,
+        retained: bool = False,
+    ) -> None:
+        self.schema = arrow_schema(columns)
+        self._retained = retained
+        self._filtered = visible is not None
+        topics = {
+            name: (place, COLUMNS[name].arrow_type) for place, name in enumerate(Topic._fields) if name in columns
+        }
+        if visible is not None:
+            topics[_VISIBLE] = (len(Topic._fields), pa.bool_())
+        raw = prefix.encode()
+
+        def subject(key: bytes) -> tuple[Any, ...]:
+            topic = decode_subject(key, raw)
+            return (*topic, visible is None or visible(topic.subject))
+
+        parts = {
+            name: (place, COLUMNS[name].arrow_type) for place, name in enumerate(Decoded._fields) if name in columns
+        }
+        self._topics = Dictionary(subject, topics) if topics else None
+        self._parts = Dictionary(decode_headers, parts) if parts else None
+
+    def batch(
+        self, sequences: pa.Array, times: pa.Array, subjects: list[bytes], headers: list[bytes], payloads: list[bytes]
+    ) -> pa.RecordBatch:
+        """One batch; `sequences` int64, `times` int64 nanoseconds since 1970. It may have fewer rows than came in."""
+        flags: list[int] = []
+        if self._retained:
+            kept, flags, payloads = _retained(headers, payloads)
+            if len(kept) < len(headers):
+                rows = pa.array(kept, pa.int64())
+                sequences, times = sequences.take(rows), times.take(rows)
+                subjects = [subjects[row] for row in kept]
+                headers = [headers[row] for row in kept]
+        codes = self._topics.codes(pa.array(subjects, pa.binary())) if self._topics is not None else None
+        keep = self._topics.column(_VISIBLE, codes) if self._topics is not None and self._filtered else None
+        parts = self._parts.codes(header_keys(headers)) if self._parts is not None else None
+        arrays = []
+        for name in self.schema.names:
+            if name == "sequence":
+                array = sequences
+            elif name == "timestamp":
+                array = pc.divide(times, 1000).cast(COLUMNS[name].arrow_type)
+            elif name == "payload":
+                array = pa.array(payloads, pa.binary())
+            elif name == HEADERS:
+                array = headers_column(headers)
+            elif self._retained and name == "qos":
+                array = pa.array(flags, pa.int32())
+            elif self._retained and name == "retain":
+                array = pa.array([True] * len(headers), pa.bool_())
+            elif name in Topic._fields:
+                assert self._topics is not None
+                array = self._topics.column(name, codes)
+            else:
+                assert self._parts is not None
+                array = self._parts.column(name, parts)
+            arrays.append(array)
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        return batch if keep is None else batch.filter(keep)
+
+
+def _retained(headers: list[bytes], payloads: list[bytes]) -> tuple[list[int], list[int], list[bytes]]:
+    """Places of the records that retain something, with their QoS and payload."""
+    found = [
+        (place, message.qos, message.payload)
+        for place, (block, payload) in enumerate(zip(headers, payloads, strict=True))
+        if (message := retained.parse(StoredMessage("", 0, 0, block, payload))) is not None
+    ]
+    return [place for place, _, _ in found], [qos for _, qos, _ in found], [payload for _, _, payload in found]
+
+
+def header_keys(blocks: list[bytes]) -> pa.Array:
+    """The blocks without what differs in each message of a gateway, so that few different ones are left to decode."""
+    array = pa.array(blocks, pa.binary())
+    common = pc.and_(pc.starts_with(array, _COMMON), pc.equal(pc.binary_slice(array, _ID_END, _ID_END + 2), b"\r\n"))
+    found = pc.sum(common).as_py() or 0
+    if found == len(blocks):
+        return pc.binary_replace_slice(array, _PUB_END, _ID_END, b"")
+    if not found:
+        return pa.array(list(map(without_varying, blocks)), pa.binary())
+    return pa.array(
+        [
+            block[:_PUB_END] + block[_ID_END:] if short else without_varying(block)
+            for block, short in zip(blocks, common.to_pylist(), strict=True)
+        ],
+        pa.binary(),
+    )
+
+
+def headers_column(blocks: list[bytes]) -> pa.Array:
+    """The column `headers`: in bulk for blocks of the usual form, else each by itself."""
+    kind = COLUMNS[HEADERS].arrow_type
+    array = pa.array(blocks, pa.binary())
+    usual = pc.and_(pc.starts_with(array, b"NATS/1.0\r\n"), pc.ends_with(array, b"\r\n\r\n"))
+    if pc.all(pc.or_(usual, pc.equal(array, b""))).as_py():
+        try:
+            return _headers_in_bulk(blocks, array, kind)
+        except pa.ArrowInvalid:  # a name that is not UTF-8
+            pass
+    return pa.array(list(map(header_pairs, blocks)), kind)
+
+
+def _headers_in_bulk(blocks: list[bytes], array: pa.Array, kind: pa.DataType) -> pa.Array:
+    zero = pa.array([0], pa.int64())
+    lines = pa.array(b"".join(blocks).split(b"\r\n"), pa.binary())
+    fields = pc.match_substring(lines, ":")
+    counted = pa.concat_arrays([zero, pc.cumulative_sum(fields.cast(pa.int64()))])
+    ends = pa.concat_arrays([zero, pc.cumulative_sum(pc.count_substring(array, "\r\n").cast(pa.int64()))])
+    pieces = pc.split_pattern(lines.filter(fields), ":", max_splits=1)
+    keys = pc.list_element(pieces, 0).cast(pa.string())
+    values = pc.ascii_trim(pc.list_element(pieces, 1).view(pa.string()), " \t").view(pa.binary())
+    pairs = pa.StructArray.from_arrays([keys, values], fields=list(kind.value_type))
+    return pa.ListArray.from_arrays(counted.take(ends).cast(pa.int32()), pairs, type=kind)

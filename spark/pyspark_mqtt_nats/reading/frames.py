@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The NATS protocol as it comes from the socket, split into messages in bulk.
+
+No sockets here: bytes in, lists out. Stored messages that a consumer delivers have a reply subject and go into parallel
+lists, one append per part; everything else is rare and becomes a `Loose` each.
+"""
+
+from typing import Final, NamedTuple
+
+from pyspark_mqtt_nats.errors import AccessError, ConnectError
+
+LINE_MOST: Final = 1 << 20
+"""Longest line in bytes; INFO of a large cluster is the longest that there is."""
+
+PONG: Final = b"PONG\r\n"
+
+
+class Loose(NamedTuple):
+    """A message without a reply subject, or of another subscription; `headers` is the raw block, b"" for none."""
+
+    subject: bytes
+    sid: bytes
+    headers: bytes
+    payload: bytes
+
+
+class Block(NamedTuple):
+    """Messages in order, as parallel lists."""
+
+    subjects: list[bytes]
+    replies: list[bytes]
+    headers: list[bytes]
+    payloads: list[bytes]
+
+
+class Frames:
+    """Splits what a connection receives.
+
+    `loose` collects messages that are no consumer's delivery to the subscription `sid`; whoever reads takes them out.
+    `pongs` counts the answers to PING.
+    """
+
+    def __init__(self, sid: bytes) -> None:
+        self.loose: list[Loose] = []
+        self.pongs = 0
+        self._sid = sid
+        self._kept: list[bytes] = []
+        self._length = 0
+        self._need = 0
+        self._block = Block([], [], [], [])
+        self._size = 0
+
+    def __len__(self) -> int:
+        return len(self._block.replies)
+
+    @property
+    def size(self) -> int:
+        """Bytes of headers and payloads collected."""
+        return self._size
+
+    @property
+    def last_reply(self) -> bytes:
+        """Reply subject of the last message collected; there must be one."""
+        return self._block.replies[-1]
+
+    def take(self, most: int) -> Block:
+        """The first `most` messages collected, which are then forgotten here."""
+        block = self._block
+        if len(self) <= most:
+            self._block = Block([], [], [], [])
+            self._size = 0
+            return block
+        self._block = Block(*(part[most:] for part in block))
+        self._size = sum(map(len, self._block.headers)) + sum(map(len, self._block.payloads))
+        return Block(*(part[:most] for part in block))
+
+    def rest(self) -> bytes:
+        """The beginning of a frame that has not come whole, which is then forgotten here."""
+        rest = b"".join(self._kept)
+        self._kept.clear()
+        self._length = self._need = 0
+        return rest
+
+    def feed(self, data: bytes) -> bytes:
+        """Take what the socket gave, cut anywhere; returns what has to be sent back (PONG).
+
+        Raises AccessError or ConnectError for what the server refuses, ConnectError for what is not the protocol.
+        """
+        self._length += len(data)
+        if self._length < self._need:  # the rest of a large message is joined once, when it is all there
+            self._kept.append(data)
+            return b""
+        if self._kept:
+            data = b"".join((*self._kept, data))
+            self._kept.clear()
+        at = 0
+        answer = b""
+        find = data.find
+        total = len(data)
+        sid = self._sid
+        subjects, replies, headers, payloads = self._block
+        size = 0
+        self._need = 0
+        while True:
+            end = find(b"\r\n", at)
+            if end < 0:
+                break
+            words = data[at:end].split(b" ")
+            start = end + 2
+            if len(words) == 6 and words[2] == sid:
+                try:
+                    stop = start + int(words[5])
+                    body = start + int(words[4])
+                except ValueError:
+                    raise _no_protocol(words) from None
+                if stop + 2 > total:
+                    self._need = stop + 2 - at
+                    break
+                subjects.append(words[1])
+                replies.append(words[3])
+                headers.append(data[start:body])
+                payloads.append(data[body:stop])
+                size += stop - start
+                at = stop + 2
+                continue
+            kind = words[0].upper()
+            if kind in (b"MSG", b"HMSG"):
+                stop = self._message(kind, words, data, start)
+                if not stop:
+                    self._need += start - at
+                    break
+                at = stop
+            else:
+                answer += self._control(kind, b" ".join(words[1:]))
+                at = start
+        self._size += size
+        rest = total - at
+        if rest:
+            if not self._need and rest > LINE_MOST:
+                raise _no_protocol([data[at : at + 40]])
+            self._kept.append(data[at:])
+        self._length = rest
+        return answer
+
+    def _message(self, kind: bytes, words: list[bytes], data: bytes, start: int) -> int:
+        """Collect a message that is not one of the usual; returns where it ends, 0 when that has not come yet."""
+        with_headers = kind == b"HMSG"
+        spare = len(words) - (5 if with_headers else 4)  # 1: it has a reply subject
+        try:
+            size = int(words[-1])
+            head = int(words[-2]) if with_headers else 0
+        except ValueError:
+            spare = -1
+        if spare not in (0, 1) or not 0 <= head <= size:
+            raise _no_protocol(words)
+        stop = start + size
+        if stop + 2 > len(data):
+            self._need = size + 2
+            return 0
+        block = data[start : start + head]
+        payload = data[start + head : stop]
+        if spare and words[2] == self._sid:
+            for part, value in zip(self._block, (words[1], words[3], block, payload), strict=True):
+                part.append(value)
+            self._size += size
+        else:
+            self.loose.append(Loose(words[1], words[2], block, payload))
+        return stop + 2
+
+    def _control(self, kind: bytes, rest: bytes) -> bytes:
+        if kind == b"PING":
+            return PONG
+        if kind == b"PONG":
+            self.pongs += 1
+        elif kind == b"-ERR":
+            raise refusal(rest)
+        elif kind not in (b"INFO", b"+OK"):
+            raise _no_protocol([kind, rest])
+        return b""
+
+
+def refusal(text: bytes) -> AccessError | ConnectError:
+    """What an -ERR line means; `text` is the quoted rest of the line."""
+    said = " ".join(text.decode(errors="replace").strip(" '").split())[:300]
+    if said.lower().startswith("permissions violation"):
+        return AccessError(
+            f"NATS refuses: {said}; grant that to the NATS user (options `user`, `creds`, `nkey`)", "user"
+        )
+    return ConnectError(f"NATS ended the connection: {said}", "servers")
+
+
+def _no_protocol(words: list[bytes]) -> ConnectError:
+    shown = b" ".join(words)[:40]
+    return ConnectError(f"what answers is not NATS: {shown!r}; check the option `servers`", "servers")

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read through a pull consumer of our own, which acknowledges nothing and goes away by itself when we do not delete it.
+
+Theory of operation. The server owes us `owed` messages: what was asked for, minus what has come, minus what requests
+had left over when they ended. Never more are asked for than the range has sequences left, so without gaps nothing comes
+from beyond it. Which of two requests a message answers cannot be known, since they are served in turn; so only the sum
+counts. Requests wait (`expires`), none is `no_wait`: a second one of those is answered with 408, which means nothing.
+
+The read is over when the last sequence has come, or when the server says that nothing is pending, at the start, with a
+message or after waiting. That is only a claim, which the leader of the stream has to confirm.
+"""
+
+import contextlib
+import secrets
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv
+
+from mqtt_streams import headers
+from pyspark_mqtt_nats.errors import ApiError, OptionError, SourceError
+from pyspark_mqtt_nats.nats import protocol
+from pyspark_mqtt_nats.nats.connection import Connection
+from pyspark_mqtt_nats.nats.jetstream import create_consumer, delete_consumer
+from pyspark_mqtt_nats.reading.frames import Block, Frames, Loose
+from pyspark_mqtt_nats.reading.rows import SILENCE, Bounds, Interrupted, Rows, anything_between
+from pyspark_mqtt_nats.reading.selection import without_covered
+
+SID: Final = b"P"
+INACTIVE_NS: Final = 120_000_000_000
+"""After this long without a request the server removes the consumer; Spark may be busy with a batch meanwhile."""
+
+_LINE: Final = 8192
+"""Bytes of a message that are neither headers nor payload, as the server counts them; amply."""
+
+_BAD_FILTER: Final = 10093
+_ENDED: Final = "Nats-Pending-Messages"
+_SHORT: Final = 9
+"""Words of an acknowledgement subject without a domain; with one there are at least two more before the consumer."""
+
+
+def read(
+    connection: Connection,
+    stream: str,
+    subjects: tuple[str, ...],
+    start: int,
+    end: int,
+    bounds: Bounds,
+    headers_only: bool = False,
+) -> Iterator[Rows]:
+    """The messages from `start` on, before `end`; `headers_only`: without payloads, their sizes in Nats-Msg-Size.
+
+    Between two of the results the connection may be used for requests. Raises Interrupted, and what requests raise.
+    """
+    name = f"spark_{secrets.token_hex(8)}"
+    config: dict[str, Any] = {
+        "name": name,
+        "deliver_policy": "by_start_sequence",
+        "opt_start_seq": start,
+        "ack_policy": "none",
+        "replay_policy": "instant",
+        "inactive_threshold": INACTIVE_NS,
+        "mem_storage": True,
+        "num_replicas": 1,
+        "headers_only": headers_only,
+    }
+    filters = without_covered(subjects)
+    if len(filters) == 1:
+        config["filter_subject"] = filters[0]
+    elif filters:
+        config["filter_subjects"] = filters
+    try:
+        info = create_consumer(connection, stream, config)
+    except ApiError as error:
+        if error.err_code == _BAD_FILTER:
+            raise OptionError(
+                f"stream {stream} has no subjects like {filters[0]}: change subjectPrefix", "subjectPrefix"
+            ) from None
+        raise
+    pull = _Pull(connection, stream, name, start, end, bounds)
+    try:
+        if info["num_pending"]:
+            yield from pull.rows()
+        pull.stop()
+        if pull.seen < end - 1 and anything_between(connection, stream, subjects, pull.seen + 1, end):
+            raise Interrupted(f"the consumer on stream {stream} does not see all messages (option stream)", "stream")
+    finally:
+        with contextlib.suppress(SourceError):
+            pull.stop()
+            delete_consumer(connection, stream, name)
+
+
+class _Pull:
+    def __init__(
+        self, connection: Connection, stream: str, consumer: str, start: int, end: int, bounds: Bounds
+    ) -> None:
+        self._connection = connection
+        self._subject = f"{connection.access.api_prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer}".encode()
+        self._inbox = connection.inbox + b".p."
+        self._frames = Frames(SID)
+        self._end = end
+        self._bounds = bounds
+        self._size = max(bounds.bytes, connection.max_payload + _LINE)
+        self._owed = 0
+        self._asked = 0
+        self.seen = start - 1
+        """The last stream sequence that has come."""
+        self._counted = 0  # of the messages collected, those that were taken off what is owed
+        self._delivered = 0  # last number that the consumer gave to a message handed over
+        self._done = False
+
+    def rows(self) -> Iterator[Rows]:
+        self._connection.send(b"SUB %b* %b\r\n" % (self._inbox, SID))
+        frames = self._frames
+        deadline = 0.0
+        while not self._done:
+            if self._ask() or not deadline:
+                deadline = time.monotonic() + 2 * SILENCE
+            data = self._connection.receive(max(0.0, deadline - time.monotonic()))
+            if not data:
+                raise Interrupted("NATS has stopped answering (option servers)", "servers")
+            answer = frames.feed(data)
+            if answer:
+                self._connection.send(answer)
+            if len(frames) > self._counted:
+                self._count()
+                deadline = time.monotonic() + 2 * SILENCE
+            if frames.loose:
+                self._told()
+                deadline = time.monotonic() + 2 * SILENCE
+            while self._batch_is_due():
+                rows = self._rows(frames.take(self._bounds.rows))
+                self._counted = len(frames)
+                self._connection.unread(frames.rest())
+                if rows is not None:
+                    yield rows
+                deadline = time.monotonic() + 2 * SILENCE
+
+    def _batch_is_due(self) -> bool:
+        frames, bounds = self._frames, self._bounds
+        return len(frames) >= bounds.rows or frames.size >= bounds.bytes or (self._done and len(frames) > 0)
+
+    def stop(self) -> None:
+        """Nothing more is wanted; the connection can be used for requests again."""
+        self._connection.unread(self._frames.rest())
+        self._connection.send(b"UNSUB %b\r\n" % SID)
+
+    def _ask(self) -> bool:
+        """Ask for more when at most one request's messages are owed."""
+        most = self._bounds.rows
+        wanted = min(most, self._end - 1 - self.seen - self._owed)
+        if self._owed > most or wanted <= 0 or self._done:
+            return False
+        self._asked += 1
+        body = orjson.dumps({"batch": wanted, "max_bytes": self._size, "expires": int(SILENCE * 1e9)})
+        self._connection.send(
+            protocol.publish(self._subject, body, reply=b"%b%d-%d" % (self._inbox, self._asked, wanted))
+        )
+        self._owed += wanted
+        return True
+
+    def _count(self) -> None:
+        frames = self._frames
+        self._owed -= len(frames) - self._counted
+        self._counted = len(frames)
+        words = frames.last_reply.split(b".")
+        try:
+            place = _place(len(words))
+            self.seen, pending = int(words[place]), int(words[place + 3])
+        except (ValueError, IndexError):
+            raise _no_delivery(frames.last_reply) from None
+        self._done = not pending or self.seen >= self._end - 1
+
+    def _told(self) -> None:
+        """What the server says about requests that have ended."""
+        told, self._frames.loose = self._frames.loose, []
+        for word in told:
+            if word.sid == SID and not self._done:
+                self._ended(word)
+
+    def _ended(self, word: Loose) -> None:
+        code = headers.status(word.headers)
+        left = headers.get_int(word.headers, _ENDED)
+        line = word.headers[9:].partition(b"\r")[0].decode(errors="replace")
+        if code == 400:
+            raise SourceError(f"JetStream refuses a pull: {line} (set readMode to direct)", "readMode")
+        if code not in (404, 408, 409) or left is None:
+            raise Interrupted(f"the consumer has gone: {line or 'unexpected answer'}")
+        self._owed -= left
+        if "MaxBytes" in line and word.subject.endswith(b"-%d" % left):
+            self._size *= 2  # not even one message was small enough
+        elif code != 409 and self._owed <= 0:
+            self._done = True  # nothing has come for as long as the request waited
+
+    def _rows(self, block: Block) -> Rows | None:
+        """The messages of the range in a block; every number that the consumer has given must be there."""
+        sequences, numbers, times = _numbers(block.replies)
+        count = len(block.replies)
+        if numbers[0].as_py() != self._delivered + 1 or numbers[-1].as_py() != self._delivered + count:
+            raise Interrupted("messages were lost between NATS and here (option servers)", "servers")
+        self._delivered += count
+        keep = count
+        if sequences[-1].as_py() >= self._end:
+            keep = pc.sum(pc.less(sequences, self._end)).as_py()
+        if not keep:
+            return None
+        return Rows(sequences[:keep], times[:keep], block.subjects[:keep], block.headers[:keep], block.payloads[:keep])
+
+
+def _place(words: int) -> int:
+    """Which word of an acknowledgement subject is the stream sequence."""
+    return 5 if words == _SHORT else 7
+
+
+def _no_delivery(reply: bytes) -> Interrupted:
+    return Interrupted(f"not a delivery of JetStream: {reply[:60]!r}")
+
+
+def _numbers(replies: list[bytes]) -> tuple[pa.Array, pa.Array, pa.Array]:
+    """Stream sequences, consumer sequences and times (ns) of acknowledgement subjects, in bulk."""
+    place = _place(replies[0].count(b".") + 1)
+    names = [f"f{place + offset}" for offset in range(3)]
+    try:
+        table = csv.read_csv(
+            pa.BufferReader(b"\n".join(replies)),
+            read_options=csv.ReadOptions(use_threads=False, autogenerate_column_names=True, block_size=1 << 26),
+            parse_options=csv.ParseOptions(delimiter=".", quote_char=False, double_quote=False),
+            convert_options=csv.ConvertOptions(
+                include_columns=names, column_types={name: pa.int64() for name in names}, null_values=[]
+            ),
+        )
+        columns = [column.combine_chunks() for column in table.columns]
+    except (pa.ArrowInvalid, pa.ArrowKeyError):
+        raise _no_delivery(replies[0]) from None
+    if len(columns[0]) != len(replies):
+        raise _no_delivery(replies[0])
+    sequences, numbers, times = columns
+    return sequences, numbers, times
