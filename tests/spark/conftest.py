@@ -33,7 +33,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in _environment(directory).items():
             patch.setenv(name, value)
-        builder = SparkSession.builder.master("local[2]").appName("mqtt-nats tests")
+        builder = SparkSession.builder.master("local[2,2]").appName("mqtt-nats tests")
         for key, setting in _settings(directory).items():
             builder = builder.config(key, setting)
         session = builder.getOrCreate()

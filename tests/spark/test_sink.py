@@ -7,6 +7,7 @@ import logging
 import queue
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 import nats
@@ -14,6 +15,7 @@ import paho.mqtt.client as paho
 import pytest
 from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription as Subscribed
 from nats.js.client import JetStreamContext
 from paho.mqtt.enums import CallbackAPIVersion
 
@@ -194,6 +196,11 @@ def comparable(message: Msg, other: str) -> tuple[str, list[tuple[str, str]], by
     return message.subject.replace(other, "x"), found, message.data, message.reply[:6]
 
 
+def pending(subscription: Subscribed) -> bool:
+    """Whether a copy of all of SAME has come."""
+    return subscription.pending_msgs >= len(SAME)
+
+
 COPIES: Final = ("", "$MQTT.msgs.", "$MQTT.rmsgs.")
 HOSTILE: Final = [("Nats-TTL", "5"), ("a b", "c\r\nd")]
 SAME: Final[tuple[tuple[bytes, Row, dict[str, Any]], ...]] = (
@@ -231,8 +238,7 @@ async def test_nats_gets_what_a_gateway_would_send(
                 rows = [{"topic": f"{who}/a b", "payload": payload, **row} for payload, row, _ in SAME]
                 await run(Sinker(nats_server.url, rows, qos=qos, retain=retain))
             copies.append([])
-            while kept[0].pending_msgs < len(SAME):  # PINGRESP does not wait for NATS
-                await asyncio.sleep(0.01)
+            await aeventually(partial(pending, kept[0]))  # PINGRESP does not wait for NATS
             await client.flush()
             for one, expected in zip(kept, (True, bool(qos), retain), strict=True):
                 assert one.pending_msgs == len(SAME) * expected
