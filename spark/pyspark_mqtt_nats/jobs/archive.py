@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The job ``archive``: stored messages to files by date and first topic level, each message exactly once.
+
+Spark's checkpoint says up to which sequence the messages are in the archive, and the log of its file sink which files
+belong to it. So what a killed run has left half done is done again, and the files of the first attempt do not count.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from mqtt_streams.subjects import root_of, subject_to_topic
+from pyspark_mqtt_nats.jobs.progress import Progress, count, duration, rate
+from pyspark_mqtt_nats.jobs.running import Tally, rounds, run_round
+from pyspark_mqtt_nats.jobs.storage import Checkpoint
+from pyspark_mqtt_nats.nats.connection import Connection
+from pyspark_mqtt_nats.nats.jetstream import stream_info
+from pyspark_mqtt_nats.options import Options
+
+OTHER: Final = "_other"
+"""Directory of the first levels that are too many."""
+
+BATCH: Final = 1_000_000
+"""Messages of a micro-batch when no limit is given: what a killed run has to do again, at most."""
+
+_NAME_MOST: Final = 48  # characters: file systems allow names of 255 bytes, UTF-8 has up to 4 a character
+_PAGES: Final = 20  # of the list of subjects, which has 100,000 on a page
+
+
+@dataclass(frozen=True)
+class Archive:
+    """What to archive. `source`: options of the source; `every`: seconds between two rounds, None for one round.
+
+    `roots`: most directories a day; `files`: files a directory and batch.
+    """
+
+    output: str
+    source: Mapping[str, str]
+    checkpoint: str | None = None
+    every: float | None = None
+    format: str = "parquet"
+    roots: int = 64
+    files: int = 1
+
+
+@dataclass(frozen=True)
+class Archived:
+    """What a run has archived; `first` and `last` sequence, 0 when there was nothing."""
+
+    job: Archive
+    messages: int
+    batches: int
+    seconds: float
+    first: int
+    last: int
+
+    def text(self) -> str:
+        """The summary."""
+        job = self.job
+        if not self.messages:
+            return f"nothing new to archive in {job.output} ({duration(self.seconds)})"
+        lines = [
+            f"{count(self.messages)} messages archived in {duration(self.seconds)}, "
+            f"{rate(self.messages, self.seconds)}, in {count(self.batches)} batch{'' if self.batches == 1 else 'es'}",
+            f"  sequences {count(self.first)} to {count(self.last)}",
+            f"  in {job.output}: {job.format}, by date and root",
+        ]
+        missing = self.last - self.first + 1 - self.messages
+        if missing > 0:
+            lines.insert(2, f"  {count(missing)} sequences between them are of other topics, expired or deleted")
+        return "\n".join(lines)
+
+
+def run(spark: SparkSession, job: Archive, progress: Progress) -> Archived:
+    """Archive what is there, or go on until the user stops it; raises what Spark and the source raise, and JobError."""
+    where = job.checkpoint or f"{job.output.rstrip('/')}/_checkpoint"
+    checkpoint = Checkpoint(spark, where, job.output, {"job": "archive", "--format": job.format})
+    roots: dict[str, str] = checkpoint.memory.setdefault("roots", {})
+    tally = Tally()
+    for _ in rounds(progress, job.every):
+        before = len(roots)
+        if before < job.roots:
+            add_roots(roots, first_levels(Options.parse(job.source)), job.roots)
+        if len(roots) != before or not before:
+            checkpoint.save()
+        messages = spark.readStream.format("mqtt_nats").options(**_with_defaults(job.source)).load()
+        writer = arranged(messages, roots, job.files).writeStream.format(job.format).partitionBy("date", "root")
+        writer = writer.outputMode("append").option("checkpointLocation", where).option("path", job.output)
+        run_round(spark, writer, progress, tally)
+        if job.every is not None:
+            progress.show(f"{count(tally.messages)} messages, waiting for more")
+    first, last = (_sequence(tally.first), _sequence(tally.last) - 1) if tally.messages else (0, 0)
+    return Archived(job, tally.messages, tally.batches, tally.seconds, first, last)
+
+
+def _with_defaults(source: Mapping[str, str]) -> dict[str, str]:
+    """Everything from the beginning, a bounded number of messages at a time, unless the user wants something else."""
+    given = {name.lower() for name in source}
+    found = dict(source)
+    if not given & {"startingsequence", "startingtimestamp", "startingoffsets"}:
+        found["startingOffsets"] = "earliest"
+    if not given & {"maxmessagespertrigger", "maxbytespertrigger"}:
+        found["maxMessagesPerTrigger"] = str(BATCH)
+    return found
+
+
+def _sequence(offset: dict[str, Any]) -> int:
+    return int(offset.get("next", 0))
+
+
+def arranged(messages: DataFrame, roots: Mapping[str, str], files: int) -> DataFrame:
+    """Messages with the columns `date` and `root`; all of one directory in `files` partitions."""
+    found = messages.withColumn("date", F.to_date("timestamp")).withColumn("root", _root(roots))
+    keys = [F.col("date"), F.col("root")]
+    return found.repartition(*keys, *([F.col("sequence") % files] if files > 1 else []))
+
+
+def _root(roots: Mapping[str, str]) -> Column:
+    if not roots:
+        return F.lit(OTHER)
+    table = F.create_map(*(F.lit(text) for pair in roots.items() for text in pair))
+    return F.coalesce(F.try_element_at(table, F.substring_index("topic", "/", 1)), F.lit(OTHER))
+
+
+def directory(level: str) -> str:
+    """A first level of a topic as part of the name of a directory, on any file system and in any query engine."""
+    return re.sub(r"[^\w.-]", "_", level)[:_NAME_MOST] or "_empty"
+
+
+def add_roots(roots: dict[str, str], levels: Mapping[str, int], most: int) -> None:
+    """Give the first levels with the most messages a directory, until there are `most`; who has one keeps it."""
+    for level in sorted(levels, key=lambda level: (-levels[level], level)):
+        if len(roots) >= most:
+            break
+        roots.setdefault(level, directory(level))
+
+
+def first_levels(options: Options) -> dict[str, int]:
+    """First levels of the topics that are stored now, with how many messages they have; raises SourceError."""
+    found: dict[str, int] = {}
+    with Connection(options.access) as connection:
+        for subject in options.subjects or (f"{options.subject_prefix}>",):
+            offset = 0
+            for _ in range(_PAGES):
+                info = stream_info(connection, options.stream, subjects_filter=subject, offset=offset)
+                page: dict[str, int] = info["state"].get("subjects") or {}
+                for name, number in page.items():
+                    level = subject_to_topic(root_of(name.removeprefix(options.subject_prefix))).partition("/")[0]
+                    found[level] = found.get(level, 0) + number
+                offset += len(page)
+                if not page or offset >= info.get("total", 0):
+                    break
+    return found

@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command lines of the jobs. Everything is checked before Spark is started; Spark is imported by then only."""
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pyspark_mqtt_nats import values
+from pyspark_mqtt_nats.jobs import JobError, flags
+from pyspark_mqtt_nats.jobs.failures import OURS, explain
+from pyspark_mqtt_nats.jobs.progress import Progress
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_FORMAT = "Format of Spark, such as parquet, orc, delta or iceberg; what is not Spark's own needs its package."
+_CHECKPOINT = "Directory in which a run finds where the last one has ended"
+_EVERY = "Go on until Ctrl-C, with a round every so many seconds."
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+def jobs() -> None:
+    """Spark over the messages that MQTT clients have published.
+
+    Jobs print their progress on stderr and a summary on stdout. Exit status: 0 when all is done, or after SIGINT or
+    SIGTERM where a job goes on until then; 1 for an error, one line on stderr; 2 for wrong usage; 130 when it was
+    stopped before.
+    """
+
+
+def main(arguments: list[str] | None = None, program: str = "python -m pyspark_mqtt_nats.jobs") -> None:
+    """Run a job by its command line, and exit."""
+    try:
+        jobs.main(arguments, prog_name=program)
+    except OURS as error:
+        click.echo(f"{program}: {error}", err=True)
+        sys.exit(1)
+
+
+def _run(name: str, context: click.Context, run: Callable[["SparkSession", Progress], Any]) -> None:
+    """Run a job in a session of its own and print its summary."""
+    for package in ("pyspark", "pyarrow"):
+        if importlib.util.find_spec(package) is None:
+            raise JobError(f"{package} is not installed: pip install 'mqtt-nats[spark]'")
+    from pyspark_mqtt_nats.jobs.session import Setup, session
+
+    given = context.params
+    setup = Setup(name, given["master"], given["conf"], given["log"])
+    progress = Progress(name)
+    progress.show("starting Spark")
+    try:
+        with session(setup) as started, progress.signals():
+            outcome = run(started, progress)
+            progress.clear()
+            click.echo(outcome.text())
+    except KeyboardInterrupt:
+        progress.clear()
+        sys.exit(130)
+    except Exception as error:
+        progress.clear()
+        if progress.stopping:
+            sys.exit(130)
+        if setup.log is not None:
+            with setup.log.open("a", encoding="utf-8") as file:
+                traceback.print_exc(file=file)
+        raise JobError(explain(error)) from None
+
+
+@jobs.command(cls=flags.Job)
+@click.option("--output", required=True, metavar="DIR", help="Where the archive is, or will be.")
+@click.option("--checkpoint", metavar="DIR", help=f"{_CHECKPOINT}. [default: _checkpoint in --output]")
+@click.option("--every", type=float, metavar="SECONDS", callback=flags.positive, help=_EVERY)
+@click.option("--format", default="parquet", show_default=True, metavar="NAME", help=_FORMAT)
+@click.option(
+    "--roots",
+    type=click.IntRange(0, 1000),
+    default=64,
+    show_default=True,
+    help="First topic levels that get a directory of their own, by the number of messages; the others are in _other.",
+)
+@click.option(
+    "--files",
+    type=click.IntRange(1, 1000),
+    default=1,
+    show_default=True,
+    help="Files in each directory that a batch writes, and tasks that write them.",
+)
+@flags.source_flags("Messages", *flags.READING, *flags.LIMITS)
+@flags.source_flags("Connection", *flags.CONNECTION)
+@flags.spark_flags
+@click.pass_context
+def archive(
+    context: click.Context,
+    /,
+    output: str,
+    checkpoint: str | None,
+    every: float | None,
+    format: str,
+    roots: int,
+    files: int,
+    **_: Any,
+) -> None:
+    """Write messages to files by date and first topic level.
+
+    Each run goes on where the last one has ended, and every message is in the archive exactly once, also when a run was
+    killed. Read it with Spark, which knows what of it counts.
+    """
+    source = flags.source_options(context, "stream")
+
+    def run(spark: "SparkSession", progress: Progress) -> Any:
+        from pyspark_mqtt_nats.jobs import archive as job
+
+        return job.run(spark, job.Archive(output, source, checkpoint, every, format, roots, files), progress)
+
+    _run("archive", context, run)
+
+
+@jobs.command(cls=flags.Job)
+@click.option("--window", required=True, metavar="SPAN", callback=flags.interval, help="Length of a window: '1 hour'.")
+@click.option(
+    "--slide", metavar="SPAN", callback=flags.interval, help="From one window to the next. [default: its length]"
+)
+@click.option(
+    "--field", metavar="PATH", help="The number in JSON payloads, such as sensor.temp; else they are numbers."
+)
+@click.option("--time-field", metavar="PATH", help="The time in JSON payloads; else it is when NATS has stored them.")
+@click.option(
+    "--level",
+    "levels",
+    multiple=True,
+    type=click.IntRange(1, 128),
+    help="By this level of the topic, the first is 1, and not by the whole topic; may be repeated.",
+)
+@click.option("--output", metavar="DIR", help="Write the figures there. [default: print them]")
+@click.option("--format", default="parquet", show_default=True, metavar="NAME", help=_FORMAT)
+@click.option("--overwrite", is_flag=True, help="Replace what is in --output; without --checkpoint only.")
+@click.option("--checkpoint", metavar="DIR", help=f"{_CHECKPOINT}: windows are added to --output when they are over.")
+@click.option(
+    "--watermark",
+    default="10 minutes",
+    show_default=True,
+    metavar="SPAN",
+    callback=flags.interval,
+    help="With --checkpoint: how late values may come.",
+)
+@click.option("--every", type=float, metavar="SECONDS", callback=flags.positive, help=_EVERY)
+@click.option(
+    "--rows", type=click.IntRange(0), default=50, show_default=True, help="Figures that are printed, at most."
+)
+@flags.source_flags("Messages", *flags.READING, *flags.ENDING, *flags.LIMITS)
+@flags.source_flags("Connection", *flags.CONNECTION)
+@flags.spark_flags
+@click.pass_context
+def aggregate(context: click.Context, /, master: str | None, conf: Any, log: Path | None, **settings: Any) -> None:
+    """Count, minimum, maximum and mean of numbers, by topic and time window.
+
+    Over what is stored now; or, with --checkpoint, over what has come since the last run, adding to --output the
+    windows that are over.
+    """
+    if settings["checkpoint"] is None and settings["every"] is not None:
+        raise click.UsageError("--every needs --checkpoint", context)
+    if settings["checkpoint"] is not None:
+        if settings["output"] is None:
+            raise click.UsageError("--checkpoint needs --output", context)
+        if settings["overwrite"]:
+            raise click.UsageError("--overwrite and --checkpoint exclude each other", context)
+    if settings["slide"] is not None and settings["slide"] > settings["window"]:
+        raise click.UsageError("--slide is longer than --window", context)
+    source = flags.source_options(context, "batch" if settings["checkpoint"] is None else "stream")
+    settings["levels"] = tuple(dict.fromkeys(settings["levels"]))
+
+    def run(spark: "SparkSession", progress: Progress) -> Any:
+        from pyspark_mqtt_nats.jobs import aggregate as job
+
+        return job.run(spark, job.Aggregate(source=source, **settings), progress)
+
+    _run("aggregate", context, run)
+
+
+def _value(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+    """A callback that reads a value as the source does."""
+
+    def callback(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+        try:
+            return None if value is None else parse(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error), context, parameter) from None
+
+    return callback
+
+
+def _speed(value: str) -> float:
+    if value == "max":
+        return 0.0
+    try:
+        found = float(value)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise ValueError("expected a number such as 1 or 10, or max")
+    return found
+
+
+def _prefix(value: str) -> str:
+    if any(char in value for char in "+#\0"):
+        raise ValueError("expected the beginning of a topic, without + and #")
+    return value
+
+
+@jobs.command(cls=flags.Job)
+@click.option("--input", required=True, metavar="DIR", help="The archive.")
+@click.option("--format", default="parquet", show_default=True, metavar="NAME", help=_FORMAT)
+@click.option(
+    "--speed",
+    default="1",
+    show_default=True,
+    metavar="N|max",
+    callback=_value(_speed),
+    help="Times the recorded speed.",
+)
+@click.option("--rate", type=float, metavar="N", callback=flags.positive, help="Messages a second, instead of --speed.")
+@click.option("--prefix", default="", metavar="TEXT", callback=_value(_prefix), help="Begins the topics: 'replay/'.")
+@click.option("--retain/--no-retain", default=True, show_default=True, help="Retain what was retained.")
+@click.option(
+    "--topics", "filters", default="#", metavar="FILTERS", callback=_value(values.filters), help="Only these topics."
+)
+@click.option(
+    "--starting-sequence", "start", metavar="N", callback=_value(values.whole(1)), help="Begin with this sequence."
+)
+@click.option("--ending-sequence", "end", metavar="N", callback=_value(values.whole(1)), help="End with this sequence.")
+@click.option(
+    "--starting-timestamp",
+    "since",
+    metavar="TIME",
+    callback=_value(values.timestamp),
+    help="Only what was stored then or later.",
+)
+@click.option(
+    "--ending-timestamp",
+    "until",
+    metavar="TIME",
+    callback=_value(values.timestamp),
+    help="Only what was stored before.",
+)
+@flags.source_flags("Connection", *flags.CONNECTION)
+@flags.spark_flags
+@click.pass_context
+def replay(context: click.Context, /, master: str | None, conf: Any, log: Path | None, **settings: Any) -> None:
+    """Publish an archive again, in its order.
+
+    At the recorded speed, a multiple of it, or at a given rate. Subscribers get the messages as if clients published
+    them now; --prefix keeps them apart from what clients do publish now.
+    """
+    sink = flags.source_options(context, "write")
+
+    def run(spark: "SparkSession", progress: Progress) -> Any:
+        from pyspark_mqtt_nats.jobs import replay as job
+
+        return job.run(spark, job.Replay(sink=sink, **settings), progress)
+
+    _run("replay", context, run)
+
+
+@jobs.command(cls=flags.Job)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    metavar="FILE",
+    help="Write a page with charts: report.html. [default: only print the summary]",
+)
+@click.option("--input", metavar="DIR", help="Report on an archive. [default: on what is stored]")
+@click.option("--format", default="parquet", show_default=True, metavar="NAME", help="Format of --input.")
+@click.option("--most", type=click.IntRange(1, 1000), default=20, show_default=True, help="Length of the lists.")
+@flags.source_flags("Messages", *flags.READING, *flags.ENDING)
+@flags.source_flags("Connection", *flags.CONNECTION)
+@flags.spark_flags
+@click.pass_context
+def report(context: click.Context, /, output: Path | None, input: str | None, format: str, most: int, **_: Any) -> None:
+    """Busiest topics and publishers, messages over time, gaps: in a few lines, and as a page with charts."""
+    if input is not None and context.meta.get(flags.SOURCE):
+        raise click.UsageError(f"{', '.join(context.meta[flags.SOURCE])}: means nothing with --input", context)
+    source = flags.source_options(context, "batch")
+    if output is not None and not output.absolute().parent.is_dir():
+        raise JobError(f"--output {output}: there is no directory {output.absolute().parent}")
+
+    def run(spark: "SparkSession", progress: Progress) -> Any:
+        from pyspark_mqtt_nats.jobs import report as job
+
+        return job.run(spark, job.Report(source, input, format, output, most), progress)
+
+    _run("report", context, run)

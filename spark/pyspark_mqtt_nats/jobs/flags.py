@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flags for the options of the source and the sink, and for Spark's own; and how a job's help shows them."""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
+
+import click
+
+from pyspark_mqtt_nats.options import OPTIONS, Option, Options
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+SOURCE: Final = "mqtt_nats.source"
+"""Key of `Context.meta`: what was given for the source or the sink, by the names of its options."""
+
+HIDDEN: Final = ("password", "token")
+"""Secrets, which have no flag: everybody on a machine can see the arguments of a process."""
+
+READING: Final = ("topics", "startingSequence", "startingTimestamp", "failOnDataLoss", "numPartitions")
+ENDING: Final = ("endingSequence", "endingTimestamp")
+LIMITS: Final = ("maxMessagesPerTrigger", "maxBytesPerTrigger")
+CONNECTION: Final = tuple(
+    option.name for option in OPTIONS if option.use == "all" and option.name not in HIDDEN and option.name != "mode"
+)
+
+
+class Flag(click.Option):
+    """An option that is shown under a heading of its own."""
+
+    def __init__(self, *arguments: Any, section: str = "Options", **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.section = section
+
+
+class Job(click.Command):
+    """A command whose help has sections."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write one list of options a section."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                sections.setdefault(getattr(parameter, "section", "Options"), []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def flag_name(option: str) -> str:
+    """`tlsCa` as `--tls-ca`."""
+    return "--" + re.sub("([A-Z])", r"-\1", option).lower()
+
+
+def secret_name(option: str) -> str:
+    """The environment variable of an option that has no flag."""
+    return f"MQTT_NATS_SPARK_{option.upper()}"
+
+
+def source_flags(section: str, *names: str) -> Callable[[F], F]:
+    """Flags for options of the source or the sink; what is given is in `Context.meta[SOURCE]`."""
+    known = {option.name: option for option in OPTIONS}
+
+    def decorate(command: F) -> F:
+        for name in reversed(names):
+            command = _source_flag(known[name], section)(command)
+        return command
+
+    return decorate
+
+
+def _source_flag(option: Option, section: str) -> Callable[[F], F]:
+    def keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+        if value is not None:
+            text = str(value).lower() if isinstance(value, bool) else value
+            context.meta.setdefault(SOURCE, {})[option.name] = text
+
+    flag = flag_name(option.name)
+    switch = option.default in ("true", "false")
+    default = f" [default: {option.default}]" if option.default else ""
+    return click.option(
+        f"{flag}/--no-{flag[2:]}" if switch else flag,
+        cls=Flag,
+        section=section,
+        default=None,
+        expose_value=False,
+        callback=keep,
+        help=option.doc.replace("`", "") + default,
+        **({} if switch else {"metavar": "VALUE"}),
+    )
+
+
+def _pairs(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for value in values:
+        key, equals, text = value.partition("=")
+        if not equals or not key.strip():
+            raise click.BadParameter(f"expected KEY=VALUE, not {key[:80]!r}", context, parameter)
+        found[key.strip()] = text
+    return found
+
+
+def _keep_pairs(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> None:
+    context.meta.setdefault(SOURCE, {}).update(_pairs(context, parameter, values))
+
+
+def spark_flags(command: F) -> F:
+    """`--option`, `--master`, `--conf`, `--log`."""
+    names = " and ".join(secret_name(name) for name in HIDDEN)
+    for decorate in (
+        click.option(
+            "--log",
+            cls=Flag,
+            section="Spark",
+            metavar="FILE",
+            type=click.Path(path_type=Path, dir_okay=False),
+            help="Append the log of Spark to FILE; without it nobody sees that log.",
+        ),
+        click.option(
+            "--conf",
+            cls=Flag,
+            section="Spark",
+            multiple=True,
+            metavar="KEY=VALUE",
+            callback=_pairs,
+            help="Spark configuration, such as spark.driver.memory=4g; may be repeated.",
+        ),
+        click.option(
+            "--master",
+            cls=Flag,
+            section="Spark",
+            metavar="URL",
+            help="Where Spark runs, such as spark://host:7077 [default: local[*], on this machine].",
+        ),
+        click.option(
+            "--option",
+            cls=Flag,
+            section="Connection",
+            multiple=True,
+            metavar="KEY=VALUE",
+            callback=_keep_pairs,
+            expose_value=False,
+            help=f"Any other option of docs/spark.md; may be repeated. Secrets are taken from {names}.",
+        ),
+    ):
+        command = decorate(command)
+    return command
+
+
+def source_options(
+    context: click.Context, use: Literal["batch", "stream", "write"], environ: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """What was given for the source or the sink, checked for this use before Spark is started; raises OptionError."""
+    given: dict[str, str] = dict(context.meta.get(SOURCE, {}))
+    names = {name.lower() for name in given}
+    for name in HIDDEN:
+        if name not in names and (value := environ.get(secret_name(name))):
+            given[name] = value
+    Options.parse(given).check_use(use)
+    return given
+
+
+def positive(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    """A callback: more than 0 and finite."""
+    if value is not None and not 0 < value < float("inf"):
+        raise click.BadParameter("expected more than 0", context, parameter)
+    return value
+
+
+def interval(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """A callback: a time span such as `10 minutes`, in seconds."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"([0-9]{1,9})\s*(s|min|h|d|w|seconds?|minutes?|hours?|days?|weeks?)", value.strip().lower())
+    if match is None:
+        text = f"expected a time span such as '30 seconds', '10 minutes', '1 hour' or '1 day', not {value[:40]!r}"
+        raise click.BadParameter(text, context, parameter)
+    return int(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}[match[2][0]]

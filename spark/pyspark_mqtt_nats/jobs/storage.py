@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a streaming job writes: the output and the checkpoint, on whatever file system Spark knows.
+
+Two things would lose messages without a word: Spark's file sink skips the batches that its log in the output has, also
+when they come from another checkpoint; and a checkpoint goes on where it was when the output is a new one.
+"""
+
+from typing import Any, Final
+
+import orjson
+from pyspark.sql import SparkSession
+
+from pyspark_mqtt_nats.jobs import JobError
+
+LOGGED: Final = ("parquet", "orc", "json", "csv", "text", "avro")
+"""Formats of Spark's file sink, which keeps a log of its files in the output."""
+
+_STATE: Final = "mqtt-nats.json"
+
+
+class Place:
+    """A directory of any file system; raises JobError that names `option` when it cannot be used."""
+
+    def __init__(self, spark: SparkSession, path: str, option: str) -> None:
+        self.path = path
+        self.option = option
+        jvm: Any = spark._jvm
+        context: Any = spark._jsc
+        self._jvm = jvm
+        try:
+            self._root = jvm.org.apache.hadoop.fs.Path(path)
+            self._files = self._root.getFileSystem(context.hadoopConfiguration())
+        except Exception as error:
+            raise self._problem(error) from None
+
+    def has(self, name: str) -> bool:
+        """Whether there is a file or directory of this name."""
+        try:
+            return bool(self._files.exists(self._child(name)))
+        except Exception as error:
+            raise self._problem(error) from None
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a small file, None when there is none."""
+        if not self.has(name):
+            return None
+        try:
+            stream = self._files.open(self._child(name))
+            try:
+                return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
+            finally:
+                stream.close()
+        except Exception as error:
+            raise self._problem(error) from None
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a small file, all of it or nothing."""
+        temporary = self._child(f".{name}.tmp")
+        try:
+            stream = self._files.create(temporary, True)
+            try:
+                stream.write(content)
+            finally:
+                stream.close()
+            self._files.delete(self._child(name), False)
+            if not self._files.rename(temporary, self._child(name)):
+                raise OSError("a file cannot be renamed there")
+        except Exception as error:
+            raise self._problem(error) from None
+
+    def batches(self, name: str) -> list[int]:
+        """The batches of which a log of Spark in this directory has a file."""
+        if not self.has(name):
+            return []
+        try:
+            found = [status.getPath().getName() for status in self._files.listStatus(self._child(name))]
+        except Exception as error:
+            raise self._problem(error) from None
+        numbers = [text.removesuffix(".compact") for text in found]
+        return [int(text) for text in numbers if text.isascii() and text.isdecimal()]
+
+    def _child(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(self._root, name)
+
+    def _problem(self, error: Exception) -> JobError:
+        java = getattr(error, "java_exception", None)
+        text = str(error) if java is None else str(java.getMessage() or java.getClass().getSimpleName())
+        return JobError(f"{self.option} {self.path}: {' '.join(text.split())[:300]}")
+
+
+class Checkpoint:
+    """The checkpoint of a streaming job beside its output.
+
+    `job` says what the job was begun with, by flag: going on with anything else is a JobError. `memory` is what the
+    job itself wants to find again.
+    """
+
+    def __init__(self, spark: SparkSession, checkpoint: str, output: str, job: dict[str, str]) -> None:
+        self._place = Place(spark, checkpoint, "--checkpoint")
+        self._job = job
+        self.memory: dict[str, Any] = {}
+        raw = self._place.read(_STATE)
+        if raw is not None:
+            try:
+                found = orjson.loads(raw)
+                before, self.memory = dict(found["job"]), dict(found["memory"])
+            except (ValueError, TypeError, KeyError):
+                raise JobError(f"--checkpoint {checkpoint}: {_STATE} there is not ours; give another one") from None
+            for flag, value in job.items():
+                if before.get(flag, value) != value:
+                    text = f"was begun with {flag} {before[flag]}, not {value}"
+                    raise JobError(f"--checkpoint {checkpoint} {text}; give that, or another --checkpoint and --output")
+        if job["--format"] in LOGGED:
+            self._compare(Place(spark, output, "--output"))
+
+    def _compare(self, output: Place) -> None:
+        done = self._place.batches("commits")
+        logged = output.batches("_spark_metadata")
+        # The sink's log is written before the commit.
+        if max(logged, default=-1) - max(done, default=-1) in (0, 1):
+            return
+        text = f"--checkpoint {self._place.path} and --output {output.path} do not belong together"
+        raise JobError(f"{text}: give those of one run, or two new directories")
+
+    def save(self) -> None:
+        """Write what the job was begun with, and `memory`."""
+        self._place.write(_STATE, orjson.dumps({"job": self._job, "memory": self.memory}))
