@@ -109,24 +109,26 @@ class _Attempt:
         access = self.access
         if access.tls_first:
             wire = self._secure(plain)
-            return wire, self._introduce(wire, secured=True)
-        self._read_info(plain)
-        offered = self.info.get("tls_required") or self.info.get("tls_available")
+            return wire, self._under_tls(wire)
+        rest = self._read_info(plain)
         if not (self.server.tls or access.wants_tls or self.info.get("tls_required")):
-            return plain, self._log_in(plain)
-        if not offered:
+            return plain, self._log_in(plain, rest)
+        if rest.startswith(b"-ERR"):
+            raise self._turned_away(rest)
+        if rest:
+            # It would be taken for something that was said under TLS.
+            raise _refused(self.server, "it goes on after INFO, before TLS")
+        if not (self.info.get("tls_required") or self.info.get("tls_available")):
             raise _refused(self.server, "it offers no TLS; use nats:// and no options for TLS")
         if self.info.get("tls_verify") and access.tls_cert is None:
             raise _refused(self.server, "it wants a client certificate", "tlsCert")
         wire = self._secure(plain)
-        return wire, self._introduce(wire, secured=False)
+        return wire, self._under_tls(wire)
 
-    def _introduce(self, wire: socket.socket, *, secured: bool) -> bytes:
-        """What is left to be said under TLS; `secured`: INFO too."""
+    def _under_tls(self, wire: socket.socket) -> bytes:
+        """What is left to be said; whoever opened the plain socket cannot close this one."""
         try:
-            if secured:
-                self._read_info(wire)
-            return self._log_in(wire)
+            return self._log_in(wire, self._read_info(wire) if self.access.tls_first else b"")
         except BaseException:
             wire.close()
             raise
@@ -140,66 +142,62 @@ class _Attempt:
         except TimeoutError:
             option = "tlsFirst" if access.tls_first else "servers"
             raise _failure(self.server, "the TLS handshake does not end", option) from None
-        except ssl.SSLError as error:
-            raise _refused(self.server, *tls.explain(error, access)) from None
         except OSError as error:
-            raise self._lost(error, "in the TLS handshake") from None
+            raise self._broken(error, "in the TLS handshake") from None
         except ValueError:
             raise _refused(self.server, "its name cannot be that of a certificate", "tlsHostname") from None
 
-    def _lost(self, error: OSError, when: str) -> ConnectError:
-        text = f"{(error.strerror or 'the connection was closed').lower()} {when}"
+    def _broken(self, error: OSError, when: str) -> ConnectError:
+        """What it means that the connection has failed."""
+        ended = isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ConnectionError)
+        if isinstance(error, ssl.SSLError) and not ended:
+            return _refused(self.server, *tls.explain(error, self.access))
+        text = "it closed the connection" if ended else (error.strerror or "the connection was lost").lower()
         if self.access.tls_cert is not None and when != "before INFO":
-            return _failure(self.server, f"{text}; it may not accept the client certificate", "tlsCert")
-        return _failure(self.server, text)
+            return _failure(self.server, f"{text} {when}; it may not accept the client certificate", "tlsCert")
+        return _failure(self.server, f"{text} {when}")
 
-    def _read_info(self, wire: socket.socket) -> None:
+    def _read_info(self, wire: socket.socket) -> bytes:
+        """Take in the server's first line; what came after it."""
         data = b""
         try:
             while b"\r\n" not in data and len(data) <= protocol.MAX_LINE:
                 wire.settimeout(self._left)
                 more = wire.recv(_CHUNK)
                 data += more
-                if not more or not data.startswith(b"INFO "[: len(data)]):
+                if not more or not data.startswith((b"INFO "[: len(data)], b"-ERR "[: len(data)])):
                     break
         except TimeoutError:
             text = "it sends nothing: it is no NATS server, or one where TLS comes first; set tlsFirst for that"
             raise _failure(self.server, text) from None
-        except ssl.SSLError as error:
-            raise _refused(self.server, *tls.explain(error, self.access)) from None
         except OSError as error:
-            raise self._lost(error, "before INFO") from None
+            raise self._broken(error, "before INFO") from None
         if not data:
-            raise _failure(self.server, "it closed the connection at once")
+            raise self._broken(ConnectionResetError(), "before INFO")
         line, end, rest = data.partition(b"\r\n")
+        if line.startswith(b"-ERR"):
+            raise self._turned_away(line)
         info = _object(line[5:]) if end and line.startswith(b"INFO ") else None
-        # What came in the clear after INFO would be taken for something said under TLS.
-        if info is None or rest:
+        if info is None:
             raise _refused(self.server, "it is not a NATS server")
         self.info = info
+        return rest
 
-    def _log_in(self, wire: socket.socket) -> bytes:
+    def _log_in(self, wire: socket.socket, rest: bytes) -> bytes:
+        """CONNECT and PING until the PONG; `rest` is what has come already. What came after the PONG."""
         try:
             wire.settimeout(self._left)
             wire.sendall(login.connect_line(self.access, self.server, self.info) + b"PING\r\n")
-            return self._read_pong(wire)
+            return self._read_pong(wire, rest)
         except TimeoutError:
             raise _failure(self.server, "it does not go on after CONNECT") from None
-        except ssl.SSLError as error:
-            raise _refused(self.server, *tls.explain(error, self.access)) from None
         except OSError as error:
-            raise self._lost(error, "after CONNECT") from None
+            raise self._broken(error, "after CONNECT") from None
         except protocol.ProtocolError:
             raise _refused(self.server, "it is not a NATS server") from None
 
-    def _read_pong(self, wire: socket.socket) -> bytes:
-        buffer = b""
+    def _read_pong(self, wire: socket.socket, buffer: bytes) -> bytes:
         while True:
-            wire.settimeout(self._left)
-            more = wire.recv(_CHUNK)
-            if not more:
-                raise ConnectionResetError
-            buffer += more
             at = 0
             for frame in protocol.frames(buffer):
                 at = frame.end
@@ -210,10 +208,18 @@ class _Attempt:
                 elif frame.line.startswith(b"INFO "):
                     self.info |= _object(frame.line[5:]) or {}
                 elif frame.line.startswith(b"-ERR"):
-                    said = protocol.error_text(frame.line)
-                    kind = _failure if login.is_passing(said) else _refused
-                    raise kind(self.server, *login.refusal(said, self.access))
-            buffer = buffer[at:]
+                    raise self._turned_away(frame.line)
+            wire.settimeout(self._left)
+            more = wire.recv(_CHUNK)
+            if not more:
+                raise ConnectionResetError
+            buffer = buffer[at:] + more
+
+    def _turned_away(self, line: bytes) -> ConnectError:
+        """What an -ERR before the PONG means."""
+        said = protocol.error_text(line.partition(b"\r\n")[0])
+        kind = _failure if login.is_passing(said) else _refused
+        return kind(self.server, *login.refusal(said, self.access))
 
 
 def _object(text: bytes) -> dict[str, Any] | None:

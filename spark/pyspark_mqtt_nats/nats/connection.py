@@ -143,6 +143,11 @@ class Connection:
 
     def _lost(self, reason: str = "") -> ConnectError:
         """The error of a connection that has ended; a last -ERR says why."""
+        try:
+            while data := self._wire.recv(_CHUNK):
+                self._last = data
+        except OSError:
+            pass
         at = self._last.rfind(b"-ERR ")
         if at >= 0:
             self._error = protocol.error_text(self._last[at:].partition(b"\r\n")[0])

@@ -66,17 +66,17 @@ def refusal(error: str, access: Access) -> tuple[str, str]:
     """What an -ERR at the beginning means, as (text, option to change)."""
     lower = error.lower()
     if is_passing(error):
-        return f"it takes no more clients now ({error})", "servers"
+        return f"it takes no more clients now, {error}", "servers"
     if "tls required" in lower:
         return "it wants TLS; use tls://", "servers"
     if not ("authorization" in lower or "authentication" in lower or "expired" in lower or "revoked" in lower):
-        return f"it refused us ({error})", "servers"
+        return f"it refused us, {error}", "servers"
     way = access.login
     if not way:
         return "it wants a login: user and password, token, nkey or creds", "user"
     if way == "creds" and access.creds is not None and _expired(access.creds.jwt):
         return "the JWT of the credentials file has expired", "creds"
-    return f"it refused the login by {_WAYS.get(way, way)} ({error})", way
+    return f"it refused the login by {_WAYS.get(way, way)}, {error}", way
 
 
 def _expired(jwt: str) -> bool:
