@@ -80,7 +80,7 @@ async def scan(js: JetStream, stream: str, subject: str, start_seq: int = 1) -> 
         start_seq = message.seq + 1
 
 
-def message_of_direct(reply: Reply) -> StoredMessage | None:
+def _from_direct(reply: Reply) -> StoredMessage | None:
     """The message in a direct get's answer; None for an answer without one."""
     subject = headers.get_last(reply.headers, headers.STREAM_SUBJECT)
     seq = headers.get_last(reply.headers, headers.STREAM_SEQUENCE)
@@ -101,7 +101,7 @@ async def direct_get_last(js: JetStream, stream: str, subject: str) -> StoredMes
     """The newest message of a subject by direct get; `headers` then also has what the server added."""
     body = orjson.dumps({"last_by_subj": subject})
     reply = await js.request(f"{js.api_prefix}.DIRECT.GET.{stream}", body)
-    message = message_of_direct(reply)
+    message = _from_direct(reply)
     if message is None:
         _expect(reply, 404)
     return message
@@ -119,7 +119,7 @@ async def direct_page(
     answers = js.stream(f"{js.api_prefix}.DIRECT.GET.{stream}", body)
     try:
         async for reply in answers:
-            message = message_of_direct(reply)
+            message = _from_direct(reply)
             if message is None:
                 _expect(reply, 204, 404)
                 return page, bool(page) and headers.get_last(reply.headers, headers.NUM_PENDING) != "0"

@@ -11,7 +11,7 @@ import orjson
 from mqtt_streams import api as wire
 from mqtt_streams import headers
 from mqtt_streams.api import Reply
-from mqtt_streams.stored import NO_MESSAGE_FOUND, StoredMessage, message_of, message_of_direct
+from mqtt_streams.stored import NO_MESSAGE_FOUND, StoredMessage, message_of
 from pyspark_mqtt_nats.errors import ApiError, RequestTimeout
 from pyspark_mqtt_nats.nats import protocol
 from pyspark_mqtt_nats.nats.connection import Connection
@@ -52,10 +52,10 @@ def api(connection: Connection, verb: str, body: dict[str, Any] | None = None) -
 
 def _refused(verb: str, error: wire.ApiError) -> ApiError:
     option = _OPTIONS.get(error.err_code, "stream")
-    subject = ".".join(verb.split(".")[2:3])
     what = f"JetStream: {' '.join(error.description.split())}"
     if error.err_code == STREAM_NOT_FOUND:
-        what = f"there is no stream {subject}"
+        # STREAM.INFO.<stream>, STREAM.MSG.GET.<stream>, CONSUMER.CREATE.<stream>.<consumer>
+        what = f"there is no stream {verb.removeprefix('STREAM.MSG.').split('.')[1 if '.MSG.' in verb else 2]}"
     return ApiError(f"{what} (option {option})", option, error.code, error.err_code, error.description)
 
 
@@ -101,23 +101,6 @@ def get_message(connection: Connection, stream: str, **which: Any) -> StoredMess
         raise
 
 
-def direct_get(connection: Connection, stream: str, **which: Any) -> StoredMessage | None:
-    """A message by direct get, from any replica; as `get_message`, and `start_time` as RFC 3339 text."""
-    subject = f"{connection.access.api_prefix}.DIRECT.GET.{stream}"
-    try:
-        reply = connection.request(subject, orjson.dumps(which), timeout=connection.access.request_timeout)
-    except ApiError as error:
-        if error.code != NO_RESPONDERS:
-            raise
-        text = f"stream {stream} allows no direct get, or is not there (option stream)"
-        raise ApiError(text, "stream", NO_RESPONDERS) from None
-    message = message_of_direct(reply)
-    if message is None and headers.status(reply.headers) != 404:
-        line = reply.headers[9:].partition(b"\r")[0].decode(errors="replace")
-        raise ApiError(f"stream {stream}: direct get: {line or 'unexpected answer'}", "stream")
-    return message
-
-
 class Publish(NamedTuple):
     """A message to store: its subject in the stream, a raw header block (b"" for none) and the payload."""
 
@@ -132,14 +115,6 @@ class PubAck(NamedTuple):
     stream: str
     seq: int
     duplicate: bool = False
-
-
-def publish(connection: Connection, message: Publish) -> PubAck:
-    """Store one message; raises ApiError, AccessError, RequestTimeout, ConnectError."""
-    result = next(iter(publish_all(connection, (message,))))
-    if isinstance(result, ApiError):
-        raise result
-    return result
 
 
 def publish_all(
