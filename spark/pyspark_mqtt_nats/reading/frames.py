@@ -25,7 +25,7 @@ class Loose(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Messages in order, as parallel lists."""
+    """Messages in order, as parallel lists; `replies` means nothing where messages have no reply subject."""
 
     subjects: list[bytes]
     replies: list[bytes]
@@ -36,14 +36,17 @@ class Block(NamedTuple):
 class Frames:
     """Splits what a connection receives.
 
-    `loose` collects messages that are no consumer's delivery to the subscription `sid`; whoever reads takes them out.
-    `pongs` counts the answers to PING.
+    Args:
+        sid: the subscription whose messages go into the lists.
+        bare: of those only the ones without a reply subject, and with headers; else only those with a reply subject.
+
+    `loose` collects all other messages; whoever reads takes them out.
     """
 
-    def __init__(self, sid: bytes) -> None:
+    def __init__(self, sid: bytes, *, bare: bool = False) -> None:
         self.loose: list[Loose] = []
-        self.pongs = 0
         self._sid = sid
+        self._words = 5 if bare else 6  # HMSG subject sid [reply] size-of-headers size
         self._kept: list[bytes] = []
         self._length = 0
         self._need = 0
@@ -59,9 +62,9 @@ class Frames:
         return self._size
 
     @property
-    def last_reply(self) -> bytes:
-        """Reply subject of the last message collected; there must be one."""
-        return self._block.replies[-1]
+    def last(self) -> tuple[bytes, bytes]:
+        """Reply subject and header block of the last message collected; there must be one."""
+        return self._block.replies[-1], self._block.headers[-1]
 
     def take(self, most: int) -> Block:
         """The first `most` messages collected, which are then forgotten here."""
@@ -97,7 +100,7 @@ class Frames:
         answer = b""
         find = data.find
         total = len(data)
-        sid = self._sid
+        sid, count = self._sid, self._words
         subjects, replies, headers, payloads = self._block
         size = 0
         self._need = 0
@@ -107,12 +110,14 @@ class Frames:
                 break
             words = data[at:end].split(b" ")
             start = end + 2
-            if len(words) == 6 and words[2] == sid:
+            if len(words) == count and words[2] == sid:
                 try:
-                    stop = start + int(words[5])
-                    body = start + int(words[4])
+                    stop = start + int(words[-1])
+                    body = start + int(words[-2])
                 except ValueError:
                     raise _no_protocol(words) from None
+                if not start <= body <= stop:
+                    raise _no_protocol(words)
                 if stop + 2 > total:
                     self._need = stop + 2 - at
                     break
@@ -159,7 +164,7 @@ class Frames:
             return 0
         block = data[start : start + head]
         payload = data[start + head : stop]
-        if spare and words[2] == self._sid:
+        if spare and words[2] == self._sid and self._words == 6:
             for part, value in zip(self._block, (words[1], words[3], block, payload), strict=True):
                 part.append(value)
             self._size += size
@@ -170,11 +175,9 @@ class Frames:
     def _control(self, kind: bytes, rest: bytes) -> bytes:
         if kind == b"PING":
             return PONG
-        if kind == b"PONG":
-            self.pongs += 1
-        elif kind == b"-ERR":
+        if kind == b"-ERR":
             raise refusal(rest)
-        elif kind not in (b"INFO", b"+OK"):
+        if kind not in (b"PONG", b"INFO", b"+OK"):
             raise _no_protocol([kind, rest])
         return b""
 

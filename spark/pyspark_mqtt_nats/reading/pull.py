@@ -167,12 +167,12 @@ class _Pull:
         frames = self._frames
         self._owed -= len(frames) - self._counted
         self._counted = len(frames)
-        words = frames.last_reply.split(b".")
+        words = frames.last[0].split(b".")
         try:
             place = _place(len(words))
             self.seen, pending = int(words[place]), int(words[place + 3])
         except (ValueError, IndexError):
-            raise _no_delivery(frames.last_reply) from None
+            raise _no_delivery(frames.last[0]) from None
         self._done = not pending or self.seen >= self._end - 1
 
     def _told(self) -> None:
