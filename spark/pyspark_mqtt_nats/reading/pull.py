@@ -226,7 +226,7 @@ def _numbers(replies: list[bytes]) -> tuple[pa.Array, pa.Array, pa.Array]:
     names = [f"f{place + offset}" for offset in range(3)]
     try:
         table = csv.read_csv(
-            pa.BufferReader(b"\n".join(replies)),
+            pa.BufferReader(b"\n".join((*replies, b""))),  # a single line has to end, or it is taken for no table
             read_options=csv.ReadOptions(use_threads=False, autogenerate_column_names=True, block_size=1 << 26),
             parse_options=csv.ParseOptions(delimiter=".", quote_char=False, double_quote=False),
             convert_options=csv.ConvertOptions(
