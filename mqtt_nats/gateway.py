@@ -27,6 +27,7 @@ from mqtt_nats.broker.leases import Lease
 from mqtt_nats.broker.opening import refuse
 from mqtt_nats.broker.recovery import recover, recover_wild, watch_consumers
 from mqtt_nats.broker.sharing import look_after, recover_queues
+from mqtt_nats.broker.standstill import tick, watch
 from mqtt_nats.broker.timing import take_timers
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.config import Settings
@@ -232,6 +233,7 @@ class Gateway:
                 tasks,
             )
             watch_consumers(broker)
+            watch(broker)
             self.link.on_writable = self._writable
             self.link.on_denied = partial(self._denied, self.link)
             self.wild.on_denied = partial(self._denied, self.wild)
@@ -330,6 +332,7 @@ class Gateway:
         while True:
             await asyncio.sleep(CLOCK_STEP)
             now = broker.clock.now = loop.time()
+            tick(broker)
             broker.store.tick(now)
             if now - rotated > SEEN_FOR / 2 and broker.steady:
                 rotated = now

@@ -39,6 +39,9 @@ WRITE_LOW_WATER = 1024 * 1024
 COMPLAIN_AGAIN = 60.0
 COMPLAINTS_MOST = 1000
 
+# The gateway says this often that it lives (seconds, with a margin): else it has stood still.
+STANDSTILL = 1.5
+
 DENIED = re.compile(rb'permissions violation for (publish|subscription) to ("(?:[^"\\]|\\.)*")', re.IGNORECASE)
 
 
@@ -67,7 +70,9 @@ class _Wire(asyncio.Protocol):
             self._parts = []
             self._tail = b""
         link = self.link
-        link.heard = time()
+        link.heard = now = time()
+        if now - link.ticked > STANDSTILL:
+            link.on_standstill()
         handlers = link.handlers
         find = data.find
         end = len(data)
@@ -150,6 +155,12 @@ class Link(Client):
         self._last_wire: _Wire | None = None
         self.heard = time()
         """Unix time at which the server was last heard."""
+        self.ticked = time()
+        """Unix time at which the event loop was last known to run."""
+        self.on_standstill: Callable[[], None] = lambda: None
+        """Called when it was not for longer than `STANDSTILL`, before anything is handled or sent."""
+        self.stopped = False
+        """Nothing is sent, but collected; see :meth:`stop`."""
         self.writable = True
         self.online = False
         self.on_writable: Callable[[bool], None] | None = None
@@ -175,6 +186,10 @@ class Link(Client):
         self._scheduled = False
         out = self.out
         if out:
+            if time() - self.ticked > STANDSTILL:
+                self.on_standstill()
+            if self.stopped:
+                return
             wire = self.wire
             if wire is not None:
                 wire.transport.write(b"".join(out) if len(out) > 1 else out[0])
@@ -240,6 +255,33 @@ class Link(Client):
         self._pongs.append(shared)
         self.out.append(b"PING\r\n")
         self.kick()
+
+    async def stop(self, timeout: float) -> None:
+        """Send nothing but a PING, until it is answered: what the server has had for us before has come then.
+
+        Raises:
+            TimeoutError: it is not, or the connection is down; nothing is sent even so, until :meth:`go_on`.
+        """
+        self.stopped = True
+        wire = self.wire
+        if wire is None:
+            raise TimeoutError("not connected to NATS")
+        pong: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        # Those behind it are answers to PINGs that have not been sent.
+        self._pongs.insert(len(self._pongs) - self.out.count(b"PING\r\n"), pong)
+        wire.transport.write(b"PING\r\n")
+        try:
+            async with asyncio.timeout(timeout):
+                await pong
+        except asyncio.CancelledError:
+            if pong.cancelled():
+                raise TimeoutError("the connection to NATS was lost") from None
+            raise
+
+    def go_on(self) -> None:
+        """Send what was collected."""
+        self.stopped = False
+        self.write_out()
 
     # -- what nats-py owns ---------------------------------------------------------------------
 
@@ -337,7 +379,7 @@ class Link(Client):
 
     def _lose_wire(self) -> None:
         self.wire = None
-        self.online = False
+        self.online = self.stopped = False
         self.out.clear()
         for future in self._pongs:
             if not future.done():

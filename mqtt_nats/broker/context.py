@@ -82,6 +82,8 @@ class Broker:
         self.store = store
         self.access = access
         self.clock = Clock(loop.time())
+        self.standing = False
+        """The gateway stood still, and has not found out yet what has moved."""
         self.round = Round(loop.call_soon)
         self.table = Table(settings.local_dispatch, settings.max_topic_levels)
         self.fanout = Fanout(self.table, link, self.round)

@@ -11,6 +11,7 @@ from mqtt_nats.backbone.link import Link
 from mqtt_nats.broker.gap import expect_gap, repair
 from mqtt_nats.broker.resuming import reattach
 from mqtt_nats.broker.sharing import recover_inboxes
+from mqtt_nats.connection.connection import Hold
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import PoisonedRecord
@@ -70,7 +71,10 @@ async def recover(broker: Broker, link: Link) -> None:
 
     async def check(client: Client) -> None:
         async with limit:
-            await _check(client)
+            try:
+                await _check(client)
+            finally:
+                client.connection.release(Hold.STANDSTILL)
 
     for client in list(broker.clients.values()):
         if client.alive:

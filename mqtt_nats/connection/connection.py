@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from mqtt_nats.codec import Decoder, Limits, MqttError, Packet, ReasonCode
@@ -25,6 +26,9 @@ LINGER: Final = 5.0
 # The clock is read this often (seconds), so something may be this much newer than its time says.
 CLOCK_STEP: Final = 0.5
 
+
+# An event loop whose clock was not read for this long has stood still (seconds): rules.md#standstill.
+STANDSTILL: Final = 1.0 + CLOCK_STEP
 
 # A client that sends this much at once (bytes) waits until the others have had a turn.
 BULK: Final = 128 * 1024
@@ -47,6 +51,8 @@ class Hold:
     """It has had its turn."""
     LEASE: Final = 64
     """Its session may be somebody else's."""
+    STANDSTILL: Final = 128
+    """The gateway stood still: the same, for all."""
 
 
 class Handler(Protocol):
@@ -68,6 +74,7 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_clock",
         "_holds",
+        "_kept",
         "_made",
         "alive",
         "decoder",
@@ -96,6 +103,7 @@ class Connection(asyncio.Protocol):
         self._clock = clock
         self._made = made
         self._holds = 0
+        self._kept = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has connected."""
@@ -111,7 +119,13 @@ class Connection(asyncio.Protocol):
         handler = self.handler
         if handler is None:
             return
-        self.alive = self._clock.now
+        clock = self._clock
+        self.alive = clock.now
+        if monotonic() - clock.read > STANDSTILL:
+            clock.stood_still()
+        if self._holds & Hold.STANDSTILL:
+            self._kept += data
+            return
         if len(data) > BULK:
             # libuv would go on with this socket up to 32 times while it has data: seconds, for small packets.
             self.hold(Hold.TURN)
@@ -164,6 +178,9 @@ class Connection(asyncio.Protocol):
         if not self._holds & why:
             return
         self._holds &= ~why
+        if why == Hold.STANDSTILL and self._kept:
+            kept, self._kept = self._kept, b""
+            self.data_received(kept)
         if not self._holds and self.transport is not None and not self.transport.is_closing():
             self.alive = self._clock.now
             self.transport.resume_reading()
@@ -209,7 +226,11 @@ class Connection(asyncio.Protocol):
 class Clock:
     """The event loop's time, read once per tick: precise enough for deadlines, free for the message path."""
 
-    __slots__ = ("now",)
+    __slots__ = ("now", "read", "stood_still")
 
     def __init__(self, now: float) -> None:
         self.now = now
+        self.read = monotonic()
+        """When it was read last, in seconds of the system's own monotonic clock."""
+        self.stood_still: Callable[[], None] = lambda: None
+        """Called by who finds that it was not read for longer than `STANDSTILL`."""
