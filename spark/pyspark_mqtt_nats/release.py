@@ -5,39 +5,45 @@ Such a stream removes a message when every consumer is done with it. A durable c
 keeps the stream, holds messages for Spark without ever delivering one; it is moved forward instead.
 """
 
-import logging
 from typing import Final
 
-from pyspark_mqtt_nats.errors import ApiError
+from pyspark_mqtt_nats.errors import AccessError, ApiError
 from pyspark_mqtt_nats.nats.connection import Connection
 from pyspark_mqtt_nats.nats.jetstream import CONSUMER_NOT_FOUND, api
-from pyspark_mqtt_nats.reading.ranges import Snapshot
+from pyspark_mqtt_nats.reading.ranges import Snapshot, log
 
 CONSUMER: Final = "spark"
 
-log: Final = logging.getLogger("pyspark_mqtt_nats")
+
+class Release:
+    """What one query has released. That it could not is said once, and the query is none the worse: what it has read
+    stays in the stream."""
+
+    def __init__(self) -> None:
+        self._until = 0
+        self._complained = False
+
+    def until(self, connection: Connection, found: Snapshot, sequence: int) -> None:
+        """Let the stream remove what is before this sequence, as far as Spark goes."""
+        if found.retention != "interest" or sequence == self._until:
+            return
+        try:
+            _move(connection, found, sequence)
+        except (ApiError, AccessError) as error:
+            if not self._complained:
+                log.warning("consumer %s of stream %s cannot be moved: %s", CONSUMER, found.stream, error)
+            self._complained = True
+        self._until = sequence
 
 
-def release(connection: Connection, found: Snapshot, upto: int) -> bool:
-    """Let the stream remove what is before the sequence `upto`, as far as Spark goes; whether there was anything.
-
-    The consumer is never moved back, which would claim messages again, nor beyond the end of the stream, which would
-    skip messages to come.
-    """
-    if found.retention != "interest":
-        return False
+def _move(connection: Connection, found: Snapshot, sequence: int) -> None:
+    """Move the consumer forward: never back, which would claim messages again, nor beyond the end of the stream, which
+    would skip messages to come."""
     try:
         info = api(connection, f"CONSUMER.INFO.{found.stream}.{CONSUMER}")
     except ApiError as error:
         if error.err_code == CONSUMER_NOT_FOUND:
-            return False
+            return
         raise
-    if not info["ack_floor"]["stream_seq"] + 1 < upto <= found.last + 1:
-        return False
-    try:
-        api(connection, f"CONSUMER.RESET.{found.stream}.{CONSUMER}", {"seq": upto})
-    except ApiError as error:
-        # What was read stays in the stream; the query is none the worse.
-        log.warning("consumer %s of stream %s cannot be moved to %d: %s", CONSUMER, found.stream, upto, error)
-        return False
-    return True
+    if info["ack_floor"]["stream_seq"] + 1 < sequence <= found.last + 1:
+        api(connection, f"CONSUMER.RESET.{found.stream}.{CONSUMER}", {"seq": sequence})

@@ -11,6 +11,7 @@ for the `latestOffset` after a start only when everything before that start is c
 is released.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, Self, TypeVar
@@ -27,12 +28,13 @@ from pyspark.sql.streaming.datasource import (
 
 from pyspark_mqtt_nats import batch
 from pyspark_mqtt_nats.admission import Limits, admit
-from pyspark_mqtt_nats.errors import ConnectError, RequestTimeout, SourceError
+from pyspark_mqtt_nats.errors import ApiError, ConnectError, RequestTimeout, SourceError
 from pyspark_mqtt_nats.hints import Projection
 from pyspark_mqtt_nats.nats.connection import Connection
 from pyspark_mqtt_nats.options import Options
-from pyspark_mqtt_nats.reading.ranges import Snapshot, loss, snapshot
-from pyspark_mqtt_nats.release import release
+from pyspark_mqtt_nats.reading.ranges import Snapshot, log, loss, snapshot
+from pyspark_mqtt_nats.reading.read import OUTAGE, passes
+from pyspark_mqtt_nats.release import Release
 
 
 class Offset(NamedTuple):
@@ -59,6 +61,7 @@ class Offset(NamedTuple):
 
 BEGINNING: Final = Offset("", 0, 0)
 _STARTS: Final = ("starting_sequence", "starting_timestamp", "starting_offsets")
+_PAUSE: Final = 0.5  # seconds between two attempts
 
 T = TypeVar("T")
 
@@ -71,6 +74,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.projection = projection
         self._anywhere = replace(options, starting_sequence=None, starting_timestamp=None, starting_offsets=None)
         self._connection: Connection | None = None
+        self._release = Release()
+        self._answered = False
         self._target: int | None = None
         self._last = BEGINNING
 
@@ -107,7 +112,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found = self._look(connection)
         begin = self._begin(connection, start, found)
         if begin == start:
-            release(connection, found, begin.next)
+            self._release.until(connection, found, begin.next)
         end = found.last + 1
         self._last = Offset(found.created, begin.first, end)
         if self._target is not None:
@@ -139,14 +144,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return snapshot(self._anywhere, connection)
 
     def _ask(self, question: Callable[[Connection], T]) -> T:
-        """The answer to a question, on a connection that is kept; a new one when the old one was lost meanwhile."""
-        if self._connection is not None:
+        """The answer to a question, on a connection that is kept.
+
+        As in tasks, an outage is waited for; but not where NATS has never answered.
+        """
+        began = 0.0
+        while True:
             try:
-                return question(self._connection)
-            except (ConnectError, RequestTimeout):
+                if self._connection is None:
+                    self._connection = Connection(self.options.access)
+                answer = question(self._connection)
+                self._answered = True
+                return answer
+            except (ConnectError, RequestTimeout, ApiError) as error:
                 self.stop()
-        self._connection = Connection(self.options.access)
-        return question(self._connection)
+                began = began or time.monotonic()
+                if not self._answered or not passes(error) or time.monotonic() - began > OUTAGE:
+                    raise
+                log.warning("planning waits for NATS: %s", error)
+                time.sleep(_PAUSE)
 
     # -- batches ----------------------------------------------------------------------------------
 

@@ -95,7 +95,7 @@ class _Reader:
                 if self._next > before:
                     quiet_since = time.monotonic()
                     failures = 0
-                if not connected or not _passes(error):
+                if not connected or not passes(error):
                     raise
                 if time.monotonic() - quiet_since > OUTAGE:
                     raise _given_up(error) from None
@@ -135,7 +135,7 @@ class _Reader:
         report.gaps = None if filtered else max(0, size - watch.received - watch.lost - watch.aged)
 
 
-def _passes(error: SourceError) -> bool:
+def passes(error: SourceError) -> bool:
     """Whether waiting may help."""
     return not isinstance(error, ApiError) or error.code in _PASSING
 

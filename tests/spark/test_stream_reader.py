@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How micro-batches are planned: offsets, limits, streams that are not what they were, release. No Spark session."""
+
+import json
+import logging
+import pickle
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.types import StructType
+
+from pyspark_mqtt_nats.errors import ConnectError, DataLossError, OptionError, SourceError
+from pyspark_mqtt_nats.release import CONSUMER
+from pyspark_mqtt_nats.source import MqttNatsSource
+from pyspark_mqtt_nats.streaming import StreamReader
+from tests.conftest import NatsFactory
+from tests.harness.nats import NatsServer
+from tests.spark.storing import Store, sequences
+
+SCHEMA = StructType().add("sequence", "long")
+ALL = ReadAllAvailable()
+
+
+@pytest.fixture
+def store(nats_server: NatsServer) -> Iterator[Store]:
+    with Store(nats_server.url) as found:
+        yield found
+
+
+@pytest.fixture
+def interest(nats_server: NatsServer) -> Iterator[Store]:
+    """A stream that keeps messages for the consumer of Spark."""
+    with Store(nats_server.url, retention="interest") as found:
+        found.api(f"CONSUMER.CREATE .{CONSUMER}", stream_name=found.stream, config=HOLD)
+        yield found
+
+
+HOLD = {"durable_name": CONSUMER, "ack_policy": "explicit"}
+
+
+class Query:
+    """What Spark does with a reader: one batch after the other, with offsets that have been JSON."""
+
+    def __init__(self, store: Store, **options: Any) -> None:
+        self.store = store
+        self.source = MqttNatsSource(store.given(**options))
+        self.checkpoint: dict[str, Any] | None = None
+        self.start()
+
+    def start(self, *, available_now: bool = False) -> None:
+        """A new run of the query, which has only its checkpoint."""
+        reader = self.source.streamReader(SCHEMA)
+        assert isinstance(reader, StreamReader)
+        self.reader = reader
+        self.store.closing.callback(reader.stop)
+        if available_now:
+            reader.prepareForTriggerAvailableNow()
+
+    def plan(self, limit: Any = None) -> dict[str, Any]:
+        """The end of the next batch."""
+        limit = self.reader.getDefaultReadLimit() if limit is None else limit
+        return _json(self.reader.latestOffset(self.begin, limit))
+
+    @property
+    def begin(self) -> dict[str, Any]:
+        """Where the next batch begins."""
+        return _json(self.reader.initialOffset()) if self.checkpoint is None else self.checkpoint
+
+    def read(self, end: dict[str, Any]) -> list[int]:
+        """Read a planned batch, in tasks elsewhere."""
+        tasks = pickle.dumps(self.source.streamReader(SCHEMA))
+        found: list[int] = []
+        for partition in pickle.loads(pickle.dumps(self.reader.partitions(self.begin, end))):
+            found += sequences(pickle.loads(tasks).read(partition))
+        return found
+
+    def batch(self, limit: Any = None) -> list[int]:
+        """Plan, read and complete a batch."""
+        end = self.plan(limit)
+        found = self.read(end) if end != self.begin else []
+        self.checkpoint = end
+        return found
+
+    def batches(self, most: int = 100) -> list[list[int]]:
+        """All batches until there is nothing new."""
+        found = []
+        while len(found) < most and (self.checkpoint is None or self.plan() != self.checkpoint):
+            found.append(self.batch())
+        return found
+
+
+def _json(offset: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(json.dumps(offset))
+    return found
+
+
+def test_a_query_begins_where_it_was_told_and_goes_on_from_its_checkpoint(store: Store) -> None:
+    store.put(range(10))
+    late, early = Query(store), Query(store, startingOffsets="earliest")
+    given = Query(store, startingSequence=4)
+    assert late.batch() == []
+    assert sorted(early.batch()) == list(range(1, 11))
+    assert given.batch() == list(range(4, 11))
+    store.put(range(5))
+    for query in (late, early, given):
+        query.start()
+        assert query.batch() == list(range(11, 16))
+        assert query.plan() == query.checkpoint
+        assert query.reader.reportLatestOffset() == query.checkpoint
+
+
+def test_a_first_batch_that_was_planned_and_not_completed_is_the_same_after_a_restart(store: Store) -> None:
+    store.put(range(10))
+    late, early = Query(store), Query(store, startingOffsets="earliest")
+    planned = late.plan(), early.plan()
+    store.put(range(5))
+    for query, end, expected in ((late, planned[0], []), (early, planned[1], list(range(1, 11)))):
+        query.start()
+        assert query.read(end) == expected
+        query.checkpoint = end
+        assert query.batch() == list(range(11, 16))
+
+
+def test_available_now_ends_at_what_was_there_when_it_began(store: Store) -> None:
+    store.put(range(10))
+    query = Query(store, startingOffsets="earliest", maxMessagesPerTrigger=4)
+    query.start(available_now=True)
+    store.put(range(10))
+    assert query.batches() == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10]]
+    query.start(available_now=True)
+    assert query.batches() == [[11, 12, 13, 14], [15, 16, 17, 18], [19, 20]]
+    query.start(available_now=True)
+    assert query.batches() == []
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+@pytest.mark.parametrize("mode", ["pull", "direct"])
+def test_messages_of_a_batch_are_counted_past_gaps_and_other_topics(store: Store, mode: str, filtered: bool) -> None:
+    """200 messages of 20,000 sequences, in a hole of which are most."""
+    wanted = [1, *range(15_001, 20_000, 25)] if filtered else [1, *range(15_001, 15_200)]
+    store.put(range(1, 20_001), lambda one: "w.x" if one in wanted else "o.x")
+    if not filtered:
+        store.api("STREAM.PURGE", filter=f"{store.prefix}o.x")
+    options = {"topics": "w/+"} if filtered else {}
+    query = Query(store, startingOffsets="earliest", maxMessagesPerTrigger=60, readMode=mode, **options)
+    found = query.batches(most=200)
+    assert [one for batch in found for one in batch] == wanted
+    assert all(len(batch) <= 60 for batch in found)
+    assert all(found[:-1])  # behind the last message there may be a hole
+    if mode == "pull":
+        assert [len(batch) for batch in found] == [60] * (len(wanted) // 60) + [len(wanted) % 60]
+    assert query.batch(ALL) == []
+
+
+@pytest.mark.parametrize("mode", ["pull", "direct"])
+def test_bytes_of_a_batch(store: Store, mode: str) -> None:
+    """Messages of about 1000 bytes; one is larger than a batch may be."""
+    sizes = [1000] * 50 + [100_000] + [1000] * 50
+    store.put_payloads(("a", b"x" * size) for size in sizes)
+    query = Query(store, startingOffsets="earliest", maxBytesPerTrigger="21k", readMode=mode)
+    assert isinstance(query.reader.getDefaultReadLimit(), ReadMaxBytes)
+    found = query.batches()
+    assert [one for batch in found for one in batch] == list(range(1, 102))
+    if mode == "pull":
+        assert [len(batch) for batch in found] == [20, 20, 10, 1, 20, 20, 10]
+    both = Query(store, startingOffsets="earliest", maxBytesPerTrigger="21k", maxMessagesPerTrigger=15, readMode=mode)
+    assert both.reader.getDefaultReadLimit() == ReadMaxRows(15)
+    assert max(map(len, both.batches())) <= 15
+    everything = Query(store, startingOffsets="earliest", maxBytesPerTrigger="21k", readMode=mode)
+    assert len(everything.batch(ALL)) == 101
+
+
+def test_a_start_that_is_gone_matters_only_to_a_new_query(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    store.put(range(10))
+    query = Query(store, startingSequence=2)
+    assert query.batch() == list(range(2, 11))
+    store.purge_before(8)
+    store.put(range(2))
+    query.start()
+    assert query.batch() == [11, 12]
+    with pytest.raises(DataLossError, match=r"startingSequence 2 is gone.*failOnDataLoss"):
+        Query(store, startingSequence=2).plan()
+    assert Query(store, startingSequence=2, failOnDataLoss=False).batch() == list(range(8, 13))
+    assert "up to 6 messages are missing" in caplog.text
+
+
+def test_messages_removed_between_two_batches(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    store.put(range(10))
+    strict, lenient = (
+        Query(store, startingOffsets="earliest", maxMessagesPerTrigger=5, failOnDataLoss=flag) for flag in (True, False)
+    )
+    for query in (strict, lenient):
+        assert query.batch() == [1, 2, 3, 4, 5]
+    store.purge_before(9)
+    with pytest.raises(DataLossError, match="failOnDataLoss"):
+        strict.batch()
+    caplog.set_level(logging.WARNING)
+    assert [one for batch in lenient.batches() for one in batch] == [9, 10]
+    assert "missing" in caplog.text
+
+
+@pytest.mark.parametrize("messages", [3, 30])
+def test_a_stream_that_was_made_anew(store: Store, messages: int, caplog: pytest.LogCaptureFixture) -> None:
+    store.put(range(10))
+    strict = Query(store, startingOffsets="earliest")
+    lenient = Query(store, startingOffsets="earliest", failOnDataLoss=False)
+    assert strict.batch() == lenient.batch() == list(range(1, 11))
+    store.recreate()
+    store.put(range(messages))
+    with pytest.raises(DataLossError, match=r"checkpoint is of a stream made at .*checkpointLocation.*failOnDataLoss"):
+        strict.plan()
+    lenient.start()
+    end = lenient.plan()
+    assert lenient.read(end) == list(range(1, messages + 1))
+    assert "checkpoint is of a stream" in caplog.text
+    store.recreate()
+    store.put(range(5))
+    with pytest.raises(DataLossError, match="the batch was planned of a stream"):
+        strict.read(end)
+    assert lenient.read(end) == []
+    lenient.checkpoint = end
+    assert lenient.batch() == [1, 2, 3, 4, 5]
+
+
+def test_a_stream_that_ends_before_the_checkpoint(store: Store) -> None:
+    """As after a restore from a backup; here the checkpoint is moved instead."""
+    store.put(range(10))
+    strict = Query(store, startingOffsets="earliest")
+    lenient = Query(store, startingOffsets="earliest", failOnDataLoss=False)
+    for query in (strict, lenient):
+        query.batch()
+        assert query.checkpoint is not None
+        query.checkpoint = query.checkpoint | {"next": 500}
+    with pytest.raises(DataLossError, match=r"ends with 10, the checkpoint is at 500.*failOnDataLoss"):
+        strict.plan()
+    assert lenient.batch() == list(range(1, 11))
+
+
+@pytest.mark.parametrize("bad", [{}, {"created": "x"}, {"created": "x", "first": None, "next": 1}, [1]])
+def test_a_checkpoint_of_another_source(store: Store, bad: Any) -> None:
+    query = Query(store)
+    query.checkpoint = bad
+    with pytest.raises(SourceError, match="checkpointLocation"):
+        query.plan()
+
+
+def test_the_stream_is_told_what_is_complete_and_nothing_else(interest: Store) -> None:
+    interest.put(range(10))
+    query = Query(interest, startingOffsets="earliest", maxMessagesPerTrigger=4)
+    end = query.plan()
+    assert query.read(end) == [1, 2, 3, 4]
+    query.start()  # before the batch was complete
+    assert interest.state["first_seq"] == 1
+    assert query.read(end) == [1, 2, 3, 4]
+    query.checkpoint = end
+    assert query.plan()["next"] == 9
+    assert interest.state["first_seq"] == 5
+    assert query.batches() == [[5, 6, 7, 8], [9, 10]]
+    query.plan()
+    assert interest.state["messages"] == 0
+    # A query that is behind claims nothing again, and what comes next is held for both.
+    behind = Query(interest, failOnDataLoss=False)
+    behind.checkpoint = end
+    behind.plan()
+    floor = interest.api(f"CONSUMER.INFO .{CONSUMER}")["ack_floor"]["stream_seq"]
+    assert floor == 10
+    interest.put(range(5))
+    assert query.batches() == [[11, 12, 13, 14], [15]]
+
+
+def test_without_a_consumer_nothing_is_released(interest: Store) -> None:
+    interest.api("CONSUMER.CREATE .other", stream_name=interest.stream, config=HOLD | {"durable_name": "other"})
+    interest.put(range(10))
+    interest.api(f"CONSUMER.DELETE .{CONSUMER}")
+    query = Query(interest, startingOffsets="earliest")
+    assert query.batches() == [list(range(1, 11))]
+    assert interest.state["messages"] == 10
+
+
+def test_a_consumer_that_may_not_be_moved_is_mentioned_once(
+    nats_factory: NatsFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    users = "{user: reader, password: secret, permissions: {publish: {deny: '$JS.API.CONSUMER.RESET.>'}}}"
+    server = nats_factory(config="accounts {A {jetstream: enabled, users: [{user: all, password: x}, " + users + "]}}")
+    with Store(server.url.replace("//", "//all:x@"), retention="interest") as store:
+        store.api(f"CONSUMER.CREATE .{CONSUMER}", stream_name=store.stream, config=HOLD)
+        store.put(range(10))
+        query = Query(store, servers=server.url, user="reader", password="secret", startingOffsets="earliest")
+        assert query.batch() == list(range(1, 11))
+        store.put(range(3))
+        assert query.batch() == [11, 12, 13]
+        assert query.batches() == []
+        assert caplog.text.count("consumer spark of stream") == 1
+
+
+def test_a_query_outlasts_a_restart_of_nats(nats_factory: NatsFactory) -> None:
+    server = nats_factory()
+    with Store(server.url) as store:
+        store.put(range(10))
+        query = Query(store, startingOffsets="earliest")
+        assert query.batch() == list(range(1, 11))
+        server.kill()
+        threading.Timer(1.0, server.start).start()
+        assert query.plan() == query.checkpoint
+        server.pause()
+        threading.Timer(1.0, server.resume).start()
+        assert query.batch() == []
+
+
+def test_a_query_that_never_reached_nats_does_not_wait_for_it(nats_factory: NatsFactory) -> None:
+    server = nats_factory()
+    with Store(server.url) as store:
+        query = Query(store, connectTimeout=0.2)
+        server.kill()
+        with pytest.raises(ConnectError, match="servers"):
+            query.plan()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"endingSequence": "5"}, "endingSequence means nothing for a streaming read"),
+        ({"mode": "retained"}, "mode means nothing for a streaming read"),
+        ({"topic": "a"}, "topic means nothing for a streaming read"),
+    ],
+)
+def test_options_that_a_stream_does_not_take(store: Store, options: dict[str, str], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        Query(store, **options)
