@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What comes from the socket, cut anywhere, into messages."""
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyspark_mqtt_nats.errors import AccessError, ConnectError
+from pyspark_mqtt_nats.reading.frames import LINE_MOST, Frames, Loose
+
+OURS = b"P"
+
+
+class Sent(NamedTuple):
+    """A message as the server sends it; without headers it is MSG."""
+
+    subject: bytes
+    sid: bytes
+    reply: bytes
+    headers: bytes | None
+    payload: bytes
+
+    @property
+    def frame(self) -> bytes:
+        where = b" ".join(part for part in (self.subject, self.sid, self.reply) if part)
+        if self.headers is None:
+            return b"MSG %b %d\r\n%b\r\n" % (where, len(self.payload), self.payload)
+        head, size = len(self.headers), len(self.headers) + len(self.payload)
+        return b"HMSG %b %d %d\r\n%b%b\r\n" % (where, head, size, self.headers, self.payload)
+
+    @property
+    def loose(self) -> Loose:
+        return Loose(self.subject, self.sid, self.headers or b"", self.payload)
+
+
+WORD = st.text("abcXYZ$_>*.|/", min_size=1, max_size=12).map(str.encode)
+BYTES = st.one_of(st.binary(max_size=40), st.sampled_from([b"\r\n", b"PING\r\n", b"MSG a P 1\r\n", b"x" * 3000]))
+SENT = st.builds(
+    Sent, WORD, st.sampled_from([OURS, b"R", b"17"]), st.one_of(st.just(b""), WORD), st.none() | BYTES, BYTES
+)
+CONTROL = st.sampled_from([b"PING\r\n", b"PONG\r\n", b"+OK\r\n", b'INFO {"x":"y z"}\r\n', b"ping\r\n"])
+
+
+@settings(deadline=None)
+@given(st.lists(st.one_of(SENT, CONTROL), max_size=12), st.lists(st.integers(0, 4000)), st.booleans())
+def test_any_cut_gives_the_same_messages(sent: list[Sent | bytes], cuts: list[int], bare: bool) -> None:
+    whole = b"".join(one if isinstance(one, bytes) else one.frame for one in sent)
+    frames = Frames(OURS, bare=bare)
+    answers = b""
+    edges = [0, *sorted(cut % (len(whole) + 1) for cut in cuts), len(whole)]
+    for start, end in pairwise(edges):
+        answers += frames.feed(whole[start:end])
+    messages = [one for one in sent if isinstance(one, Sent)]
+
+    def listed(one: Sent) -> bool:
+        if bare:
+            return one.sid == OURS and not one.reply and one.headers is not None
+        return one.sid == OURS and bool(one.reply)
+
+    usual = [one for one in messages if listed(one)]
+    assert frames.loose == [one.loose for one in messages if not listed(one)]
+    assert answers == b"PONG\r\n" * sum(one in (b"PING\r\n", b"ping\r\n") for one in sent)
+    assert len(frames) == len(usual)
+    assert frames.size == sum(len(one.headers or b"") + len(one.payload) for one in usual)
+    assert frames.rest() == b""
+    block = frames.take(len(usual) + 1)
+    assert block.subjects == [one.subject for one in usual]
+    assert block.headers == [one.headers or b"" for one in usual]
+    assert block.payloads == [one.payload for one in usual]
+    if not bare:
+        assert block.replies == [one.reply for one in usual]
+    assert (len(frames), frames.size) == (0, 0)
+
+
+@settings(deadline=None)
+@given(st.lists(SENT, min_size=1, max_size=5), st.data())
+def test_the_rest_can_be_given_back(sent: list[Sent], data: st.DataObject) -> None:
+    """What has not come whole is what another parser needs to go on."""
+    whole = b"".join(one.frame for one in sent)
+    cut = data.draw(st.integers(0, len(whole)))
+    frames = Frames(OURS)
+    frames.feed(whole[:cut])
+    rest = frames.rest()
+    assert whole[:cut].endswith(rest)
+    frames.feed(rest + whole[cut:])
+    assert len(frames) + len(frames.loose) == len(sent)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 7])
+def test_messages_are_taken_in_portions(most: int) -> None:
+    sent = [Sent(b"s%d" % index, OURS, b"r%d" % index, b"h" * index, b"p" * 3) for index in range(7)]
+    frames = Frames(OURS)
+    frames.feed(b"".join(one.frame for one in sent))
+    assert frames.last == (b"r6", b"h" * 6)
+    found: list[bytes] = []
+    while len(frames):
+        before = len(frames)
+        block = frames.take(most)
+        assert len(block.payloads) == min(most, before)
+        found += block.subjects
+        assert frames.size == sum(len(one.headers or b"") + 3 for one in sent[len(found) :])
+    assert found == [one.subject for one in sent]
+
+
+def test_a_large_message_is_joined_once() -> None:
+    """Else the time would grow with the square of its size: 64 MiB in pieces of 64 KiB, each joined with all before."""
+    piece = b"x" * 65_536
+    frames = Frames(OURS)
+    frames.feed(b"HMSG a P r 4 %d\r\nhead" % (4 + 1024 * len(piece)))
+    for _ in range(1024):
+        assert frames.feed(piece) == b""
+        assert not len(frames)
+    frames.feed(b"\r\n")
+    block = frames.take(1)
+    assert block.headers == [b"head"]
+    assert len(block.payloads[0]) == 1024 * len(piece)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n",
+        b"HMSG a P r x 5\r\n",
+        b"HMSG a P r 9 5\r\n",
+        b"HMSG a P r -9 5\r\n",
+        b"HMSG a P r 0 -5\r\n",
+        b"HMSG a P 9 5\r\n",
+        b"MSG a P -1\r\n",
+        b"MSG a P\r\n",
+        b"MSG\r\n",
+        b"HMSG a P b c 1 1\r\n",
+        b"\r\n",
+        b"x" * (LINE_MOST + 1),
+    ],
+)
+def test_what_is_not_the_protocol(data: bytes) -> None:
+    with pytest.raises(ConnectError, match=r"not NATS.*servers") as caught:
+        Frames(OURS).feed(data)
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "text"),
+    [
+        (b"-ERR 'Permissions Violation for Publish to \"$JS.API.X\"'", AccessError, r"Publish to .*JS\.API\.X.* user"),
+        (b"-ERR 'Slow Consumer'", ConnectError, "ended the connection: Slow Consumer"),
+        (b"-ERR 'Stale\xff Connection'", ConnectError, "Stale"),
+        (b"-ERR", ConnectError, "ended the connection"),
+    ],
+)
+def test_what_the_server_refuses(line: bytes, kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind, match=text):
+        Frames(OURS).feed(line + b"\r\n")
