@@ -6,7 +6,7 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 py
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint conformance bench clean
+.PHONY: run test lint conformance bench demo clean
 
 # nats-server and the gateway on 127.0.0.1:1883; Ctrl-C ends both. The shell hands its process over.
 run: $(VENV)/.embedded
@@ -24,6 +24,10 @@ lint: $(VENV)/.test
 conformance: $(BIN)/python
 	@$(BIN)/python -m tests.conformance
 
+# Real weather through MQTT, JetStream and Spark; prints daily figures and writes weather-daily.csv.
+demo: $(VENV)/.demo
+	$(BIN)/python -m examples.weather $(DEMO_ARGS)
+
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
@@ -35,7 +39,8 @@ clean:
 $(VENV)/.embedded: EXTRAS = embedded
 $(VENV)/.test: EXTRAS = test
 $(VENV)/.bench: EXTRAS = test,bench
-$(VENV)/.embedded $(VENV)/.test $(VENV)/.bench: pyproject.toml $(BIN)/python
+$(VENV)/.demo: EXTRAS = demo
+$(VENV)/.embedded $(VENV)/.test $(VENV)/.bench $(VENV)/.demo: pyproject.toml $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]'
 	@touch $@
 
