@@ -118,6 +118,15 @@ def passwd(file: Path, user: str, stdin: bool, delete: bool) -> None:
     click.echo(f"{user} {'added' if new else 'changed'}")
 
 
+@command.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="JOB [OPTIONS]")
+def spark(arguments: tuple[str, ...]) -> None:
+    """Run a job of Spark over stored messages: archive, aggregate, replay, report. JOB --help says more."""
+    from pyspark_mqtt_nats.jobs.commands import main as run_job  # not needed by gateways
+
+    run_job(list(arguments), "mqtt-nats spark")
+
+
 def main() -> None:
     """Entry point: run the command line and exit."""
     error: BaseException | None = None

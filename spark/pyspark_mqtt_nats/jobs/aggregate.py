@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from pyspark_mqtt_nats.hints import NUMBER
 from pyspark_mqtt_nats.jobs import JobError
-from pyspark_mqtt_nats.jobs.progress import Progress, count, duration, rate
+from pyspark_mqtt_nats.jobs.progress import Progress, count, duration, plural, rate
 from pyspark_mqtt_nats.jobs.running import Tally, rounds, run_round, watch
 from pyspark_mqtt_nats.jobs.storage import Checkpoint
 
@@ -55,7 +55,7 @@ class Aggregate:
 
 @dataclass(frozen=True)
 class Aggregated:
-    """What came out. `windows`: figures that were written or made; `open`: those that wait for the watermark.
+    """What came out. `windows`: figures that were written or made; `open`: those of windows that are not over.
 
     `table`: what is to be printed, heading first.
     """
@@ -68,7 +68,6 @@ class Aggregated:
     example: str = ""
     open: int = 0
     late: int = 0
-    watermark: str = ""
     table: tuple[tuple[str, ...], ...] = ()
 
     def text(self) -> str:
@@ -78,16 +77,16 @@ class Aggregated:
             lines.append(f"... and {count(self.windows - len(self.table) + 1)} more; --rows N shows more, --output all")
         where = f" in {self.job.output}" if self.job.output else ""
         speed = f"{duration(self.seconds)}, {rate(self.messages, self.seconds)}"
-        lines.append(f"{count(self.windows)} figures{where} from {count(self.values)} values ({speed})")
+        lines.append(f"{plural(self.windows, 'figure')}{where} from {plural(self.values, 'value')} ({speed})")
         if self.values < self.messages:
-            wanted = _wanted(self.job)
-            lines.append(f"  {count(self.messages - self.values)} messages have no {wanted}, such as {self.example}")
+            unused = plural(self.messages - self.values, "message")
+            lines.append(f"  {unused} with {_lack(self.job)}, such as {self.example}")
         if self.job.checkpoint:
-            lines.append(
-                f"  {count(self.open)} windows are open, up to the watermark {self.watermark or 'of no value yet'}"
-            )
+            lines.append(f"  {plural(self.open, 'figure')} of windows that are not over yet")
         if self.late:
-            lines.append(f"  {count(self.late)} values came after their window was written; --watermark waits longer")
+            lines.append(
+                f"  {plural(self.late, 'value')} came after their window was written; --watermark waits longer"
+            )
         return "\n".join(lines)
 
 
@@ -98,15 +97,13 @@ def run(spark: SparkSession, job: Aggregate, progress: Progress) -> Aggregated:
         advice = "change --field" if job.field else "name the number in JSON payloads by --field"
         if job.time_field:
             advice += " or --time-field"
-        raise JobError(
-            f"none of {count(found.messages)} messages has a {_wanted(job)}, such as {found.example}; {advice}"
-        )
+        raise JobError(f"all {count(found.messages)} messages have {_lack(job)}, such as {found.example}; {advice}")
     return found
 
 
-def _wanted(job: Aggregate) -> str:
-    number = f"number in {job.field}" if job.field else "number as payload"
-    return f"{number} and a time in {job.time_field}" if job.time_field else number
+def _lack(job: Aggregate) -> str:
+    number = f"no number in {job.field}" if job.field else "no number as payload"
+    return f"{number}, or no time in {job.time_field}" if job.time_field else number
 
 
 def _batch(spark: SparkSession, job: Aggregate, progress: Progress) -> Aggregated:
@@ -169,7 +166,6 @@ def _stream(spark: SparkSession, job: Aggregate, progress: Progress) -> Aggregat
         examples[0] if examples else "",
         tally.open,
         tally.late,
-        tally.watermark,
     )
 
 

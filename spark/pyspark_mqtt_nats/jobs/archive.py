@@ -8,13 +8,13 @@ belong to it. So what a killed run has left half done is done again, and the fil
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from mqtt_streams.subjects import root_of, subject_to_topic
-from pyspark_mqtt_nats.jobs.progress import Progress, count, duration, rate
+from pyspark_mqtt_nats.jobs.progress import Progress, count, duration, plural, rate
 from pyspark_mqtt_nats.jobs.running import Tally, rounds, run_round
 from pyspark_mqtt_nats.jobs.storage import Checkpoint
 from pyspark_mqtt_nats.nats.connection import Connection
@@ -64,14 +64,14 @@ class Archived:
         if not self.messages:
             return f"nothing new to archive in {job.output} ({duration(self.seconds)})"
         lines = [
-            f"{count(self.messages)} messages archived in {duration(self.seconds)}, "
-            f"{rate(self.messages, self.seconds)}, in {count(self.batches)} batch{'' if self.batches == 1 else 'es'}",
+            f"{plural(self.messages, 'message')} archived in {duration(self.seconds)}, "
+            f"{rate(self.messages, self.seconds)}, in {plural(self.batches, 'batch')}",
             f"  sequences {count(self.first)} to {count(self.last)}",
             f"  in {job.output}: {job.format}, by date and root",
         ]
         missing = self.last - self.first + 1 - self.messages
         if missing > 0:
-            lines.insert(2, f"  {count(missing)} sequences between them are of other topics, expired or deleted")
+            lines.insert(2, f"  {plural(missing, 'sequence')} between them: other topics, expired or deleted")
         return "\n".join(lines)
 
 
@@ -93,7 +93,7 @@ def run(spark: SparkSession, job: Archive, progress: Progress) -> Archived:
         run_round(spark, writer, progress, tally)
         if job.every is not None:
             progress.show(f"{count(tally.messages)} messages, waiting for more")
-    first, last = (_sequence(tally.first), _sequence(tally.last) - 1) if tally.messages else (0, 0)
+    first, last = tally.sequences()
     return Archived(job, tally.messages, tally.batches, tally.seconds, first, last)
 
 
@@ -106,10 +106,6 @@ def _with_defaults(source: Mapping[str, str]) -> dict[str, str]:
     if not given & {"maxmessagespertrigger", "maxbytespertrigger"}:
         found["maxMessagesPerTrigger"] = str(BATCH)
     return found
-
-
-def _sequence(offset: dict[str, Any]) -> int:
-    return int(offset.get("next", 0))
 
 
 def arranged(messages: DataFrame, roots: Mapping[str, str], files: int) -> DataFrame:

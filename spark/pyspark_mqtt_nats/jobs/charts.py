@@ -8,7 +8,7 @@ from html import escape
 from typing import Final
 
 from pyspark_mqtt_nats.jobs.figures import Bar, moment
-from pyspark_mqtt_nats.jobs.progress import count
+from pyspark_mqtt_nats.jobs.progress import count, plural
 
 _WIDTH: Final = 960
 _HEIGHT: Final = 240
@@ -37,7 +37,7 @@ def over_time(bars: Sequence[Bar], width: int) -> str:
         wide = min(max(0.5, slot - gap), 48.0)
         x += max(0.0, (slot - gap - wide) / 2)
         end = bar.start + timedelta(seconds=width)
-        title = f"{moment(bar.start)} to {moment(end)}: {count(bar.messages)} messages"
+        title = f"{moment(bar.start)} to {moment(end)}: {plural(bar.messages, 'message')}"
         parts.append(
             f'<rect class="bar" x="{x:.1f}" y="{_TOP + height - tall:.1f}" width="{wide:.1f}" height="{tall:.1f}" '
             f'rx="{min(2.0, wide / 4):.1f}"><title>{escape(title)}</title></rect>'
@@ -65,21 +65,23 @@ def share(value: int, most: int) -> str:
 def coverage(pieces: Sequence[float], first: int, last: int) -> str:
     """Which sequences have a message: a strip, full where all have one."""
     width, height = _WIDTH - _LEFT - _RIGHT, 36
-    slot = width / len(pieces)
     total = last - first + 1
-    parts = [f'<svg viewBox="0 0 {_WIDTH} {height + 24}" role="img" aria-label="Sequences that have a message">']
-    parts.append(f'<rect class="hole" x="{_LEFT}" y="0" width="{width}" height="{height}"/>')
+    number = len(pieces)
+    parts = [
+        f'<svg class="strip" viewBox="0 0 {_WIDTH} {height + 24}" role="img" aria-label="Sequences with a message">'
+        f'<rect class="hole" x="{_LEFT}" y="0" width="{width}" height="{height}"/>'
+    ]
     for index, part in enumerate(pieces):
-        begin = first + total * index // len(pieces)
-        end = first + total * (index + 1) // len(pieces) - 1
-        tall = height * min(part, 1.0)
-        title = f"sequences {count(begin)} to {count(max(begin, end))}: {percent(part)} have a message"
-        x = _LEFT + index * slot
+        begin = first + total * index // number
+        end = first + total * (index + 1) // number - 1
+        title = f"sequences {count(begin)} to {count(end)}: {percent(part)} have a message"
+        # What is not quite full must look like it.
+        tall = height if part >= 1 else min(round(height * part), height - 3)
+        x = _LEFT + width * index // number
+        wide = _LEFT + width * (index + 1) // number - x
         parts.append(
-            f'<g><title>{title}</title><rect class="clear" x="{x:.2f}" y="0" width="{slot:.2f}" height="{height}"/>'
-        )
-        parts.append(
-            f'<rect class="bar" x="{x:.2f}" y="{height - tall:.1f}" width="{slot + 0.3:.2f}" height="{tall:.1f}"/></g>'
+            f'<g><title>{title}</title><rect class="clear" x="{x}" y="0" width="{wide}" height="{height}"/>'
+            f'<rect class="bar" x="{x}" y="{height - tall}" width="{wide}" height="{tall}"/></g>'
         )
     parts.append(f'<text class="tick" x="{_LEFT}" y="{height + 18}">{count(first)}</text>')
     parts.append(f'<text class="tick end" x="{_WIDTH - _RIGHT}" y="{height + 18}">{count(last)}</text></svg>')

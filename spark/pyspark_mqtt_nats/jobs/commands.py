@@ -54,8 +54,10 @@ def _run(name: str, context: click.Context, run: Callable[["SparkSession", Progr
     progress = Progress(name)
     progress.show("starting Spark")
     try:
-        with session(setup) as started, progress.signals():
+        with session(setup) as (started, log), progress.signals():
             outcome = run(started, progress)
+            for line in log.warnings():
+                progress.say(f"warning: {line}")
             progress.clear()
             click.echo(outcome.text())
     except KeyboardInterrupt:

@@ -60,7 +60,7 @@ def explain(error: BaseException) -> str:
     conditions = [(name, message) for name, message in _CONDITION.findall(text) if name not in _WRAPPERS]
     if conditions:
         name, message = conditions[-1]
-        message = _short(_STATE.sub("", message))
+        message = _short(_STATE.sub("", message)).rstrip(".")
         hint = next((hint for key, hint in _HINTS.items() if name.startswith(key)), "")
         return f"{message}; {hint}" if hint else message
     for pattern in (_PYTHON, _JAVA):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from pyspark_mqtt_nats.jobs.progress import count, duration, size
+from pyspark_mqtt_nats.jobs.progress import count, duration, plural, size
 
 _WIDTHS: Final = (1, 5, 10, 30, 60, 300, 600, 1800, 3600, 7200, 21_600, 43_200, 86_400, 604_800, 2_592_000)
 _BARS: Final = 72  # bars of the chart over time, at most
@@ -116,9 +116,7 @@ class Figures:
             return "gaps unknown: not all topics were read"
         if not self.missing:
             return "no gaps"
-        return (
-            f"{count(self.missing)} of them missing in {count(self.gap_count)} gap{'' if self.gap_count == 1 else 's'}"
-        )
+        return f"{count(self.missing)} missing in {plural(self.gap_count, 'gap')}"
 
 
 def width_of_bars(seconds: float) -> int:
@@ -139,9 +137,17 @@ def moment(time: datetime) -> str:
 
 
 def per_second(number: float) -> str:
-    """A rate, with as many digits as say something."""
+    """Messages a second, with as many digits as say something."""
     if not number:
-        return "all at one moment"
+        return "all at once"
     if number >= 100:
-        return f"{number:,.0f} a second"
-    return f"{number:.3g} a second" if number >= 1 else f"one every {duration(1 / number)}"
+        return f"{number:,.0f}/s"
+    return f"{number:.3g}/s" if number >= 1 else f"1 in {duration(1 / number)}"
+
+
+def span(seconds: int) -> str:
+    """A whole number of seconds as people read it."""
+    for unit, name in ((86_400, "day"), (3600, "h"), (60, "min")):
+        if not seconds % unit:
+            return plural(seconds // unit, name) if name == "day" else f"{seconds // unit} {name}"
+    return f"{seconds} s"

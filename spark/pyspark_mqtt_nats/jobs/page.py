@@ -9,7 +9,7 @@ from html import escape
 from typing import Final
 
 from pyspark_mqtt_nats.jobs import charts
-from pyspark_mqtt_nats.jobs.figures import Figures, Ranked, moment, per_second, printable
+from pyspark_mqtt_nats.jobs.figures import Figures, Ranked, moment, per_second, printable, span
 from pyspark_mqtt_nats.jobs.progress import count, duration, size
 
 _STYLE: Final = """
@@ -28,15 +28,19 @@ p{margin:0}
 .tile,section{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:16px}
 .tile b{display:block;font-size:22px;font-weight:600;font-variant-numeric:tabular-nums}
 section{margin-top:12px}
-.pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(440px,100%),1fr));gap:0 12px}
+.pair{display:grid;align-items:start;grid-template-columns:repeat(auto-fit,minmax(min(440px,100%),1fr));gap:0 12px}
 .wide{overflow-x:auto}
 .wide>svg{display:block;width:100%;min-width:640px;height:auto}
 table{border-collapse:collapse;width:100%;table-layout:fixed;font-variant-numeric:tabular-nums}
 th{font-weight:400;color:var(--soft);text-align:left;padding:0 0 6px}
 td{padding:5px 0;border-top:1px solid var(--line);vertical-align:middle}
 th.number,td.number{text-align:right;white-space:nowrap}
-td.name{overflow:hidden;text-overflow:ellipsis;white-space:nowrap;padding-right:12px;unicode-bidi:isolate}
-svg.share{display:block;width:100%;height:10px}
+.name{overflow:hidden;text-overflow:ellipsis;white-space:nowrap;unicode-bidi:isolate}
+col.count{width:92px}col.part{width:64px}col.size{width:92px}
+svg.share{display:block;width:100%;height:6px;margin:2px 0 3px}
+.strip rect{shape-rendering:crispEdges}
+.note{margin:4px 0 16px}
+@media(max-width:520px){.size{display:none}}
 .bar{fill:var(--bar)}.track{fill:var(--track)}.hole{fill:var(--hole)}.clear{fill:transparent}
 .grid{stroke:var(--line)}.axis{stroke:var(--soft)}
 .tick{fill:var(--soft);font-size:12px}.end{text-anchor:end}.middle{text-anchor:middle}
@@ -69,11 +73,10 @@ def render(figures: Figures) -> str:
         period = f"{moment(figures.first_time)} to {moment(figures.last_time)} ({duration(figures.seconds)})"
         parts.append(f'<p class="soft">{period}</p>\n')
         parts.append(_tiles(figures))
-        every = (
-            f"one bar is {duration(figures.width)}" if figures.width < 86_400 else f"one bar is {_days(figures.width)}"
-        )
         chart = charts.over_time(figures.bars, figures.width)
-        parts.append(_section("Messages over time", f'<div class="wide">{chart}</div>', every))
+        parts.append(
+            _section("Messages over time", f'<div class="wide">{chart}</div>', f"one bar is {span(figures.width)}")
+        )
         parts.append('<div class="pair">')
         parts.append(_section("Busiest topics", _ranking(figures.busiest, figures, "topic"), _more(figures.topics)))
         parts.append(_section("Publishers", _ranking(figures.senders, figures, "client id"), _more(figures.publishers)))
@@ -83,7 +86,7 @@ def render(figures: Figures) -> str:
         parts.append(_section("Quality of service", _ranking(named, figures, "")))
         parts.append(_section("Payloads", _payloads(figures)))
         parts.append("</div>\n")
-        parts.append(_section("Gaps", _gaps(figures), figures.gap_text()))
+        parts.append(_section("Gaps", _gaps(figures), figures.gap_text() if figures.missing else ""))
     parts.append(f"<footer>Made {moment(figures.made)} by mqtt-nats.</footer>\n</main>\n</body>\n</html>\n")
     return "".join(parts)
 
@@ -111,26 +114,21 @@ def _more(number: int) -> str:
     return f"of {count(number)}"
 
 
-def _days(seconds: int) -> str:
-    days = seconds // 86_400
-    return f"{days} day{'' if days == 1 else 's'}"
-
-
 def _ranking(ranking: Sequence[Ranked], figures: Figures, heading: str) -> str:
     """A table with bars; the longest bar is that of the first."""
     most = max((one.messages for one in ranking), default=0)
     rows = [
-        '<table><colgroup><col><col style="width:26%"><col style="width:92px"><col style="width:60px">'
-        f'<col style="width:84px"></colgroup><tr><th>{heading}</th><th></th><th class="number">messages</th>'
-        '<th class="number">share</th><th class="number">payload</th></tr>'
+        '<table><colgroup><col><col class="count"><col class="part"><col class="size"></colgroup>'
+        f'<tr><th>{heading}</th><th class="number">messages</th>'
+        '<th class="number">share</th><th class="number size">payload</th></tr>'
     ]
     for one in ranking:
         name = escape(printable(one.name))
         rows.append(
-            f'<tr><td class="name" title="{name}">{name}</td><td>{charts.share(one.messages, most)}</td>'
+            f'<tr><td><div class="name" title="{name}">{name}</div>{charts.share(one.messages, most)}</td>'
             f'<td class="number">{count(one.messages)}</td>'
             f'<td class="number">{100 * one.messages / figures.messages:.1f}%</td>'
-            f'<td class="number">{size(one.bytes)}</td></tr>'
+            f'<td class="number size">{size(one.bytes)}</td></tr>'
         )
     return "".join([*rows, "</table>"])
 
@@ -162,6 +160,6 @@ def _gaps(figures: Figures) -> str:
     if figures.gap_count > len(figures.gaps):
         note += f" These are the largest {len(figures.gaps)} of {count(figures.gap_count)}."
     return (
-        f'<div class="wide">{charts.coverage(figures.coverage, first, last)}</div><p class="soft">{note}</p>'
+        f'<div class="wide">{charts.coverage(figures.coverage, first, last)}</div><p class="soft note">{note}</p>'
         f'<table><tr><th>sequences</th><th class="number">missing</th></tr>{rows}</table>'
     )

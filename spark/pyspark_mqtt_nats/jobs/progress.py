@@ -73,6 +73,11 @@ def count(number: float) -> str:
     return f"{number:,.0f}"
 
 
+def plural(number: int, what: str) -> str:
+    """A number of things: "1 message", "2,000 messages"."""
+    return f"{count(number)} {what}{'' if number == 1 else 'es' if what.endswith('ch') else 's'}"
+
+
 def size(number: float) -> str:
     """A number of bytes as people read it."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):

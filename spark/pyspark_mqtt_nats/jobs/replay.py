@@ -19,7 +19,7 @@ from pyspark.sql.types import BinaryType
 
 from pyspark_mqtt_nats.errors import OptionError, SourceError
 from pyspark_mqtt_nats.jobs import JobError
-from pyspark_mqtt_nats.jobs.progress import Progress, count, duration, rate
+from pyspark_mqtt_nats.jobs.progress import Progress, count, duration, plural, rate
 from pyspark_mqtt_nats.jobs.running import watch
 from pyspark_mqtt_nats.options import Options
 from pyspark_mqtt_nats.publishing import columns
@@ -74,7 +74,7 @@ class Replayed:
         """The summary."""
         job = self.job
         speed = f"{duration(self.seconds)}, {rate(self.messages, self.seconds)}"
-        lines = [f"{count(self.messages)} messages of {job.input} published in {speed}"]
+        lines = [f"{plural(self.messages, 'message')} of {job.input} published in {speed}"]
         if job.prefix:
             lines.append(f"  on topics that begin with {job.prefix}")
         if self.duplicates:
@@ -177,8 +177,7 @@ def publish(
     pace = Pace(job.speed, job.rate)
     identities = Identities(options.query_id or secrets.token_hex(8), "", 0)
     number = last = 0
-    due = 0.0
-    begun = time.monotonic()
+    due = begun = 0.0
     with Publisher(options.access, options.max_in_flight, "sequence") as publisher:
         encoder = Encoder(
             options.subject_prefix, publisher.inbox, publisher.max_payload, None, options.qos, options.retain
@@ -197,6 +196,7 @@ def publish(
             progress.show(f"{count(number)} of {count(total)} messages, {rate(number, seconds)}")
 
         for sequence, stored, row in _rows(batches):
+            begun = begun or time.monotonic()
             due = pace.due(number, stored)
             if not wait():
                 break
@@ -211,8 +211,9 @@ def publish(
             if not number % _SHOWN:
                 show()
         publisher.finish()
-        seconds = time.monotonic() - begun
-        return Replayed(job, number, total, last, publisher.duplicates, seconds - due, seconds)
+        seconds = time.monotonic() - begun if begun else 0.0
+        late = seconds - due if job.rate or job.speed else 0.0
+        return Replayed(job, number, total, last, publisher.duplicates, late, seconds)
 
 
 def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, int, tuple[object, ...]]]:

@@ -59,11 +59,10 @@ class Tally:
     """Groups that have left the state."""
     open: int = 0
     """Groups that the state has."""
-    watermark: str = ""
     observed: list[dict[str, Any]] = field(default_factory=list)
-    first: dict[str, Any] = field(default_factory=dict)
+    begin: dict[str, Any] = field(default_factory=dict)
     """Offset before the first message."""
-    last: dict[str, Any] = field(default_factory=dict)
+    end: dict[str, Any] = field(default_factory=dict)
     """Offset after the last one."""
     _seen: int = -1
 
@@ -84,11 +83,16 @@ class Tally:
         self.removed += sum(operator.get("numRowsRemoved", 0) for operator in operators)
         if operators:
             self.open = sum(operator.get("numRowsTotal", 0) for operator in operators)
-        self.watermark = (update.get("eventTime") or {}).get("watermark", self.watermark)
         self.observed += (update.get("observedMetrics") or {}).values()
-        if update["numInputRows"] and not self.first:
-            self.first = _offset(source.get("startOffset"))
-        self.last = end or self.last
+        if update["numInputRows"] and not self.begin:
+            # The offset before the first batch of a query says nothing yet.
+            start = _offset(source.get("startOffset"))
+            self.begin = start if start.get("next") else {"next": end.get("first", 0)}
+        self.end = end or self.end
+
+    def sequences(self) -> tuple[int, int]:
+        """First and last sequence that was read, (0, 0) when there was no message."""
+        return (self.begin["next"], self.end["next"] - 1) if self.begin else (0, 0)
 
     @property
     def seconds(self) -> float:

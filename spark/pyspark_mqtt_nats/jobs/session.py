@@ -19,6 +19,9 @@ from pyspark_mqtt_nats.jobs import JobError
 from pyspark_mqtt_nats.jobs.failures import MORE, explain
 
 _LOOPBACK: Final = "127.0.0.1"
+_WARNING: Final = re.compile(r"messages are missing \(|messages had aged out")
+"""What the source says about messages that are gone where that is no error."""
+
 _REDACTED: Final = r"(?i)secret|password|token|access[.]?key|nkey|creds|tlskey"
 """Option names whose values Spark hides in plans and logs: its own pattern, and our options that may be secrets."""
 
@@ -62,8 +65,8 @@ def settings(setup: Setup) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def session(setup: Setup) -> Iterator[SparkSession]:
-    """A session that ends with the block; raises JobError, java.JavaError."""
+def session(setup: Setup) -> Iterator[tuple[SparkSession, "Log"]]:
+    """A session that ends with the block, and its log; raises JobError, java.JavaError."""
     conf = settings(setup)
     if not submitted():
         java.ensure()
@@ -79,36 +82,60 @@ def session(setup: Setup) -> Iterator[SparkSession]:
         builder = builder.config(name, value)
     with _log(setup.log) as log:
         try:
-            with _stderr(log):
+            with _stderr(log.file):
                 spark = builder.getOrCreate()
         except Exception as error:
             exited = "JAVA_GATEWAY_EXITED" in str(error)
-            why = (_why(log) if exited else "") or explain(error).removesuffix(MORE).rstrip(".")
+            why = (log.why() if exited else "") or explain(error).removesuffix(MORE).rstrip(".")
             if "stopped SparkContext" in why:
                 why = f"the master {conf.get('spark.master', '')} does not answer"
             raise JobError(f"Spark did not start: {why}; change --master or --conf") from None
         try:
             if setup.log is None:
                 spark.sparkContext.setLogLevel("ERROR")
-            yield spark
+            yield spark, log
         finally:
             with contextlib.suppress(Exception):  # the JVM may be gone
                 spark.stop()
 
 
+class Log:
+    """Where the JVM and the Python workers of this machine write."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self._begin = file.seek(0, os.SEEK_END)
+
+    def _lines(self) -> Iterator[str]:
+        self.file.seek(self._begin)
+        for line in self.file:
+            yield line.decode(errors="replace").strip()
+
+    def why(self) -> str:
+        """The line that says why the JVM has ended, "" when none does."""
+        for line in self._lines():
+            if re.search(r"Exception\b|Error\b|^Unrecognized|^Invalid", line):
+                return re.sub(r"^(?:Exception in thread .*?: |Error: |Error occurred .*: )", "", line)[:400]
+        return ""
+
+    def warnings(self) -> list[str]:
+        """What the source has said about messages that are gone, each line once."""
+        return list(dict.fromkeys(line[:400] for line in self._lines() if _WARNING.search(line)))
+
+
 @contextlib.contextmanager
-def _log(path: Path | None) -> Iterator[IO[bytes]]:
-    """Where the JVM writes: the file of --log, else one that nobody sees."""
+def _log(path: Path | None) -> Iterator[Log]:
+    """The file of --log, else one that nobody sees."""
     if path is None:
         with tempfile.TemporaryFile() as file:
-            yield file
+            yield Log(file)
         return
     try:
         path.open("ab").close()
     except OSError as error:
         raise JobError(f"--log {path}: {error.strerror}") from None
     with path.open("ab+") as file:
-        yield file
+        yield Log(file)
 
 
 @contextlib.contextmanager
@@ -122,12 +149,3 @@ def _stderr(log: IO[bytes]) -> Iterator[None]:
     finally:
         os.dup2(saved, 2)
         os.close(saved)
-
-
-def _why(log: IO[bytes]) -> str:
-    """The line of the log that says why the JVM ended, "" when none does."""
-    log.seek(max(0, log.seek(0, os.SEEK_END) - 65536))
-    for line in log.read().decode(errors="replace").splitlines():
-        if re.search(r"Exception\b|Error\b|^Unrecognized|^Invalid", line):
-            return re.sub(r"^\s*(?:Exception in thread .*?: |Error: |Error occurred .*: )?", "", line)[:400]
-    return ""
