@@ -10,7 +10,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark_mqtt_nats import pushdown
 from pyspark_mqtt_nats.hints import Projection
 from pyspark_mqtt_nats.options import Options
-from pyspark_mqtt_nats.reading.ranges import Range, Snapshot, split
+from pyspark_mqtt_nats.reading.ranges import Range, Snapshot, log, split
 from pyspark_mqtt_nats.reading.read import read_range
 
 
@@ -58,5 +58,6 @@ class FilteringReader(Reader):
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:
         """Narrow down what is read; Spark applies all filters but those that always hold itself."""
         wanted = pushdown.Wanted.of(filters)
+        log.warning(pushdown.WARNING)
         self.options, self.snapshot = wanted.narrow(self.options, self.snapshot)
         return wanted.left

@@ -206,7 +206,7 @@ class Options:
     pushdown: bool = _option(
         "pushdown",
         values.flag,
-        "Have NATS evaluate filters of a query; needs `spark.sql.python.filterPushdown.enabled`",
+        "Have NATS evaluate filters of a query, one per `load()`; needs `spark.sql.python.filterPushdown.enabled`",
         default="false",
         use="batch",
     )
@@ -216,7 +216,7 @@ class Options:
     decoders: tuple[tuple[str, str], ...] = _option(
         "decoders",
         values.decoders,
-        "JSON object: topic filter and how its payloads are read (`json`, `number`, `text`, or a DDL schema)",
+        "JSON object: topic filter and what its payloads are (`number`, `text` or `json`); adds columns of these names",
         default="{}",
         shown="none",
         use="read",

@@ -4,6 +4,9 @@
 What is read is never less than what the filters leave, and Spark applies them to it: so they need not be exact here.
 Only one exception: a NATS client may use subjects such as `a/b` whose topic, `ab`, has another subject; a filter on the
 topic does not find these.
+
+Spark (4.3) keeps what was planned last with the DataFrame, and uses it again for every other query of it, with other
+filters or none. So nobody gets this without asking for it, and who does is told.
 """
 
 import dataclasses
@@ -32,6 +35,10 @@ from pyspark_mqtt_nats.topics import intersections
 
 TOPICS_MOST: Final = 64
 """Topics of an IN list that NATS is asked for one by one; longer ones are left to Spark."""
+
+WARNING: Final = (
+    "pushdown: Spark would use the filters of this query in all others of the DataFrame too; load() another"
+)
 
 _NEVER_NULL: Final = ("sequence", "timestamp", "topic", "topic_levels", "subject", "payload")
 

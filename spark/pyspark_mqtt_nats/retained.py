@@ -18,9 +18,9 @@ from pyspark_mqtt_nats.hints import Projection
 from pyspark_mqtt_nats.nats.connection import Connection
 from pyspark_mqtt_nats.nats.jetstream import get_message, stream_info
 from pyspark_mqtt_nats.options import Options
-from pyspark_mqtt_nats.pushdown import Wanted
+from pyspark_mqtt_nats.pushdown import WARNING, Wanted
 from pyspark_mqtt_nats.reading.batches import Batches
-from pyspark_mqtt_nats.reading.ranges import Range, Snapshot, bounds
+from pyspark_mqtt_nats.reading.ranges import Range, Snapshot, bounds, log
 from pyspark_mqtt_nats.reading.read import read_range
 from pyspark_mqtt_nats.reading.selection import visible
 
@@ -61,6 +61,7 @@ class FilteringReader(Reader):
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:
         """Narrow down the topics; Spark applies all filters but those that always hold itself."""
         wanted = Wanted.of(filters)
+        log.warning(WARNING)
         found = wanted.filters(self.options.filters)
         if found:
             self.options = replace(self.options, filters=found)

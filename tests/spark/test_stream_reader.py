@@ -86,7 +86,7 @@ class Query:
 
     def batches(self, most: int = 100) -> list[list[int]]:
         """All batches until there is nothing new."""
-        found = []
+        found: list[list[int]] = []
         while len(found) < most and (self.checkpoint is None or self.plan() != self.checkpoint):
             found.append(self.batch())
         return found
