@@ -76,7 +76,7 @@ def readable(block: bytes) -> bool:
 
 
 def without_varying(block: bytes) -> bytes:
-    """A block without the first of each line that differs in each message; what does not end as usual stays as it is."""
+    """A block without the first of each line that differs in each message; one that does not end as usual is kept."""
     if not block.endswith(b"\r\n\r\n"):
         return block
     for start in _VARYING:

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from pyarrow import csv
 
 from mqtt_streams import headers
-from pyspark_mqtt_nats.errors import ApiError, OptionError, SourceError
+from pyspark_mqtt_nats.errors import ApiError, ConnectError, RequestTimeout, SourceError
 from pyspark_mqtt_nats.nats import protocol
 from pyspark_mqtt_nats.nats.connection import Connection
 from pyspark_mqtt_nats.nats.jetstream import create_consumer, delete_consumer
@@ -31,6 +31,9 @@ from pyspark_mqtt_nats.reading.rows import SILENCE, Bounds, Interrupted, Rows, a
 from pyspark_mqtt_nats.reading.selection import without_covered
 
 SID: Final = b"P"
+QUIET: Final = 1.0
+"""Seconds without a message after which the leader of the stream is asked whether there are any."""
+
 INACTIVE_NS: Final = 120_000_000_000
 """After this long without a request the server removes the consumer; Spark may be busy with a batch meanwhile."""
 
@@ -38,6 +41,7 @@ _LINE: Final = 8192
 """Bytes of a message that are neither headers nor payload, as the server counts them; amply."""
 
 _BAD_FILTER: Final = 10093
+_TOO_MANY: Final = 10026
 _ENDED: Final = "Nats-Pending-Messages"
 _SHORT: Final = 9
 """Words of an acknowledgement subject without a domain; with one there are at least two more before the consumer."""
@@ -73,32 +77,50 @@ def read(
         config["filter_subject"] = filters[0]
     elif filters:
         config["filter_subjects"] = filters
-    try:
-        info = create_consumer(connection, stream, config)
-    except ApiError as error:
-        if error.err_code == _BAD_FILTER:
-            raise OptionError(
-                f"stream {stream} has no subjects like {filters[0]}: change subjectPrefix", "subjectPrefix"
-            ) from None
-        raise
-    pull = _Pull(connection, stream, name, start, end, bounds)
+    info = _create(connection, stream, config)
+    pull = _Pull(connection, stream, subjects, name, start, end, bounds)
     try:
         if info["num_pending"]:
             yield from pull.rows()
         pull.stop()
-        if pull.seen < end - 1 and anything_between(connection, stream, subjects, pull.seen + 1, end):
+        if pull.anything_left():
             raise Interrupted(f"the consumer on stream {stream} does not see all messages (option stream)", "stream")
+    except (ConnectError, RequestTimeout):
+        name = ""  # nobody would answer
+        raise
     finally:
-        with contextlib.suppress(SourceError):
-            pull.stop()
-            delete_consumer(connection, stream, name)
+        if name:
+            with contextlib.suppress(SourceError):
+                pull.stop()
+                delete_consumer(connection, stream, name)
+
+
+def _create(connection: Connection, stream: str, config: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return create_consumer(connection, stream, config)
+    except ApiError as error:
+        if error.err_code == _BAD_FILTER:
+            raise SourceError(f"stream {stream} has no such subjects: change subjectPrefix", "subjectPrefix") from None
+        if error.err_code == _TOO_MANY:
+            text = f"stream {stream} has as many consumers as it may: set readMode to direct, or numPartitions lower"
+            raise SourceError(text, "readMode") from None
+        raise
 
 
 class _Pull:
     def __init__(
-        self, connection: Connection, stream: str, consumer: str, start: int, end: int, bounds: Bounds
+        self,
+        connection: Connection,
+        stream: str,
+        subjects: tuple[str, ...],
+        consumer: str,
+        start: int,
+        end: int,
+        bounds: Bounds,
     ) -> None:
         self._connection = connection
+        self._stream = stream
+        self._subjects = subjects
         self._subject = f"{connection.access.api_prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer}".encode()
         self._inbox = connection.inbox + b".p."
         self._frames = Frames(SID)
@@ -116,13 +138,10 @@ class _Pull:
     def rows(self) -> Iterator[Rows]:
         self._connection.send(b"SUB %b* %b\r\n" % (self._inbox, SID))
         frames = self._frames
-        deadline = 0.0
+        deadline = time.monotonic() + 2 * SILENCE
         while not self._done:
-            if self._ask() or not deadline:
-                deadline = time.monotonic() + 2 * SILENCE
-            data = self._connection.receive(max(0.0, deadline - time.monotonic()))
-            if not data:
-                raise Interrupted("NATS has stopped answering (option servers)", "servers")
+            self._ask()
+            data = self._connection.receive(QUIET)
             answer = frames.feed(data)
             if answer:
                 self._connection.send(answer)
@@ -131,7 +150,11 @@ class _Pull:
                 deadline = time.monotonic() + 2 * SILENCE
             if frames.loose:
                 self._told()
-                deadline = time.monotonic() + 2 * SILENCE
+            if not data:
+                self._connection.unread(frames.rest())
+                self._done = not self.anything_left()
+                if time.monotonic() > deadline:
+                    raise Interrupted("the consumer brings no messages (option stream)", "stream")
             while self._batch_is_due():
                 rows = self._rows(frames.take(self._bounds.rows))
                 self._counted = len(frames)
@@ -139,6 +162,12 @@ class _Pull:
                 if rows is not None:
                     yield rows
                 deadline = time.monotonic() + 2 * SILENCE
+
+    def anything_left(self) -> bool:
+        """Whether the leader of the stream has more in the range than has come."""
+        return self.seen < self._end - 1 and anything_between(
+            self._connection, self._stream, self._subjects, self.seen + 1, self._end
+        )
 
     def _batch_is_due(self) -> bool:
         frames, bounds = self._frames, self._bounds
@@ -149,19 +178,18 @@ class _Pull:
         self._connection.unread(self._frames.rest())
         self._connection.send(b"UNSUB %b\r\n" % SID)
 
-    def _ask(self) -> bool:
+    def _ask(self) -> None:
         """Ask for more when at most one request's messages are owed."""
         most = self._bounds.rows
         wanted = min(most, self._end - 1 - self.seen - self._owed)
-        if self._owed > most or wanted <= 0 or self._done:
-            return False
+        if self._owed > most or wanted <= 0:
+            return
         self._asked += 1
         body = orjson.dumps({"batch": wanted, "max_bytes": self._size, "expires": int(SILENCE * 1e9)})
         self._connection.send(
             protocol.publish(self._subject, body, reply=b"%b%d-%d" % (self._inbox, self._asked, wanted))
         )
         self._owed += wanted
-        return True
 
     def _count(self) -> None:
         frames = self._frames

@@ -146,15 +146,18 @@ def _end(options: Options, connection: Connection, found: Snapshot) -> int:
 
 def sequence_at(connection: Connection, found: Snapshot, time: int) -> int:
     """Where the messages stored at `time` (nanoseconds since 1970) or later begin, `last` + 1 at most."""
-    low, high = found.first, found.last + 1
+    high = past = found.last + 1  # from `high` on nothing is too old; from `past` on there is nothing
+    low = found.first
     while low < high:
         middle = (low + high) // 2
         message = get_message(connection, found.stream, seq=middle, next_by_subj=">")
-        if message is None or message.time_ns >= time:
+        if message is None or message.seq > found.last:
+            high = past = middle
+        elif message.time_ns >= time:
             high = middle
         else:
             low = message.seq + 1
-    return min(low, found.last + 1)
+    return low if low < past else found.last + 1
 
 
 def split(found: Snapshot, parts: int) -> list[Range]:
