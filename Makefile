@@ -6,7 +6,7 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 py
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint conformance bench demo clean
+.PHONY: run test lint conformance bench demo kill-archive clean
 
 # nats-server and the gateway on 127.0.0.1:1883; Ctrl-C ends both. The shell hands its process over.
 run: $(VENV)/.embedded
@@ -27,6 +27,10 @@ conformance: $(BIN)/python
 # Real weather through MQTT, JetStream and Spark; prints daily figures and writes weather-daily.csv.
 demo: $(VENV)/.demo
 	$(BIN)/python -m examples.weather $(DEMO_ARGS)
+
+# Twenty kills of driver, executors and nats-server while Spark archives; `make test` has three.
+kill-archive: $(VENV)/.test
+	$(BIN)/python -m pytest tests/spark/test_archive_kills.py -s --kills 20
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -36,7 +36,8 @@ class GatewayFactory(Protocol):
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Choose how nats-server runs."""
+    """Choose how nats-server runs, and for how long tests go on that can go on for long."""
+    parser.addoption("--kills", type=int, default=3, help="processes that are killed while Spark archives")
     parser.addoption(
         "--nats-backend",
         choices=("process", "container"),
