@@ -4,6 +4,17 @@ WORKDIR /src
 COPY . .
 RUN python -m venv /opt/mqtt-nats && /opt/mqtt-nats/bin/pip install --no-cache-dir .
 
+# Jobs of Spark, with its Java: docker build --target spark
+FROM build AS build-spark
+RUN /opt/mqtt-nats/bin/pip install --no-cache-dir '.[spark]'
+
+FROM python:3.13-slim AS spark
+RUN useradd --system --uid 10001 --no-create-home mqtt-nats && install -d -o 10001 /archive
+COPY --from=build-spark /opt/mqtt-nats /opt/mqtt-nats
+USER 10001
+VOLUME /archive
+ENTRYPOINT ["/opt/mqtt-nats/bin/mqtt-nats", "spark"]
+
 FROM python:3.13-slim
 RUN useradd --system --uid 10001 --no-create-home mqtt-nats
 COPY --from=build /opt/mqtt-nats /opt/mqtt-nats

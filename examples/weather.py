@@ -138,7 +138,7 @@ def aggregate(nats: str, directory: Path) -> list[Daily]:
     import pyarrow.parquet as parquet
 
     output = directory / "daily"
-    command = [sys.executable, "-m", "pyspark_mqtt_nats.jobs", "aggregate", "--servers", nats]
+    command = [sys.executable, "-m", "mqtt_nats", "spark", "aggregate", "--servers", nats]
     command += ["--topics", "weather/#", "--field", "value", "--time-field", "time", "--window", "1 day"]
     subprocess.run([*command, "--output", str(output)], check=True)
     rows = parquet.read_table(output).to_pylist()

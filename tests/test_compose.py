@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from mqtt_nats.config import Settings, env_name
+from pyspark_mqtt_nats.jobs.commands import jobs as spark_jobs
 from tests.harness.nats import IMAGE, ROOT
 
 
@@ -18,7 +19,7 @@ def services() -> dict[str, Any]:
     document = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
     found: dict[str, Any] = document["services"]
     assert set(document) == {"services", "volumes"}
-    assert set(found) == {"nats", "gateway"}
+    assert set(found) == {"nats", "gateway", "archive"}
     return found
 
 
@@ -43,7 +44,7 @@ def test_nats_runs_with_the_shipped_configuration(services: dict[str, Any]) -> N
 
 def test_only_loopback_is_published(services: dict[str, Any]) -> None:
     for service in services.values():
-        assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
 
 
 def test_the_gateway_waits_for_a_healthy_nats_server(services: dict[str, Any]) -> None:
@@ -51,13 +52,35 @@ def test_the_gateway_waits_for_a_healthy_nats_server(services: dict[str, Any]) -
     assert "healthz" in " ".join(services["nats"]["healthcheck"]["test"])
 
 
-def test_the_image_does_not_run_as_root() -> None:
+def stages() -> dict[str, str]:
+    """The stages of the Dockerfile, by name; the last one has none."""
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-    last_stage = text[text.rindex("\nFROM ") :]
-    user = re.search(r"^USER (\d+)$", last_stage, re.MULTILINE)
+    found = {}
+    for stage in text.split("\nFROM ")[1:]:
+        name = re.match(r"\S+ AS (\S+)\n", stage)
+        found[name.group(1) if name else ""] = stage
+    return found
+
+
+@pytest.mark.parametrize("stage", ["", "spark"])
+def test_the_images_do_not_run_as_root(stage: str) -> None:
+    text = stages()[stage]
+    user = re.search(r"^USER (\d+)$", text, re.MULTILINE)
     assert user is not None
     assert int(user.group(1)) > 0
-    assert last_stage.index("\nUSER ") < last_stage.index("\nENTRYPOINT ")
+    assert text.index("\nUSER ") < text.index("\nENTRYPOINT ")
+
+
+def test_the_spark_job_is_one_that_there_is(services: dict[str, Any]) -> None:
+    """Only on demand, with a command line that the job understands."""
+    archive = services["archive"]
+    assert archive["profiles"] == ["spark"]
+    assert archive["build"]["target"] in stages()
+    name, *arguments = archive["command"]
+    job = spark_jobs.commands[name]
+    context = job.make_context(name, list(arguments))
+    assert context.params["output"].startswith("/archive/")
+    assert archive["volumes"] == ["archive:/archive"]
 
 
 def test_docker_compose_accepts_it() -> None:
