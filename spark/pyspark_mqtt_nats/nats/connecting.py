@@ -137,6 +137,7 @@ class _Attempt:
         access = self.access
         name = access.tls_hostname or self.server.host
         try:
+            name.encode("idna")  # wrap_socket would leave a socket open
             plain.settimeout(self._left)
             return tls.context(access).wrap_socket(plain, server_hostname=name)
         except TimeoutError:

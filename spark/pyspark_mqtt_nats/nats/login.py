@@ -67,8 +67,6 @@ def refusal(error: str, access: Access) -> tuple[str, str]:
     lower = error.lower()
     if is_passing(error):
         return f"it takes no more clients now, {error}", "servers"
-    if "tls required" in lower:
-        return "it wants TLS; use tls://", "servers"
     if not ("authorization" in lower or "authentication" in lower or "expired" in lower or "revoked" in lower):
         return f"it refused us, {error}", "servers"
     way = access.login
