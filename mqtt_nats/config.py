@@ -146,6 +146,19 @@ class Settings(BaseSettings):
         description="Seconds after which a gateway that is not heard of any more is taken for dead, so that another "
         "one publishes its clients' wills; less than 20 is not safe in a cluster, where a leader has to be elected.",
     )
+    drain_time: float = Field(
+        default=0.0,
+        ge=0,
+        le=86_400,
+        allow_inf_nan=False,
+        description="Seconds over which a gateway that stops lets its clients go, one after the other.",
+    )
+    server_reference: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1000,
+        description="Where 5.0 clients are sent by a gateway that stops (Server Reference, with reason 0x9C).",
+    )
     max_packet_size: ByteSize = Field(
         default=ByteSize(_MIB),
         ge=64,

@@ -23,6 +23,7 @@ from mqtt_nats.backbone.link import Link, open_link
 from mqtt_nats.backbone.store import Store
 from mqtt_nats.broker.client import Client
 from mqtt_nats.broker.context import Broker
+from mqtt_nats.broker.greeting import UseAnotherServer
 from mqtt_nats.broker.leases import Lease
 from mqtt_nats.broker.opening import refuse
 from mqtt_nats.broker.recovery import recover, recover_wild, watch_consumers
@@ -45,6 +46,9 @@ MINIMUM_SERVER: Final = (2, 12)
 
 SHUTDOWN: Final = 10.0
 """Seconds in which a stopping gateway finishes what it has begun."""
+
+DRAIN_STEP: Final = 0.01
+"""Seconds between clients that are let go one after the other; those of less are let go together."""
 
 LOOK_AGAIN: Final = 1.0
 """Seconds between two looks for streams that do not answer."""
@@ -305,8 +309,7 @@ class Gateway:
     async def _shut(self, broker: Broker) -> None:
         """Close every connection, then wait until what was begun is stored."""
         broker.closing = True
-        for client in list(broker.connections):
-            client.end(MqttError("the gateway is shutting down", ReasonCode.SERVER_SHUTTING_DOWN))
+        await self._let_go(broker)
         with anyio.move_on_after(SHUTDOWN) as limit:
             while broker.connections:
                 broker.left.clear()
@@ -324,6 +327,20 @@ class Gateway:
                     await self.lease.release()  # else another gateway deals with what is left
             except TimeoutError:
                 log.warning("NATS did not confirm the last messages")
+
+    async def _let_go(self, broker: Broker) -> None:
+        """End every connection, over the time of the settings: the others get the clients one after the other."""
+        text = "the gateway is shutting down"
+        error = MqttError(text, ReasonCode.SERVER_SHUTTING_DOWN)
+        if self.settings.server_reference is not None:
+            error = UseAnotherServer(text, self.settings.server_reference)
+        clients = list(broker.connections)
+        begun = asyncio.get_running_loop().time()
+        for number, client in enumerate(clients):
+            due = begun + self.settings.drain_time * number / len(clients)
+            if (wait := due - asyncio.get_running_loop().time()) > DRAIN_STEP:
+                await asyncio.sleep(wait)
+            client.end(error)
 
     async def _tick(self, broker: Broker) -> None:
         loop = asyncio.get_running_loop()

@@ -32,7 +32,7 @@ READY: Final = "ready"
 FAILED: Final = "failed"
 
 ENDING: Final = 15.0
-"""Seconds in which a worker has to end after SIGTERM; it takes ten of them at most."""
+"""Seconds in which a worker has to end after SIGTERM, beside `drain_time`; it takes ten of them at most."""
 
 AGAIN_FIRST: Final = 0.1
 AGAIN_MOST: Final = 10.0
@@ -103,6 +103,7 @@ class Worker:
 
     def __init__(self, number: int, settings: Settings) -> None:
         self.number = number
+        self._ending = ENDING + settings.drain_time
         self._values = json.dumps({"number": number, "settings": dump(settings)})
         self._process: asyncio.subprocess.Process | None = None
 
@@ -162,7 +163,7 @@ class Worker:
             return
         self._signal(signal.SIGTERM)
         try:
-            async with asyncio.timeout(ENDING):
+            async with asyncio.timeout(self._ending):
                 await process.wait()
         except TimeoutError:
             log.warning("worker %d (process %d) did not end in time", self.number, process.pid)

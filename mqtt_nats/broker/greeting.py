@@ -166,10 +166,23 @@ def connack_error(error: MqttError, agreed: Terms) -> bytes:
     return data if len(data) <= agreed.maximum_packet_size else b""
 
 
+class UseAnotherServer(MqttError):
+    """The gateway stops; ``reference`` says where the client may go, as it goes into Server Reference."""
+
+    reason = ReasonCode.USE_ANOTHER_SERVER
+
+    def __init__(self, text: str, reference: str) -> None:
+        super().__init__(text)
+        self.reference = reference
+
+
 def goodbye(error: MqttError, agreed: Terms) -> bytes:
     """DISCONNECT of a 5.0 connection that ends with an error. It has no user properties [MQTT-3.14.2-4] (5.0)."""
     reason = _DISCONNECT_INSTEAD.get(error.reason, error.reason)
-    data = encode(Disconnect(reason, {"reason_string": str(error)[:1000]}), 5)
+    needed: Properties = {}
+    if isinstance(error, UseAnotherServer):
+        needed = {"server_reference": error.reference}
+    data = encode(Disconnect(reason, {**needed, "reason_string": str(error)[:1000]}), 5)
     if len(data) > agreed.maximum_packet_size:  # [MQTT-3.14.2-3] (5.0)
-        data = encode(Disconnect(reason), 5)
+        data = encode(Disconnect(reason, needed or None), 5)
     return data if len(data) <= agreed.maximum_packet_size else b""

@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """DISCONNECT (section 3.14), and how errors end connections (section 4.13)."""
 
+import select
+import signal
+import socket
+import time
+
 import pytest
 
 from tests.conftest import GatewayFactory
@@ -12,10 +17,12 @@ from tests.harness.raw5 import (
     CONNACK,
     DISCONNECT,
     MAXIMUM_PACKET_SIZE,
+    PUBACK,
     PUBLISH,
     PUBREC,
     PUBREL,
     REASON_STRING,
+    SERVER_REFERENCE,
     SESSION_EXPIRY,
     SUBSCRIPTION_ID,
     USER,
@@ -31,6 +38,7 @@ from tests.harness.raw5 import (
     unsubscribe,
     will,
 )
+from tests.harness.waiting import eventually
 from tests.v5.conftest import Opener
 
 STORED = prop(SESSION_EXPIRY, 600)
@@ -157,6 +165,30 @@ def test_shutdown(nats_server: NatsServer, gateway_factory: GatewayFactory, open
             client.ended(0x8B)
         assert silent.expect_closed() == []
         assert old.expect_closed() == []
+
+
+def test_drain(nats_server: NatsServer, gateway_factory: GatewayFactory, open5: Opener) -> None:
+    """Clients are let go one after the other and told where to go; until then they are served, and nobody new is."""
+    gateway = gateway_factory(nats_server, "--drain-time", "4", "--server-reference", "other:1883")
+    clients = [open5(f"drained-{number}", STORED, to=gateway) for number in range(4)]
+    small = open5("small", prop(MAXIMUM_PACKET_SIZE, 40), to=gateway)
+    begun = time.monotonic()
+    gateway.process.send(signal.SIGTERM)
+    eventually(lambda: "is shutting down" in gateway.log)
+    left = [client for client in (*clients, small) if not select.select([client.socket], [], [], 0)[0]]
+    assert len(left) >= 3, "they were let go at once"
+    served = 0
+    for client in left:
+        client.send(publish("still/served", b"x", qos=1))
+        served += client.expect_one_of(PUBACK, DISCONNECT) == PUBACK
+    assert served >= len(left) - 1
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", gateway.port))
+    found = [client.ended(0x9C) for client in (*clients, small) if client not in left or served == len(left)]
+    assert {one.get(SERVER_REFERENCE) for one in found} == {"other:1883"}
+    assert small not in left or found[-1].get(REASON_STRING) is None
+    assert gateway.wait() == 0
+    assert 3 < time.monotonic() - begun < 10
 
 
 def test_unsubscribe_is_no_violation(open5: Opener) -> None:
