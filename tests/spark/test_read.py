@@ -1,0 +1,546 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranges of streams as record batches, both ways: every message once, in order, whatever happens meanwhile."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pyspark_mqtt_nats.errors import ConnectError, DataLossError, SourceError
+from pyspark_mqtt_nats.nats.connection import Connection
+from pyspark_mqtt_nats.nats.jetstream import PubAck, Publish, publish_all
+from pyspark_mqtt_nats.reading import direct, pull, read, rows
+from pyspark_mqtt_nats.reading.ranges import Range, Snapshot, snapshot, split
+from pyspark_mqtt_nats.reading.read import ReadReport, read_range
+from tests.conftest import NatsFactory
+from tests.harness.nats import NatsServer
+from tests.harness.waiting import eventually
+from tests.spark.storing import QOS1, Store, sequences
+
+WAYS = pytest.mark.parametrize("way", ["pull", "direct"])
+MANY = 3000
+
+
+@pytest.fixture
+def store(nats_server: NatsServer) -> Iterator[Store]:
+    """An empty stream."""
+    with Store(nats_server.url) as made:
+        yield made
+
+
+class Reading:
+    """A read of the whole range in some parts; `reports` has one for each part."""
+
+    def __init__(
+        self, store: Store, parts: int = 1, columns: Sequence[str] = ("sequence", "payload"), **options: Any
+    ) -> None:
+        self.options = store.options(**options)
+        self.snapshot = snapshot(self.options, store.connection)
+        self.parts = split(self.snapshot, parts)
+        self.columns = columns
+        self.reports: list[ReadReport] = []
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        for part in self.parts:
+            self.reports.append(ReadReport())
+            yield from read_range(self.options, self.snapshot, part, self.columns, self.reports[-1])
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for batch in self.batches() for row in batch.to_pylist()]
+
+    def sequences(self) -> list[int]:
+        return sequences(self.batches())
+
+    def total(self, name: str) -> int:
+        return sum(getattr(report, name) for report in self.reports)
+
+
+def consumers(store: Store) -> list[str]:
+    found: list[str] = store.api("CONSUMER.NAMES")["consumers"] or []
+    return found
+
+
+def half(reading: Reading) -> tuple[Iterator[pa.RecordBatch], list[int]]:
+    """A read that has handed over its first batch, which is not its last."""
+    batches = reading.batches()
+    got = sequences(iter([next(batches)]))
+    assert got
+    return batches, got
+
+
+@WAYS
+@pytest.mark.parametrize("parts", [1, 3])
+def test_all_messages_once_and_in_order(store: Store, way: str, parts: int) -> None:
+    numbers = store.put(range(MANY))
+    reading = Reading(store, parts, readMode=way, batchSize=500)
+    found = list(reading.batches())
+    assert sequences(iter(found)) == numbers
+    assert [int(value) for batch in found for value in batch.column("payload").to_pylist()] == list(range(MANY))
+    assert max(batch.num_rows for batch in found) <= 500
+    assert (reading.total("rows"), reading.total("gaps"), reading.total("lost")) == (MANY, 0, 0)
+    assert reading.total("interruptions") == 0
+    assert reading.total("bytes") == sum(len(QOS1) + len(b"%d" % number) for number in range(MANY))
+    assert consumers(store) == []
+
+
+@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.tuples(st.integers(0, 120), st.integers(1, 40)), max_size=5),
+    st.integers(0, 30),
+    st.sampled_from([1, 2, 3, 7, 16, 200]),
+    st.sampled_from(["", "a/+", "a/0,a/2", "a/#", "b/#,a/1,a/+", "none/#"]),
+    st.integers(1, 50),
+)
+def test_gaps_parts_and_filters(
+    nats_server: NatsServer, holes: list[tuple[int, int]], first: int, parts: int, topics: str, size: int
+) -> None:
+    """Both ways give exactly what is there and matches."""
+    subjects = ["a.0", "b.0", "a.1", "a.2.x", "a.2", "c"]
+    with Store(nats_server.url) as store:
+        numbers = store.put(range(120), lambda number: subjects[number % len(subjects)])
+        store.purge_before(first + 1)
+        gone = {number for start, length in holes for number in range(start, start + length)} | set(range(first + 1))
+        left = [number for number in numbers if number not in gone]
+        store.delete(number for number in numbers if number in gone and number > first)
+        wanted = {
+            "": subjects,
+            "a/+": ["a.0", "a.1", "a.2"],
+            "a/0,a/2": ["a.0", "a.2"],
+            "a/#": ["a.0", "a.1", "a.2", "a.2.x"],
+            "b/#,a/1,a/+": ["b.0", "a.0", "a.1", "a.2"],
+            "none/#": [],
+        }[topics]
+        expected = [number for number in left if subjects[(number - 1) % len(subjects)] in wanted]
+        for way in ("pull", "direct"):
+            given_topics = {"topics": topics} if topics else {}
+            reading = Reading(store, parts, readMode=way, batchSize=size, **given_topics)
+            assert reading.sequences() == expected, way
+            assert reading.total("interruptions") == 0
+            if not topics:
+                assert reading.total("gaps") == reading.snapshot.end - reading.snapshot.start - len(left)
+                assert reading.total("rows") == len(left)
+            else:
+                assert all(report.gaps is None for report in reading.reports)
+        assert consumers(store) == []
+
+
+@WAYS
+def test_ranges_with_nothing_in_them(store: Store, way: str) -> None:
+    """A hole, beyond the end, an empty stream: no rows, no waiting, no error."""
+    assert Reading(store, readMode=way).parts == []
+    store.put(range(100))
+    store.delete(range(30, 70))
+    store.delete([100])
+    reading = Reading(store, readMode=way)
+    for part, expected in (
+        (Range(30, 70), []),
+        (Range(100, 101), []),
+        (Range(31, 71), [70]),
+        (Range(101, 500), []),
+        (Range(98, 10**9), [98, 99]),
+        (Range(5, 5), []),
+        (Range(50, 40), []),
+    ):
+        reading.parts = [part]
+        assert reading.sequences() == expected, part
+    store.purge_before(101)
+    assert Reading(store, readMode=way).sequences() == []
+
+
+@WAYS
+def test_what_comes_later_is_not_in_the_range(store: Store, way: str) -> None:
+    numbers = store.put(range(100))
+    reading = Reading(store, 3, readMode=way, batchSize=10)
+    later = store.put(range(100))
+    assert reading.sequences() == numbers
+    reading.parts = [Range(90, later[-1] + 1000)]
+    assert reading.sequences() == [*numbers[89:], *later]
+
+
+@WAYS
+def test_large_messages_keep_to_the_bound(store: Store, way: str) -> None:
+    """Batches are bounded in bytes too; no message is too large for one."""
+    sizes = [300_000, 10, 900_000, 0, 1_000_000] * 8
+    store.put_payloads(("big", b"x" * size) for size in sizes)
+    reading = Reading(store, readMode=way)
+    found = [batch.column("payload").to_pylist() for batch in reading.batches()]
+    assert [len(payload) for batch in found for payload in batch] == sizes
+    most = max(sum(map(len, batch)) for batch in found)
+    assert most <= rows.Bounds().bytes + 2 * (1 << 20)
+
+
+def test_a_message_larger_than_a_pull_is_asked_for_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server refuses a pull that is too small for the next message, for instance since max_payload was lowered."""
+    store.put_payloads([("a", b"1"), ("a", b"x" * 100_000), ("a", b"x" * 20_000), ("a", b"4")])
+    monkeypatch.setitem(store.connection.info, "max_payload", 1000)
+    found = pull.read(store.connection, store.stream, (), 1, 5, rows.Bounds(10, 100))
+    assert [len(payload) for part in found for payload in part.payloads] == [1, 100_000, 20_000, 1]
+
+
+def test_the_server_has_no_more_than_two_requests_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is owed is the bound of memory: never more than is left of the range, all with a bound in bytes."""
+    asked: list[dict[str, Any]] = []
+    send = Connection.send
+
+    def spy(connection: Connection, data: bytes) -> None:
+        if b".CONSUMER.MSG.NEXT." in data:
+            asked.append(json.loads(data.split(b"\r\n")[1]))
+        send(connection, data)
+
+    monkeypatch.setattr(Connection, "send", spy)
+    numbers = store.put(range(1000))
+    assert Reading(store, readMode="pull", batchSize=100).sequences() == numbers
+    assert sum(body["batch"] for body in asked) == 1000
+    assert all(body["batch"] <= 100 and body["max_bytes"] > 0 and not body.get("no_wait") for body in asked)
+
+
+@WAYS
+def test_wildcards_do_not_show_what_starts_with_a_dollar(store: Store, way: str) -> None:
+    """[MQTT-4.7.2-1]"""
+    names = ["$own.x", "home.x", "$other.x", "x", "_INBOX.x"]
+    store.put(range(50), lambda number: names[number % len(names)])
+
+    def topics(filters: str) -> set[str]:
+        reading = Reading(store, 2, ["topic"], readMode=way, topics=filters, batchSize=7)
+        return {row["topic"] for row in reading.rows()}
+
+    assert topics("+/x") == {"home/x"}
+    assert topics("+/x,$own/#") == {"home/x", "$own/x"}
+    assert topics("#") == {"home/x", "$own/x", "$other/x", "x", "_INBOX/x"}
+    assert topics("+") == {"x"}
+
+
+def test_other_retentions_are_read_without_a_trace(nats_server: NatsServer) -> None:
+    for retention in ("interest", "workqueue"):
+        with Store(nats_server.url, retention=retention) as store:
+            name = "hold"
+            config = {"durable_name": name, "ack_policy": "explicit", "deliver_policy": "all"}
+            store.api(f"CONSUMER.CREATE {'.' + name}", stream_name=store.stream, config=config)
+            numbers = store.put(range(200))
+            before = store.state
+            assert Reading(store, 3, batchSize=20).sequences() == numbers
+            assert store.state == before
+            assert consumers(store) == [name]
+
+
+@WAYS
+def test_messages_of_anybody(store: Store, way: str) -> None:
+    """Odd headers and none, whatever bytes: read, and the same both ways."""
+    blocks = [
+        b"",
+        b"NATS/1.0\r\n\r\n",
+        b"NATS/1.0\r\nNats-Stream: forged\r\nNats-Sequence: 99\r\nnote: y\r\n\r\n",
+        b"NATS/1.0\r\nNmqtt-Pub:1\r\nnote:1\r\nnote: 2\r\n\r\n",
+        b"NATS/1.0 503\r\n\r\n",
+        b"garbage",
+        b"\xff\xfe\r\n\r\n",
+        b"NATS/1.0\r\nfoo:bar",
+        b"NATS/1.0\r\nfoo:bar\r\n",
+        b"NATS/1.0\r\nfoo:bar\r\nxy",
+        b"NATS/1.0\r\n\xff:bar\r\n\r\n",
+    ]
+    messages = [
+        Publish(f"{store.prefix}a.{index}".encode(), block, b"%d" % index) for index, block in enumerate(blocks)
+    ]
+    assert all(isinstance(outcome, PubAck) for outcome in publish_all(store.connection, messages))
+    columns = ["topic", "payload", "qos", "retain", "user_properties", "headers"]
+    found = Reading(store, 1, columns, readMode=way, includeHeaders=True).rows()
+    users = [
+        row["user_properties"]
+        if row["user_properties"] is None
+        else [tuple(pair.values()) for pair in row["user_properties"]]
+        for row in found
+    ]
+    assert [row["payload"] for row in found] == [b"%d" % index for index in range(len(blocks))]
+    assert [row["topic"] for row in found] == [f"a/{index}" for index in range(len(blocks))]
+    assert users == [
+        [], [], [("note", "y")], [("note", "1"), ("note", "2")], [], None, None, None, None, [("foo", "bar")], [],
+    ]  # fmt: skip
+    assert [row["qos"] for row in found] == [None, None, None, 1, *[None] * 7]
+    assert [row["headers"] is None for row in found] == [row["retain"] is None for row in found]
+    assert found[3]["headers"] == [
+        {"key": "Nmqtt-Pub", "value": b"1"},
+        {"key": "note", "value": b"1"},
+        {"key": "note", "value": b"2"},
+    ]
+    assert found[10]["headers"] == [{"key": "\ufffd", "value": b"bar"}]
+
+
+# -- losses ---------------------------------------------------------------------------------------------------
+
+
+@WAYS
+def test_a_purge_while_reading_is_a_loss(store: Store, way: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Never a short read: what was in the range is missed, and counted exactly."""
+    store.put(range(MANY))
+    batches, got = half(Reading(store, readMode=way, batchSize=100))
+    store.purge_before(MANY + 1)
+    with pytest.raises(DataLossError, match=r"messages \d+ to 3000 .* were removed .* failOnDataLoss to false"):
+        got += sequences(batches)
+    assert got == list(range(1, len(got) + 1))
+    assert consumers(store) == []
+
+    store.put(range(MANY))
+    reading = Reading(store, readMode=way, batchSize=100, failOnDataLoss=False)
+    batches, got = half(reading)
+    store.purge_before(2 * MANY - 49)
+    got += sequences(batches)
+    assert got[-50:] == list(range(2 * MANY - 49, 2 * MANY + 1))
+    assert reading.total("lost") == MANY - len(got)
+    assert f"up to {MANY - len(got)} messages are missing" in caplog.text
+
+
+@WAYS
+@pytest.mark.parametrize("topics", ["#", "a/0,a/1"])
+def test_a_start_that_goes_before_it_is_read_is_a_loss(store: Store, way: str, topics: str) -> None:
+    store.put(range(100))
+    starts: list[dict[str, Any]] = [{}, {"startingSequence": 1}]
+    for given_start in starts:
+        reading = Reading(store, 2, readMode=way, topics=topics, **given_start)
+        store.purge_before(store.state["first_seq"] + 10)
+        with pytest.raises(DataLossError, match="before they could be read"):
+            reading.sequences()
+        reading = Reading(store, 2, readMode=way, topics=topics)
+        store.purge_before(store.state["first_seq"] + 1)
+        reading.options = store.options(readMode=way, topics=topics, failOnDataLoss=False)
+        assert len(reading.sequences()) >= 50
+        assert reading.total("lost") == 1
+        store.recreate()
+        store.put(range(100))
+
+
+@WAYS
+def test_what_was_read_before_it_went_is_no_loss(store: Store, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages go behind the reader all the time."""
+    monkeypatch.setattr(read, "LOOK", 0.0)
+    store.put(range(MANY))
+    store.delete(range(5, 2000, 50))
+    reading = Reading(store, readMode=way, batchSize=100)
+    got: list[int] = []
+    for batch in reading.batches():
+        got += sequences(iter([batch]))
+        store.purge_before(max(1, got[-1] - 150))
+    assert got == [number for number in range(1, MANY + 1) if number not in range(5, 2000, 50)]
+    assert (reading.total("lost"), reading.total("gaps")) == (0, 40)
+
+
+@pytest.mark.parametrize(
+    ("limits", "given_start", "ok"),
+    [
+        ({"max_msgs": 100}, {}, True),
+        ({"max_msgs": 100}, {"startingSequence": 1}, False),
+        ({"max_bytes": 8000}, {}, True),
+        ({"max_msgs": 5000}, {}, False),
+        ({}, {}, False),
+    ],
+)
+def test_what_the_limits_of_the_stream_remove_first(
+    nats_server: NatsServer, limits: dict[str, int], given_start: dict[str, Any], ok: bool
+) -> None:
+    """With `earliest` what has just been pushed out is not missed; a message that was named is."""
+    with Store(nats_server.url, **limits) as store:
+        store.put(range(100))
+        first = store.state["first_seq"]
+        reading = Reading(store, 2, **given_start)
+        store.put(range(20))
+        if store.state["first_seq"] == first:
+            store.purge_before(first + 20)
+        gone = store.state["first_seq"] - first
+        assert gone > 0
+        if ok:
+            assert reading.sequences() == list(range(first + gone, 101))
+            assert (reading.total("aged"), reading.total("lost"), reading.total("gaps")) == (gone, 0, 0)
+        else:
+            with pytest.raises(DataLossError):
+                reading.sequences()
+
+
+def test_what_is_too_old_goes_first(nats_server: NatsServer) -> None:
+    with Store(nats_server.url, max_age=1_000_000_000) as store:
+        store.put(range(50))
+        old = snapshot(store.options(), store.connection)
+
+        def gone() -> bool:
+            store.put([0])
+            return bool(store.state["first_seq"] > 50)
+
+        eventually(gone)
+        reading = Reading(store)
+        reading.snapshot, reading.parts = old, split(old, 1)
+        assert reading.sequences() == []
+        assert (reading.total("aged"), reading.total("lost")) == (50, 0)
+        reading.snapshot = old.between(old.start, old.end)
+        with pytest.raises(DataLossError):
+            reading.sequences()
+
+
+def test_a_stream_that_replaces_has_no_losses_in_front(nats_server: NatsServer) -> None:
+    with Store(nats_server.url, max_msgs_per_subject=1) as store:
+        store.put(range(30), lambda number: f"a.{number}")
+        reading = Reading(store)
+        store.put(range(10), lambda number: f"a.{number}")
+        assert reading.sequences() == list(range(11, 31))
+        assert (reading.total("lost"), reading.total("gaps")) == (0, 10)
+
+
+@WAYS
+def test_a_stream_made_anew(store: Store, way: str) -> None:
+    store.put(range(100))
+    reading = Reading(store, readMode=way)
+    store.recreate()
+    store.put(range(100))
+    with pytest.raises(DataLossError, match=f"{store.stream} was deleted and made anew.*failOnDataLoss"):
+        reading.sequences()
+    reading.options = store.options(readMode=way, failOnDataLoss=False)
+    assert reading.sequences() == []
+    assert reading.reports[-1].lost == 100
+    store.api("STREAM.DELETE")
+    with pytest.raises(SourceError, match="no stream"):
+        reading.sequences()
+    store.create()
+
+
+@WAYS
+def test_a_stream_that_has_lost_its_end(store: Store, way: str, caplog: pytest.LogCaptureFixture) -> None:
+    """As after a restore from a backup, or a power cut."""
+    numbers = store.put(range(100))
+    reading = Reading(store, readMode=way)
+    reading.snapshot = Snapshot(
+        store.stream, reading.snapshot.created, 1, 130, 1, 131, "limits", (), direct=True, floating=True
+    )
+    reading.parts = [Range(1, 131)]
+    with pytest.raises(DataLossError, match=r"ends with 100 and had 130 before.*failOnDataLoss"):
+        reading.sequences()
+    reading.options = store.options(readMode=way, failOnDataLoss=False)
+    assert reading.sequences() == numbers
+    assert (reading.reports[-1].lost, reading.reports[-1].gaps) == (30, 0)
+    assert caplog.text.count("ends with 100") == 1
+
+
+# -- interruptions --------------------------------------------------------------------------------------------
+
+
+def test_a_consumer_that_is_deleted_while_it_is_read(store: Store) -> None:
+    numbers = store.put(range(MANY))
+    reading = Reading(store, readMode="pull", batchSize=100)
+    batches, got = half(reading)
+    for name in consumers(store):
+        store.api(f"CONSUMER.DELETE .{name}")
+    got += sequences(batches)
+    assert got == numbers
+    assert reading.total("interruptions") >= 1
+    assert consumers(store) == []
+
+
+@WAYS
+@pytest.mark.parametrize("end", ["kill", "stop"])
+def test_a_server_that_comes_back(nats_factory: NatsFactory, way: str, end: str) -> None:
+    server = nats_factory()
+    with Store(server.url) as store:
+        numbers = store.put(range(MANY))
+        reading = Reading(store, readMode=way, batchSize=100)
+        batches, got = half(reading)
+        getattr(server, end)()
+        server.start()
+        got += sequences(batches)
+        assert got == numbers
+        assert reading.total("interruptions") >= 1
+        with Store(server.url):
+            pass
+
+
+@WAYS
+def test_a_server_that_stays_away(nats_factory: NatsFactory, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read, "OUTAGE", 1.0)
+    server = nats_factory()
+    with Store(server.url) as store:
+        store.put(range(MANY))
+        reading = Reading(store, readMode=way, batchSize=100, connectTimeout=1)
+        batches, got = half(reading)
+        server.kill()
+        with pytest.raises(ConnectError, match=r"nothing came for 1 s: .*servers") as caught:
+            got += sequences(batches)
+    assert caught.value.option == "servers"
+    assert len(got) < MANY
+    assert "\n" not in str(caught.value)
+
+
+@WAYS
+def test_a_server_that_hangs(nats_factory: NatsFactory, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections stay open and nothing is answered: noticed, and gone on with when it is back."""
+    monkeypatch.setattr(direct, "SILENCE", 0.5)
+    monkeypatch.setattr(pull, "SILENCE", 0.5)
+    monkeypatch.setattr(pull, "QUIET", 0.2)
+    server = nats_factory()
+    with Store(server.url) as store:
+        numbers = store.put(range(MANY))
+        reading = Reading(store, readMode=way, batchSize=100, connectTimeout=1, requestTimeout=1)
+        batches, got = half(reading)
+        server.pause()
+        resumed: list[None] = []
+
+        def notice(_: float) -> None:
+            server.resume()
+            resumed.append(None)
+
+        monkeypatch.setattr("pyspark_mqtt_nats.reading.read.time.sleep", notice)
+        got += sequences(batches)
+        assert got == numbers
+        assert resumed
+
+
+def test_a_reader_that_rests(nats_factory: NatsFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark may be busy with a batch for long: nothing is missing, even when the server has given up the connection.
+
+    With the usual bounds that is hard to provoke: what is on its way fits into the buffers of the sockets.
+    """
+    monkeypatch.setattr(read, "Bounds", lambda size: rows.Bounds(size, 64 << 20))
+    server = nats_factory(config='write_deadline: "200ms"')
+    with Store(server.url) as store:
+        store.put_payloads(("a", b"%0100000d" % number) for number in range(700))
+        reading = Reading(store, readMode="pull", batchSize=300)
+        batches, got = half(reading)
+        eventually(lambda: "Slow Consumer" in server.log, what="the end of the connection")
+        got += sequences(batches)
+        assert got == list(range(1, 701))
+        assert reading.total("interruptions") >= 1
+
+
+def behind(monkeypatch: pytest.MonkeyPatch, module: Any, times: int) -> None:
+    """The leader has what the server that answers does not have yet, this many times."""
+    truth: Callable[..., bool] = module.anything_between
+    left = [True] * times
+    monkeypatch.setattr(module, "anything_between", lambda *which: left.pop() if left else truth(*which))
+
+
+def test_a_replica_that_is_behind(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That nothing more comes is not believed before the leader says so."""
+    numbers = store.put(range(100))
+    store.delete(range(90, 101))
+    for way, module in (("direct", direct), ("pull", pull)):
+        behind(monkeypatch, module, 2)
+        reading = Reading(store, readMode=way, batchSize=30)
+        assert reading.sequences() == numbers[:89]
+        assert 1 <= reading.total("interruptions") <= 2
+
+
+def test_a_read_that_is_not_finished_leaves_nothing(store: Store) -> None:
+    store.put(range(MANY))
+    batches, _ = half(Reading(store, readMode="pull", batchSize=100))
+    assert len(consumers(store)) == 1
+    batches.close()  # type: ignore[attr-defined]
+    assert consumers(store) == []
+
+
+def test_no_consumer_may_be_made(nats_server: NatsServer) -> None:
+    with Store(nats_server.url, max_consumers=1) as store:
+        store.put(range(10))
+        store.api("CONSUMER.CREATE .one", stream_name=store.stream, config={"durable_name": "one"})
+        with pytest.raises(SourceError, match="as many consumers as it may: set readMode to direct") as caught:
+            Reading(store).sequences()
+        assert caught.value.option == "readMode"
+        assert len(Reading(store, readMode="direct").sequences()) == 10
