@@ -18,6 +18,7 @@ from pyspark_mqtt_nats.reading.ranges import Range, Snapshot, snapshot, split
 from pyspark_mqtt_nats.reading.read import ReadReport, read_range
 from tests.conftest import NatsFactory
 from tests.harness.nats import NatsServer
+from tests.harness.proxy import Proxy
 from tests.harness.waiting import eventually
 from tests.spark.storing import QOS1, Store, sequences
 
@@ -493,21 +494,21 @@ def test_a_server_that_hangs(nats_factory: NatsFactory, way: str, monkeypatch: p
         assert resumed
 
 
-def test_a_reader_that_rests(nats_factory: NatsFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark may be busy with a batch for long: nothing is missing, even when the server has given up the connection.
-
-    With the usual bounds that is hard to provoke: what is on its way fits into the buffers of the sockets.
-    """
-    monkeypatch.setattr(read, "Bounds", lambda size: rows.Bounds(size, 64 << 20))
-    server = nats_factory(config='write_deadline: "200ms"')
-    with Store(server.url) as store:
-        store.put_payloads(("a", b"%0100000d" % number) for number in range(700))
-        reading = Reading(store, readMode="pull", batchSize=300)
-        batches, got = half(reading)
-        eventually(lambda: "Slow Consumer" in server.log, what="the end of the connection")
-        got += sequences(batches)
-        assert got == list(range(1, 701))
-        assert reading.total("interruptions") >= 1
+@WAYS
+def test_a_connection_that_ends_while_the_reader_rests(store: Store, way: str) -> None:
+    """As nats-server ends that of a reader which takes nothing for long: what was on its way comes again."""
+    store.put_payloads(("a", b"%0100000d" % number) for number in range(300))
+    with Proxy(int(store.url.rpartition(":")[2])) as proxy:
+        reading = Reading(store, readMode=way, batchSize=20)
+        reading.options = store.options(servers=proxy.url, readMode=way, batchSize=20)
+        got: list[int] = []
+        for index, batch in enumerate(reading.batches()):
+            got += sequences(iter([batch]))
+            if index in (0, 5):
+                proxy.cut()
+                proxy.restore()
+        assert got == list(range(1, 301))
+        assert reading.total("interruptions") >= 2
 
 
 def behind(monkeypatch: pytest.MonkeyPatch, module: Any, times: int) -> None:
