@@ -45,9 +45,16 @@ class MqttNatsSource(DataSource):
         return "mqtt_nats"
 
     def schema(self) -> StructType:
-        """The columns when the user gives no schema."""
-        from pyspark_mqtt_nats import hints
+        """The columns when the user gives no schema.
 
+        Raises what would end every read: then `load()` fails already, not the first action.
+        """
+        from pyspark_mqtt_nats import hints
+        from pyspark_mqtt_nats.errors import DataLossError, SourceError
+
+        self._pinned = self._pin()
+        if isinstance(self._pinned, SourceError) and not isinstance(self._pinned, DataLossError):
+            raise self._pinned
         return hints.spark_schema(self._options.decoders, self._options.include_headers)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -58,25 +65,28 @@ class MqttNatsSource(DataSource):
     def _pin(self) -> "Snapshot | OptionError | SourceError":
         """What a batch read of this DataFrame reads, or why there can be none.
 
-        Only the read itself raises that reason: for a streaming read, which finds its start elsewhere, it is none.
+        That reason may be none for a streaming read, which finds its start elsewhere.
         """
-        from pyspark_mqtt_nats.errors import DataLossError, OptionError
+        from pyspark_mqtt_nats.errors import OptionError, SourceError
         from pyspark_mqtt_nats.nats.connection import Connection
         from pyspark_mqtt_nats.reading.ranges import snapshot
 
-        with Connection(self._options.access) as connection:
-            try:
+        try:
+            with Connection(self._options.access) as connection:
                 return snapshot(self._options, connection)
-            except (OptionError, DataLossError) as error:
-                return error
+        except (OptionError, SourceError) as error:
+            return error.with_traceback(None)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Batch read."""
         from pyspark_mqtt_nats import batch, retained
+        from pyspark_mqtt_nats.errors import OptionError
         from pyspark_mqtt_nats.hints import Projection
 
         options = self._options
         options.check_use("batch")
+        if options.starting_offsets == "latest":
+            raise OptionError("startingOffsets = 'latest' is for streaming reads: set earliest", "startingOffsets")
         projection = Projection.of(schema, options.decoders)
         pinned = self._pinned
         if pinned is None:

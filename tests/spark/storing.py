@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _NAMES = itertools.count()
-FORMAT = "mqtt_nats"
+SOURCE = "mqtt_nats"
 QOS1 = b"NATS/1.0\r\nNmqtt-Pub:1\r\n\r\n"
 
 
@@ -60,6 +60,10 @@ class Store:
         messages = (Publish((self.prefix + subject(one)).encode(), QOS1, b"%d" % one) for one in numbers)
         return [_sequence(outcome) for outcome in publish_all(self.connection, messages)]
 
+    def publish(self, message: Publish) -> None:
+        """Store a message, in whatever stream."""
+        assert all(isinstance(outcome, PubAck) for outcome in publish_all(self.connection, [message]))
+
     def put_payloads(self, messages: Iterable[tuple[str, bytes]]) -> None:
         """Store (subject, payload)."""
         outcomes = publish_all(
@@ -93,11 +97,11 @@ class Store:
 
     def load(self, spark: "SparkSession", **options: Any) -> "DataFrame":
         """``spark.read`` of the stream."""
-        return spark.read.format(FORMAT).options(**self.given(**options)).load()
+        return spark.read.format(SOURCE).options(**self.given(**options)).load()
 
     def load_stream(self, spark: "SparkSession", **options: Any) -> "DataFrame":
         """``spark.readStream`` of the stream."""
-        return spark.readStream.format(FORMAT).options(**self.given(**options)).load()
+        return spark.readStream.format(SOURCE).options(**self.given(**options)).load()
 
 
 def _sequence(outcome: object) -> int:
