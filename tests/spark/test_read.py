@@ -92,7 +92,7 @@ def test_all_messages_once_and_in_order(store: Store, way: str, parts: int) -> N
 @given(
     st.lists(st.tuples(st.integers(0, 120), st.integers(1, 40)), max_size=5),
     st.integers(0, 30),
-    st.sampled_from([1, 2, 3, 7, 16, 200]),
+    st.sampled_from([1, 2, 3, 7, 16]),
     st.sampled_from(["", "a/+", "a/0,a/2", "a/#", "b/#,a/1,a/+", "none/#"]),
     st.integers(1, 50),
 )
@@ -119,7 +119,9 @@ def test_gaps_parts_and_filters(
         for way in ("pull", "direct"):
             given_topics = {"topics": topics} if topics else {}
             reading = Reading(store, parts, readMode=way, batchSize=size, **given_topics)
-            assert reading.sequences() == expected, way
+            found = list(reading.batches())
+            assert sequences(iter(found)) == expected, way
+            assert all(0 < batch.num_rows <= size for batch in found)
             assert reading.total("interruptions") == 0
             if not topics:
                 assert reading.total("gaps") == reading.snapshot.end - reading.snapshot.start - len(left)

@@ -66,7 +66,8 @@ def read(
             if following is not None:
                 gets.ask(following)
             if rows is not None:
-                yield rows
+                count = len(rows.subjects)
+                yield from (_cut(rows, first, first + bounds.rows) for first in range(0, count, bounds.rows))
     finally:
         gets.stop()
 
