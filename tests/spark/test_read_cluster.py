@@ -23,13 +23,12 @@ def servers(nats_factory: NatsFactory) -> list[NatsServer]:
     """Three servers of one cluster, with a leader."""
     ports = [free_port() for _ in range(3)]
     routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports)
-    made = [
+    return [
         nats_factory(
             config=f'server_name: "n{number}"\ncluster {{ name: "c", listen: "127.0.0.1:{port}", routes: [{routes}] }}'
         )
         for number, port in enumerate(ports)
     ]
-    return made
 
 
 @pytest.mark.timeout(120)
