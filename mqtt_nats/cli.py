@@ -20,24 +20,30 @@ from anyio.abc import TaskStatus
 
 from mqtt_nats import __version__
 from mqtt_nats.config import ENV_PREFIX, Settings, env_name, flag_name, is_secret
+from mqtt_nats.ctl.commands import cluster
 from mqtt_nats.embedded import run_server
 from mqtt_nats.errors import StartupError, first_error
 from mqtt_nats.workers import supervise
 
 
-def _setting_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """One flag for each setting that is not a secret; their values are checked by Settings."""
-    for name, field in reversed(Settings.model_fields.items()):
-        if is_secret(field):
-            continue
-        flag, kind = flag_name(name), Settings.model_fields[name].annotation
-        shown = f"{field.description} [{env_name(name)}; default: {default_text(field.default)}]"
-        if kind is bool:
-            option = click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=shown)
-        else:
-            option = click.option(flag, name, metavar=_metavar(name, kind), help=shown)
-        command = option(command)
-    return command
+def _setting_options(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """One flag for each of these settings that is not a secret; their values are checked by Settings."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for name in reversed(names):
+            field = Settings.model_fields[name]
+            if is_secret(field):
+                continue
+            flag, kind = flag_name(name), field.annotation
+            shown = f"{field.description} [{env_name(name)}; default: {default_text(field.default)}]"
+            if kind is bool:
+                option = click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=shown)
+            else:
+                option = click.option(flag, name, metavar=_metavar(name, kind), help=shown)
+            command = option(command)
+        return command
+
+    return decorate
 
 
 def _metavar(name: str, kind: Any) -> str:
@@ -75,7 +81,7 @@ def command() -> None:
     metavar="FILE",
     help=f"TOML file with settings, by the names of the flags with underscores. [{ENV_PREFIX}CONFIG]",
 )
-@_setting_options
+@_setting_options(*Settings.model_fields)
 def serve(config: Path | None, **flags: Any) -> None:
     """Serve MQTT clients until SIGINT or SIGTERM.
 
@@ -116,6 +122,19 @@ def passwd(file: Path, user: str, stdin: bool, delete: bool) -> None:
     except ValueError as error:
         raise StartupError(str(error)) from None
     click.echo(f"{user} {'added' if new else 'changed'}")
+
+
+@command.group()
+@click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help=f"TOML file. [{ENV_PREFIX}CONFIG]")
+@_setting_options(*(name for name in Settings.model_fields if name == "nats" or name.startswith("nats_")))
+@click.pass_context
+def ctl(context: click.Context, /, config: Path | None, **flags: Any) -> None:
+    """Look at running gateways and what they have stored, and change it, from any machine that reaches NATS."""
+    context.obj = Settings.load(flags, config)
+    logging.basicConfig(level=logging.ERROR, format="%(message)s", stream=sys.stderr)
+
+
+ctl.add_command(cluster)
 
 
 @command.command(add_help_option=False, context_settings={"ignore_unknown_options": True})

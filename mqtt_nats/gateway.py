@@ -7,22 +7,20 @@ import asyncio
 import gc
 import logging
 import secrets
-import ssl
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import anyio
-from nats.errors import AuthorizationError, NoServersError
-from nats.errors import Error as NatsError
 
 from mqtt_nats.access.authenticator import Authenticator
 from mqtt_nats.access.local import LocalAccess
 from mqtt_nats.backbone.inbox import Inbox
-from mqtt_nats.backbone.link import Link, open_link
+from mqtt_nats.backbone.link import Link
 from mqtt_nats.backbone.store import Store
 from mqtt_nats.broker.client import Client
 from mqtt_nats.broker.context import Broker
+from mqtt_nats.broker.control import Control
 from mqtt_nats.broker.greeting import UseAnotherServer
 from mqtt_nats.broker.leases import Lease
 from mqtt_nats.broker.opening import refuse
@@ -34,6 +32,7 @@ from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.config import Settings
 from mqtt_nats.connection.connection import CLOCK_STEP, Connection
 from mqtt_nats.errors import StartupError
+from mqtt_nats.linking import connect_link
 from mqtt_nats.listeners.tcp import listen
 from mqtt_nats.pubsub.fanout import SEEN_FOR
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -102,39 +101,28 @@ class Gateway:
             StartupError: one line that says what is wrong.
         """
         urls = self.settings.nats_display
-        options = nats_options(self.settings)
-        try:
-            self.link = await open_link(
-                options,
-                name=f"mqtt-nats {self.identity}",
-                on_online=self._online,
-                on_offline=self._offline,
-                no_echo=self.settings.local_dispatch,
-            )
-            self.wild = await open_link(
-                options,
-                name=f"mqtt-nats {self.identity} wildcards",
-                on_online=self._wild_online,
-                on_offline=self._wild_offline,
-                no_echo=False,
-            )
-            self.shared = await open_link(
-                options,
-                name=f"mqtt-nats {self.identity} shared subscriptions",
-                on_online=self._shared_online,
-                on_offline=self._shared_offline,
-                no_echo=False,
-            )
-        except AuthorizationError:
-            raise StartupError(f"nats-server at {urls} refuses the credentials: check the nats_* settings") from None
-        except (OSError, NatsError, TimeoutError, ValueError) as error:
-            text = " ".join(str(error).split()) or type(error).__name__
-            if "authorization violation" in text.lower():
-                raise StartupError(
-                    f"nats-server at {urls} refuses the credentials: check the nats_* settings"
-                ) from None
-            reason = "no server answers" if isinstance(error, NoServersError) else text
-            raise StartupError(f"cannot connect to nats-server at {urls}: {reason}; start it or set --nats") from None
+        name = f"mqtt-nats {self.identity}"
+        self.link = await connect_link(
+            self.settings,
+            name=name,
+            on_online=self._online,
+            on_offline=self._offline,
+            no_echo=self.settings.local_dispatch,
+        )
+        self.wild = await connect_link(
+            self.settings,
+            name=f"{name} wildcards",
+            on_online=self._wild_online,
+            on_offline=self._wild_offline,
+            no_echo=False,
+        )
+        self.shared = await connect_link(
+            self.settings,
+            name=f"{name} shared subscriptions",
+            on_online=self._shared_online,
+            on_offline=self._shared_offline,
+            no_echo=False,
+        )
         version = str(self.link._server_info.get("version", "0"))
         if _version(version) < MINIMUM_SERVER:
             raise StartupError(
@@ -242,6 +230,7 @@ class Gateway:
             self.link.on_denied = partial(self._denied, self.link)
             self.wild.on_denied = partial(self._denied, self.wild)
             self.lease = Lease(broker)
+            broker.control = Control(broker, self.lease)
             try:
                 await self.lease.begin()
             except (NoResponders, RequestTimeout, ApiError) as error:
@@ -382,35 +371,6 @@ class Gateway:
         finally:
             await asyncio.sleep(LOOK_AGAIN)
             self._looking = False
-
-
-def nats_options(settings: Settings) -> dict[str, Any]:
-    """The settings as nats-py's ``connect`` takes them."""
-    options: dict[str, Any] = {"servers": list(settings.nats)}
-    if settings.nats_user is not None:
-        options["user"] = settings.nats_user
-    if settings.nats_password is not None:
-        options["password"] = settings.nats_password.get_secret_value()
-    if settings.nats_token is not None:
-        options["token"] = settings.nats_token.get_secret_value()
-    if settings.nats_nkey is not None:
-        options["nkeys_seed"] = str(settings.nats_nkey)
-    if settings.nats_creds is not None:
-        options["user_credentials"] = str(settings.nats_creds)
-    secure = any(url.startswith("tls://") for url in settings.nats)
-    if secure or settings.nats_tls_ca is not None or settings.nats_tls_cert is not None:
-        try:
-            context = ssl.create_default_context(
-                cafile=None if settings.nats_tls_ca is None else str(settings.nats_tls_ca)
-            )
-            if settings.nats_tls_cert is not None:
-                context.load_cert_chain(str(settings.nats_tls_cert), str(settings.nats_tls_key))
-        except (OSError, ssl.SSLError) as error:
-            raise StartupError(f"the TLS files for NATS cannot be used: {error}") from None
-        options["tls"] = context
-        if settings.nats_tls_hostname is not None:
-            options["tls_hostname"] = settings.nats_tls_hostname
-    return options
 
 
 def _version(text: str) -> tuple[int, int]:

@@ -35,6 +35,7 @@ from mqtt_streams.wills import WillStore
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
+    from mqtt_nats.broker.control import Control
     from mqtt_nats.config import Settings
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -122,6 +123,8 @@ class Broker:
         """Whose connection a consumer of ``$MQTT_msgs`` delivers to, by its name."""
         self.advisories = b""
         """The subscription that tells which consumers are deleted."""
+        self.control: Control | None = None
+        """What `mqtt-nats ctl` asks."""
         self.crowded_until = 0.0
         """Loop time until which every deliver subject is taken to have a listener of its own."""
         self.online = asyncio.Event()

@@ -58,6 +58,8 @@ async def recover(broker: Broker, link: Link) -> None:
         if connection.takeover_sid:
             link.renew(connection.takeover_sid, connection.takeover_subject)
     link.renew(broker.advisories, DELETED)
+    if broker.control is not None:
+        broker.control.renew(link)
     broker.replying.renew(link)
     expect_gap(broker, link)
     broker.table.renew(link)

@@ -16,7 +16,7 @@ from nats.errors import Error as NatsError
 
 from mqtt_nats.backbone.link import Link, open_link
 from mqtt_nats.config import Settings
-from mqtt_nats.gateway import nats_options
+from mqtt_nats.linking import nats_options
 from tests.backbone.certificates import ACCOUNT, OPERATOR, USER, Authority, credentials, nkey, token
 from tests.conftest import NatsFactory
 from tests.harness.nats import NatsServer

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ctl cluster``: the gateways, by their leases and by what they answer, and the nats-servers behind the streams."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.broker.control import LOOK, WHO
+from mqtt_nats.ctl.connecting import ask_all
+from mqtt_nats.ctl.tables import ago, table
+from mqtt_nats.errors import StartupError
+from mqtt_streams import stored
+from mqtt_streams.api import ApiError, call
+from mqtt_streams.definitions import STREAMS
+from mqtt_streams.gateways import PREFIX, STREAM, Entry, GatewayStore
+
+PATIENCE: Final = 0.5
+"""Seconds in which gateways answer."""
+
+STREAM_NOT_FOUND: Final = 10059
+
+
+async def status(inbox: Inbox) -> dict[str, Any]:
+    """Gateways, nats-servers and streams, as ``--json`` prints them."""
+    answers = {one["id"]: one for one in await ask_all(inbox, WHO, PATIENCE)}
+    entries = {one.identity: one for one in await GatewayStore(inbox).entries()}
+    gateways = [
+        _gateway(identity, entries.get(identity), answers.get(identity)) for identity in sorted({*entries, *answers})
+    ]
+    info = inbox.link._server_info
+    servers = {
+        "connected": info.get("server_name", ""),
+        "version": info.get("version", ""),
+        "cluster": info.get("cluster", ""),
+        "urls": sorted({f"{url.hostname}:{url.port}" for url in (s.uri for s in inbox.link._server_pool)}),
+    }
+    streams = [one for name in STREAMS if (one := await _stream(inbox, name)) is not None]
+    return {"gateways": gateways, "nats": servers, "streams": streams}
+
+
+def _gateway(identity: str, entry: Entry | None, answer: dict[str, Any] | None) -> dict[str, Any]:
+    """One gateway; ``state`` is running, silent (its lease has not lapsed), dead, or being reaped."""
+    if answer is not None:
+        state = "draining" if answer["draining"] else "running"
+    elif entry is not None and entry.reaper:
+        state = f"dead, {entry.reaper} deals with its clients"
+    else:
+        state = "silent" if entry is not None and not entry.lapsed else "dead"
+    known = (entry.info if entry is not None else {}) | (answer or {})
+    return {
+        "id": identity,
+        "state": state,
+        "listen": known.get("listen", []),
+        "version": known.get("version", ""),
+        "started": known.get("started"),
+        "alive": time.time() if answer is not None else entry.alive if entry is not None else None,
+        "connections": known.get("connections"),
+        "nats": known.get("server"),
+        "memory": known.get("memory"),
+    }
+
+
+async def _stream(inbox: Inbox, name: str) -> dict[str, Any] | None:
+    try:
+        info = await call(inbox, f"STREAM.INFO.{name}")
+    except ApiError as error:
+        if error.err_code == STREAM_NOT_FOUND:
+            return None
+        raise
+    cluster = info.get("cluster") or {}
+    return {
+        "name": name,
+        "replicas": info["config"].get("num_replicas", 1),
+        "leader": cluster.get("leader", ""),
+        "followers": [
+            {"name": one["name"], "current": bool(one.get("current")), "lag": int(one.get("lag", 0))}
+            for one in cluster.get("replicas") or []
+        ],
+        "messages": info["state"]["messages"],
+        "bytes": info["state"]["bytes"],
+        "consumers": info["state"]["consumer_count"],
+    }
+
+
+def shown(found: dict[str, Any]) -> str:
+    """The same for people."""
+    now = time.time()
+    rows = []
+    for one in found["gateways"]:
+        times = [ago(one["started"], now), ago(one["alive"], now)]
+        connections = "" if one["connections"] is None else f"{one['connections']:,}"
+        about = [", ".join(one["listen"]), one["version"], *times, connections, one["nats"] or ""]
+        rows.append([one["id"], one["state"], *about])
+    lines = table(["gateway", "state", "listens on", "version", "started", "alive", "connections", "nats-server"], rows)
+    nats = found["nats"]
+    cluster = f", cluster {nats['cluster']}" if nats["cluster"] else ""
+    lines += ["", f"nats-server {nats['connected']} {nats['version']}{cluster}; known: {', '.join(nats['urls'])}", ""]
+    rows = []
+    for one in found["streams"]:
+        followers = [f"{peer['name']}{'' if peer['current'] else ' (behind)'}" for peer in one["followers"]]
+        numbers = [f"{one[name]:,}" for name in ("messages", "bytes", "consumers")]
+        rows.append([one["name"], f"{one['replicas']}", one["leader"], ", ".join(followers), *numbers])
+    lines += table(["stream", "replicas", "leader", "followers", "messages", "bytes", "consumers"], rows)
+    return "\n".join(lines)
+
+
+async def remove(inbox: Inbox, identity: str) -> str:
+    """End a dead gateway's lease now, so that another one deals with its clients at once; says what was done.
+
+    Raises:
+        StartupError: there is no such gateway, or it is not dead.
+    """
+    store = GatewayStore(inbox)
+    found = {one.identity: one for one in await store.entries()}.get(identity)
+    if found is None:
+        raise StartupError(f"there is no gateway {identity}: `mqtt-nats ctl cluster status` lists them")
+    answers = [one["id"] for one in await ask_all(inbox, WHO, PATIENCE)]
+    if identity in answers:
+        raise StartupError(f"gateway {identity} runs, and is not removed: stop it by SIGTERM")
+    if found.reaper:
+        return f"gateway {found.reaper} is dealing with the clients of {identity} already"
+    await stored.purge(inbox, STREAM, f"{PREFIX}lease.{identity}")
+    if not answers:
+        return f"the lease of {identity} has ended; no gateway runs that could deal with its clients: the next one will"
+    inbox.link.out.append(b"PUB %b 0\r\n\r\n" % LOOK)
+    inbox.link.kick()
+    await inbox.link.fence()
+    return f"the lease of {identity} has ended: its wills are published and its sessions dealt with now"

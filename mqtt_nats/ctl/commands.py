@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command lines below ``mqtt-nats ctl``. What they need is imported when they run."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import click
+import orjson
+
+from mqtt_nats.config import Settings
+
+if TYPE_CHECKING:
+    from mqtt_nats.backbone.inbox import Inbox
+
+
+def _run(settings: Settings, work: Callable[[Inbox], Awaitable[Any]]) -> Any:
+    from mqtt_nats.ctl.connecting import connected
+
+    async def run() -> Any:
+        async with connected(settings) as inbox:
+            return await work(inbox)
+
+    return anyio.run(run, backend="asyncio", backend_options={"use_uvloop": True})
+
+
+@click.group()
+def cluster() -> None:
+    """Gateways and nats-servers."""
+
+
+@cluster.command()
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.pass_obj
+def status(settings: Settings, as_json: bool) -> None:
+    """Show the gateways, from their leases and answers, and the streams with their nats-servers."""
+    from mqtt_nats.ctl.cluster import shown
+    from mqtt_nats.ctl.cluster import status as look
+
+    found = _run(settings, look)
+    click.echo(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode() if as_json else shown(found))
+
+
+@cluster.command()
+@click.argument("gateway")
+@click.pass_obj
+def remove(settings: Settings, gateway: str) -> None:
+    """Have others deal with the clients of a dead GATEWAY now, and not only when its lease has lapsed."""
+    from mqtt_nats.ctl.cluster import remove as end_lease
+
+    click.echo(_run(settings, lambda inbox: end_lease(inbox, gateway)))

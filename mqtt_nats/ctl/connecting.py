@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A connection to NATS for one command."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+
+from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.config import Settings
+from mqtt_nats.errors import StartupError
+from mqtt_nats.linking import connect_link
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+
+
+@contextlib.asynccontextmanager
+async def connected(settings: Settings) -> AsyncIterator[Inbox]:
+    """Requests to NATS and JetStream, with the ``nats_*`` settings.
+
+    Raises:
+        StartupError: NATS cannot be reached, or JetStream does not do what was asked.
+    """
+
+    async def nothing() -> None:
+        return
+
+    link = await connect_link(settings, name="mqtt-nats ctl", no_echo=False, on_online=nothing, on_offline=nothing)
+    try:
+        yield Inbox(link)
+    except NoResponders:
+        raise StartupError(
+            f"JetStream does not answer at {settings.nats_display}, or no gateway has run there yet"
+        ) from None
+    except (ApiError, RequestTimeout) as error:
+        raise StartupError(f"JetStream does not do it: {' '.join(str(error).split())}") from None
+    finally:
+        await link.close()
+
+
+async def ask_all(inbox: Inbox, subject: bytes, seconds: float) -> list[dict[str, Any]]:
+    """What everybody answers who is there, in this time."""
+    link = inbox.link
+    answers: list[dict[str, Any]] = []
+
+    def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        if payload:
+            answers.append(orjson.loads(payload))
+
+    reply = inbox.prefix + b"all." + inbox.token()
+    sid = link.subscribe_raw(reply, arrived)
+    link.out.append(b"PUB %b %b 0\r\n\r\n" % (subject, reply))
+    link.kick()
+    await asyncio.sleep(seconds)
+    link.unsubscribe_raw(sid)
+    return answers

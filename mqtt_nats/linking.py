@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections to NATS as the settings say."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from nats.errors import AuthorizationError, NoServersError
+from nats.errors import Error as NatsError
+
+from mqtt_nats.backbone.link import Link, open_link
+from mqtt_nats.config import Settings
+from mqtt_nats.errors import StartupError
+
+
+async def connect_link(
+    settings: Settings,
+    *,
+    name: str,
+    no_echo: bool,
+    on_online: Callable[[], Awaitable[None]],
+    on_offline: Callable[[], Awaitable[None]],
+) -> Link:
+    """Connect a :class:`Link`; the arguments are those of :func:`open_link`.
+
+    Raises:
+        StartupError: one line that says what is wrong.
+    """
+    urls = settings.nats_display
+    refused = f"nats-server at {urls} refuses the credentials: check the nats_* settings"
+    try:
+        return await open_link(
+            nats_options(settings), name=name, no_echo=no_echo, on_online=on_online, on_offline=on_offline
+        )
+    except AuthorizationError:
+        raise StartupError(refused) from None
+    except (OSError, NatsError, TimeoutError, ValueError) as error:
+        text = " ".join(str(error).split()) or type(error).__name__
+        if "authorization violation" in text.lower():
+            raise StartupError(refused) from None
+        reason = "no server answers" if isinstance(error, NoServersError) else text
+        raise StartupError(f"cannot connect to nats-server at {urls}: {reason}; start it or set --nats") from None
+
+
+def nats_options(settings: Settings) -> dict[str, Any]:
+    """The settings as nats-py's ``connect`` takes them."""
+    options: dict[str, Any] = {"servers": list(settings.nats)}
+    if settings.nats_user is not None:
+        options["user"] = settings.nats_user
+    if settings.nats_password is not None:
+        options["password"] = settings.nats_password.get_secret_value()
+    if settings.nats_token is not None:
+        options["token"] = settings.nats_token.get_secret_value()
+    if settings.nats_nkey is not None:
+        options["nkeys_seed"] = str(settings.nats_nkey)
+    if settings.nats_creds is not None:
+        options["user_credentials"] = str(settings.nats_creds)
+    secure = any(url.startswith("tls://") for url in settings.nats)
+    if secure or settings.nats_tls_ca is not None or settings.nats_tls_cert is not None:
+        try:
+            context = ssl.create_default_context(
+                cafile=None if settings.nats_tls_ca is None else str(settings.nats_tls_ca)
+            )
+            if settings.nats_tls_cert is not None:
+                context.load_cert_chain(str(settings.nats_tls_cert), str(settings.nats_tls_key))
+        except (OSError, ssl.SSLError) as error:
+            raise StartupError(f"the TLS files for NATS cannot be used: {error}") from None
+        options["tls"] = context
+        if settings.nats_tls_hostname is not None:
+            options["tls_hostname"] = settings.nats_tls_hostname
+    return options
