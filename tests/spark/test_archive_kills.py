@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 BURST = 200  # messages that are published at once
-PACE = 0.1  # seconds from one burst to the next
+PACE = 0.2  # seconds from one burst to the next
 BATCH = 2000  # messages of a micro-batch
 PATIENCE = 90.0  # seconds
 
@@ -183,7 +183,7 @@ def test_every_message_is_archived_once(
     if archive.process.alive:
         archive.process.send(signal.SIGTERM)
         archive.process.wait(PATIENCE)
-    archive.start()
+    archive.start("--max-messages-per-trigger", "200000")  # what has come meanwhile, all at once
     assert archive.process.wait(PATIENCE) == 0, archive.process.text
     rows = spark.read.parquet(str(archive.output)).select("sequence", "payload").collect()
     sequences = Counter(row.sequence for row in rows)
