@@ -89,6 +89,8 @@ def _rows(options: Options, snapshot: Snapshot, columns: tuple[str, ...]) -> Ite
                 for subject in left[at : at + options.batch_size]
                 if (message := get_message(connection, options.stream, last_by_subj=options.subject_prefix + subject))
             ]
+            if not found:
+                continue
             yield batches.batch(
                 pa.array([message.seq for message in found], pa.int64()),
                 pa.array([message.time_ns for message in found], pa.int64()),
