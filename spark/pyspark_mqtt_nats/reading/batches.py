@@ -140,20 +140,19 @@ def headers_column(blocks: list[bytes]) -> pa.Array:
     usual = pc.and_(pc.starts_with(array, b"NATS/1.0\r\n"), pc.ends_with(array, b"\r\n\r\n"))
     if pc.all(pc.or_(usual, pc.equal(array, b""))).as_py():
         try:
-            return _headers_in_bulk(blocks, array, kind)
+            return _headers_in_bulk(array, kind)
         except pa.ArrowInvalid:  # a name that is not UTF-8
             pass
     return pa.array(list(map(header_pairs, blocks)), kind)
 
 
-def _headers_in_bulk(blocks: list[bytes], array: pa.Array, kind: pa.DataType) -> pa.Array:
-    zero = pa.array([0], pa.int64())
-    lines = pa.array(b"".join(blocks).split(b"\r\n"), pa.binary())
+def _headers_in_bulk(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    blocks = pc.split_pattern(array, "\r\n")
+    lines = blocks.flatten()
     fields = pc.match_substring(lines, ":")
-    counted = pa.concat_arrays([zero, pc.cumulative_sum(fields.cast(pa.int64()))])
-    ends = pa.concat_arrays([zero, pc.cumulative_sum(pc.count_substring(array, "\r\n").cast(pa.int64()))])
+    counted = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(fields.cast(pa.int32()))])
     pieces = pc.split_pattern(lines.filter(fields), ":", max_splits=1)
     keys = pc.list_element(pieces, 0).cast(pa.string())
     values = pc.ascii_trim(pc.list_element(pieces, 1).view(pa.string()), " \t").view(pa.binary())
     pairs = pa.StructArray.from_arrays([keys, values], fields=list(kind.value_type))
-    return pa.ListArray.from_arrays(counted.take(ends).cast(pa.int32()), pairs, type=kind)
+    return pa.ListArray.from_arrays(counted.take(blocks.offsets), pairs, type=kind)

@@ -12,6 +12,9 @@ from pyspark_mqtt_nats.errors import AccessError, ConnectError
 LINE_MOST: Final = 1 << 20
 """Longest line in bytes; INFO of a large cluster is the longest that there is."""
 
+_SIZES: Final = {b"%d" % size: size for size in range(2048)}
+"""Looking up is faster than int()."""
+
 PONG: Final = b"PONG\r\n"
 
 
@@ -103,6 +106,7 @@ class Frames:
         sid, count = self._sid, self._words
         subjects, replies, headers, payloads = self._block
         size = 0
+        known = _SIZES.get
         self._need = 0
         while True:
             end = find(b"\r\n", at)
@@ -110,10 +114,10 @@ class Frames:
                 break
             words = data[at:end].split(b" ")
             start = end + 2
-            if len(words) == count and words[2] == sid:
+            if len(words) == count and words[2] == sid and words[0] == b"HMSG":
                 try:
-                    stop = start + int(words[-1])
-                    body = start + int(words[-2])
+                    stop = start + (known(words[-1]) or int(words[-1]))
+                    body = start + (known(words[-2]) or int(words[-2]))
                 except ValueError:
                     raise _no_protocol(words) from None
                 if not start <= body <= stop:
