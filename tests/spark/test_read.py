@@ -10,10 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pyspark_mqtt_nats.errors import ConnectError, DataLossError, SourceError
+from pyspark_mqtt_nats.errors import AccessError, ConnectError, DataLossError, SourceError
 from pyspark_mqtt_nats.nats.connection import Connection
 from pyspark_mqtt_nats.nats.jetstream import PubAck, Publish, publish_all
 from pyspark_mqtt_nats.reading import direct, pull, read, rows
+from pyspark_mqtt_nats.reading.frames import Block, Frames
 from pyspark_mqtt_nats.reading.ranges import Range, Snapshot, snapshot, split
 from pyspark_mqtt_nats.reading.read import ReadReport, read_range
 from tests.conftest import NatsFactory
@@ -531,12 +532,72 @@ def test_a_replica_that_is_behind(store: Store, monkeypatch: pytest.MonkeyPatch)
         assert 1 <= reading.total("interruptions") <= 2
 
 
+def test_a_message_that_gets_lost_on_the_way(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers of the consumer tell, where a gap in the stream's sequences would be normal."""
+    numbers = store.put(range(1000))
+    lost: list[bytes] = []
+
+    class Losing(Frames):
+        def take(self, most: int) -> Block:
+            block = super().take(most)
+            if not lost and len(block.payloads) > 50:
+                for part in block:
+                    lost.append(part.pop(50))
+            return block
+
+    monkeypatch.setattr(pull, "Frames", Losing)
+    reading = Reading(store, readMode="pull", batchSize=100)
+    assert reading.sequences() == numbers
+    assert lost
+    assert reading.total("interruptions") == 1
+
+
 def test_a_read_that_is_not_finished_leaves_nothing(store: Store) -> None:
     store.put(range(MANY))
     batches, _ = half(Reading(store, readMode="pull", batchSize=100))
     assert len(consumers(store)) == 1
     batches.close()  # type: ignore[attr-defined]
     assert consumers(store) == []
+
+
+@WAYS
+def test_a_domain(nats_factory: NatsFactory, way: str) -> None:
+    """Deliveries then have longer subjects."""
+    server = nats_factory(config='jetstream { domain: "hub" }')
+    with Store(server.url) as store:
+        numbers = store.put(range(200))
+        reading = Reading(store, 2, readMode=way, batchSize=50, jsDomain="hub")
+        assert reading.sequences() == numbers
+
+
+@pytest.mark.parametrize(
+    ("way", "denied"),
+    [
+        ("pull", "$JS.API.CONSUMER.MSG.NEXT.>"),
+        ("pull", "$JS.API.CONSUMER.CREATE.>"),
+        ("pull", "$JS.API.STREAM.MSG.GET.>"),
+        ("direct", "$JS.API.DIRECT.GET.>"),
+    ],
+)
+def test_what_the_user_may_not_do(nats_factory: NatsFactory, way: str, denied: str) -> None:
+    """One line at once, which says what to allow; not a read that comes back empty, or hangs."""
+    server = nats_factory(
+        config=f"""authorization {{ users: [
+            {{user: "all", password: "x"}}
+            {{user: "few", password: "x", permissions: {{publish: {{deny: ["{denied}"]}}}}}}
+        ] }}"""
+    )
+    with Store(server.url.replace("//", "//all:x@")) as store:
+        store.put(range(200))
+        store.delete([200])
+        reading = Reading(store, readMode=way)
+        reading.options = store.options(servers=server.url, user="few", password="x", readMode=way)
+        with pytest.raises(
+            AccessError, match=r"(?i)permissions violation for publish to .*\.(NEXT|CREATE|GET)"
+        ) as caught:
+            reading.sequences()
+        assert caught.value.option == "user"
+        assert "\n" not in str(caught.value)
 
 
 def test_no_consumer_may_be_made(nats_server: NatsServer) -> None:

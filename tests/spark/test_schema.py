@@ -17,6 +17,7 @@ from pyspark.sql.types import (
 
 from pyspark_mqtt_nats.errors import OptionError
 from pyspark_mqtt_nats.schema import COLUMNS, HEADERS, arrow_schema, select, spark_schema
+from tests.harness.nats import ROOT
 
 
 def schema(*fields: tuple[str, DataType]) -> StructType:
@@ -67,3 +68,13 @@ def test_what_a_schema_cannot_ask_for(wanted: StructType, text: str) -> None:
         select(wanted)
     assert caught.value.option == "schema"
     assert "\n" not in str(caught.value)
+
+
+def test_the_page_lists_the_columns() -> None:
+    page = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
+    table = page.partition("## Columns\n")[2].partition("\n\n- ")[0]
+    rows = [
+        tuple(cell.strip(" `") for cell in line.strip("|").split("|")) for line in table.splitlines() if "`" in line
+    ]
+    docs = [(column.name, column.ddl, column.doc.strip(" `")) for column in COLUMNS.values()]
+    assert rows == docs

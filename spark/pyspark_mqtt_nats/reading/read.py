@@ -21,7 +21,7 @@ from pyspark_mqtt_nats.reading.selection import visible
 OUTAGE: Final = 60.0
 """Seconds without a message, an outage included, after which a read gives up."""
 
-LOOK: Final = 1.0
+LOOK: Final = 2.0
 """Seconds between two looks at the stream while reading."""
 
 _PAUSES: Final = (0.05, 0.1, 0.25, 0.5, 1.0)
