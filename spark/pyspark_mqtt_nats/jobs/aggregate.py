@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
@@ -57,7 +58,7 @@ class Aggregate:
 class Aggregated:
     """What came out. `windows`: figures that were written or made; `open`: those of windows that are not over.
 
-    `table`: what is to be printed, heading first.
+    `late`: windows and keys for which values came too late. `table`: what is to be printed, heading first.
     """
 
     job: Aggregate
@@ -84,9 +85,7 @@ class Aggregated:
         if self.job.checkpoint:
             lines.append(f"  {plural(self.open, 'figure')} of windows that are not over yet")
         if self.late:
-            lines.append(
-                f"  {plural(self.late, 'value')} came after their window was written; --watermark waits longer"
-            )
+            lines.append(f"  {count(self.late)} or more values came after their window; --watermark waits longer")
         return "\n".join(lines)
 
 
@@ -108,8 +107,9 @@ def _lack(job: Aggregate) -> str:
 
 def _batch(spark: SparkSession, job: Aggregate, progress: Progress) -> Aggregated:
     messages = spark.read.format("mqtt_nats").options(**job.source).schema(_COLUMNS).load()
+    values = measured(messages, job)
     seen = Observation()
-    result = windows(measured(messages, job).observe(seen, *checks()), job)
+    result = windows(values.observe(seen, *checks()), job)
     tally = Tally()
     table: tuple[tuple[str, ...], ...] = ()
     if job.output is None:
@@ -118,13 +118,13 @@ def _batch(spark: SparkSession, job: Aggregate, progress: Progress) -> Aggregate
         number = len(made)
         table = (tuple(result.columns), *(tuple(map(shown, row)) for row in made[: job.rows]))
     else:
-        written = Observation()
         mode = "overwrite" if job.overwrite else "errorifexists"
+        written = Observation()
         ordered = result.orderBy("start", *job.keys).observe(written, F.count(F.lit(1)).alias("windows"))
         output = job.output
         watch(spark, progress, "reading", lambda: ordered.write.format(job.format).mode(mode).save(output))
-        number = written.get["windows"]
-    checked = seen.get
+        number = _observed(written).get("windows", 0)
+    checked = _observed(seen) or watch(spark, progress, "reading", values.agg(*checks()).collect)[0].asDict()
     return Aggregated(
         job, checked["messages"], checked["numbers"], number, tally.seconds, _example(checked["example"]), table=table
     )
@@ -204,6 +204,14 @@ def checks() -> tuple[Column, ...]:
         F.count_if(good).alias("numbers"),
         F.min(F.when(~good, example)).alias("example"),
     )
+
+
+def _observed(observation: Observation) -> dict[str, Any]:
+    """What was observed; nothing where Spark has found that there are no rows and has left the plan out."""
+    try:
+        return observation.get
+    except Py4JJavaError:
+        return {}
 
 
 def _example(row: Any) -> str:

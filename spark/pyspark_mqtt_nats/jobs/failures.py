@@ -25,7 +25,8 @@ _OURS: Final = re.compile(r"^(?:.*\s)?pyspark_mqtt_nats(?:\.\w+)+: (.+?)(?: SQLS
 # `[PATH_NOT_FOUND] text SQLSTATE: 42K03`
 _CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_]{3,}(?:\.[A-Z0-9_]+)?)\] (.+)")
 _PYTHON: Final = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|Interrupt|Exit)): (.+)$", re.MULTILINE)
-_JAVA: Final = re.compile(r"(?:^|[\s:])(?:[a-z]\w*\.)+(\w+(?:Exception|Error)): (.+)$", re.MULTILINE)
+# Nested in one line, the innermost last: `org.apache.spark.SparkException: ...: java.io.IOException: text`
+_JAVA: Final = re.compile(r"\b(?:[a-z]\w*\.)+(\w+(?:Exception|Error)): (?=(.+))")
 _STATE: Final = re.compile(r"\s*SQLSTATE: \w+\s*$")
 
 _WRAPPERS: Final = (
@@ -41,7 +42,7 @@ _HINTS: Final = {
     "PATH_NOT_FOUND": "change --input",
     "UNABLE_TO_INFER_SCHEMA": "there is nothing to read in --input, or --format is another",
     "FAILED_READ_FILE": "a file in --input cannot be read, or --format is another",
-    "PATH_ALREADY_EXISTS": "change --output",
+    "PATH_ALREADY_EXISTS": "change --output, or give --overwrite",
     "DATA_SOURCE_NOT_FOUND": "change --format, or add its package by --conf spark.jars.packages=...",
     "CONCURRENT_STREAM_LOG_UPDATE": "another run uses the same --checkpoint",
     "CONCURRENT_QUERY": "another run uses the same --checkpoint",

@@ -54,7 +54,7 @@ class Tally:
     messages: int = 0
     batches: int = 0
     late: int = 0
-    """Rows that came after their window had been written."""
+    """Groups of rows that came after their window had been written."""
     removed: int = 0
     """Groups that have left the state."""
     open: int = 0

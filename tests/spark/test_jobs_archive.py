@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What clients publish, through an archive and a report, and back to clients."""
+
+import io
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_mqtt_nats.jobs import JobError, archive, replay, report
+from pyspark_mqtt_nats.jobs.archive import Archive, Archived, add_roots, directory, first_levels
+from pyspark_mqtt_nats.jobs.figures import Figures, Gap, Ranked
+from pyspark_mqtt_nats.jobs.progress import Progress
+from pyspark_mqtt_nats.jobs.replay import Replay
+from pyspark_mqtt_nats.jobs.report import Report
+from tests.harness.gateway import Gateway
+from tests.harness.nats import NatsServer
+from tests.harness.raw5 import CONTENT_TYPE, PUBACK, Raw5, prop, publish
+from tests.spark.storing import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(240)
+
+TOPICS = ("home/kitchen/temp", "home/hall", "$devices/1", "/hall", "a b/c", "bürö/x", "quiet/1")
+
+
+def quiet() -> Progress:
+    return Progress("job", io.StringIO())
+
+
+def clients_publish(gateway: Gateway, numbers: range) -> list[tuple[str, bytes]]:
+    """Numbers on TOPICS in turn, the last one rarely; what was published, in order."""
+    sent = []
+    with Raw5.open(gateway.port, "sensor") as client:
+        for number in numbers:
+            topic = TOPICS[-1] if number % 20 == 0 else TOPICS[number % 6]
+            client.send(publish(topic, b"%d" % number, prop(CONTENT_TYPE, "text/plain"), qos=1))
+            client.answer(PUBACK, 1)
+            sent.append((topic, b"%d" % number))
+    return sent
+
+
+def rows(spark: "SparkSession", path: Path) -> list[tuple[str, bytes]]:
+    found = spark.read.parquet(str(path)).orderBy("sequence").select("sequence", "topic", "payload").collect()
+    assert len({row[0] for row in found}) == len(found)
+    return [(row[1], bytes(row[2])) for row in found]
+
+
+def roots(path: Path) -> set[str]:
+    return {one.name.removeprefix("root=") for one in path.glob("date=*/root=*")}
+
+
+def test_there_and_back_again(spark: "SparkSession", nats_server: NatsServer, gateway: Gateway, tmp_path: Path) -> None:
+    sent = clients_publish(gateway, range(120))
+    source = {"servers": nats_server.url, "maxMessagesPerTrigger": "50"}
+    output = tmp_path / "archive"
+    job = Archive(str(output), source, roots=5)
+    first = archive.run(spark, job, quiet())
+    assert (first.messages, first.first, first.last) == (120, 1, 120)
+    assert first.batches >= 3
+    assert rows(spark, output) == sent
+    # The quietest first level is one too many; names are good for directories.
+    assert roots(output) == {"home", "_devices", "_empty", "a_b", "bürö", "_other"}
+    assert "120 messages archived in" in first.text()
+    assert "sequences 1 to 120" in first.text()
+
+    # The next run has what is new, and nothing else; there is room for one more directory.
+    sent += clients_publish(gateway, range(120, 140))
+    again = Archive(str(output), source, roots=6, files=2)
+    second = archive.run(spark, again, quiet())
+    assert (second.messages, second.first, second.last) == (20, 121, 140)
+    assert rows(spark, output) == sent
+    assert roots(output) == {"home", "_devices", "_empty", "a_b", "bürö", "_other", "quiet"}
+    third = archive.run(spark, again, quiet())
+    assert (third.messages, third.first, third.last) == (0, 0, 0)
+    assert third.text().startswith(f"nothing new to archive in {output} (")
+
+    belongs(spark, job, tmp_path)
+    reports(spark, job, tmp_path, sent)
+    replays(spark, gateway, job, sent)
+
+
+def belongs(spark: "SparkSession", job: Archive, tmp_path: Path) -> None:
+    """Messages would be lost silently where output and checkpoint are not those of one archive."""
+    output = Path(job.output)
+    moved = tmp_path / "moved"
+    for changes, text in (
+        ({"checkpoint": str(tmp_path / "new")}, "do not belong together: give those of one run"),
+        ({"output": str(moved), "checkpoint": str(output / "_checkpoint")}, "do not belong together"),
+        ({"format": "orc"}, "was begun with --format parquet, not orc; give that, or another --checkpoint"),
+    ):
+        with pytest.raises(JobError, match=text):
+            archive.run(spark, Archive(**{**vars(job), **changes}), quiet())
+    # Both together can be anywhere.
+    shutil.copytree(output, moved)
+    assert archive.run(spark, Archive(**{**vars(job), "output": str(moved)}), quiet()).messages == 0
+    (moved / "_checkpoint" / "mqtt-nats.json").write_text("[]", encoding="utf-8")
+    (moved / "_checkpoint" / ".mqtt-nats.json.crc").unlink()
+    with pytest.raises(JobError, match=r"mqtt-nats.json there is not ours"):
+        archive.run(spark, Archive(**{**vars(job), "output": str(moved)}), quiet())
+    with pytest.raises(JobError, match=r"^--checkpoint nowhere://x: "):
+        archive.run(spark, Archive(**{**vars(job), "checkpoint": "nowhere://x"}), quiet())
+
+
+def reports(spark: "SparkSession", job: Archive, tmp_path: Path, sent: list[tuple[str, bytes]]) -> None:
+    """The store and the archive have the same to tell."""
+    source = {"servers": job.source["servers"]}
+    page = tmp_path / "report.html"
+    stored = report.run(spark, Report(source, output=page, most=3), quiet()).figures
+    archived = report.run(spark, Report({}, job.output, most=3), quiet()).figures
+    for figures in (stored, archived):
+        assert (figures.messages, figures.topics, figures.publishers) == (140, len(TOPICS), 1)
+        assert (figures.bytes, figures.median) == (sum(len(payload) for _, payload in sent), 2)
+        assert figures.busiest[0].messages == max(sum(topic == one for topic, _ in sent) for one in TOPICS)
+        assert figures.senders == [Ranked("sensor", 140, figures.bytes)]
+        assert figures.qos == [Ranked("1", 140, figures.bytes)]
+        assert (figures.whole, figures.missing, figures.gaps) == (True, 0, [])
+        assert sum(bar.messages for bar in figures.bars) == 140
+    assert stored.busiest == archived.busiest
+    assert all(one.name and one.name in page.read_text(encoding="utf-8") for one in stored.busiest)
+    some = report.run(spark, Report({**source, "topics": "home/#"}), quiet())
+    assert not some.figures.whole
+    assert some.figures.topics == 2
+    assert "gaps unknown" in some.text()
+    spark.range(1).write.parquet(str(tmp_path / "other"))
+    with pytest.raises(JobError, match="no column 'sequence'"):
+        report.run(spark, Report({}, str(tmp_path / "other")), quiet())
+    with pytest.raises(JobError, match=r"^--output .*: Is a directory"):
+        report.run(spark, Report(source, output=tmp_path), quiet())
+
+
+def replays(spark: "SparkSession", gateway: Gateway, job: Archive, sent: list[tuple[str, bytes]]) -> None:
+    """Subscribers get what was recorded, in its order."""
+    sink = {"servers": job.source["servers"]}
+    with Raw5.open(gateway.port) as client:
+        client.subscribed(("again/#", 1))
+        found = replay.run(spark, Replay(job.output, sink, speed=0, prefix="again/"), quiet())
+        assert (found.messages, found.total) == (140, 140)
+        received = [client.receive_message() for _ in sent]
+        assert [(one.topic, one.payload) for one in received] == [
+            (f"again/{topic}", payload) for topic, payload in sent
+        ]
+        assert {one.get(CONTENT_TYPE) for one in received} == {"text/plain"}
+        some = Replay(job.output, sink, speed=0, prefix="again/", filters=("home/#", "+/1"), start=11, end=60)
+        found = replay.run(spark, some, quiet())
+        only = [(topic, payload) for topic, payload in sent[10:60] if topic.startswith("home/") or topic == "quiet/1"]
+        assert found.messages == len(only)
+        assert [client.receive_message().payload for _ in only] == [payload for _, payload in only]
+        client.quiet()
+    stored = spark.read.parquet(job.output)
+    middle = stored.selectExpr("unix_micros(timestamp) * 1000 at").orderBy("at").collect()[70].at
+    before = replay.selected(stored, Replay("", sink, until=middle)).count()
+    after = replay.selected(stored, Replay("", sink, since=middle, retain=False))
+    assert before > 60
+    assert before + after.count() == 140
+    assert "retain" not in after.columns
+    with pytest.raises(JobError, match="payloads are text"):
+        replay.selected(stored.withColumn("payload", stored.payload.cast("string")), Replay("x", sink))
+    with pytest.raises(JobError, match="--input x: column 'qos' is STRING; it must be INT"):
+        replay.selected(stored.withColumn("qos", stored.qos.cast("string")), Replay("x", sink))
+
+
+def test_gaps_are_those_of_the_sequences(spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a plain scan, with blocks so small that gaps are in them, between them and over them."""
+    monkeypatch.setattr(report, "_BLOCK", 50)
+    missing = {*range(13, 16), 40, *range(95, 105), *range(140, 320), *range(350, 400), 499}
+    there = [number for number in range(7, 501) if number not in missing]
+    columns = ["sequence", "IF(sequence % 7 = 0, NULL, 'lamp') publisher", "IF(sequence % 2 = 0, 'a', 'b') topic"]
+    columns += ["CAST(repeat('x', sequence % 10) AS BINARY) payload", "CAST(sequence % 3 AS INT) qos"]
+    columns += ["sequence % 5 = 0 retain", "timestamp_seconds(1000000000 + sequence * 10) timestamp"]
+    messages = spark.createDataFrame([(number,) for number in there], "sequence BIGINT").selectExpr(*columns)
+    found = report.figures(spark, messages, quiet(), name="x", whole=True, most=4)
+    gaps = [Gap(13, 3), Gap(40, 1), Gap(95, 10), Gap(140, 180), Gap(350, 50), Gap(499, 1)]
+    assert found.gaps == [gaps[0], *gaps[2:5]]
+    assert (found.gap_count, found.missing) == (len(gaps), len(missing))
+    assert (found.first_sequence, found.last_sequence, found.messages) == (7, 500, len(there))
+    assert len(found.coverage) == 200
+    length = 500 - 7 + 1
+    for piece, part in enumerate(found.coverage):
+        inside = range(7 + length * piece // 200, 7 + length * (piece + 1) // 200)
+        assert part == pytest.approx(sum(number not in missing for number in inside) / len(inside)), piece
+    assert found.retained == sum(number % 5 == 0 for number in there)
+    assert (found.smallest, found.largest) == (0, 9)
+    assert {one.name: one.messages for one in found.senders} == {
+        "lamp": sum(number % 7 > 0 for number in there),
+        None: sum(number % 7 == 0 for number in there),
+    }
+    assert {one.name: one.bytes for one in found.qos} == {
+        str(qos): sum(number % 10 for number in there if number % 3 == qos) for qos in range(3)
+    }
+    counts = {int(bar.start.timestamp()): bar.messages for bar in found.bars}
+    assert found.width == 300
+    wanted: dict[int, int] = {}
+    for number in there:
+        start = (1_000_000_000 + number * 10) // 300 * 300
+        wanted[start] = wanted.get(start, 0) + 1
+    assert counts == wanted
+
+
+def test_nothing_to_report(spark: "SparkSession", nats_server: NatsServer) -> None:
+    with Store(nats_server.url) as store:
+        found = report.run(spark, Report(store.given()), quiet())
+        assert found.text() == f"stream {store.stream}: no messages"
+
+
+@given(st.text(max_size=100))
+def test_a_directory_has_a_name_that_every_file_system_takes(level: str) -> None:
+    name = directory(level)
+    assert 0 < len(name) <= 48
+    assert len(f"root={name}".encode(errors="replace")) <= 255
+    assert not set(name) & set("/\\:*?\"<>|=%# \t\n\0{}[]'")
+
+
+@given(st.lists(st.dictionaries(st.text("ab$ /", max_size=3), st.integers(1, 9)), max_size=5), st.integers(0, 5))
+def test_who_has_a_directory_keeps_it_and_there_are_never_too_many(runs: list[dict[str, int]], most: int) -> None:
+    roots: dict[str, str] = {}
+    for levels in runs:
+        before = dict(roots)
+        add_roots(roots, levels, most)
+        assert len(roots) <= most
+        assert before.items() <= roots.items()
+        outside = [levels[level] for level in levels if level not in roots]
+        new = [levels[level] for level in roots if level not in before]
+        assert not outside or len(roots) == most
+        assert max(outside, default=0) <= min(new, default=9)
+
+
+def test_first_levels_are_those_of_topics(nats_server: NatsServer) -> None:
+    with Store(nats_server.url) as store:
+        store.put(range(3), lambda number: "a.b")
+        store.put(range(2), lambda number: "/.x")
+        store.put(range(1), lambda number: "v1//2/_y.x")
+        assert first_levels(store.options()) == {"a": 3, "": 2, "v1.2 y": 1}
+        assert first_levels(store.options(topics="a/#,nothing/+")) == {"a": 3}
+        many: dict[str, Any] = {"topics": "+/x"}
+        assert first_levels(store.options(**many)) == {"": 2, "v1.2 y": 1}
+
+
+def test_summaries() -> None:
+    job = Archive("/a", {})
+    lines = Archived(job, 5, 1, 2.0, 11, 20).text().splitlines()
+    assert lines == [
+        "5 messages archived in 2.0 s, 2/s, in 1 batch",
+        "  sequences 11 to 20",
+        "  5 sequences between them: other topics, expired or deleted",
+        "  in /a: parquet, by date and root",
+    ]
+    figures = Figures(source="x", made=None)  # type: ignore[arg-type]
+    assert report.Reported(Report({}, output=Path("p.html")), figures, 1.0).text().endswith("p.html has the charts")
