@@ -13,6 +13,8 @@ what a payload does not hold. The kinds are
 | `json` | `json STRING` | JSON of any form, as it came: for `parse_json`, `from_json`, `get_json_object` |
 | a schema, as DDL | one for each of its fields | a JSON object, by `from_json` |
 
+Spark does not look at what may follow a JSON document; otherwise what is not JSON is null.
+
 The option `decoders` of the source adds the columns of the first three kinds itself.
 """
 
@@ -112,8 +114,10 @@ def _columns(schemas: Mapping[str, StructType], df: DataFrame) -> dict[str, Data
         for field in schema.fields:
             if field.name.lower() in there:
                 raise OptionError(f"{OPTION}: {item!r} gives {field.name!r}, which is a column already", OPTION)
-            if found.setdefault(field.name, field.dataType) != field.dataType:
-                raise OptionError(f"{OPTION}: {item!r} gives {field.name!r} another type than an earlier one", OPTION)
+            alike = next((name for name in found if name.lower() == field.name.lower()), field.name)
+            if alike != field.name or found.setdefault(alike, field.dataType) != field.dataType:
+                text = f"{item!r} gives {field.name!r} {field.dataType.simpleString()}, an earlier one {alike!r}"
+                raise OptionError(f"{OPTION}: {text} {found[alike].simpleString()}", OPTION)
     return found
 
 
