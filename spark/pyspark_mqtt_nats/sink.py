@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sink: rows of a DataFrame become MQTT messages, those of a query that is run again only once.
 
-A message is told by its query, its epoch, its partition and its row. The query is the option `queryId`; or, of a
-streaming query, what its checkpoint calls it; or made up for each write. The epoch is the number of the micro-batch,
-also for what `foreachBatch` writes.
+A message is told by its query, its epoch, its partition and its row. The query is the option `queryId`; or what the
+checkpoint of a streaming query calls it; or made up for each batch write, also for those of `foreachBatch`, which may
+write equal rows more than once. The epoch is the number of the micro-batch, also for what `foreachBatch` writes.
 """
 
 import logging
@@ -84,7 +84,7 @@ class Sink:
         """Publish the rows of one partition, in their order; returns when NATS has all of them."""
         context = TaskContext.get()
         partition = 0 if context is None else context.partitionId()
-        query = self.options.query_id or _task_property(context, QUERY) or self.made_up
+        query = self.options.query_id or self.query(context)
         identities = Identities(query, _task_property(context, EPOCH), partition)
         where = f"partition {partition}, row"
         options = self.options
@@ -115,6 +115,10 @@ class Sink:
             publisher.finish()
             return Published(partition, number, publisher.duplicates)
 
+    def query(self, context: TaskContext | None) -> str:
+        """What tells this write from others when there is no option `queryId`."""
+        return self.made_up
+
     def _warn(self, partition: int) -> None:
         log.warning(
             "partition %d takes longer than the %g s for which stream %s knows what it has: should the task be run "
@@ -140,3 +144,7 @@ class BatchWriter(Sink, DataSourceArrowWriter):
 
 class StreamWriter(Sink, DataSourceStreamArrowWriter):
     """`df.writeStream.format("mqtt_nats")`; in complete mode the whole result is published each time."""
+
+    def query(self, context: TaskContext | None) -> str:
+        """The query's name in its checkpoint."""
+        return _task_property(context, QUERY) or self.made_up

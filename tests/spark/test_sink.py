@@ -8,7 +8,7 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import nats
 import paho.mqtt.client as paho
@@ -18,6 +18,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as Subscribed
 from nats.js.client import JetStreamContext
 from paho.mqtt.enums import CallbackAPIVersion
+from pyspark import TaskContext
 
 from mqtt_nats.codec import Publish, Subscription
 from pyspark_mqtt_nats.errors import AccessError, ApiError, ConnectError, OptionError, RequestTimeout, SourceError
@@ -82,6 +83,20 @@ async def received(client: RawClient, count: int) -> list[Publish]:
         found.append(await client.expect(Publish))
         await client.complete(found[-1])
     return found
+
+
+class Task(NamedTuple):
+    """What a writer asks the context of a task."""
+
+    query: str
+    epoch: str
+    partition: int
+
+    def partitionId(self) -> int:
+        return self.partition
+
+    def getLocalProperty(self, key: str) -> str | None:
+        return {"sql.streaming.queryId": self.query, "streaming.sql.batchId": self.epoch}.get(key)
 
 
 def numbered(name: str, count: int, **more: Any) -> list[Row]:
@@ -294,6 +309,35 @@ class TestTasksThatAreRunAgain:
             assert await run(Sinker(nats_server.url, rows, queryId=name)) == expected
         assert await run(Sinker(nats_server.url, rows, queryId=f"{name}-2")) == (20, 0)
         assert await stored(js, name) == 80
+
+    @pytest.mark.parametrize("streams", [False, True])
+    @pytest.mark.parametrize("given", [False, True])
+    async def test_are_known_by_query_epoch_and_partition(
+        self,
+        nats_server: NatsServer,
+        gateway: Gateway,
+        name: str,
+        monkeypatch: pytest.MonkeyPatch,
+        streams: bool,
+        given: bool,
+    ) -> None:
+        """What a writer that was made anew, as after a restart, has in common with the first one."""
+        rows = numbered(name, 10)
+        options = Options.parse({"servers": nats_server.url, "queryId": name if given else None})
+        schema = schema_of(["topic", "payload"])
+
+        async def write(*task: Any) -> int:
+            monkeypatch.setattr(TaskContext, "get", lambda: Task(*task))
+            writer = StreamWriter(options, schema) if streams else BatchWriter(options, schema, False)
+            found = await asyncio.to_thread(writer.write, iter([batch_of(rows, ["topic", "payload"])]))
+            assert found.partition == task[2]
+            return found.duplicates
+
+        assert await write("query", "1", 1) == 0
+        assert await write("query", "1", 1) == (10 if streams or given else 0)
+        assert await write("query", "2", 1) == 0
+        assert await write("query", "1", 2) == 0
+        assert await write("other", "1", 1) == (10 if given else 0)
 
     async def test_after_they_failed_midway(
         self, nats_server: NatsServer, gateway: Gateway, js: JetStreamContext, name: str
