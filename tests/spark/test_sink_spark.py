@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`df.write` and `df.writeStream`, with tasks that fail once and queries that are started again."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pyarrow as pa
 import pytest
 from pyspark import TaskContext
@@ -12,12 +14,16 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from mqtt_nats.codec import Publish, Subscription
 from pyspark_mqtt_nats.nats.connection import Connection
 from pyspark_mqtt_nats.nats.jetstream import stream_info
 from pyspark_mqtt_nats.options import Options
 from tests.harness.gateway import Gateway
-from tests.harness.nats import NatsServer
+from tests.harness.nats import ROOT, NatsServer
+from tests.harness.rawclient import topic_of
+from tests.harness.rawclient5 import RawClient5
 from tests.harness.waiting import eventually
+from tests.spark.sinking import Row, Sinker
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("small")]
 
@@ -146,3 +152,38 @@ def test_stream_write_that_is_started_again(
     rows(spark, "stream").write.mode("append").parquet(str(source))
     run(fails=False)
     assert stored(url, "stream") == 2 * ROWS
+
+
+async def test_examples_of_the_page(
+    spark: SparkSession, nats_server: NatsServer, gateway: Gateway, tmp_path: Path
+) -> None:
+    """They are run as they are printed, but for the server, and for an end to the query."""
+    page = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
+    alerts, averages = re.findall(
+        r"```python\n(.*?)```", page.partition("\n## Writing\n")[2].partition("\n## ")[0], re.DOTALL
+    )
+    url = nats_server.url
+    readings: list[Row] = [
+        {"topic": f"site/{site}/temperature", "payload": payload}
+        for site, payload in ((1, b"80.5"), (1, b"82"), (2, b"20"), (2, b"22"))
+    ]
+    Sinker(url, readings).write()
+    scope: dict[str, Any] = {"spark": spark}
+    for code in (alerts, averages):
+        code = code.replace('.format("mqtt_nats")', f'.format("mqtt_nats").option("servers", "{url}")')
+        code = code.replace(".readStream", '.readStream.option("startingOffsets", "earliest")')
+        code = code.replace("/var/lib/spark", str(tmp_path)).replace(".start()", ".trigger(availableNow=True).start()")
+        exec(compile(code, "docs/spark.md", "exec"), scope)
+    scope["query"].awaitTermination()
+    async with await RawClient5.connect5(gateway.port, "examples") as client:
+        await client.subscribe5(Subscription("site/+/temperature/average", 1))
+        found = [await client.expect(Publish) for _ in range(2)]
+    assert {(topic_of(one), one.payload, one.retain) for one in found} == {
+        ("site/1/temperature/average", b"81.25", True),
+        ("site/2/temperature/average", b"21.0", True),
+    }
+    back = spark.read.format("mqtt_nats").options(servers=url, topics="alerts/#").load().collect()
+    assert {(row.topic, row.qos, row.content_type) for row in back} == {
+        ("alerts/site/1/temperature", 2, "application/json")
+    }
+    assert sorted(orjson.loads(row.payload)["celsius"] for row in back) == [80.5, 82.0]
