@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 import pyarrow as pa
@@ -89,6 +90,10 @@ class Sink:
         where = f"partition {partition}, row"
         options = self.options
         number = 0
+        filled = (batch for batch in batches if batch.num_rows)
+        first = next(filled, None)
+        if first is None:
+            return Published(partition, 0, 0)
         deadline = time.monotonic() + self.window if self.window else float("inf")
         with Publisher(options.access, options.max_in_flight, where) as publisher:
             encoder = Encoder(
@@ -100,7 +105,7 @@ class Sink:
                 options.retain,
             )
             try:
-                for batch in batches:
+                for batch in chain((first,), filled):
                     for row in columns.rows(batch, self.names):
                         message = encoder.message(row)
                         identity = identities.next(message) if message.qos or message.retain else b""

@@ -29,7 +29,7 @@ from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient, topic_of
 from tests.harness.rawclient5 import RawClient5
-from tests.harness.waiting import aeventually, eventually
+from tests.harness.waiting import aeventually
 from tests.spark.sinking import Row, Sinker, batch_of, schema_of, users
 
 _COUNT = itertools.count()
@@ -555,6 +555,11 @@ class TestPermissions:
     authorization { users [
       { user: admin, password: admin }
       { user: writer, password: secret, permissions { publish: ["$MQTT.msgs.>", "$JS.API.>"] } }
+      { user: enough, password: secret, permissions {
+        publish: ["$JS.API.STREAM.INFO.$MQTT_msgs", "$MQTT.msgs.site.>", "$MQTT.rmsgs.site.>", "site.>"
+          "$JS.API.STREAM.MSG.DELETE.$MQTT_rmsgs"]
+        subscribe: ["_INBOX.>"]
+      } }
     ] }
     """
 
@@ -570,11 +575,23 @@ class TestPermissions:
         assert "\n" not in text
         assert caught.value.option == "user"
 
+    def test_those_that_the_page_names_are_enough(
+        self, nats_factory: NatsFactory, gateway_factory: GatewayFactory
+    ) -> None:
+        server = nats_factory(config=self.CONFIG)
+        gateway_factory(server.url.replace("//", "//admin:admin@"))
+        rows: list[Row] = [
+            {"topic": "site/a", "payload": payload, "qos": qos, "retain": retain}
+            for payload, qos, retain in ((b"x", 0, False), (b"x", 1, False), (b"x", 2, True), (b"", 1, True))
+        ]
+        assert Sinker(server.url, rows, user="enough", password="secret").write() == (4, 0)
+
 
 def test_stream_writer_is_the_same_task(nats_server: NatsServer, gateway: Gateway, name: str) -> None:
     """In complete mode, too; its commit message can be sent to the driver."""
     rows = numbered(name, 3)
     writer = StreamWriter(Options.parse({"servers": nats_server.url}), schema_of(["topic", "payload"]))
-    found = writer.write(iter([batch_of(rows, ["topic", "payload"]), batch_of([], ["topic", "payload"])]))
-    assert found == Published(0, 3, 0)
-    assert eventually(lambda: writer.write(iter([]))) == Published(0, 0, 0)
+    empty = batch_of([], ["topic", "payload"])
+    assert writer.write(iter([empty, batch_of(rows, ["topic", "payload"]), empty])) == Published(0, 3, 0)
+    writer.options = Options.parse({"servers": "nats://127.0.0.1:1"})
+    assert writer.write(iter([empty])) == Published(0, 0, 0)  # without a connection
