@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far a micro-batch goes: `maxMessagesPerTrigger` and `maxBytesPerTrigger`.
 
-Sequences are no measure: topic filters leave some of them, others are gone. On a stream with limits retention a
-consumer that delivers headers alone counts what the batch will have. Elsewhere a consumer would do harm. There the
-first message is looked up, and the batch has as many sequences from there on as it may have messages: never more
-messages, maybe fewer.
+Sequences are no measure: topic filters leave some of them, others are gone. A stream with limits retention is asked: a
+consumer knows how many messages it will deliver, so two of them tell how many there are between their starts; and one
+that delivers headers alone tells sizes. Elsewhere a consumer would do harm. There the first message is looked up, and
+the batch has as many sequences from there on as it may have messages: never more messages, maybe fewer.
 """
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,6 +19,9 @@ from pyspark_mqtt_nats.options import Options
 from pyspark_mqtt_nats.reading import pull
 from pyspark_mqtt_nats.reading.ranges import Snapshot, reads_directly
 from pyspark_mqtt_nats.reading.rows import Bounds, Rows
+
+_ENOUGH: Final = 0.9
+"""Of the messages that a batch may have: then no better end is looked for."""
 
 
 class Limits(NamedTuple):
@@ -45,8 +48,12 @@ def admit(connection: Connection, options: Options, found: Snapshot, limits: Lim
         return min(max(found.start, found.first) + limits.messages, found.end)
     if reads_directly(options, found):
         return _by_sequence(connection, options, found, limits, state["bytes"] / max(1, state["messages"]))
-    with Connection(options.access) as own:  # what is on its way when we have counted enough ends with it
-        return _by_headers(own, options, found, limits)
+    if limits.messages is not None:
+        found = found.between(found.start, _by_count(connection, options, found, limits.messages))
+    if limits.bytes is None:
+        return found.end
+    with Connection(options.access) as own:  # what is on its way when we have seen enough ends with it
+        return _by_sizes(own, options, found, limits.bytes)
 
 
 def _by_sequence(connection: Connection, options: Options, found: Snapshot, limits: Limits, size: float) -> int:
@@ -62,25 +69,41 @@ def _by_sequence(connection: Connection, options: Options, found: Snapshot, limi
     return min(first + min(numbers), found.end)
 
 
-def _by_headers(connection: Connection, options: Options, found: Snapshot, limits: Limits) -> int:
-    messages, size = 0, 0
-    bounds = Bounds(rows=min(10_000, limits.messages or 10_000))
-    for rows in pull.read(
-        connection, found.stream, options.subjects, found.start, found.end, bounds, headers_only=True
-    ):
-        count = len(rows.sequences)
-        keep = count if limits.messages is None else min(count, limits.messages - messages)
-        if limits.bytes is not None:
-            sums = pc.cumulative_sum(_sizes(rows))
-            fitting = pc.sum(pc.less_equal(sums, limits.bytes - size)).as_py() or 0
-            if fitting < keep:
-                keep = max(fitting, 0 if messages else 1)
-            size += sums[-1].as_py()
-        if keep < count:
-            return int(rows.sequences[keep].as_py())
-        messages += count
-        if messages == limits.messages:
-            return int(rows.sequences[-1].as_py()) + 1
+def _by_count(connection: Connection, options: Options, found: Snapshot, most: int) -> int:
+    """The end of a batch of at most `most` messages, and not many fewer."""
+
+    def before(sequence: int) -> int:
+        # In this order: what is published between the two makes it more, not fewer.
+        rest = pull.count(connection, found.stream, options.subjects, sequence)
+        return pull.count(connection, found.stream, options.subjects, found.start) - rest
+
+    low, few = found.start, 0
+    high, many = found.end, before(found.end)
+    least = max(1, int(most * _ENOUGH))
+    aim, by_share = float(most), True
+    while many > most and few < least and high - low > 1:
+        share = (aim - few) / (many - few) if by_share else 0.5
+        aim, by_share = (least + most) / 2, not by_share
+        middle = min(max(low + int((high - low) * share), low + 1), high - 1)
+        number = before(middle)
+        if number <= most:
+            low, few = middle, number
+        else:
+            high, many = middle, number
+    return high if many <= most else low
+
+
+def _by_sizes(connection: Connection, options: Options, found: Snapshot, most: int) -> int:
+    size = 0
+    messages = pull.read(connection, found.stream, options.subjects, found.start, found.end, Bounds(), True)
+    for rows in messages:
+        sums = pc.cumulative_sum(_sizes(rows))
+        fitting = pc.sum(pc.less_equal(sums, most - size)).as_py() or 0
+        if not size:
+            fitting = max(fitting, 1)
+        if fitting < len(sums):
+            return int(rows.sequences[fitting].as_py())
+        size += sums[-1].as_py()
     return found.end
 
 

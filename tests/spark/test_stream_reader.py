@@ -151,7 +151,7 @@ def test_messages_of_a_batch_are_counted_past_gaps_and_other_topics(store: Store
     assert all(len(batch) <= 60 for batch in found)
     assert all(found[:-1])  # behind the last message there may be a hole
     if mode == "pull":
-        assert [len(batch) for batch in found] == [60] * (len(wanted) // 60) + [len(wanted) % 60]
+        assert all(len(batch) >= 54 for batch in found[:-1])
     assert query.batch(ALL) == []
 
 

@@ -60,6 +60,35 @@ def read(
 
     Between two of the results the connection may be used for requests. Raises Interrupted, and what requests raise.
     """
+    name, pending = _create(connection, stream, subjects, start, headers_only)
+    pull = _Pull(connection, stream, subjects, name, start, end, bounds)
+    try:
+        if pending:
+            yield from pull.rows()
+        pull.stop()
+        if pull.anything_left():
+            raise Interrupted(f"the consumer on stream {stream} does not see all messages (option stream)", "stream")
+    except (ConnectError, RequestTimeout):
+        name = ""  # nobody would answer
+        raise
+    finally:
+        if name:
+            with contextlib.suppress(SourceError):
+                pull.stop()
+                delete_consumer(connection, stream, name)
+
+
+def count(connection: Connection, stream: str, subjects: tuple[str, ...], start: int) -> int:
+    """How many messages there are from `start` on, as the server counts without looking at each."""
+    name, pending = _create(connection, stream, subjects, start, True)
+    delete_consumer(connection, stream, name)
+    return pending
+
+
+def _create(
+    connection: Connection, stream: str, subjects: tuple[str, ...], start: int, headers_only: bool
+) -> tuple[str, int]:
+    """A consumer's name, and how many messages it has to deliver."""
     name = f"spark_{secrets.token_hex(8)}"
     config: dict[str, Any] = {
         "name": name,
@@ -77,27 +106,8 @@ def read(
         config["filter_subject"] = filters[0]
     elif filters:
         config["filter_subjects"] = filters
-    info = _create(connection, stream, config)
-    pull = _Pull(connection, stream, subjects, name, start, end, bounds)
     try:
-        if info["num_pending"]:
-            yield from pull.rows()
-        pull.stop()
-        if pull.anything_left():
-            raise Interrupted(f"the consumer on stream {stream} does not see all messages (option stream)", "stream")
-    except (ConnectError, RequestTimeout):
-        name = ""  # nobody would answer
-        raise
-    finally:
-        if name:
-            with contextlib.suppress(SourceError):
-                pull.stop()
-                delete_consumer(connection, stream, name)
-
-
-def _create(connection: Connection, stream: str, config: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return create_consumer(connection, stream, config)
+        return name, int(create_consumer(connection, stream, config)["num_pending"])
     except ApiError as error:
         if error.err_code == _BAD_FILTER:
             raise SourceError(f"stream {stream} has no such subjects: change subjectPrefix", "subjectPrefix") from None
