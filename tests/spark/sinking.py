@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows for the sink, and writers of it that need no Spark session."""
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
+from nats.js.client import JetStreamContext
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -75,3 +77,14 @@ class Sinker:
         """Run the task on these rows, all of them by default; messages and duplicates."""
         found = self.writer.write(iter([batch_of(self.rows if rows is None else rows, self.names)]))
         return found.messages, found.duplicates
+
+
+async def run(sinker: Sinker, rows: Sequence[Row] | None = None) -> tuple[int, int]:
+    """Run a task beside the event loop."""
+    return await asyncio.to_thread(sinker.write, rows)
+
+
+async def stored(js: JetStreamContext, first: str, stream: str = "$MQTT_msgs", prefix: str = "$MQTT.msgs.") -> int:
+    """How many messages of topics below `first` a stream has."""
+    info = await js.stream_info(stream, subjects_filter=f"{prefix}{first}.>")
+    return sum((info.state.subjects or {}).values())
