@@ -30,8 +30,8 @@ ACK_TIMEOUT = 5.0
 PROBE_FIRST = 0.25
 PROBE_MOST = 2.0
 
-# JetStream errors that pass: system unavailable, no cluster, no leader.
-TRANSIENT = frozenset((10008, 10009, 10076, 10118, 10158))
+# JetStream errors that pass: system unavailable, no cluster, no leader, more requests than it queues.
+TRANSIENT = frozenset((10008, 10009, 10076, 10118, 10158, 10167))
 
 
 class TooLarge(ValueError):

@@ -178,7 +178,14 @@ async def test_a_late_ack_of_an_earlier_store_confirms_no_other() -> None:
     assert len(bench.store.pending) == 1
 
 
-@pytest.mark.parametrize("error", [b"", b'{"error":{"code":503,"err_code":10008,"description":"unavailable"}}'])
+@pytest.mark.parametrize(
+    "error",
+    [
+        b"",
+        b'{"error":{"code":503,"err_code":10008,"description":"unavailable"}}',
+        b'{"error":{"code":429,"err_code":10167,"description":"too many requests"}}',
+    ],
+)
 async def test_no_leader(error: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stop, probe with the oldest, then send everything again in order before anything new."""
     monkeypatch.setattr(module, "PROBE_FIRST", 0.01)
