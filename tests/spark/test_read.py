@@ -197,9 +197,11 @@ def test_the_server_has_no_more_than_two_requests_at_once(store: Store, monkeypa
 
     monkeypatch.setattr(Connection, "send", spy)
     numbers = store.put(range(1000))
-    assert Reading(store, readMode="pull", batchSize=100).sequences() == numbers
-    assert sum(body["batch"] for body in asked) == 1000
-    assert all(body["batch"] <= 100 and body["max_bytes"] > 0 and not body.get("no_wait") for body in asked)
+    reading = Reading(store, readMode="pull", batchSize=300)
+    store.put(range(1000))
+    assert reading.sequences() == numbers
+    assert [body["batch"] for body in asked] == [300, 300, 300, 100]
+    assert all(body["max_bytes"] > 0 and body["expires"] > 0 and not body.get("no_wait") for body in asked)
 
 
 @WAYS
@@ -425,6 +427,22 @@ def test_a_stream_that_has_lost_its_end(store: Store, way: str, caplog: pytest.L
     assert caplog.text.count("ends with 100") == 1
 
 
+@WAYS
+def test_messages_that_are_deleted_while_reading_are_gaps(
+    store: Store, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the server had said that there would be more, and then there is nothing."""
+    monkeypatch.setattr(pull, "SILENCE", 600.0)
+    numbers = store.put(range(1000), lambda number: "a" if number < 399 else "b")
+    reading = Reading(store, readMode=way, batchSize=100)
+    batches, got = half(reading)
+    store.api("STREAM.PURGE", filter=f"{store.prefix}b")
+    got += sequences(batches)
+    assert got == numbers[: len(got)]
+    assert 399 <= len(got) < 1000
+    assert (reading.total("gaps"), reading.total("lost")) == (1000 - len(got), 0)
+
+
 # -- interruptions --------------------------------------------------------------------------------------------
 
 
@@ -511,7 +529,7 @@ def test_a_connection_that_ends_while_the_reader_rests(store: Store, way: str) -
                 proxy.cut()
                 proxy.restore()
         assert got == list(range(1, 301))
-        assert reading.total("interruptions") >= 2
+        assert reading.total("interruptions") >= 1
 
 
 def behind(monkeypatch: pytest.MonkeyPatch, module: Any, times: int) -> None:
