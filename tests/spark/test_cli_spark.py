@@ -3,6 +3,7 @@
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -181,6 +182,15 @@ def test_options_of_the_jobs(ran: Ran) -> None:
     assert dict(job.sink) == {"requestTimeout": "3"}
     assert invoke("report", "--input", "i", "--most", "5").exit_code == 0
     assert (ran.job.input, ran.job.most, ran.job.output) == ("i", 5, None)
+
+
+def test_commands_of_the_page_are_understood(ran: Ran) -> None:
+    page = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
+    commands_shown = re.findall(r"^(?:mqtt-nats spark|spark-submit .* \S*job\.py) (.*)$", page, re.MULTILINE)
+    assert {line.split()[0] for line in commands_shown} == set(JOBS)
+    for line in commands_shown:
+        done = invoke(*shlex.split(line))
+        assert done.exit_code == 0, (line, done.output)
 
 
 @pytest.mark.parametrize(

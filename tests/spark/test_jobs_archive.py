@@ -2,6 +2,7 @@
 """What clients publish, through an archive and a report, and back to clients."""
 
 import io
+import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from pyspark_mqtt_nats.jobs.progress import Progress
 from pyspark_mqtt_nats.jobs.replay import Replay
 from pyspark_mqtt_nats.jobs.report import Report
 from tests.harness.gateway import Gateway
-from tests.harness.nats import NatsServer
+from tests.harness.nats import ROOT, NatsServer
 from tests.harness.raw5 import CONTENT_TYPE, PUBACK, Raw5, prop, publish
 from tests.spark.storing import Store
 
@@ -200,6 +201,18 @@ def test_gaps_are_those_of_the_sequences(spark: "SparkSession", monkeypatch: pyt
         start = (1_000_000_000 + number * 10) // 300 * 300
         wanted[start] = wanted.get(start, 0) + 1
     assert counts == wanted
+
+
+def test_the_first_read_of_the_page(
+    spark: "SparkSession", nats_server: NatsServer, gateway: Gateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Raw5.open(gateway.port, "lamp") as client:
+        client.deliver("home/lamp", b"on")
+    page = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
+    code = page.partition("```python\n")[2].partition("```")[0]
+    code = code.replace('.format("mqtt_nats")', f'.format("mqtt_nats").option("servers", "{nats_server.url}")')
+    exec(compile(code, "docs/spark.md", "exec"), {})
+    assert re.search(r"\|home/lamp *\|20\d\d-.*\| *1\| *lamp\| *on\|", capsys.readouterr().out)
 
 
 def test_nothing_to_report(spark: "SparkSession", nats_server: NatsServer) -> None:

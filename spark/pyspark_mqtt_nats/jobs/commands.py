@@ -60,6 +60,8 @@ def _run(name: str, context: click.Context, run: Callable[["SparkSession", Progr
                 progress.say(f"warning: {line}")
             progress.clear()
             click.echo(outcome.text())
+        if progress.stopping and given.get("every") is None:
+            sys.exit(130)
     except KeyboardInterrupt:
         progress.clear()
         sys.exit(130)
