@@ -31,7 +31,6 @@ _LINES: Final = 7
 """Those are stream, subject, sequence, time, messages pending, sequence before, and an empty line."""
 _VALUE: Final = 100
 """More than the length of such a line that is a number or a time."""
-_EMPTY: Final = b"NATS/1.0\r\n"
 
 
 class _Cursor:
@@ -197,7 +196,7 @@ def _rows(found: Block, count: int) -> Rows:
         added.append(block[at:])
         block = block[:at]
         # What does not end as a block does has lost its last bytes; it is unreadable either way.
-        blocks.append(b"" if block == _EMPTY else block + b"\r\n" if block.endswith(b"\r\n") else block)
+        blocks.append(block + b"\r\n" if block.endswith(b"\r\n") else block)
     lines = b"".join(added).split(b"\r\n")
     if len(lines) != count * _LINES + 1 or not lines[4].startswith(b"Nats-Num-Pending: "):
         raise SourceError("direct gets in batches need nats-server 2.11: set readMode to pull", "readMode")
