@@ -180,6 +180,8 @@ def test_no_block_fails_a_batch_and_each_is_read_by_itself(blocks: list[bytes]) 
 
 @settings(deadline=None)
 @given(ANY_BLOCK)
+@example(block(b"Nmqtt-Pub:1", b"Nmqtt-Id:" + ID[1:], b"X:1"))
+@example(block(b"Nmqtt-Pub:1", b"Nmqtt-Id:" + ID + b"0", b"X:1"))
 def test_lines_that_vary_change_no_column(raw: bytes) -> None:
     assert decode_headers(without_varying(raw)) == decode_headers(raw)
     (key,) = header_keys([raw]).to_pylist()
