@@ -87,6 +87,13 @@ class Captured(Exception):
             Exception(MKDIRS),
             "IOException: Mkdirs failed to create file:/proc/x (exists=false); --log FILE has the whole story",
         ),
+        (
+            Exception(
+                "[STREAM_FAILED] Query [id = 1] terminated with exception: Multiple streaming queries are "
+                "concurrently using file:/a/_spark_metadata. SQLSTATE: XXKST"
+            ),
+            "another run writes there at the same time; wait for it, or change --output and --checkpoint",
+        ),
         (KeyError("what"), "KeyError: 'what'; --log FILE has the whole story"),
         (
             Py4JNetworkError("Answer from Java side is empty"),

@@ -38,6 +38,8 @@ _WRAPPERS: Final = (
     "FOREACH_BATCH_USER_FUNCTION_ERROR",
 )
 
+_CONCURRENT: Final = re.compile("Multiple streaming queries are concurrently using|another writer already committed")
+
 _HINTS: Final = {
     "PATH_NOT_FOUND": "change --input",
     "UNABLE_TO_INFER_SCHEMA": "there is nothing to read in --input, or --format is another",
@@ -58,6 +60,8 @@ def explain(error: BaseException) -> str:
     text = _full_text(error)
     if found := _OURS.findall(text):
         return str(found[-1]).strip()
+    if _CONCURRENT.search(text):
+        return "another run writes there at the same time; wait for it, or change --output and --checkpoint"
     conditions = [(name, message) for name, message in _CONDITION.findall(text) if name not in _WRAPPERS]
     if conditions:
         name, message = conditions[-1]

@@ -91,7 +91,8 @@ class Figures:
         lines = [
             f"{self.source}: {count(self.messages)} messages, {size(self.bytes)} of payload",
             f"  {moment(self.first_time)} to {moment(self.last_time)}, {per_second(self.per_second)}",
-            f"  {count(self.topics)} topics, {count(self.publishers)} publishers, {count(self.retained)} with RETAIN",
+            f"  {plural(self.topics, 'topic')}, {plural(self.publishers, 'publisher')}, "
+            f"{count(self.retained)} with RETAIN",
             f"  sequences {count(self.first_sequence)} to {count(self.last_sequence)}, {self.gap_text()}",
         ]
         for title, ranking, number in (

@@ -5,6 +5,7 @@ Two things would lose messages without a word: Spark's file sink skips the batch
 when they come from another checkpoint; and a checkpoint goes on where it was when the output is a new one.
 """
 
+import secrets
 from typing import Any, Final
 
 import orjson
@@ -55,7 +56,7 @@ class Place:
 
     def write(self, name: str, content: bytes) -> None:
         """Write a small file, all of it or nothing."""
-        temporary = self._child(f".{name}.tmp")
+        temporary = self._child(f".{name}.{secrets.token_hex(4)}")  # another run may be doing the same
         try:
             stream = self._files.create(temporary, True)
             try:
