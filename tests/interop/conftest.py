@@ -15,7 +15,7 @@ from tests.harness.nats import NatsServer, make_server
 from tests.harness.rawclient import RawClient
 from tests.harness.waiting import aeventually
 from tests.integration.conftest import settled
-from tests.interop.support import LetGo, Message, Paho, Pahos, Raws, Sides
+from tests.interop.support import Message, Paho, Pahos, Raws, Sides
 
 
 @pytest.fixture(scope="module")
@@ -80,22 +80,35 @@ async def nats_client(nats: NatsServer) -> AsyncIterator[NatsClient]:
 
 
 @pytest.fixture
-def let_go(nats: NatsServer) -> LetGo:
-    """Wait until nobody receives for a session any more; with ``settled``, until its acknowledgements have arrived.
+def settle(nats: NatsServer) -> Callable[[str], None]:
+    """Wait until what a client has acknowledged is acknowledged in JetStream; to be called before it closes."""
+
+    async def settled_in(client_id: str) -> None:
+        client = await nats_py.connect(nats.url)
+        try:
+            await settled(client.jetstream(), client_id)
+        finally:
+            await client.close()
+
+    return lambda client_id: asyncio.run(settled_in(client_id))
+
+
+@pytest.fixture
+def let_go(nats: NatsServer) -> Callable[[str], None]:
+    """Wait until nobody receives for a session any more.
 
     What is delivered to a connection that is just ending comes again: at once from the gateway, but only after
     half a minute from nats-server's listener.
     """
 
-    def wait(client_id: str, *, settled: bool = False) -> None:
-        asyncio.run(_let_go(nats.url, client_id, settled))
+    def wait(client_id: str) -> None:
+        asyncio.run(_let_go(nats.url, f"{name_hash(client_id)}_"))
 
     return wait
 
 
-async def _let_go(url: str, client_id: str, complete: bool) -> None:
+async def _let_go(url: str, prefix: str) -> None:
     client = await nats_py.connect(url)
-    prefix = f"{name_hash(client_id)}_"
 
     async def free() -> bool:
         infos = await client.jetstream().consumers_info("$MQTT_msgs")
@@ -103,7 +116,5 @@ async def _let_go(url: str, client_id: str, complete: bool) -> None:
 
     try:
         await aeventually(free)
-        if complete:
-            await settled(client.jetstream(), client_id)
     finally:
         await client.close()

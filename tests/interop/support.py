@@ -163,9 +163,3 @@ class Raws(Protocol):
     """The fixture ``raw``."""
 
     def __call__(self, side: str, client_id: str, *, clean: bool = True) -> Awaitable[RawClient]: ...
-
-
-class LetGo(Protocol):
-    """Waits for a session to be nobody's."""
-
-    def __call__(self, client_id: str, *, settled: bool = False) -> None: ...

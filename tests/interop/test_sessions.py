@@ -9,12 +9,12 @@ from nats.aio.client import Client as NatsClient
 
 from mqtt_streams.hashing import name_hash
 from tests.harness.waiting import eventually
-from tests.interop.support import BOTH_WAYS, LetGo, Message, Pahos, unique
+from tests.interop.support import BOTH_WAYS, Message, Pahos, unique
 
 
 @BOTH_WAYS
 @pytest.mark.parametrize("qos", [1, 2])
-def test_queued_messages_wait_on_the_other_side(paho: Pahos, let_go: LetGo, here: str, there: str, qos: int) -> None:
+def test_queued_messages_wait_on_the_other_side(paho: Pahos, let_go: here: str, there: str, qos: int) -> None:
     topic, client_id = unique("queue/"), unique("sub")
     publishers = [paho(side, unique("pub")) for side in (here, there)]
     subscriber = paho(here, client_id, clean=False)
@@ -24,7 +24,7 @@ def test_queued_messages_wait_on_the_other_side(paho: Pahos, let_go: LetGo, here
     subscriber.expect(Message(topic, b"live", qos, False))
     for side in (there, here, there):
         subscriber.close()
-        let_go(client_id, settled=True)
+        let_go(client_id)
         for number in range(40):
             publishers[number % 2].publish(topic, b"%d" % number, qos)
         subscriber = paho(side, client_id, clean=False)
@@ -37,7 +37,7 @@ def test_queued_messages_wait_on_the_other_side(paho: Pahos, let_go: LetGo, here
 
 
 @BOTH_WAYS
-def test_subscriptions_change_on_either_side(paho: Pahos, let_go: LetGo, here: str, there: str) -> None:
+def test_subscriptions_change_on_either_side(paho: Pahos, let_go: here: str, there: str) -> None:
     client_id = unique("sub")
     kept, dropped, added = unique("kept/"), unique("dropped/"), unique("added/")
     subscriber = paho(here, client_id, clean=False)

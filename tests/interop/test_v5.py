@@ -19,7 +19,7 @@ from tests.harness.raw5 import (
     connect,
     prop,
 )
-from tests.interop.support import LetGo, Message, Pahos, Sides, unique
+from tests.interop.support import Message, Pahos, Sides, unique
 
 PROPERTIES: list[tuple[int, Any]] = [
     (FORMAT, 1),
@@ -80,7 +80,7 @@ def test_retained_both_ways(sides: Sides, paho: Pahos) -> None:
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-def test_a_session_goes_there_and_comes_back(sides: Sides, paho: Pahos, let_go: LetGo, qos: int) -> None:
+def test_a_session_goes_there_and_comes_back(sides: Sides, paho: Pahos, let_go: qos: int) -> None:
     """Nothing queued is lost; what 3.1.1 cannot say of a subscription is, as docs/compatibility.md has it."""
     topic, client_id = unique("moving/"), unique("mover")
     publisher = Raw5.open(sides["gateway"], unique("pub"))
@@ -92,14 +92,14 @@ def test_a_session_goes_there_and_comes_back(sides: Sides, paho: Pahos, let_go: 
     assert first.get(SUBSCRIPTION_ID) == 7
     assert [one for one in first.properties if one[0] != SUBSCRIPTION_ID] == PROPERTIES
     new.close()
-    let_go(client_id, settled=True)
+    let_go(client_id)
     publisher.deliver(topic, b"second", *PARTS, qos=qos)
 
     old = paho("nats-server", client_id, clean=False)
     assert old.session_present
     old.expect(Message(topic, b"second", qos, False))
     old.close()
-    let_go(client_id, settled=True)
+    let_go(client_id)
     publisher.deliver(topic, b"third", *PARTS, qos=qos)
 
     back = Raw5.open(sides["gateway"], client_id, KEPT, clean=False)

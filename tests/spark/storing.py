@@ -49,9 +49,13 @@ class Store:
         self.api("STREAM.CREATE", **self.config)
 
     def recreate(self) -> None:
-        """Delete the stream and make it anew."""
-        self.api("STREAM.DELETE")
-        self.create()
+        """Delete the stream and make it anew, empty."""
+        while True:
+            self.api("STREAM.DELETE")
+            self.create()
+            if not self.state["messages"]:
+                return
+            # nats-server was still removing the files of the former one, and has found some of them.
 
     def put(
         self, numbers: Iterable[int], subject: Callable[[int], str] = lambda number: f"a.{number % 3}"
