@@ -2,7 +2,7 @@
 """One nats-server with its MQTT listener, one gateway beside it, and clients for both."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import nats as nats_py

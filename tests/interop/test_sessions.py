@@ -2,6 +2,7 @@
 """Sessions that move between the two listeners: resume with queued messages, and takeover."""
 
 import time
+from collections.abc import Callable
 
 import orjson
 import pytest
@@ -14,7 +15,9 @@ from tests.interop.support import BOTH_WAYS, Message, Pahos, unique
 
 @BOTH_WAYS
 @pytest.mark.parametrize("qos", [1, 2])
-def test_queued_messages_wait_on_the_other_side(paho: Pahos, let_go: here: str, there: str, qos: int) -> None:
+def test_queued_messages_wait_on_the_other_side(
+    paho: Pahos, let_go: Callable[[str], None], settle: Callable[[str], None], here: str, there: str, qos: int
+) -> None:
     topic, client_id = unique("queue/"), unique("sub")
     publishers = [paho(side, unique("pub")) for side in (here, there)]
     subscriber = paho(here, client_id, clean=False)
@@ -23,6 +26,7 @@ def test_queued_messages_wait_on_the_other_side(paho: Pahos, let_go: here: str, 
     publishers[0].publish(topic, b"live", qos)
     subscriber.expect(Message(topic, b"live", qos, False))
     for side in (there, here, there):
+        settle(client_id)
         subscriber.close()
         let_go(client_id)
         for number in range(40):
@@ -37,7 +41,7 @@ def test_queued_messages_wait_on_the_other_side(paho: Pahos, let_go: here: str, 
 
 
 @BOTH_WAYS
-def test_subscriptions_change_on_either_side(paho: Pahos, let_go: here: str, there: str) -> None:
+def test_subscriptions_change_on_either_side(paho: Pahos, let_go: Callable[[str], None], here: str, there: str) -> None:
     client_id = unique("sub")
     kept, dropped, added = unique("kept/"), unique("dropped/"), unique("added/")
     subscriber = paho(here, client_id, clean=False)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """MQTT 5.0 clients of a gateway beside 3.1.1 clients of nats-server's listener, which refuses 5.0."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -80,7 +81,9 @@ def test_retained_both_ways(sides: Sides, paho: Pahos) -> None:
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-def test_a_session_goes_there_and_comes_back(sides: Sides, paho: Pahos, let_go: qos: int) -> None:
+def test_a_session_goes_there_and_comes_back(
+    sides: Sides, paho: Pahos, let_go: Callable[[str], None], settle: Callable[[str], None], qos: int
+) -> None:
     """Nothing queued is lost; what 3.1.1 cannot say of a subscription is, as docs/compatibility.md has it."""
     topic, client_id = unique("moving/"), unique("mover")
     publisher = Raw5.open(sides["gateway"], unique("pub"))
@@ -91,6 +94,7 @@ def test_a_session_goes_there_and_comes_back(sides: Sides, paho: Pahos, let_go: 
     first = new.receive_message(b"first")
     assert first.get(SUBSCRIPTION_ID) == 7
     assert [one for one in first.properties if one[0] != SUBSCRIPTION_ID] == PROPERTIES
+    settle(client_id)
     new.close()
     let_go(client_id)
     publisher.deliver(topic, b"second", *PARTS, qos=qos)
@@ -98,6 +102,7 @@ def test_a_session_goes_there_and_comes_back(sides: Sides, paho: Pahos, let_go: 
     old = paho("nats-server", client_id, clean=False)
     assert old.session_present
     old.expect(Message(topic, b"second", qos, False))
+    settle(client_id)
     old.close()
     let_go(client_id)
     publisher.deliver(topic, b"third", *PARTS, qos=qos)
