@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import random
 import secrets
 import statistics
 import sys
@@ -37,17 +38,19 @@ FETCH = 100_000
 
 
 def fill(url: str, count: int, size: int) -> None:
-    """Store messages as gateways do for publishers of QoS 1."""
+    """Store messages as gateways do for publishers of QoS 1; payloads that cannot be compressed."""
     from pyspark_mqtt_nats.nats.connection import Connection
     from pyspark_mqtt_nats.nats.jetstream import Publish, api, publish_all
     from pyspark_mqtt_nats.options import Options
+
+    source = random.Random(count)
 
     def messages() -> Iterator[Publish]:
         for number in range(count):
             subject = b"$MQTT.msgs.site.%d.temperature" % (number % TOPICS)
             identity = secrets.token_hex(16).encode()
             headers = b"NATS/1.0\r\nNmqtt-Pub:1\r\nNmqtt-Id:%b\r\nNmqtt-Client:device-%d\r\n\r\n"
-            yield Publish(subject, headers % (identity, number % CLIENTS), b"%0*d" % (size, number))
+            yield Publish(subject, headers % (identity, number % CLIENTS), source.randbytes(size))
 
     with Connection(Options.parse({"servers": url}).access) as connection:
         config = {"name": "$MQTT_msgs", "subjects": ["$MQTT.msgs.>"], "storage": "file", "allow_direct": True}
