@@ -23,15 +23,23 @@ class Gateway:
         nats: URL for ``--nats``; empty: give ``--embedded`` in ``arguments``.
         arguments: more flags.
         env: more environment variables.
+        module: what ``python -m`` runs in place of ``mqtt_nats``.
     """
 
     def __init__(
-        self, log: Path, nats: str, *, arguments: Sequence[str] = (), env: Mapping[str, str] | None = None
+        self,
+        log: Path,
+        nats: str,
+        *,
+        arguments: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        module: str = "",
     ) -> None:
         self.process = LoggedProcess("gateway", log)
         self.port = 0
         self._arguments = [*(["--nats", nats] if nats else []), *arguments]
         self._env = env
+        self._module = module or "mqtt_nats"
 
     @property
     def host(self) -> str:
@@ -64,7 +72,7 @@ class Gateway:
 
     def launch(self) -> None:
         """Start without waiting, for starts that fail."""
-        command = [sys.executable, "-m", "mqtt_nats", "serve", "--listen", f"{HOST}:{self.port}", *self._arguments]
+        command = [sys.executable, "-m", self._module, "serve", "--listen", f"{HOST}:{self.port}", *self._arguments]
         self.process.start(command, self._env, ROOT)
 
     def wait(self, timeout: float = 20.0) -> int:

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an experiment is given, and what it gives back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.harness.cluster import Cluster
+from tests.harness.gateway import Gateway
+from tests.harness.nats import NatsServer, make_server
+
+
+@dataclass
+class Setting:
+    """Starts servers and gateways for one experiment; :meth:`close` ends them.
+
+    Attributes:
+        directory: an empty directory for stores, logs and histories.
+        long: the long version (`make chaos`); otherwise the one of `make test`, at most 25 seconds.
+        seed: for everything that is left to chance.
+    """
+
+    directory: Path
+    long: bool = False
+    seed: int = 1
+    gateways: list[Gateway] = field(default_factory=list)
+    _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def nats(self, *, config: str = "", mqtt: bool = False) -> NatsServer:
+        """A nats-server that runs."""
+        server = make_server("process", self._fresh("nats"), config=config, mqtt=mqtt)
+        self._stack.callback(server.discard)
+        server.start()
+        return server
+
+    def cluster(self, *, config: str = "", mqtt: bool = False) -> Cluster:
+        """Three nats-servers that run."""
+        cluster = Cluster(self._fresh("cluster"), config=config, mqtt=mqtt)
+        self._stack.callback(cluster.discard)
+        cluster.start()
+        return cluster
+
+    def gateway(
+        self, nats: str, *arguments: str, env: Mapping[str, str] | None = None, start: bool = True, module: str = ""
+    ) -> Gateway:
+        """A gateway at the NATS URLs ``nats``; ``module`` is run in place of ``mqtt_nats``."""
+        gateway = Gateway(self._fresh("gateway") / "log", nats, arguments=arguments, env=env, module=module)
+        self._stack.callback(gateway.process.discard)
+        self.gateways.append(gateway)
+        if start:
+            gateway.start()
+        return gateway
+
+    def on_close(self, function: Callable[[], Any]) -> None:
+        """Have ``function`` called at the end, before what was started earlier is ended."""
+        self._stack.callback(function)
+
+    def close(self) -> None:
+        """End everything."""
+        self._stack.close()
+
+    def _fresh(self, name: str) -> Path:
+        directory = self.directory / f"{name}{len(list(self.directory.iterdir()))}"
+        directory.mkdir(parents=True)
+        return directory
+
+
+@dataclass
+class Result:
+    """What came out.
+
+    Attributes:
+        figures: name and value in the order of the report: messages, kills, lost, duplicated, longest pause, ...
+        violations: one line for each broken promise; none when the experiment has passed.
+        remarks: what a reader of the figures must know.
+    """
+
+    figures: dict[str, int | float | str] = field(default_factory=dict)
+    violations: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One experiment, by the name under which it is run.
+
+    Attributes:
+        name: such as ``R1``.
+        title: what is done, in a line.
+        passes: what must come out, in a line.
+        run: does it.
+    """
+
+    name: str
+    title: str
+    passes: str
+    run: Callable[[Setting], Awaitable[Result]]
+
+
+@contextlib.contextmanager
+def running(directory: Path, *, long: bool = False, seed: int = 1) -> Iterator[Setting]:
+    """A setting that is closed at the end."""
+    setting = Setting(directory, long, seed)
+    try:
+        yield setting
+    finally:
+        setting.close()

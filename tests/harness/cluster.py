@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Three nats-servers that form one cluster, on loopback, each with a store of its own."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nats
+import nats.errors
+import orjson
+from nats.js.errors import Error as JetStreamError
+
+from tests.harness.nats import NatsServer, make_server
+from tests.harness.waiting import aeventually, free_port
+
+_LEADER_WAIT = 40.0  # seconds
+
+
+class Cluster:
+    """``servers`` are named n0, n1, n2; each keeps its ports and its store when it is started again.
+
+    Args:
+        directory: for configurations, stores and logs.
+        backend: ``process`` or ``container``.
+        size: how many servers.
+        config: appended to each server's configuration.
+        mqtt: also run nats-server's own MQTT listener on each.
+    """
+
+    def __init__(
+        self, directory: Path, *, backend: str = "process", size: int = 3, config: str = "", mqtt: bool = False
+    ) -> None:
+        self.routes = [free_port() for _ in range(size)]
+        routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in self.routes)
+        self.servers: list[NatsServer] = [
+            make_server(
+                backend,
+                directory / f"n{number}",
+                config=f'server_name: "n{number}"\n'
+                f'cluster {{ name: "c", listen: "127.0.0.1:{port}", routes: [{routes}] }}\n{config}',
+                mqtt=mqtt,
+            )
+            for number, port in enumerate(self.routes)
+        ]
+
+    @property
+    def url(self) -> str:
+        """URLs of all servers, separated by commas."""
+        return ",".join(server.url for server in self.servers)
+
+    def start(self) -> None:
+        """Start all and wait until JetStream has a leader."""
+        for server in self.servers:
+            server.start()
+        asyncio.run(self._ready())
+
+    async def _ready(self) -> None:
+        async def answers() -> bool:
+            return await self.info("") is not None
+
+        await aeventually(answers, _LEADER_WAIT, what="JetStream of the cluster")
+
+    async def info(self, stream: str) -> dict[str, Any] | None:
+        """STREAM.INFO, or the account's information when ``stream`` is empty; None while nobody can tell."""
+        subject = f"$JS.API.STREAM.INFO.{stream}" if stream else "$JS.API.INFO"
+        with contextlib.suppress(OSError, nats.errors.Error, JetStreamError, TimeoutError):
+            # One server that is up is enough, and one that is paused must not hold us up.
+            client = await nats.connect(
+                [server.url for server in self.servers], connect_timeout=1, allow_reconnect=False, error_cb=_quiet
+            )
+            try:
+                reply: dict[str, Any] = orjson.loads((await client.request(subject, b"", timeout=2)).data)
+                return None if "error" in reply else reply
+            finally:
+                await client.close()
+        return None
+
+    async def leader(self, stream: str) -> NatsServer:
+        """The server that leads ``stream``; waits for an election to end."""
+
+        async def elected() -> str | None:
+            info = await self.info(stream)
+            name: str | None = info and info["cluster"].get("leader")
+            return name
+
+        name = await aeventually(elected, _LEADER_WAIT, what=f"a leader of {stream}")
+        return self.servers[int(name.removeprefix("n"))]
+
+    async def settled(self, stream: str) -> None:
+        """Wait until every replica of ``stream`` is there and up to date."""
+
+        async def current() -> bool:
+            info = await self.info(stream)
+            replicas = (info or {}).get("cluster", {}).get("replicas") or []
+            return len(replicas) == len(self.servers) - 1 and all(
+                replica.get("current") and not replica.get("offline") for replica in replicas
+            )
+
+        await aeventually(current, _LEADER_WAIT, what=f"all replicas of {stream}")
+
+    def discard(self) -> None:
+        """End all for good."""
+        for server in self.servers:
+            server.discard()
+
+
+async def _quiet(error: Exception) -> None:
+    """nats-py prints errors where nobody listens for them."""
+
+
+@contextlib.contextmanager
+def running_cluster(directory: Path, **options: Any) -> Iterator[Cluster]:
+    """A cluster that runs, and is ended afterwards; the arguments are those of :class:`Cluster`."""
+    cluster = Cluster(directory, **options)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.discard()
