@@ -82,7 +82,7 @@ class Cluster:
 
         async def elected() -> str | None:
             info = await self.info(stream)
-            name: str | None = info and info["cluster"].get("leader")
+            name: str | None = (info or {}).get("cluster", {}).get("leader")
             return name
 
         name = await aeventually(elected, _LEADER_WAIT, what=f"a leader of {stream}")
