@@ -12,8 +12,10 @@ BIN := $(VENV)/bin
 run: $(VENV)/.embedded
 	@exec $(BIN)/mqtt-nats serve --embedded --data ./data
 
+# Most tests wait for other processes, so several run at a time: JOBS=1 for one after the other.
+JOBS ?= 3
 test: $(VENV)/.test lint
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -51,6 +51,20 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several processes (pytest-xdist), one of them runs a file's tests, and one all that share Spark's JVM.
+
+    What takes longest is begun first.
+    """
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("spark" if _is_spark(item) else item.nodeid.partition("::")[0]))
+    items.sort(key=lambda item: (not _is_spark(item), item.path.parent.name != "chaos"))
+
+
+def _is_spark(item: pytest.Item) -> bool:
+    return "spark" in getattr(item, "fixturenames", ())
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
     """Show the logs of all servers and gateways when a test fails."""

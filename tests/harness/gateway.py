@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.harness.nats import ROOT
 from tests.harness.process import LoggedProcess, wait_ready
+from tests.harness.waiting import free_port
 
 HOST = "127.0.0.1"
 
@@ -67,6 +68,7 @@ class Gateway:
         """Start and wait until it accepts clients. ``port`` 0: a free one; None: the port it had."""
         if port is not None:
             self.port = port
+        self.port = self.port or free_port()
         self.launch()
         self.port = int(wait_ready(self.process, r"^MQTT +127\.0\.0\.1:(\d+)", _START_WAIT))
 

@@ -95,9 +95,8 @@ class ProcessNatsServer(NatsServer):
         from mqtt_nats.embedded import find_binary
 
         command = [str(find_binary()), "-c", str(self._config), "-sd", str(self.directory / "store")]
-        self.process.start([*command, "-a", "127.0.0.1", "-p", str(self.port or -1)])
-        pattern = r"Listening for client connections on 127\.0\.0\.1:(\d+)"
-        self.port = int(wait_ready(self.process, pattern, _START_WAIT))
+        self.port = self.port or free_port()
+        self.process.start([*command, "-a", "127.0.0.1", "-p", str(self.port)])
         wait_ready(self.process, "(Server is ready)", _START_WAIT)
 
     def stop(self) -> None:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Waiting for conditions, and free ports."""
 
+import contextlib
 import inspect
+import secrets
 import socket
 import time
 from collections.abc import Awaitable, Callable
@@ -14,12 +16,18 @@ T = TypeVar("T")
 _POLL = 0.01  # seconds
 
 
+# Below the range from which kernels take the ports of outgoing connections. One of those could have the port of a
+# server that is being started again, and a client that tries such a port meanwhile can even connect to itself.
+_PORTS = range(12_000, 32_000)
+
+
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that was free a moment ago. Where a server can take port 0, let it."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-    return port
+    """A TCP port of 127.0.0.1 that was free a moment ago, and that no outgoing connection takes."""
+    while True:
+        port = secrets.choice(_PORTS)
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 def eventually(condition: Callable[[], T | None], timeout: float = 10.0, *, what: str = "") -> T:
