@@ -17,13 +17,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks import peers, report
-from benchmarks.load import Job
+from benchmarks.job import Job
 from benchmarks.report import BASE, Cell, Results
 from benchmarks.scenarios import OUTSTANDING, WINDOW, Scenario, select
 
 JOB_TIMEOUT = 240.0
-SLOW_PEER_CLIENTS = {("amqtt", "connections"): 500, ("amqtt", "drain"): 2000}
-"""Fewer connections and queued messages for a broker that would take minutes; the results are per second."""
+SLOW_PEER_CLIENTS = {("amqtt", "connections"): 500, ("amqtt", "drain"): 2000, ("amqtt", "retained"): 2000}
+"""Fewer connections and stored messages for a broker that would take minutes; the results are per second."""
 
 
 BESIDE = f"{BASE} 3.1.1"
@@ -32,6 +32,10 @@ BESIDE = f"{BASE} 3.1.1"
 
 def _peer(column: str) -> str:
     return BASE if column == BESIDE else column
+
+
+def _on_nats(column: str) -> bool:
+    return _peer(column) in peers.ON_NATS
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -78,7 +82,7 @@ def _generate(job: Job) -> dict[str, object]:
 def _run(scenario: Scenario, column: str, options: argparse.Namespace) -> dict[str, object]:
     peer = _peer(column)
     try:
-        with peers.running(peer, options.ours) as broker:
+        with peers.running(peer, options.ours, split=scenario.split) as broker:
             return _generate(
                 Job(
                     scenario.name,
@@ -90,6 +94,8 @@ def _run(scenario: Scenario, column: str, options: argparse.Namespace) -> dict[s
                     broker.processes,
                     SLOW_PEER_CLIENTS.get((peer, scenario.kind), 0),
                     5 if options.v5 and column != BESIDE else 4,
+                    broker.other_port,
+                    broker.nats_port,
                 )
             )
     except peers.PeerError as error:
@@ -171,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number in range(options.rounds):
         for scenario in scenarios:
             for name in names if number % 2 == 0 else reversed(names):
-                if name == BESIDE and scenario.properties:
+                if (name == BESIDE and scenario.properties) or (scenario.behind_nats and not _on_nats(name)):
                     continue
                 result = _run(scenario, name, options)
                 results[scenario.name][name].runs.append(result)

@@ -152,7 +152,7 @@ class Client:
     version: int = 4
 
 
-class _Greeting(Connection):
+class Greeting(Connection):
     """From connect() to CONNACK, or to SUBACK where the client subscribes."""
 
     def __init__(self, loop: Loop, sock: socket.socket, client: Client) -> None:
@@ -161,15 +161,19 @@ class _Greeting(Connection):
         self.done = False
         self.present = False
         self.limits: Limits | None = None
-        expiry = 0 if client.clean else _SESSION_EXPIRY
-        self.out += packets.connect(
+        self.out += self.hello()
+        loop.add(self, writing=True)
+
+    def hello(self) -> bytes:
+        """What is sent first."""
+        client = self.client
+        return packets.connect(
             client.client_id,
             clean=client.clean,
             keep_alive=_KEEP_ALIVE,
             version=client.version,
-            session_expiry=expiry,
+            session_expiry=0 if client.clean else _SESSION_EXPIRY,
         )
-        loop.add(self, writing=True)
 
     def readable(self) -> None:
         end = self.fill()
@@ -198,12 +202,18 @@ class _Greeting(Connection):
 
 
 def connect_all(
-    loop: Loop, address: tuple[str, int], clients: Sequence[Client], *, timeout: float, at_once: int = 100
-) -> list[_Greeting]:
+    loop: Loop,
+    address: tuple[str, int],
+    clients: Sequence[Client],
+    *,
+    timeout: float,
+    at_once: int = 100,
+    kind: type[Greeting] = Greeting,
+) -> list[Greeting]:
     """Connect and subscribe all clients, at most ``at_once`` under way; in the order of ``clients``."""
     deadline = time.monotonic() + timeout
-    greetings: list[_Greeting] = []
-    pending: list[_Greeting] = []
+    greetings: list[Greeting] = []
+    pending: list[Greeting] = []
     while len(greetings) < len(clients) or pending:
         while len(greetings) < len(clients) and len(pending) < at_once:
             sock = socket.socket()
@@ -212,7 +222,7 @@ def connect_all(
             code = sock.connect_ex(address)
             if code not in (0, errno.EINPROGRESS):
                 raise LoadError(f"cannot connect: {errno.errorcode[code]}")
-            greetings.append(_Greeting(loop, sock, clients[len(greetings)]))
+            greetings.append(kind(loop, sock, clients[len(greetings)]))
             pending.append(greetings[-1])
         loop.turn(0.1)
         pending = [each for each in pending if not each.done]
@@ -236,7 +246,7 @@ class Subscriber(Connection):
     the i-th publisher's completed deliveries: received (QoS 0, 1) or released (QoS 2).
     """
 
-    def __init__(self, greeting: _Greeting, verifier: Verifier, samples: list[int]) -> None:
+    def __init__(self, greeting: Greeting, verifier: Verifier, samples: list[int]) -> None:
         super().__init__(greeting.loop, greeting.sock, greeting.name)
         self.verifier = verifier
         self.samples = samples
@@ -246,16 +256,17 @@ class Subscriber(Connection):
         self.loop.add(self)
         if greeting.rest:
             self.loop.buffer[: len(greeting.rest)] = greeting.rest
-            self._handle(len(greeting.rest))
+            self.handle(len(greeting.rest))
 
     def readable(self) -> None:
         end = self.fill()
         now = time.monotonic_ns()
-        self._handle(end)
+        self.handle(end)
         if self._stamp and len(self.samples) < _SAMPLES:
             self.samples.append(now - self._stamp)
 
-    def _handle(self, end: int) -> None:
+    def handle(self, end: int) -> None:
+        """Take what is in the loop's buffer up to ``end``."""
         layout, data = self.verifier.layout, self.loop.buffer
         self._stamp = 0
         if layout.qos == 2:
@@ -264,15 +275,20 @@ class Subscriber(Connection):
             count = end // layout.size
             start = count * layout.size
             if count:
-                self._stamp = packets.stamp_of(layout, data, 0, start)
+                self._stamp = self.stamp(0, count)
                 self.verifier.take(data, 0, count)
                 if layout.qos:
                     self.send(packets.acks(packets.PUBACK, layout, data, 0, count))
-            elif end >= len(layout.head) and layout.head[0] != data[0] & ~packets.DUP:
+            elif end >= len(layout.head) and (layout.head[0] ^ data[0]) & ~packets.DUP:
                 raise DeliveryError(f"{self.name}: unexpected packet {data[: min(end, 8)].hex(' ')}")
         if start < end or self.rest:
             self.keep(start, end)
         self.loop.ready.update(self.publishers)
+
+    def stamp(self, start: int, count: int) -> int:
+        """The time in the first of ``count`` messages that has one (ns), 0 if none has."""
+        layout = self.verifier.layout
+        return packets.stamp_of(layout, self.loop.buffer, start, start + count * layout.size)
 
     def _handle_exactly_once(self, end: int) -> int:
         """PUBLISH and PUBREL packets in any mixture; where the unfinished packet starts."""
@@ -323,7 +339,7 @@ class Publisher(Connection):
 
     def __init__(
         self,
-        greeting: _Greeting,
+        greeting: Greeting,
         layout: Layout,
         source: int,
         lanes: Sequence[tuple[list[int], int]],

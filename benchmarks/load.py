@@ -16,14 +16,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 
 from benchmarks import proc
 from benchmarks.clients import Client, Idle, LoadError, Loop, Publisher, Subscriber, connect_all
-from benchmarks.packets import DeliveryError, Layout, Verifier
+from benchmarks.job import CONNECT_TIMEOUT, LINGER, ROOT, Job, Meter
+from benchmarks.natsclients import NatsPublisher, NatsSubscriber
+from benchmarks.packets import DeliveryError, Verifier
 from benchmarks.scenarios import Scenario, select
+from benchmarks.stored import drain, retained
 
-CONNECT_TIMEOUT = 60.0
 DRAIN_TIMEOUT = 45.0
 """Longer than the 30 s after which nats-server repeats a PUBREL that its listener has lost track of."""
 
@@ -31,63 +32,6 @@ SETTLE = 1.0
 """Seconds that a broker gets to come to rest before its memory is read."""
 
 _BASELINE_CLIENTS = 100
-_LINGER = 0.1
-_ROOT = "bench"
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run: a scenario against one broker. Times in seconds; ``processes``: label → pid of the broker."""
-
-    scenario: str
-    host: str
-    port: int
-    payload: int = 128
-    seconds: float = 2.0
-    warmup: float = 0.5
-    processes: dict[str, int] = field(default_factory=dict)
-    clients: int = 0
-    """Replaces the scenario's number of connections or queued messages."""
-    version: int = 4
-    """Of MQTT: 4 for 3.1.1, 5 for 5.0."""
-
-    def layout(self, scenario: Scenario, topic: str, qos: int) -> Layout:
-        """The PUBLISH packets on a topic."""
-        return Layout(topic, self.payload, qos, scenario.properties if self.version == 5 else None)
-
-
-class Meter:
-    """CPU time of the broker's processes and of this process over a stretch of time."""
-
-    def __init__(self, processes: dict[str, int]) -> None:
-        self._processes = processes
-        self._begin = self._read()
-        self._machine = proc.machine_seconds()
-        self.began = time.monotonic()
-        self.cpu: dict[str, float] = {}
-        self.seconds = 0.0
-
-    def _read(self) -> dict[str, float]:
-        return {label: proc.cpu_seconds(pid) for label, pid in self._processes.items()} | {
-            "generator": time.process_time()
-        }
-
-    def stop(self) -> None:
-        """End the stretch."""
-        self.seconds = time.monotonic() - self.began
-        self.cpu = {label: value - self._begin[label] for label, value in self._read().items()}
-        self._machine = proc.machine_seconds() - self._machine
-
-    def result(self, count: int, metrics: dict[str, float]) -> dict[str, object]:
-        """The job's result for ``count`` deliveries."""
-        return {
-            "metrics": metrics,
-            "count": count,
-            "cpu": {label: value * 1000 / max(count, 1) for label, value in self.cpu.items()},
-            "generator_busy": self.cpu["generator"] / self.seconds,
-            "broker_busy": sum(self.cpu[label] for label in self._processes) / self.seconds,
-            "other_busy": max(0.0, self._machine - sum(self.cpu.values())) / self.seconds,
-        }
 
 
 class Traffic:
@@ -96,32 +40,35 @@ class Traffic:
     def __init__(self, job: Job, scenario: Scenario) -> None:
         self.job, self.scenario = job, scenario
         self.samples: list[int] = []
-        layout = job.layout(scenario, self.topic(0), scenario.qos)
+        layout = job.layout(scenario, self.topic(0), scenario.qos, "subscribers")
         self.loop = Loop(layout.size)
         self.subscribers: list[Subscriber] = []
         self.publishers: list[Publisher] = []
         pairs = scenario.publishers == scenario.subscribers
-        address, version, clean = (job.host, job.port), job.version, not scenario.durable
+        version, clean = job.version, not scenario.durable
         filters = [self.topic(i if pairs else 0) for i in range(scenario.subscribers)]
         if scenario.publishers > scenario.subscribers:
-            filters = [f"{_ROOT}/+"] * scenario.subscribers
+            filters = [f"{ROOT}/+"] * scenario.subscribers
         clients = [Client(f"sub{i:05}", each, scenario.qos, clean, version) for i, each in enumerate(filters)]
-        for i, greeting in enumerate(connect_all(self.loop, address, clients, timeout=CONNECT_TIMEOUT)):
+        receiver = NatsSubscriber if scenario.nats == "subscribers" else Subscriber
+        for i, greeting in enumerate(job.connect(self.loop, scenario, clients, "subscribers")):
+            layout = job.layout(scenario, self.topic(i if pairs else 0), scenario.qos, "subscribers")
             verifier = Verifier(layout, first=i) if pairs else Verifier(layout, scenario.publishers)
-            self.subscribers.append(Subscriber(greeting, verifier, self.samples))
+            self.subscribers.append(receiver(greeting, verifier, self.samples))
         self.monitors: list[Subscriber] = []
         if scenario.monitor:
             plain = job.layout(scenario, self.topic(0), 0)
             clients = [Client("monitor", "#", version=version)]
-            for greeting in connect_all(self.loop, address, clients, timeout=CONNECT_TIMEOUT):
+            for greeting in job.connect(self.loop, scenario, clients, "subscribers"):
                 self.monitors.append(Subscriber(greeting, Verifier(plain, scenario.publishers), []))
         clients = [Client(f"pub{i:05}", version=version) for i in range(scenario.publishers)]
-        for i, greeting in enumerate(connect_all(self.loop, address, clients, timeout=CONNECT_TIMEOUT)):
+        sender = NatsPublisher if scenario.nats == "publishers" else Publisher
+        for i, greeting in enumerate(job.connect(self.loop, scenario, clients, "publishers")):
             readers = [self.subscribers[i]] if pairs else self.subscribers + self.monitors
             self.publishers.append(
-                Publisher(
+                sender(
                     greeting,
-                    job.layout(scenario, self.topic(i), scenario.qos),
+                    job.layout(scenario, self.topic(i), scenario.qos, "publishers"),
                     i,
                     [(each.done, 0 if pairs else i) for each in readers],
                     window=scenario.window,
@@ -135,7 +82,7 @@ class Traffic:
     @staticmethod
     def topic(publisher: int) -> str:
         """Topic of a publisher; all have the same length."""
-        return f"{_ROOT}/{publisher:05}"
+        return f"{ROOT}/{publisher:05}"
 
     def delivered(self) -> int:
         """Messages that all subscribers (but a monitor) have received."""
@@ -157,7 +104,7 @@ class Traffic:
                 raise DeliveryError(self._missing())
             self.loop.turn(0.05)
         total = self.delivered()
-        self.run(_LINGER, lambda: 0.05)
+        self.run(LINGER, lambda: 0.05)
         if self.delivered() != total:
             raise DeliveryError("more messages arrived than were sent")
 
@@ -227,7 +174,7 @@ def connections(job: Job, scenario: Scenario) -> dict[str, object]:
     total = job.clients or scenario.clients
     loop = Loop()
     version = job.version
-    clients = [Client(f"idle{i:05}", f"{_ROOT}/{i:05}", version=version) for i in range(_BASELINE_CLIENTS + total)]
+    clients = [Client(f"idle{i:05}", f"{ROOT}/{i:05}", version=version) for i in range(_BASELINE_CLIENTS + total)]
     address = (job.host, job.port)
 
     def join(some: list[Client]) -> None:
@@ -255,47 +202,6 @@ def connections(job: Job, scenario: Scenario) -> dict[str, object]:
     return meter.result(total, metrics)
 
 
-def drain(job: Job, scenario: Scenario) -> dict[str, object]:
-    """Messages per second that a durable subscriber gets which was away while they were published."""
-    total = job.clients or scenario.clients
-    address, topic = (job.host, job.port), f"{_ROOT}/00000"
-    layout = job.layout(scenario, topic, scenario.qos)
-    loop = Loop(layout.size)
-    absent = Client("sub00000", topic, scenario.qos, False, job.version)
-    connect_all(loop, address, [absent], timeout=CONNECT_TIMEOUT)
-    loop.close()
-    loop = Loop(layout.size)
-    try:
-        (greeting,) = connect_all(loop, address, [Client("pub00000", version=job.version)], timeout=CONNECT_TIMEOUT)
-        publisher = Publisher(greeting, layout, 0, [], window=scenario.window, lag=scenario.window, stamp_every=total)
-        publisher.limit = total
-        loop.ready.add(publisher)
-        _until(loop, lambda: publisher.acked, total, "published")
-        meter = Meter(job.processes)
-        (greeting,) = connect_all(loop, address, [replace(absent, topic_filter="")], timeout=CONNECT_TIMEOUT)
-        if not greeting.present:
-            raise DeliveryError("the session of the durable subscriber was lost")
-        subscriber = Subscriber(greeting, Verifier(layout), [])
-        _until(loop, lambda: subscriber.verifier.expected[0], total, "received")
-        meter.stop()
-        end = time.monotonic() + _LINGER
-        while time.monotonic() < end:
-            loop.turn(0.05)
-        if subscriber.verifier.expected[0] != total:
-            raise DeliveryError("more messages arrived than were sent")
-    finally:
-        loop.close()
-    return meter.result(total, {"rate": total / meter.seconds})
-
-
-def _until(loop: Loop, count: Callable[[], int], total: int, what: str) -> None:
-    until = time.monotonic() + CONNECT_TIMEOUT
-    while count() < total:
-        if time.monotonic() > until:
-            raise DeliveryError(f"only {count()} of {total} messages {what} within {CONNECT_TIMEOUT:.0f} s")
-        loop.turn(0.05)
-
-
 @contextmanager
 def _closing(traffic: Traffic) -> Iterator[Traffic]:
     try:
@@ -309,6 +215,7 @@ _RUN: dict[str, Callable[[Job, Scenario], dict[str, object]]] = {
     "latency": latency,
     "connections": connections,
     "drain": drain,
+    "retained": retained,
 }
 
 

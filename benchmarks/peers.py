@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from benchmarks import answers, packets
@@ -34,7 +35,12 @@ jetstream {{ store_dir: "{data}", sync_interval: "1s" }}
 """The same for both NATS peers; `sync_interval` as in the shipped nats-server.conf."""
 
 NATS_MQTT = """\
-mqtt {{ listen: "{host}:{mqtt}" }}
+mqtt {{ listen: "{host}:{mqtt}", stream_replicas: 1 }}
+"""
+
+NATS_CLUSTER = """\
+server_name: bench{number}
+cluster {{ name: bench, listen: "{host}:{route}", routes: [{routes}] }}
 """
 
 MOSQUITTO_CONFIG = """\
@@ -63,9 +69,14 @@ class PeerError(Exception):
 
 @dataclass
 class Running:
-    """A broker that accepts MQTT connections; ``processes``: label → pid."""
+    """A broker that accepts MQTT connections; ``processes``: label → pid.
+
+    ``other_port``: of the second server, where there are two; ``nats_port``: 0 for a broker without NATS.
+    """
 
     port: int
+    other_port: int = 0
+    nats_port: int = 0
     processes: dict[str, int] = field(default_factory=dict)
 
 
@@ -74,12 +85,37 @@ class _Start:
     """What the starters of one broker share."""
 
     data: Path
-    ports: dict[str, int]
+    ports: list[dict[str, int]]
+    """Of each server: `nats`, `mqtt` and `route`."""
+    number: int = 0
+    """The server that is being started."""
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     running: Running = field(default_factory=lambda: Running(0))
 
+    @property
+    def cluster(self) -> bool:
+        """Whether there is more than one server."""
+        return len(self.ports) > 1
+
+    def each(self) -> Iterator[None]:
+        """Turn to one server after the other."""
+        for number in range(len(self.ports)):
+            self.number = number
+            yield
+
+    def label(self, program: str) -> str:
+        """The name of a process."""
+        return f"{program} {self.number + 1}" if self.cluster else program
+
     def values(self) -> dict[str, object]:
-        return {"host": HOST, "data": self.data / "store", **self.ports}
+        routes = ", ".join(f'"nats://{HOST}:{each["route"]}"' for each in self.ports)
+        ports = self.ports[self.number]
+        return {
+            "host": HOST,
+            "data": self.data / f"store{self.number}",
+            "number": self.number,
+            "routes": routes,
+        } | ports
 
     def write(self, name: str, text: str) -> str:
         path = self.data / name
@@ -87,6 +123,7 @@ class _Start:
         return str(path)
 
     def spawn(self, label: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        label = self.label(label)
         with (self.data / f"{label}.log").open("wb") as log:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=self.data,
@@ -97,8 +134,9 @@ class _Start:
         return process
 
     def wait(self, label: str, ready: Callable[[], bool]) -> None:
-        """Until the process that was started last is ready."""
-        process, until = self.processes[-1], time.monotonic() + START_TIMEOUT
+        """Until a process of the server that we have turned to is ready."""
+        label, until = self.label(label), time.monotonic() + START_TIMEOUT
+        process = next(each for each in self.processes if each.pid == self.running.processes[label])
         while not ready():
             code = process.poll()
             if code is not None or time.monotonic() > until:
@@ -133,9 +171,13 @@ def _ours_command(command: str) -> list[str]:
 
 
 def _start_nats(start: _Start, *, mqtt: bool) -> None:
-    text = (NATS_CONFIG + (NATS_MQTT if mqtt else "")).format(**start.values())
-    start.spawn("nats-server", [_required("nats-server"), "-c", start.write("nats.conf", text)])
-    start.wait("nats-server", lambda: _accepts(start.ports["nats"]))
+    parts = NATS_CONFIG + (NATS_MQTT if mqtt else "") + (NATS_CLUSTER if start.cluster else "")
+    for _ in start.each():
+        config = start.write(f"nats{start.number}.conf", parts.format(**start.values()))
+        start.spawn("nats-server", [_required("nats-server"), "-c", config])
+    for _ in start.each():
+        start.wait("nats-server", partial(_accepts, start.ports[start.number]["nats"]))
+    start.running.nats_port = start.ports[0]["nats"]
 
 
 def _nats(start: _Start, command: str) -> None:
@@ -144,8 +186,11 @@ def _nats(start: _Start, command: str) -> None:
 
 def _ours(start: _Start, command: str) -> None:
     words = _ours_command(command)
+    if start.cluster:
+        words += ["--stream-replicas", "1"]
     _start_nats(start, mqtt=False)
-    start.spawn("gateway", [word.format(**start.values()) for word in words])
+    for _ in start.each():
+        start.spawn("gateway", [word.format(**start.values()) for word in words])
 
 
 def _mosquitto(start: _Start, command: str) -> None:
@@ -156,13 +201,13 @@ def _mosquitto(start: _Start, command: str) -> None:
 
 
 def _amqtt(start: _Start, command: str) -> None:
-    config = json.dumps(AMQTT_CONFIG).replace("{host}:{mqtt}", f"{HOST}:{start.ports['mqtt']}")  # JSON is YAML
+    config = json.dumps(AMQTT_CONFIG).replace("{host}:{mqtt}", f"{HOST}:{start.ports[0]['mqtt']}")  # JSON is YAML
     start.spawn("amqtt", [_required("amqtt"), "-c", start.write("amqtt.yaml", config)])
 
 
 def _relay(start: _Start, command: str) -> None:
     script = Path(__file__).with_name("relay.py")
-    start.spawn("relay", [sys.executable, str(script), str(start.ports["mqtt"])])
+    start.spawn("relay", [sys.executable, str(script), str(start.ports[0]["mqtt"])])
 
 
 PEERS: dict[str, Callable[[_Start, str], None]] = {
@@ -172,6 +217,7 @@ PEERS: dict[str, Callable[[_Start, str], None]] = {
     "amqtt": _amqtt,
     "relay": _relay,
 }
+ON_NATS = ("ours", "nats")
 DEFAULT_PEERS = ("ours", "nats", "mosquitto", "amqtt")
 
 
@@ -187,32 +233,39 @@ def version(peer: str) -> str:
 
 
 @contextmanager
-def running(peer: str, command: str = OURS_COMMAND) -> Iterator[Running]:
-    """A fresh broker; ended, with everything it has started, when the block ends."""
-    with tempfile.TemporaryDirectory(prefix="mqtt-bench-", ignore_cleanup_errors=True) as directory:
-        nats, mqtt = _free_ports(2)
-        start = _Start(Path(directory), {"nats": nats, "mqtt": mqtt})
-        start.running.port = mqtt
-        try:
-            PEERS[peer](start, command)
-            start.wait(next(reversed(start.running.processes)), lambda: greets(mqtt))
-            yield start.running
-        finally:
-            for process in reversed(start.processes):
-                _end(process)
+def running(peer: str, command: str = OURS_COMMAND, *, split: bool = False) -> Iterator[Running]:
+    """A fresh broker; ended, with everything it has started, when the block ends.
+
+    ``split``: two servers of one cluster; only for those of `ON_NATS`.
+    """
+    with _starting(2 if split else 1) as start:
+        PEERS[peer](start, command)
+        program = next(reversed(start.running.processes)).split()[0]
+        for _ in start.each():
+            start.wait(program, partial(greets, start.ports[start.number]["mqtt"]))
+        yield start.running
 
 
 @contextmanager
 def nats_server() -> Iterator[str]:
     """The URL of a fresh nats-server with JetStream and without MQTT."""
+    with _starting(1) as start:
+        _start_nats(start, mqtt=False)
+        yield f"nats://{HOST}:{start.running.nats_port}"
+
+
+@contextmanager
+def _starting(servers: int) -> Iterator[_Start]:
     with tempfile.TemporaryDirectory(prefix="mqtt-bench-", ignore_cleanup_errors=True) as directory:
-        nats, mqtt = _free_ports(2)
-        start = _Start(Path(directory), {"nats": nats, "mqtt": mqtt})
+        ports = _free_ports(3 * servers)
+        names = ("nats", "mqtt", "route")
+        start = _Start(Path(directory), [dict(zip(names, ports[at::servers], strict=True)) for at in range(servers)])
+        start.running.port = start.ports[0]["mqtt"]
+        start.running.other_port = start.ports[-1]["mqtt"]
         try:
-            _start_nats(start, mqtt=False)
-            yield f"nats://{HOST}:{nats}"
+            yield start
         finally:
-            for process in start.processes:
+            for process in reversed(start.processes):
                 _end(process)
 
 

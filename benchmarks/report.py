@@ -17,6 +17,7 @@ METRICS: dict[str, tuple[str, str, bool]] = {
     "p99": ("p99", "µs", False),
     "connects": ("connects", "/s", True),
     "memory": ("memory per connection", "KB", False),
+    "growth": ("memory growth meanwhile", "MB", False),
 }
 """Metric → what is added to the title, unit, whether more is better."""
 
@@ -137,9 +138,12 @@ def cost_table(scenarios: Sequence[Scenario], peers: Sequence[str], results: Res
             limit = " (limit)" if busy >= BOUND > broker_busy else ""
             p50, p99 = cell.median("p50"), cell.median("p99")
             times = f"{_time(p50)} / {_time(p99)}" if p50 is not None and p99 is not None else "–"
-            parts_memory = [name for name in _floats(cell.runs[0].get("metrics")) if name.startswith("memory ")]
-            if parts_memory:
-                times = "memory: " + ", ".join(f"{each[7:]} {cell.median(each) or 0:.1f} KB" for each in parts_memory)
+            for kind, unit in (("memory", "KB"), ("growth", "MB")):
+                parts_of = [name for name in _floats(cell.runs[0].get("metrics")) if name.startswith(f"{kind} ")]
+                if parts_of:
+                    times = f"{kind}: " + ", ".join(
+                        f"{each[len(kind) + 1 :]} {cell.median(each) or 0:.1f} {unit}" for each in parts_of
+                    )
             shares = [f"{broker_busy:.0%}", f"{busy:.0%}{limit}", f"{cell.busy('other'):.0%}"]
             rows.append([scenario.title, peer, broker, f"{own:.4f}", *shares, times])
     return _table(rows)
@@ -147,6 +151,22 @@ def cost_table(scenarios: Sequence[Scenario], peers: Sequence[str], results: Res
 
 def _time(microseconds: float) -> str:
     return f"{microseconds:.0f} µs" if microseconds < 1000 else f"{microseconds / 1000:.1f} ms"
+
+
+def beside_table(scenarios: Sequence[Scenario], peers: Sequence[str], results: Results) -> list[str]:
+    """The rates of scenarios that are compared with another one of the same broker; nothing if there is none."""
+    titles = {each.name: each.title for each in scenarios}
+    rows = [["scenario", "beside", *peers]]
+    for scenario in scenarios:
+        if scenario.beside not in titles:
+            continue
+        row = [scenario.title, titles[scenario.beside]]
+        for peer in peers:
+            own, other = (results.get(name, {}).get(peer, Cell()) for name in (scenario.name, scenario.beside))
+            found = ratio(own.median("rate"), other.median("rate"))
+            row.append("–" if found is None else f"{found:.2f}")
+        rows.append(row)
+    return _table(rows) if len(rows) > 1 else []
 
 
 def error_list(scenarios: Sequence[Scenario], peers: Sequence[str], results: Results) -> list[str]:
@@ -196,6 +216,8 @@ def document(
         "",
         *cost_table(scenarios, peers, results),
     ]
+    if beside := beside_table(scenarios, peers, results):
+        parts += ["", "## Beside each other", "", "The rate as a part of that of another scenario.", "", *beside]
     if errors:
         parts += ["", "## Void results", "", *errors]
     return "\n".join(parts) + "\n"

@@ -4,17 +4,21 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Kind = Literal["throughput", "latency", "connections", "drain"]
+Kind = Literal["throughput", "latency", "connections", "drain", "retained"]
+Side = Literal["", "publishers", "subscribers"]
 
 WINDOW = 20
 """Unacknowledged messages of a QoS 1 or 2 publisher."""
 
 OUTSTANDING = 100_000
 """Deliveries outstanding in the whole scenario, which bounds what a broker has to queue."""
+
+OUTSTANDING_BYTES = 64 * 1024 * 1024
+"""The same in bytes of payload, where a scenario has its own payload."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,15 @@ class Scenario:
     rate: int = 0
     """Messages per second (latency)."""
     clients: int = 0
-    """Connections, or queued messages for ``drain``."""
+    """Connections, or queued or retained messages for ``drain`` and ``retained``."""
+    payload: int = 0
+    """Bytes, in place of the run's."""
+    nats: Side = ""
+    """Who is a NATS client and no MQTT client."""
+    split: bool = False
+    """Publishers are on one server of a cluster of two, subscribers on the other."""
+    beside: str = ""
+    """The scenario whose rate this one's is compared with."""
     properties: bytes = b""
     """Of every message, encoded (5.0)."""
 
@@ -50,9 +62,16 @@ class Scenario:
         Less at QoS 1 and 2, where ``window`` already paces the publisher and a short run should not only fill queues.
         """
         links = self.subscribers * (1 if self.subscribers == self.publishers else self.publishers)
+        large = OUTSTANDING_BYTES // (self.payload or 1) // links
         return self.lag or max(
-            20, min(200 if self.qos else 2000, OUTSTANDING // links, 10_000 // self.publishers * self.subscribers)
+            20,
+            min(200 if self.qos else 2000, OUTSTANDING // links, 10_000 // self.publishers * self.subscribers, large),
         )
+
+    @property
+    def behind_nats(self) -> bool:
+        """Whether only brokers that are on NATS can do it."""
+        return bool(self.nats) or self.split
 
 
 def _grid() -> list[Scenario]:
@@ -73,19 +92,46 @@ def _grid() -> list[Scenario]:
     return found
 
 
+def _payloads() -> Iterator[Scenario]:
+    for size, title in ((10 * 1024, "10 KB"), (256 * 1024, "256 KB")):
+        for qos in (0, 1):
+            yield Scenario(
+                f"payload{title.replace(' ', '').lower()}-q{qos}",
+                f"10 pairs, {title}, QoS {qos}",
+                publishers=10,
+                subscribers=10,
+                qos=qos,
+                payload=size,
+            )
+
+
+def _beyond_mqtt() -> Iterator[Scenario]:
+    """NATS clients on one side, and two servers."""
+    plain = Scenario("", "", publishers=10, subscribers=10, beside="pairs10-q0")
+    yield replace(plain, name="from-nats", title="10 pairs, batched, QoS 0, NATS to MQTT", nats="publishers")
+    yield replace(plain, name="to-nats", title="10 pairs, batched, QoS 0, MQTT to NATS", nats="subscribers")
+    for qos in (0, 1):
+        title = f"10 pairs, batched, QoS {qos}, each side on its own server of a cluster"
+        yield replace(plain, name=f"split-q{qos}", title=title, qos=qos, split=True, beside=f"pairs10-q{qos}")
+
+
 SCENARIOS: tuple[Scenario, ...] = (
     *_grid(),
     Scenario(
         "monitor",
-        "fan-out 1→100, QoS 1, durable, beside one `#` subscriber",
-        subscribers=100,
+        "fan-out 1→1000, QoS 1, durable, beside one `#` subscriber",
+        subscribers=1000,
         qos=1,
         durable=True,
         monitor=True,
+        beside="fanout1000-q1-durable",
     ),
     Scenario(
-        "drain", "drain of 50,000 queued, QoS 1, durable", "drain", qos=1, durable=True, window=100, clients=50_000
+        "drain", "drain of 100,000 queued, QoS 1, durable", "drain", qos=1, durable=True, window=100, clients=100_000
     ),
+    Scenario("retained", "100,000 retained messages to one subscriber, QoS 1", "retained", qos=1, clients=100_000),
+    *_payloads(),
+    *_beyond_mqtt(),
     Scenario("connections", "5,000 clients connect and subscribe", "connections", clients=5000),
     Scenario("latency-q0", "latency at 2,000/s, QoS 0", "latency", rate=2000),
     Scenario("latency-q1", "latency at 2,000/s, QoS 1", "latency", rate=2000, qos=1, window=2000),

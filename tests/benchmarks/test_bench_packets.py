@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
+from benchmarks.clients import Client, Loop
+from benchmarks.natsclients import NatsGreeting, NatsSubscriber, layout_of
 from benchmarks.packets import (
     MAX_BATCH,
     PUBACK,
@@ -200,3 +204,34 @@ def test_tables_cover_the_largest_batch() -> None:
     verifier.take(data, 0, MAX_BATCH)
     ack_count(PUBACK, acks(PUBACK, layout, data, 0, MAX_BATCH), MAX_BATCH, first)
     assert verifier.expected[0] == first + MAX_BATCH
+
+
+def test_a_nats_subscriber_answers_pings_between_messages() -> None:
+    """They may come anywhere, also cut in two by a read; anything else makes the run void."""
+    layout = layout_of("bench/00003", 32, received=True)
+    assert layout.head == b"MSG bench.00003 1 32\r\n"
+    batch = Batch(layout, SOURCE, 7)
+    raw = bytes(batch.fill(0, 5, 0))
+    cut = 2 * layout.size
+    data = raw[:cut] + b"PING\r\n" + raw[cut:] + b"PING\r\n"
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        loop = Loop(layout.size)
+        ours.setblocking(False)
+        greeting = NatsGreeting(loop, ours, Client("n", "bench/+"))
+        theirs.sendall(b"INFO {}\r\nPONG\r\n" + data[:10])
+        while not greeting.done:
+            loop.turn(1)
+        subscriber = NatsSubscriber(greeting, Verifier(layout, first=SOURCE), [])
+        for at in range(10, len(data), 9):
+            theirs.sendall(data[at : at + 9])
+            loop.turn(1)
+        assert subscriber.verifier.expected == [5]
+        said = theirs.recv(4096)
+        assert said.startswith(b"CONNECT {")
+        assert b"SUB bench.* 1\r\nPING\r\n" in said
+        assert said.endswith(b"PONG\r\nPONG\r\n")
+        theirs.sendall(b"-ERR 'Slow Consumer'\r\n")
+        with pytest.raises(DeliveryError, match="Slow Consumer"):
+            loop.turn(1)
+        loop.close()

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks import load, peers
+from benchmarks import load, peers, stored
 from benchmarks.__main__ import main
+from benchmarks.job import Job
 from benchmarks.packets import DeliveryError
 from benchmarks.scenarios import select
 
@@ -42,10 +44,37 @@ def test_command_measures_and_reports(tmp_path: Path) -> None:
 def test_flows_with_a_broker(name: str) -> None:
     with peers.running("nats") as broker:
         (scenario,) = select([name])
-        job = load.Job(name, peers.HOST, broker.port, seconds=0.3, warmup=0.1, processes=broker.processes)
+        job = Job(name, peers.HOST, broker.port, seconds=0.3, warmup=0.1, processes=broker.processes)
         result = (load.latency if scenario.kind == "latency" else load.throughput)(job, scenario)
     assert isinstance(result["count"], int)
     assert result["count"] > 50
+
+
+@pytest.mark.parametrize("name", ["from-nats", "to-nats", "split-q1"])
+def test_nats_clients_and_two_servers(name: str) -> None:
+    """Each side where it should be: the other server, or NATS, is not given where it is not needed."""
+    (scenario,) = select([name])
+    with peers.running("ours", split=scenario.split) as broker:
+        job = Job(name, peers.HOST, broker.port, seconds=0.3, warmup=0.1, processes=broker.processes)
+        if scenario.split:
+            job = replace(job, subscribers_port=broker.other_port)
+        else:
+            job = replace(job, nats_port=broker.nats_port)
+        result = load.throughput(job, scenario)
+        assert len(broker.processes) == (4 if scenario.split else 2)
+    assert isinstance(result["count"], int)
+    assert result["count"] > 50
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_retained_messages(version: int) -> None:
+    with peers.running("ours") as broker:
+        (scenario,) = select(["retained"])
+        job = Job("retained", peers.HOST, broker.port, processes=broker.processes, clients=3000, version=version)
+        result = stored.retained(job, scenario)
+    assert result["count"] == 3000
+    assert isinstance(result["metrics"], dict)
+    assert set(result["metrics"]) == {"rate", "growth", "growth nats-server", "growth gateway"}
 
 
 def test_missing_deliveries_make_the_result_void(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,10 +83,10 @@ def test_missing_deliveries_make_the_result_void(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(load.Traffic, "topic", staticmethod(lambda publisher: f"bench/{publisher // 2 * 2:05}"))
     (scenario,) = select(["pairs10-q0"])
     with peers.running("relay") as broker, pytest.raises(DeliveryError, match="went to the wrong subscriber"):
-        load.throughput(load.Job(scenario.name, peers.HOST, broker.port, seconds=0.2, warmup=0.1), scenario)
+        load.throughput(Job(scenario.name, peers.HOST, broker.port, seconds=0.2, warmup=0.1), scenario)
     (scenario,) = select(["fanin50-q0"])
     with peers.running("relay") as broker, pytest.raises(DeliveryError, match=r"of [0-9]+ deliveries are missing"):
-        load.throughput(load.Job(scenario.name, peers.HOST, broker.port, seconds=0.2, warmup=0.1), scenario)
+        load.throughput(Job(scenario.name, peers.HOST, broker.port, seconds=0.2, warmup=0.1), scenario)
 
 
 def test_peer_that_does_not_start(capsys: pytest.CaptureFixture[str]) -> None:

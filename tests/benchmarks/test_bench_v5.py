@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import load, peers
+from benchmarks import load, peers, stored
 from benchmarks.__main__ import main
 from benchmarks.answers import Limits, RefusedError, connack, packet_at, shorten, suback
 from benchmarks.clients import Client, LoadError, Loop, Publisher, connect_all
+from benchmarks.job import Job
 from benchmarks.packets import Batch, DeliveryError, Layout, Verifier, connect, subscribe
 from benchmarks.scenarios import select
 
@@ -188,7 +189,7 @@ FLOWS = ["pairs10-q1-durable", "pairs10-q2", "pairs10-q2-durable", "fanin50-q1",
 def test_flows_with_the_gateway(name: str) -> None:
     with peers.running("ours") as broker:
         (scenario,) = select([name], version=5)
-        job = load.Job(name, peers.HOST, broker.port, seconds=0.3, warmup=0.1, processes=broker.processes, version=5)
+        job = Job(name, peers.HOST, broker.port, seconds=0.3, warmup=0.1, processes=broker.processes, version=5)
         result = (load.latency if scenario.kind == "latency" else load.throughput)(job, scenario)
     assert isinstance(result["count"], int)
     assert result["count"] > 50
@@ -197,8 +198,8 @@ def test_flows_with_the_gateway(name: str) -> None:
 def test_drain_needs_a_session_that_has_not_expired() -> None:
     with peers.running("ours") as broker:
         (scenario,) = select(["drain"])
-        job = load.Job("drain", peers.HOST, broker.port, processes=broker.processes, clients=300, version=5)
-        assert load.drain(job, scenario)["count"] == 300
+        job = Job("drain", peers.HOST, broker.port, processes=broker.processes, clients=300, version=5)
+        assert stored.drain(job, scenario)["count"] == 300
 
 
 def test_command_puts_3_1_1_beside_5_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
