@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Publishers and subscribers that go on through whatever is done to the servers, and say at the end what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.checker import EVERYTHING, Promises, Verdict, check
+from tests.chaos.client import ChaosClient
+from tests.chaos.history import Event, History, read
+from tests.harness.waiting import aeventually
+
+
+class Workload:
+    """Every subscriber gets every message. Publisher ``p<i>`` publishes on ``<prefix>/<i>/<k>``, all ``k`` in turn.
+
+    Args:
+        directory: for the histories, one for each client.
+        ports: where the servers listen; the clients begin at different ones.
+        publishers: how many.
+        subscribers: how many, with sessions that outlive their connections.
+        qos: of publications and subscriptions.
+        messages: of each publisher; 0: until :meth:`stop`.
+        rate: messages per second of each publisher; 0: as fast as the acknowledgements come.
+        topics: of each publisher.
+        size: bytes of a payload, at least.
+        version: 4 or 5, of all clients.
+        max_inflight: unacknowledged messages of each publisher.
+        ack_after: seconds that a subscriber's application takes before a message is acknowledged.
+        keepalive: seconds.
+        prefix: of the topics and of the client ids; no spaces.
+        promises: what is checked.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        ports: Sequence[int],
+        *,
+        publishers: int = 2,
+        subscribers: int = 2,
+        qos: int = 1,
+        messages: int = 0,
+        rate: float = 0.0,
+        topics: int = 2,
+        size: int = 0,
+        version: int = 4,
+        max_inflight: int = 20,
+        ack_after: float = 0.0,
+        keepalive: int = 30,
+        prefix: str = "w",
+        promises: Promises = EVERYTHING,
+    ) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self.qos = qos
+        self.messages = messages
+        self.rate = rate
+        self.promises = promises
+        self.histories: list[History] = []
+        self.nemesis = self.history(f"{prefix}-nemesis")
+        """For whoever kills."""
+        options: dict[str, Any] = {"version": version, "keepalive": keepalive}
+        self.publishers = [
+            ChaosClient(
+                f"{prefix}-p{number}",
+                _from(ports, number),
+                self.history(f"{prefix}-p{number}"),
+                max_inflight=max_inflight,
+                size=size,
+                **options,
+            )
+            for number in range(publishers)
+        ]
+        self.subscribers = [
+            ChaosClient(
+                f"{prefix}-s{number}",
+                _from(ports, number + 1),
+                self.history(f"{prefix}-s{number}"),
+                ack_after=ack_after,
+                **options,
+            )
+            for number in range(subscribers)
+        ]
+        self._prefix = prefix
+        self._topics = topics
+        self._stopped = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def history(self, name: str) -> History:
+        """One more history that is read at the end."""
+        history = History(self.directory / f"{name}.jsonl")
+        self.histories.append(history)
+        return history
+
+    @property
+    def filter(self) -> str:
+        """What the subscribers subscribe."""
+        return f"{self._prefix}/#"
+
+    @property
+    def acked(self) -> int:
+        """How many messages are acknowledged."""
+        return sum(client.acked for client in self.publishers)
+
+    async def start(self) -> None:
+        """Connect all, subscribe, and begin to publish."""
+        await asyncio.gather(*(client.connect() for client in (*self.subscribers, *self.publishers)))
+        await asyncio.gather(*(client.subscribe(self.filter, self.qos) for client in self.subscribers))
+        self._tasks = [
+            asyncio.create_task(self._publish(number, client)) for number, client in enumerate(self.publishers)
+        ]
+
+    async def _publish(self, number: int, client: ChaosClient) -> None:
+        began = time.monotonic()
+        n = 0
+        while not self._stopped.is_set() and (not self.messages or n < self.messages):
+            n += 1
+            await client.publish(f"{self._prefix}/{number}/{n % self._topics}", n, self.qos)
+            if self.rate:
+                await asyncio.sleep(max(began + n / self.rate - time.monotonic(), 0))
+
+    @property
+    def published(self) -> bool:
+        """Whether the publishers have handed over all that they had to."""
+        return all(task.done() for task in self._tasks)
+
+    def stop(self) -> None:
+        """Publish no more."""
+        self._stopped.set()
+
+    async def finish(self, timeout: float = 60.0) -> Verdict:
+        """Wait until all is published and acknowledged, and all that was acknowledged is delivered; then judge.
+
+        What is still missing after ``timeout`` seconds is lost.
+        """
+        if not self.messages:
+            self.stop()
+        deadline = time.monotonic() + timeout
+        unsettled = 0
+        for task in self._tasks:
+            try:
+                async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
+                    await asyncio.shield(task)
+            except TimeoutError:
+                task.cancel()
+        for client in self.publishers:
+            await client.settled(max(deadline - time.monotonic(), 0))
+            unsettled += client.unacknowledged
+        with contextlib.suppress(AssertionError):
+            await aeventually(self._complete, max(deadline - time.monotonic(), 0))
+        for client in self.subscribers:  # what is on its way behind the last message has come
+            try:
+                async with asyncio.timeout(5):
+                    await client.ping()
+            except (TimeoutError, ConnectionError):
+                pass
+        await self.close()
+        verdict = self.judge()
+        verdict.figures["unacknowledged"] = unsettled
+        return verdict
+
+    def _complete(self) -> bool:
+        wanted = sum(client.acked for client in self.publishers)
+        return all(len(client.delivered) >= wanted for client in self.subscribers)
+
+    async def close(self) -> None:
+        """End the clients, with DISCONNECT."""
+        self.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(client.close() for client in (*self.publishers, *self.subscribers)))
+
+    def events(self) -> list[Event]:
+        """Everything that was written down."""
+        for history in self.histories:
+            history.flush()
+        return read(history.path for history in self.histories)
+
+    def judge(self) -> Verdict:
+        """What the histories say now."""
+        return check(self.events(), self.promises)
+
+
+def _from(ports: Sequence[int], start: int) -> list[int]:
+    start %= len(ports)
+    return [*ports[start:], *ports[:start]]
