@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gateways, each behind a proxy of its own, and what JetStream has left when all is done."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nats
+import nats.aio.client
+import orjson
+
+from mqtt_streams.hashing import name_hash, subject_token
+from mqtt_streams.sessions import decode
+from tests.chaos.points.proxy import Frame, NatsProxy
+from tests.harness.gateway import Gateway
+from tests.harness.nats import NatsServer
+
+OnFrame = Callable[["Slot", Frame], None]
+
+
+class Slot:
+    """One gateway and its proxy. It keeps its port when it is started again."""
+
+    def __init__(self, name: str, log: Path, server: NatsServer, on_frame: OnFrame, arguments: tuple[str, ...]) -> None:
+        self.name = name
+        self.proxy = NatsProxy(server.port, self._kill, lambda frame: on_frame(self, frame))
+        self.kills = 0
+        self._log = log
+        self._arguments = arguments
+        self._gateway: Gateway | None = None
+        self._starting: asyncio.Task[None] | None = None
+
+    @property
+    def gateway(self) -> Gateway:
+        """The gateway; it was started once."""
+        assert self._gateway is not None
+        return self._gateway
+
+    @property
+    def port(self) -> int:
+        """For clients."""
+        return self.gateway.port
+
+    @property
+    def alive(self) -> bool:
+        """Whether the gateway runs."""
+        return self._gateway is not None and self._gateway.process.alive
+
+    def begin(self) -> None:
+        """Start, where it does not run, without waiting for it."""
+        if self._starting is None and not self.alive:
+            self._starting = asyncio.get_running_loop().create_task(asyncio.to_thread(self.gateway.start))
+
+    async def start(self) -> None:
+        """Start, where it does not run, and wait until it is ready."""
+        if self._gateway is None:
+            await self.proxy.start()
+            self._gateway = Gateway(self._log, self.proxy.url, arguments=self._arguments)
+        self.begin()
+        if self._starting is not None:
+            task = self._starting
+            await task
+            if self._starting is task:
+                self._starting = None
+
+    def crash(self) -> None:
+        """Kill the gateway; what it has written and has not passed is lost."""
+        if self.alive:
+            self.proxy.crash()
+
+    def _kill(self) -> None:
+        if self.alive:
+            self.kills += 1
+            self.gateway.process.send(signal.SIGKILL)
+            self.gateway.process.wait()
+
+    async def close(self) -> None:
+        """End everything."""
+        if self._starting is not None:
+            await asyncio.gather(self._starting, return_exceptions=True)
+        if self._gateway is not None:
+            self._gateway.process.discard()
+        await self.proxy.close()
+
+
+class Fleet:
+    """Some gateways on one nats-server.
+
+    Args:
+        directory: for logs.
+        server: the nats-server, which runs.
+        size: how many gateways.
+        on_frame: is told of every frame that a gateway and the server exchange.
+        arguments: more flags of the gateways.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        server: NatsServer,
+        size: int,
+        on_frame: OnFrame = lambda slot, frame: None,
+        arguments: tuple[str, ...] = (),
+    ) -> None:
+        self.server = server
+        self.directory = directory
+        names = [chr(ord("a") + number) for number in range(size)]
+        self.slots = [Slot(name, directory / f"gateway-{name}.log", server, on_frame, arguments) for name in names]
+        self._client: nats.aio.client.Client | None = None
+
+    async def start(self) -> None:
+        """Start all; the first one alone, since it makes the streams."""
+        self._client = await nats.connect(self.server.url)
+        await self.slots[0].start()
+        await asyncio.gather(*(slot.start() for slot in self.slots[1:]))
+
+    async def ready(self) -> None:
+        """Start those that were killed, and wait for them."""
+        await asyncio.gather(*(slot.start() for slot in self.slots))
+
+    async def close(self) -> None:
+        """End all.
+
+        Raises:
+            AssertionError: a gateway has written a traceback.
+        """
+        for slot in self.slots:
+            await slot.close()
+        if self._client is not None:
+            await self._client.close()
+        for slot in self.slots:
+            log = self.directory / f"gateway-{slot.name}.log"
+            text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+            assert "Traceback" not in text, text[-8000:]
+
+    # -- what is left in JetStream ------------------------------------------------------------------
+
+    async def request(self, subject: str, **body: Any) -> dict[str, Any]:
+        """One answer of JetStream's API; an error is one too."""
+        assert self._client is not None
+        answer = await self._client.request(f"$JS.API.{subject}", orjson.dumps(body), timeout=30)
+        found: dict[str, Any] = orjson.loads(answer.data)
+        return found
+
+    async def count(self, stream: str, subject: str) -> int:
+        """Messages of a stream on a subject."""
+        info = await self.request(f"STREAM.INFO.{stream}", subjects_filter=subject)
+        return sum((info.get("state", {}).get("subjects") or {}).values())
+
+    async def unfinished(self, client_id: str) -> list[str]:
+        """What JetStream still has to do, or to forget, for a client that has settled; a line for each thing."""
+        hashed, token = name_hash(client_id), subject_token(client_id)
+        found = []
+        for stream, subject, what in (
+            ("$MQTT_qos2in", f"$MQTT.qos2.in.{token}.*", "held publishes"),
+            ("$MQTT_out", f"$MQTT.out.pubrel.{hashed}", "owed PUBRELs"),
+        ):
+            count = await self.count(stream, subject)
+            if count:
+                found.append(f"{client_id}: {count} {what}")
+        named, draining = await self._consumers(client_id)
+        if draining:
+            found.append(f"{client_id}: draining {sorted(draining)}")
+        listed = await self._listed()
+        present = {one["name"]: one for one in listed if one["name"].startswith(f"{hashed}_")}
+        if present.keys() != named | draining:
+            found.append(f"{client_id}: consumers {sorted(present)}, but the record names {sorted(named | draining)}")
+        for name, one in present.items():
+            if one["num_pending"] or one["num_ack_pending"]:
+                found.append(
+                    f"{client_id}: {name} has {one['num_pending']} to send, {one['num_ack_pending']} to be acknowledged"
+                )
+        return found
+
+    async def _listed(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        while True:
+            page = await self.request("CONSUMER.LIST.$MQTT_msgs", offset=len(found))
+            found += page["consumers"] or []
+            if len(found) >= page["total"] or not page["consumers"]:
+                return found
+
+    async def _consumers(self, client_id: str) -> tuple[set[str], set[str]]:
+        assert self._client is not None
+        answer = await self.request("STREAM.MSG.GET.$MQTT_sess", last_by_subj=f"$MQTT.sess.{name_hash(client_id)}")
+        if "error" in answer:
+            return set(), set()
+        record = decode(base64.b64decode(answer["message"]["data"]))
+        draining = {entry.name for entry in record.v5.draining} if record.v5 is not None else set()
+        return {consumer.durable_name for consumer in record.cons.values()}, draining
