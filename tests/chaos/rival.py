@@ -74,10 +74,13 @@ class Rival:
         raw.send(Connect(self.version, self.client_id, clean, keepalive, None, None, will, properties))
         self._reading = asyncio.create_task(self._read(raw))
 
-    @property
-    def open(self) -> bool:
-        """Whether the gateway has accepted it, and has not ended it."""
-        return bool(self.accepted) and not self.closed
+    async def entered(self, patience: float = 30.0) -> bool:
+        """Wait for the answer to CONNECT; whether it was accepted."""
+        async with asyncio.timeout(patience):
+            while not self.closed and not self.accepted:
+                self.came.clear()
+                await self.came.wait()
+        return bool(self.accepted)
 
     def write(self, data: bytes) -> None:
         """Send bytes, if there is anybody to send them to."""

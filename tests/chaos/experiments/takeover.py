@@ -101,9 +101,7 @@ class Storm:
 
     async def _publish(self, rival: Rival) -> None:
         """Have a connection publish for as long as it seems to have the session, up to a number."""
-        while not rival.closed and not rival.accepted:
-            rival.came.clear()
-            await rival.came.wait()
+        await rival.entered()
         first = len(rival.sent)
         while not rival.closed and len(rival.sent) - first < OWN_MOST:
             rival.publish_own()
