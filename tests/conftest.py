@@ -23,7 +23,7 @@ class NatsFactory(Protocol):
 
 
 class GatewayFactory(Protocol):
-    """Starts gateways; ``start=False`` leaves that to the test."""
+    """Starts gateways; ``start=False`` leaves that to the test, ``module`` is run in place of ``mqtt_nats``."""
 
     def __call__(
         self,
@@ -32,6 +32,7 @@ class GatewayFactory(Protocol):
         env: Mapping[str, str] | None = None,
         port: int = 0,
         start: bool = True,
+        module: str = "",
     ) -> Gateway: ...
 
 
@@ -131,10 +132,11 @@ def _gateway_factory(directory: Path) -> Iterator[GatewayFactory]:
         env: Mapping[str, str] | None = None,
         port: int = 0,
         start: bool = True,
+        module: str = "",
     ) -> Gateway:
         url = nats if isinstance(nats, str) else nats.url
         log = directory / f"gateway{len(gateways)}.log"
-        gateway = Gateway(log, url, arguments=arguments, env=env)
+        gateway = Gateway(log, url, arguments=arguments, env=env, module=module)
         gateway.port = port
         gateways.append(gateway)
         if start:

@@ -17,7 +17,7 @@ from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.headers import EXPECTED_LAST_SUBJECT_SEQUENCE
 from mqtt_streams.qos2 import PREFIX as HELD_PREFIX
-from mqtt_streams.sessions import V5, WRONG_LAST_SEQUENCE, Conflict, PoisonedRecord, SessionRecord
+from mqtt_streams.sessions import V5, WRONG_LAST_SEQUENCE, Conflict, NewerRecord, PoisonedRecord, SessionRecord
 from mqtt_streams.timers import EXPIRY, FiredTimer, schedule_block, timer_subject
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 # The header with which a timer is stored only where there is none.
 UNSET: Final = ((EXPECTED_LAST_SUBJECT_SEQUENCE, "0"),)
+
+POSTPONED: Final = 15.0
+"""Seconds after which a timer fires again that only a newer gateway can deal with."""
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -174,6 +177,10 @@ async def expire(broker: Broker, timer: FiredTimer) -> None:
     """
     try:
         found = await broker.sessions.load(timer.key)
+    except NewerRecord as error:  # a gateway that can read it may take the timer then
+        log.debug("a session whose deadline has passed is left to a newer gateway: %s", error)
+        await postpone(broker, timer)
+        return
     except PoisonedRecord as error:  # not the record for which the timer was set
         log.warning("a session whose deadline has passed cannot be read: %s", error)
         return
@@ -185,6 +192,15 @@ async def expire(broker: Broker, timer: FiredTimer) -> None:
         await end_session(broker, record, sequence)
     elif record.v5 is not None and record.v5.nonce == _expired(timer.epoch):
         await _remove(broker, record, sequence)
+
+
+async def postpone(broker: Broker, timer: FiredTimer) -> None:
+    """Have a timer of a session fire again in a while, unless another one has been set."""
+    try:
+        await broker.timers.schedule(timer.kind, timer.key, time.time() + POSTPONED, timer.epoch, timer.payload, UNSET)
+    except ApiError as error:
+        if error.err_code not in WRONG_LAST_SEQUENCE:
+            raise
 
 
 async def end_session(broker: Broker, record: SessionRecord, sequence: int) -> None:

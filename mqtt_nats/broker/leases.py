@@ -22,6 +22,7 @@ from mqtt_nats.connection.connection import Hold
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.gateways import Entry, GatewayStore, LeaseTaken
 from mqtt_streams.hashing import name_hash
+from mqtt_streams.sessions import V5_VERSION
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
@@ -46,11 +47,13 @@ class Lease:
         self.broker = broker
         self.store = GatewayStore(broker.inbox)
         self.ttl = broker.settings.gateway_lease
-        self.info: dict[str, Any] = {"version": __version__, "started": time.time()}
+        self.info: dict[str, Any] = {"version": __version__, "records": V5_VERSION, "started": time.time()}
         self._sequence = 0
         self._healthy_since: float | None = None
         self._renewed = 0.0
         self._reaping: set[str] = set()
+        self._left: set[str] = set()
+        """Dead gateways whose clients are left to a newer gateway."""
         self.wake = asyncio.Event()
         """Set when NATS is connected again: the lease is renewed first thing."""
 
@@ -134,6 +137,8 @@ class Lease:
             return
         for entry in await self.store.entries():
             if entry.lapsed and entry.identity != self.broker.identity and entry.identity not in self._reaping:
+                if not self._can_read(entry):
+                    continue
                 try:
                     sequence = await self.store.hold(
                         entry.identity, self.broker.identity, entry.sequence, self.ttl * RENEWALS
@@ -142,6 +147,22 @@ class Lease:
                     continue  # it is alive, or another gateway was faster
                 self._reaping.add(entry.identity)
                 self.broker.spawn(self._reap(entry, sequence), f"clients of gateway {entry.identity}")
+
+    def _can_read(self, entry: Entry) -> bool:
+        """Whether this gateway can read what a dead one may have written; else a newer one deals with its clients."""
+        records = entry.info.get("records", 1)
+        if not isinstance(records, int) or records <= V5_VERSION:
+            return True
+        if entry.identity not in self._left:
+            self._left.add(entry.identity)
+            log.warning(
+                "gateway %s has not renewed its lease; its session records have version %d, this gateway knows %d: "
+                "its clients are left to a newer gateway",
+                entry.identity,
+                records,
+                V5_VERSION,
+            )
+        return False
 
     async def _reap(self, entry: Entry, sequence: int) -> None:
         """Deal with the clients of a dead gateway; done again, by whoever, when it is interrupted."""

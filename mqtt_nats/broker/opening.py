@@ -44,7 +44,7 @@ from mqtt_streams.consumers import consumer_names
 from mqtt_streams.hashing import name_hash, subject_token
 from mqtt_streams.headers import percent_encode
 from mqtt_streams.messages import STREAM as MESSAGES
-from mqtt_streams.sessions import V5, Conflict, Draining, PoisonedRecord, SessionRecord
+from mqtt_streams.sessions import V5, Conflict, Draining, NewerRecord, PoisonedRecord, SessionRecord
 from mqtt_streams.timers import EXPIRY
 
 if TYPE_CHECKING:
@@ -218,6 +218,9 @@ async def _forget_leftovers(client: Client) -> None:
 async def _load(client: Client, connect: Connect) -> tuple[SessionRecord | None, int]:
     try:
         found = await client.broker.sessions.load(client.hash, client.client_id)
+    except NewerRecord as error:  # not even a clean start: only a gateway that can read it knows what it leaves behind
+        log.warning("client %r: only a newer gateway can serve its session: %s", client.client_id, error)
+        raise MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE) from None
     except PoisonedRecord as error:
         if "another client" in str(error):
             raise InvalidClientId(f"the client id's hash belongs to another client: {error}") from None

@@ -18,7 +18,15 @@ from mqtt_streams.api import ApiError
 from mqtt_streams.gateways import Entry
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.headers import EPOCH, get_int
-from mqtt_streams.sessions import PREFIX, STREAM, WRONG_LAST_SEQUENCE, PoisonedRecord, SessionRecord, decode
+from mqtt_streams.sessions import (
+    PREFIX,
+    STREAM,
+    WRONG_LAST_SEQUENCE,
+    NewerRecord,
+    PoisonedRecord,
+    SessionRecord,
+    decode,
+)
 from mqtt_streams.timers import EXPIRY, timer_subject
 from mqtt_streams.timers import STREAM as TIMERS
 
@@ -70,6 +78,8 @@ async def _will(broker: Broker, dead: Entry, will: StoredWill) -> None:
     """Publish a will, at once or when its delay is over, counted from when the gateway was last alive."""
     try:
         found = await broker.sessions.load(will.client_hash)
+    except NewerRecord:
+        return  # its new owner has claimed the session and deals with it
     except PoisonedRecord:
         found = None
     if found is not None and found[0].v5 is not None and found[0].v5.owner != dead.identity:

@@ -25,7 +25,7 @@ from mqtt_nats.pubsub.message import Message, Rich
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.headers import END, START, percent_decode
 from mqtt_streams.properties import header_lines
-from mqtt_streams.sessions import PoisonedRecord
+from mqtt_streams.sessions import NewerRecord, PoisonedRecord
 from mqtt_streams.subjects import subject_to_topic
 from mqtt_streams.timers import WILL, FiredTimer, schedule_block, timer_subject
 from mqtt_streams.wills import StoredWill, will_block, will_subject
@@ -135,6 +135,8 @@ async def _taken(client: Client, will: StoredWill) -> None:
         try:
             found = await broker.sessions.load(client.hash, client.client_id)
             break
+        except NewerRecord:
+            return  # a gateway's: it has found the will's name in the record that it has replaced
         except PoisonedRecord:
             found = None
             break
@@ -174,9 +176,12 @@ async def will_due(broker: Broker, timer: FiredTimer) -> None:
         return
     try:
         found = await broker.sessions.load(client_hash)
+        sequence = timer.epoch if found is None else found[1]
+    except NewerRecord as error:
+        sequence = error.seq
     except PoisonedRecord:
-        found = None
-    if found is None or found[1] == timer.epoch:
+        sequence = timer.epoch
+    if sequence == timer.epoch:
         await published(broker, will)
 
 

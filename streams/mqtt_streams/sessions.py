@@ -2,6 +2,9 @@
 """`$MQTT_sess`: one record per session, in nats-server's JSON plus the key `v5` of the gateways.
 
 nats-server's listener drops `v5` when it rewrites a record; the session then has MQTT 3.1.1 semantics.
+
+`v5` has a version. Its number grows when a gateway that does not know what is new would do harm; such a record is not
+read, nor written over. Anything else that is new is one more key, which gateways that do not know it keep as it is.
 """
 
 from dataclasses import dataclass, field
@@ -23,6 +26,7 @@ from mqtt_streams.pubrel import PREFIX as PUBREL_PREFIX
 STREAM: Final = "$MQTT_sess"
 PREFIX: Final = "$MQTT.sess."
 V5_VERSION: Final = 1
+"""The newest version that is understood, and the one that is written."""
 SECOND_SID: Final = " fwc"
 """Appended to the second subject of a `#` filter to make its key in `cons`."""
 
@@ -39,6 +43,10 @@ class PoisonedRecord(Exception):
     """A stored record that cannot be used; the text says why. `seq`: its stream sequence where known, else 0."""
 
     seq = 0
+
+
+class NewerRecord(PoisonedRecord):
+    """A record in a version that is not known here: a newer gateway's, which only such a gateway may replace."""
 
 
 class Conflict(Exception):
@@ -85,7 +93,8 @@ class V5:
     `q2`: QoS 2 publishes were held. `options`: by first subject of the filter. `start`: first stream sequence by
     consumer key. `replay`: cursor of an unfinished retained replay by consumer key. `was`: by consumer key, the QoS
     that held before the present one and the last stream sequence for which it did. `wills`: gateways under which a will
-    of the session may be stored. `shared`: shared subscriptions by their filter, `$share/` included.
+    of the session may be stored. `shared`: shared subscriptions by their filter, `$share/` included. `extra`: keys that
+    are not known here, written back unchanged.
     """
 
     kind: Kind = "durable"
@@ -102,6 +111,7 @@ class V5:
     wills: list[str] = field(default_factory=list)
     shared: dict[str, SharedSubscription] = field(default_factory=dict)
     version: int = V5_VERSION
+    extra: dict[str, object] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -177,7 +187,7 @@ def _encode_v5(v5: V5) -> dict[str, object]:
         body["wills"] = v5.wills
     if v5.was:
         body["was"] = {key: {"qos": qos, "until": until} for key, (qos, until) in v5.was.items()}
-    return body
+    return body | v5.extra
 
 
 class _Reader:
@@ -285,11 +295,15 @@ def _consumer(value: object, where: str, client_hash: str) -> ConsumerRef:
     )
 
 
+def _check_version(v5: object) -> None:
+    version = v5.get("version") if isinstance(v5, dict) else None
+    if isinstance(version, int) and version > V5_VERSION:
+        raise NewerRecord(f"v5: version {version} was written by a newer gateway, this one knows {V5_VERSION}")
+
+
 def _v5(value: object, client_hash: str) -> V5:
     reader = _Reader(value, "v5")
     version = reader.number("version", 1, _MAX_SEQUENCE)
-    if version > V5_VERSION:
-        raise PoisonedRecord(f"v5: version {version} was written by a newer gateway, this one knows {V5_VERSION}")
     kind = reader.text("kind")
     if kind not in get_args(Kind):
         raise PoisonedRecord("v5: kind is neither durable nor regular")
@@ -354,11 +368,15 @@ def _v5(value: object, client_hash: str) -> V5:
         wills,
         shared,
         version,
+        reader.values,
     )
 
 
 def decode(data: bytes, *, client_id: str | None = None) -> SessionRecord:
-    """Read a stored record; `client_id`, when given, must be the stored one. Raises PoisonedRecord, nothing else."""
+    """Read a stored record; `client_id`, when given, must be the stored one.
+
+    Raises PoisonedRecord, nothing else; NewerRecord when its version is not known, whatever else is in it.
+    """
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -367,6 +385,8 @@ def decode(data: bytes, *, client_id: str | None = None) -> SessionRecord:
     stored_id = reader.text("id", "")
     if client_id is not None and stored_id != client_id:
         raise PoisonedRecord(f"the session record belongs to another client: {stored_id[:64]!r}")
+    v5 = reader.values.pop("v5", None)
+    _check_version(v5)
     client_hash = name_hash(stored_id)
     origin = reader.text("origin", "")
     clean = reader.flag("clean")
@@ -382,7 +402,6 @@ def decode(data: bytes, *, client_id: str | None = None) -> SessionRecord:
         if raw is not None
     }
     pubrel = reader.values.pop("pubrel", None)
-    v5 = reader.values.pop("v5", None)
     return SessionRecord(
         stored_id,
         origin,

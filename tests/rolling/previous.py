@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m tests.rolling.previous serve ...``: a gateway that knows of session records what version 0.1 knew.
+
+It drops every other key of ``v5`` when it reads a record, so it never writes one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mqtt_streams import sessions
+
+KEYS = (
+    *("version", "kind", "expiry", "owner", "nonce", "q2", "deadline", "options", "start", "draining", "replay"),
+    *("shared", "wills", "was"),
+)
+VERSION = 1
+
+if __name__ == "__main__":
+    assert sessions.V5_VERSION >= VERSION
+    read, encode = sessions._v5, sessions._encode_v5
+
+    def _known(value: Any) -> Any:
+        return {key: value[key] for key in KEYS if key in value} if isinstance(value, dict) else value
+
+    sessions.V5_VERSION = VERSION  # type: ignore[misc]
+    sessions._v5 = lambda value, client_hash: read(_known(value), client_hash)
+    sessions._encode_v5 = lambda v5: _known(encode(v5)) | {"version": VERSION}
+
+    from mqtt_nats.broker import leases
+    from mqtt_nats.cli import main
+
+    class Lease(leases.Lease):
+        async def begin(self) -> None:
+            del self.info["records"]
+            await super().begin()
+
+    from mqtt_nats import gateway
+
+    gateway.Lease = Lease  # type: ignore[misc]
+    main()
