@@ -191,6 +191,19 @@ class Settings(BaseSettings):
         ge=64 * 1024,
         description="Bytes waiting to be sent to one client; above this QoS 0 messages for it are dropped.",
     )
+    max_unread_bytes: ByteSize = Field(
+        default=ByteSize(256 * _MIB),
+        ge=1024 * 1024,
+        description="Bytes that may wait in one gateway process for all clients that do not read; above this those "
+        "with the most get theirs from JetStream again, lose QoS 0 messages, or are disconnected.",
+    )
+    stall_time: float = Field(
+        default=10.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Seconds without reading after which a durable session's client is sent nothing more at QoS 1 and "
+        "2 until it reads again; what waited is left to JetStream.",
+    )
     max_subscriptions: int = Field(default=1000, ge=1, description="Subscriptions of one session.")
     receive_maximum: int = Field(
         default=1024,
@@ -233,6 +246,11 @@ class Settings(BaseSettings):
     )
     stream_replicas: int | None = Field(
         default=None, ge=1, le=5, description="Replicas of the streams that are created; unset: one."
+    )
+    message_ids: Literal["replicated", "always", "never"] = Field(
+        default="replicated",
+        description="Whether QoS 1 messages are stored under an id, by which JetStream recognises one that is sent to "
+        "it twice because its leader has changed: where the streams have replicas, `always` or `never`.",
     )
     local_dispatch: bool = Field(
         default=True,

@@ -9,7 +9,7 @@ import logging
 import secrets
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import anyio
 
@@ -18,6 +18,7 @@ from mqtt_nats.access.local import LocalAccess
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.backbone.store import Store
+from mqtt_nats.broker import stalling
 from mqtt_nats.broker.client import Client
 from mqtt_nats.broker.context import Broker
 from mqtt_nats.broker.control import Control
@@ -36,8 +37,9 @@ from mqtt_nats.linking import connect_link
 from mqtt_nats.listeners.tcp import listen
 from mqtt_nats.pubsub.fanout import SEEN_FOR
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.definitions import EnsureReport, StreamSetupError, ensure_streams
+from mqtt_streams.definitions import EnsureReport, StreamSetupError, ensure_streams, with_ids
 from mqtt_streams.hashing import name_hash
+from mqtt_streams.messages import STREAM as MESSAGES
 
 log = logging.getLogger("mqtt_nats.gateway")
 
@@ -88,6 +90,8 @@ class Gateway:
         self.broker: Broker | None = None
         self.lease: Lease | None = None
         self.domain = ""
+        self._messages: dict[str, Any] = {}
+        """The configuration of the stream of messages."""
         self._ending = False
         self._looking = False
         """Streams that do not answer are being looked for."""
@@ -147,12 +151,24 @@ class Gateway:
 
     async def _ensure_streams(self, inbox: Inbox) -> EnsureReport:
         settings = self.settings
-        return await ensure_streams(
+        report = await ensure_streams(
             inbox,
             replicas=settings.stream_replicas,
             message_retention=settings.message_retention,
             retention=settings.retention,
+            message_ids=settings.message_ids,
         )
+        self._messages = report.configs[MESSAGES]
+        if self.broker is not None:
+            self._recognise(self.broker)
+        return report
+
+    def _recognise(self, broker: Broker) -> None:
+        """Store messages as their stream recognises repetitions."""
+        config = self._messages
+        broker.with_ids = with_ids(self.settings.message_ids, config.get("num_replicas", 1))
+        # Half of it: from when a message is stored it takes a while until it is sent again.
+        broker.store.trusted = config.get("duplicate_window", 0) / 2e9
 
     async def disconnect(self) -> None:
         """Close the connections to NATS."""
@@ -224,8 +240,10 @@ class Gateway:
                 self.access,
                 tasks,
             )
+            self._recognise(broker)
             watch_consumers(broker)
             watch(broker)
+            stalling.watch(broker)
             self.link.on_writable = self._writable
             self.link.on_denied = partial(self._denied, self.link)
             self.wild.on_denied = partial(self._denied, self.wild)
@@ -340,6 +358,7 @@ class Gateway:
             now = broker.clock.now = loop.time()
             tick(broker)
             broker.store.tick(now)
+            stalling.look_after(broker)
             if now - rotated > SEEN_FOR / 2 and broker.steady:
                 rotated = now
                 broker.fanout.rotate()

@@ -102,6 +102,7 @@ def test_values(given: dict[str, Any], field: str, value: object) -> None:
         ({"max_packet_size": "268435461"}, "max_packet_size"),
         ({"session_expiry_interval": "0"}, "session_expiry_interval"),
         ({"retention": "workqueue"}, "retention = 'workqueue'"),
+        ({"message_ids": "sometimes"}, "message_ids = 'sometimes'"),
         ({"log_level": "loud"}, "log_level = 'loud'"),
         ({"nats_creds": "/does/not/exist"}, "nats_creds = '/does/not/exist'"),
         ({"nats": "nats://a", "embedded": True}, "--nats or --embedded, not both"),

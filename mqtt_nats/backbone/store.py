@@ -5,6 +5,9 @@ Each publish is an :class:`Op`. Its frame is kept until the PubAck has come, so 
 again: after a reconnect, and when a stream has been without a leader. What is sent again is sent in
 the order of the first attempt, and before anything new. A store that JetStream refuses ends its own
 operation only.
+
+A message with an id (``Nats-Msg-Id``) that is sent again is recognised by its stream, but not for ever. What was sent
+so long ago that it might not be is looked for first; see docs/internals/rules.md#repeated-stores.
 """
 
 from __future__ import annotations
@@ -12,12 +15,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable, Mapping
 
 import orjson
 
 from mqtt_nats.backbone.link import Link
-from mqtt_streams.api import ApiError
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
 log = logging.getLogger("mqtt_nats.nats")
 
@@ -28,10 +32,16 @@ MAX_PENDING_BYTES = 128 * 1024 * 1024
 # A store unanswered for this long means that the stream has no leader (seconds).
 ACK_TIMEOUT = 5.0
 PROBE_FIRST = 0.25
+PROBE_REFUSED = 1.0
 PROBE_MOST = 2.0
 
 # JetStream errors that pass: system unavailable, no cluster, no leader, more requests than it queues.
 TRANSIENT = frozenset((10008, 10009, 10076, 10118, 10158, 10167))
+
+MESSAGE_ID = b"\r\nNats-Msg-Id:"
+
+# Acknowledgements of what consumers have delivered are addressed like this.
+ACKNOWLEDGEMENT = b"PUB $JS.ACK."
 
 
 class TooLarge(ValueError):
@@ -41,12 +51,15 @@ class TooLarge(ValueError):
 class Op:
     """One stored publish; subclasses say what its end means."""
 
-    __slots__ = ("born", "frame")
+    __slots__ = ("begun", "born", "frame")
 
     frame: bytes
+    begun: float
+    """Loop time of the first attempt; 0 = it was not sent yet."""
     born: float
+    """Loop time of the last one."""
     optional = False
-    """Nobody being there to answer is an answer: what was addressed is gone."""
+    """It acknowledges what a consumer has delivered: when that is gone, there is nothing to wait for."""
 
     def stored(self, ack: bytes) -> None:
         """JetStream has stored the message; ``ack`` is its PubAck (JSON)."""
@@ -110,11 +123,18 @@ class Store:
         self.prefix = b"_INBOX." + secrets.token_hex(11).encode() + b"."
         self.pending: dict[bytes, Op] = {}
         self.bytes = 0
-        self.now = 0.0
+        self.now = asyncio.get_running_loop().time()
         self.max_payload = link.max_payload
         self.resent = 0
         self.unheard = False
         """Nobody was there to store something: its stream has no leader, or is no more. Reset by whoever looks."""
+        self.on_absent: Callable[[bytes], None] = self.assume
+        """``on_absent(token)``: nobody takes an acknowledgement: its consumer is gone, or has no leader. Who is told
+        finds out and calls :meth:`assume` or :meth:`repeat`."""
+        self.trusted = 60.0
+        """Seconds for which a stream is sure to recognise a message by its id."""
+        self.find: Callable[[float, set[bytes]], Awaitable[Mapping[bytes, int]]] | None = None
+        """``await find(since, ids)``: which of these messages are stored, under which sequence; Unix time."""
         self._length = len(self.prefix)
         self._count = 0
         self._stalled = False
@@ -122,6 +142,8 @@ class Store:
         self._empty = asyncio.Event()
         self._delay = PROBE_FIRST
         self._probe: asyncio.TimerHandle | None = None
+        self._probed = b""
+        self._looking: asyncio.Task[None] | None = None
         self._sid = link.subscribe_raw(self.prefix + b"*", self._arrived)
 
     @property
@@ -156,10 +178,12 @@ class Store:
 
     def _send(self, token: bytes, data: bytes, op: Op) -> None:
         op.frame = data
-        op.born = self.now
         self.pending[token] = op
         self.bytes += len(data)
-        if not self._stalled:
+        if self._stalled:
+            op.begun = op.born = 0.0
+        else:
+            op.begun = op.born = self.now
             self.link.out.append(data)
         if (self.bytes > MAX_PENDING_BYTES or len(self.pending) > MAX_PENDING) and not self._pressed:
             self._pressed = True
@@ -172,12 +196,13 @@ class Store:
             return
         if headers or b'"error"' in payload:
             error = _error(payload)
-            if error is None and op.optional:
-                self._end(token, op)
-                op.stored(b"")
+            if error is None and op.optional and op.frame.startswith(ACKNOWLEDGEMENT):
+                self.on_absent(token)
                 return
             if error is None or error.err_code in TRANSIENT:
                 self.unheard = self.unheard or error is None
+                if token == self._probed:
+                    self._cancel_probe()
                 self.stall("nobody answers" if error is None else str(error))
                 return
             self._end(token, op)
@@ -185,8 +210,10 @@ class Store:
         else:
             self._end(token, op)
             op.stored(payload)
-        if self._stalled and self.link.online:
-            self.go_on()
+        if token == self._probed:
+            self._probed = b""
+            if self._stalled and self.link.online:
+                self.go_on()
 
     def _end(self, token: bytes, op: Op) -> None:
         del self.pending[token]
@@ -199,6 +226,26 @@ class Store:
 
     def _light(self) -> bool:
         return self.bytes < MAX_PENDING_BYTES // 2 and len(self.pending) < MAX_PENDING // 2
+
+    def assume(self, token: bytes) -> None:
+        """What an acknowledgement was addressed to is gone."""
+        op = self.pending.get(token)
+        if op is not None:
+            self._end(token, op)
+            op.stored(b"")
+
+    def repeat(self, token: bytes) -> None:
+        """Send an acknowledgement again: what it is addressed to is there."""
+        op = self.pending.get(token)
+        if op is not None and not self._stalled:
+            op.born = self.now
+            self.link.out.append(op.frame)
+            self.link.kick()
+
+    def acknowledged_by(self, token: bytes) -> bytes:
+        """The acknowledgement subject of a pending acknowledgement; empty when it has ended."""
+        op = self.pending.get(token)
+        return op.frame.split(b" ", 2)[1] if op is not None else b""
 
     async def drained(self) -> None:
         """Wait until everything is acknowledged or refused."""
@@ -220,7 +267,7 @@ class Store:
     def offline(self) -> None:
         """The connection is gone: keep what is pending, send nothing."""
         self._stalled = True
-        self._cancel_probe()
+        self._cancel()
 
     def online(self) -> None:
         """A new connection: the inbox first, then everything unacknowledged in order."""
@@ -237,36 +284,83 @@ class Store:
             self._stalled = True
             self._delay = PROBE_FIRST
             log.warning("JetStream does not store: %s; %d publishes wait", reason, len(self.pending))
-        if self._probe is None:
+        if self._probe is None and self._looking is None:
             self._probe = asyncio.get_running_loop().call_later(self._delay, self._send_probe)
-            self._delay = min(self._delay * 2, PROBE_MOST)
+            self._delay = min(self._delay * 2, PROBE_REFUSED)
 
     def _send_probe(self) -> None:
         self._probe = None
         if not self._stalled or not self.link.online:
             return
-        if not self.pending:
+        found = next((item for item in self.pending.items() if not item[1].optional), None)
+        if found is None or self._doubtful():
             self.go_on()
             return
-        self.link.out.append(next(iter(self.pending.values())).frame)
+        self._probed, op = found
+        op.begun = op.begun or self.now
+        self.link.out.append(op.frame)
         self.link.kick()
         # No answer at all is one more failed probe.
         self._probe = asyncio.get_running_loop().call_later(PROBE_MOST, self._send_probe)
 
     def go_on(self) -> None:
         """Send everything unacknowledged again, in order, and accept new publishes."""
-        self._cancel_probe()
+        self._cancel()
+        doubtful = self._doubtful()
+        if doubtful:
+            self._stalled = True
+            self._looking = asyncio.get_running_loop().create_task(self._look(doubtful), name="stores in doubt")
+            return
         if self._stalled:
             log.info("publishes go on; %d are sent again", len(self.pending))
         self._stalled = False
         for op in self.pending.values():
             op.born = self.now
+            op.begun = op.begun or self.now
             self.link.out.append(op.frame)
             self.resent += 1
         self.link.kick()
         if self._pressed and self._light():
             self._pressed = False
             self.on_pressure(False)
+
+    def _doubtful(self) -> list[tuple[bytes, bytes, Op]]:
+        """Id, token and operation of what may be stored, and might be stored again."""
+        if self.find is None:
+            return []
+        old = self.now - self.trusted
+        return [
+            (_message_id(op.frame), token, op)
+            for token, op in self.pending.items()
+            if op.begun and op.begun < old and MESSAGE_ID in op.frame
+        ]
+
+    async def _look(self, doubtful: list[tuple[bytes, bytes, Op]]) -> None:
+        """End what is stored already; the rest may be sent again."""
+        assert self.find is not None
+        since = time.time() - (self.now - min(op.begun for _, _, op in doubtful))
+        try:
+            stored = await self.find(since, {name for name, _, _ in doubtful})
+        except (ApiError, NoResponders, RequestTimeout) as error:
+            self._looking = None
+            self.stall(str(error))
+            return
+        self._looking = None
+        for name, token, op in doubtful:
+            if name not in stored:
+                op.begun = self.now  # what is sent now is recognised again
+            elif token in self.pending:
+                self._end(token, op)
+                op.stored(b'{"seq":%d}' % stored[name])
+        if self.link.online:
+            self.go_on()
+
+    def _cancel(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
+        self._probed = b""
+        self._cancel_probe()
 
     def _cancel_probe(self) -> None:
         if self._probe is not None:
@@ -288,6 +382,11 @@ class Store:
                     self.link.kick()
                 elif not op.optional:
                     break
+
+
+def _message_id(frame: bytes) -> bytes:
+    start = frame.index(MESSAGE_ID) + len(MESSAGE_ID)
+    return frame[start : frame.index(b"\r\n", start)].strip()
 
 
 def _error(payload: bytes) -> ApiError | None:

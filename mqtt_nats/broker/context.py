@@ -8,6 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.access.authenticator import Authenticator
@@ -15,6 +16,7 @@ from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.backbone.store import Op, Store
 from mqtt_nats.broker.replying import Replying
+from mqtt_nats.broker.unheard import Unheard, find_stored
 from mqtt_nats.codec import Limits
 from mqtt_nats.connection.connection import Clock, Hold
 from mqtt_nats.outlet import Round
@@ -81,6 +83,10 @@ class Broker:
         self.shared = shared
         self.inbox = inbox
         self.store = store
+        store.on_absent = Unheard(self).absent
+        store.find = partial(find_stored, inbox)
+        self.with_ids = False
+        """QoS 1 messages are stored under an id, by which their stream recognises a repetition."""
         self.access = access
         self.clock = Clock(loop.time())
         self.standing = False

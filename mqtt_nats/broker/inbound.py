@@ -35,9 +35,6 @@ log = logging.getLogger("mqtt_nats.broker")
 # Held messages kept in memory per client; what is beyond is read back when it is released.
 KEEP_BYTES: Final = 1024 * 1024
 
-# A record held for longer than this may have been released before: half the stream's duplicate window.
-TRUSTED_SECONDS: Final = 60.0
-
 
 class HeldPublish:
     """A QoS 2 publish between PUBLISH and PUBCOMP."""
@@ -254,7 +251,7 @@ class Inbound:
             receipt.stored(b"")
             return
         record, held.payload = loaded
-        doubtful = held.since and time.time() - held.since > TRUSTED_SECONDS
+        doubtful = held.since and time.time() - held.since > broker.store.trusted
         if doubtful and await patiently(client, lambda: broker.held.was_released(record)):
             self.stored(held, receipt)
             return

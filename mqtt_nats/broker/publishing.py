@@ -170,10 +170,13 @@ def publish(
             if retain:
                 store_retained(client, route, payload, 1, RetainedOp(broker, receipt, not payload), b"", more)
                 lines += RETAIN_LINE
-            first = b"NATS/1.0\r\nNmqtt-Pub:1\r\nNmqtt-Id:%b\r\n%b" % (broker.next_id(), lines)
+            identity = broker.next_id()
+            first = b"NATS/1.0\r\nNmqtt-Pub:1\r\nNmqtt-Id:%b\r\n%b" % (identity, lines)
             headers = first + b"\r\n"
             bare(client, route, headers, payload, more)
-            if more is not None and more.ttl:
+            if broker.with_ids:
+                headers = b"%bNats-Msg-Id:%b\r\n%b\r\n" % (first, identity, b"" if more is None else more.stay)
+            elif more is not None and more.ttl:
                 headers = first + more.stay + b"\r\n"
             broker.store.put(route.msgs, headers, payload, receipt)
             if route.local:

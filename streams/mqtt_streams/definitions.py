@@ -32,6 +32,11 @@ _SUBJECTS_OVERLAP: Final = 10065
 _SWITCHES: Final = ("allow_direct", "allow_msg_ttl", "allow_msg_schedules")
 _NS: Final = 1_000_000_000
 
+IDS_WINDOW: Final = 30 * _NS
+"""Duplicate window where every message has an id: each costs the server memory for as long."""
+
+_DEFAULT_WINDOW: Final = 120 * _NS
+
 _HINTS: Final[Mapping[int, str]] = {
     10002: "raise JetStream's limits of the account or the server",
     10023: "raise JetStream's limits of the account or the server, or free space",
@@ -87,14 +92,16 @@ async def ensure_streams(
     replicas: int | None = None,
     message_retention: int = 86400,
     retention: Literal["limits", "interest"] = "limits",
+    message_ids: Literal["replicated", "always", "never"] = "never",
     upgrade_retention: bool = False,
 ) -> EnsureReport:
     """Create missing streams, upgrade what may be, refuse what contradicts a definition.
 
     `replicas`: of new streams, and of existing ones that have fewer; None = as many as the existing streams have (1 if
     there are none). `message_retention`: seconds a QoS 1/2 message is kept. `retention`: policy of a new `$MQTT_msgs`;
-    an existing one keeps its own, unless `upgrade_retention` allows interest -> limits. Other gateways may do the same
-    at the same time. Raises StreamSetupError, StreamConflict.
+    an existing one keeps its own, unless `upgrade_retention` allows interest -> limits. `message_ids`: whether every
+    message is stored under an id, which makes the duplicate window shorter; one that somebody has chosen stays. Other
+    gateways may do the same at the same time. Raises StreamSetupError, StreamConflict.
     """
     report = EnsureReport(await _domain(js))
     infos = {stream: await _info(js, stream) for stream in STREAMS}
@@ -107,6 +114,8 @@ async def ensure_streams(
             definition["max_age"] = message_retention * _NS
             # The server refuses a duplicate window longer than the age limit.
             definition["duplicate_window"] = min(definition["duplicate_window"], definition["max_age"])
+            if with_ids(message_ids, definition["num_replicas"]):
+                definition["duplicate_window"] = min(definition["duplicate_window"], IDS_WINDOW)
         info = infos[stream]
         if info is None:
             config = await _create(js, definition)
@@ -119,6 +128,11 @@ async def ensure_streams(
                 raise StreamSetupError(f"stream {stream} is being removed while it is needed; try again")
         await _reconcile(js, report, definition, info, replicas is not None, upgrade_retention)
     return report
+
+
+def with_ids(message_ids: str, replicas: int) -> bool:
+    """Whether every message is stored under an id in a stream of so many replicas."""
+    return message_ids == "always" or (message_ids == "replicated" and replicas > 1)
 
 
 async def _domain(js: JetStream) -> str:
@@ -263,6 +277,8 @@ def _changes(
     window = changes.get("max_age", 0)
     if window and config.get("duplicate_window", 0) > window:
         changes["duplicate_window"] = window
+    elif config.get("duplicate_window") == _DEFAULT_WINDOW and definition["duplicate_window"] == IDS_WINDOW:
+        changes["duplicate_window"] = IDS_WINDOW
     if config.get("storage") != definition["storage"]:
         remarks.append(f"storage is {config.get('storage')}: its content does not outlive nats-server")
     return changes, remarks

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import cast
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from mqtt_nats.backbone import store as module
 from mqtt_nats.backbone.link import Handler, Link
 from mqtt_nats.backbone.store import ACK_TIMEOUT, Op, Store, TooLarge, sequence
-from mqtt_streams.api import ApiError
+from mqtt_streams.api import ApiError, NoResponders
 from tests.harness.waiting import aeventually
 
 NO_RESPONDERS = b"NATS/1.0 503\r\n\r\n"
@@ -67,11 +68,19 @@ class Bench:
         self.log: list[object] = []
         self.replies: dict[str, bytes] = {}
 
-    def put(self, name: str, payload: bytes = b"x", *, optional: bool = False) -> None:
+    def put(self, name: str, payload: bytes = b"x", *, identity: bytes = b"") -> None:
         before = set(self.store.pending)
-        self.store.put(b"HPUB s ", b"NATS/1.0\r\n\r\n", payload, Note(self.log, name, optional))
+        headers = b"NATS/1.0\r\n%b\r\n" % (b"Nats-Msg-Id:%b\r\n" % identity if identity else b"")
+        self.store.put(b"HPUB s ", headers, payload, Note(self.log, name))
         (token,) = set(self.store.pending) - before
         self.replies[name] = self.store.prefix + token
+
+    def acknowledge(self, name: str, subject: bytes = b"$JS.ACK.S.C.1.1.1.1.0") -> bytes:
+        """An acknowledgement that is to be confirmed; its token."""
+        self.store.call(subject, b"", Note(self.log, name, optional=True))
+        token = list(self.store.pending)[-1]
+        self.replies[name] = self.store.prefix + token
+        return token
 
     def answer(self, name: str, payload: bytes = b'{"seq":1}', headers: bytes = b"") -> None:
         assert self.link.handler is not None
@@ -80,7 +89,7 @@ class Bench:
     def sent(self) -> list[str]:
         """Names of the operations that were sent since the last look, in order."""
         names = {reply: name for name, reply in self.replies.items()}
-        return [names[frame.split(b" ")[2]] for frame in self.link.take()]
+        return [names[frame.split(b" ")[2]] for frame in self.link.take() if not frame.startswith(b"SUB ")]
 
 
 @pytest.mark.parametrize(
@@ -225,12 +234,149 @@ async def test_a_probe_without_an_answer_is_repeated(monkeypatch: pytest.MonkeyP
     assert bench.link.take() == [], "no probe without a connection"
 
 
-async def test_nobody_there_is_an_answer_where_it_may_be() -> None:
+async def test_an_acknowledgement_that_nobody_takes_is_no_stall() -> None:
+    """Whether its consumer is gone, or only has no leader, is found out by somebody else."""
     bench = Bench()
-    bench.put("a", optional=True)
-    bench.answer("a", b"", NO_RESPONDERS)
-    assert bench.log == [("a", b"")]
+    absent: list[bytes] = []
+    bench.store.on_absent = absent.append
+    gone, leaderless = bench.acknowledge("gone"), bench.acknowledge("leaderless")
+    assert bench.store.acknowledged_by(gone) == b"$JS.ACK.S.C.1.1.1.1.0"
+    bench.link.take()
+    for name in ("gone", "leaderless"):
+        bench.answer(name, b"", NO_RESPONDERS)
+    assert absent == [gone, leaderless]
+    assert bench.log == []
     assert not bench.store.stalled
+    bench.store.assume(gone)
+    assert bench.log == [("gone", b"")]
+    bench.store.repeat(leaderless)
+    assert bench.sent() == ["leaderless"]
+    bench.answer("leaderless", b"")
+    assert bench.log == [("gone", b""), ("leaderless", b"")]
+    bench.store.assume(gone)
+    bench.store.repeat(gone)
+    assert bench.store.acknowledged_by(gone) == b""
+    assert len(bench.log) == 2
+
+
+async def test_a_request_that_nobody_takes_is_a_stall() -> None:
+    """Only acknowledgements may be addressed to what is gone."""
+    bench = Bench()
+    bench.acknowledge("a", b"$JS.API.STREAM.MSG.DELETE.S")
+    bench.answer("a", b"", NO_RESPONDERS)
+    assert bench.log == []
+    assert bench.store.stalled
+
+
+async def test_what_comes_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Acknowledgements that were on their way do not start everything again: only that of the probe does."""
+    monkeypatch.setattr(module, "PROBE_FIRST", 0.01)
+    bench = Bench()
+    for name in "abcd":
+        bench.put(name)
+    bench.answer("d", b"", NO_RESPONDERS)
+    bench.link.take()
+    bench.answer("a")
+    bench.answer("b")
+    assert bench.store.stalled
+    await aeventually(lambda: len(bench.link.out) >= 1)
+    assert bench.sent() == ["c"]
+    bench.answer("c")
+    assert bench.sent() == ["d"]
+
+
+async def test_a_probe_is_no_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its consumer may have a leader when the streams have none."""
+    monkeypatch.setattr(module, "PROBE_FIRST", 0.01)
+    bench = Bench()
+    bench.acknowledge("consumer")
+    bench.put("a")
+    bench.answer("a", b"", NO_RESPONDERS)
+    bench.link.take()
+    await aeventually(lambda: len(bench.link.out) >= 1)
+    assert bench.sent() == ["a"]
+    bench.answer("a")
+    assert bench.sent() == ["consumer"]
+
+
+class Look:
+    """What is stored, for a store that wants to know."""
+
+    def __init__(self, bench: Bench, stored: dict[bytes, int]) -> None:
+        self.asked: list[set[bytes]] = []
+        self.since: list[float] = []
+        self.stored = stored
+        self.failures = 0
+        bench.store.find = self.find
+
+    async def find(self, since: float, ids: set[bytes]) -> dict[bytes, int]:
+        self.asked.append(ids)
+        self.since.append(since)
+        if self.failures:
+            self.failures -= 1
+            raise NoResponders("a test")
+        return {name: seq for name, seq in self.stored.items() if name in ids}
+
+
+async def test_what_may_be_forgotten_is_looked_for_before_it_is_sent_again() -> None:
+    bench = Bench()
+    look = Look(bench, {b"2": 22})
+    bench.store.tick(1000.0)
+    bench.put("without an id")
+    bench.put("1", identity=b"1")
+    bench.put("2", identity=b"2")
+    bench.store.tick(1000.0 + bench.store.trusted)
+    bench.put("3", identity=b"3")
+    bench.store.offline()
+    bench.link.take()
+    bench.put("4", identity=b"4")
+    bench.store.tick(1002.0 + bench.store.trusted)
+    begun = time.time()
+    bench.store.online()
+    assert bench.sent() == [], "nothing overtakes what is in doubt"
+    bench.put("5", identity=b"5")
+    await aeventually(lambda: bool(bench.link.out))
+    assert bench.sent() == ["without an id", "1", "3", "4", "5"]
+    assert look.asked == [{b"1", b"2"}]
+    assert abs(look.since[0] - (begun - 2 - bench.store.trusted)) < 60
+    assert bench.log == [("2", b'{"seq":22}')]
+    bench.store.offline()
+    bench.store.online()
+    assert bench.sent() == ["without an id", "1", "3", "4", "5"], "what was sent a moment ago is in no doubt"
+
+
+async def test_a_look_that_fails_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PROBE_FIRST", 0.01)
+    bench = Bench()
+    look = Look(bench, {b"1": 11})
+    look.failures = 2
+    bench.store.tick(1000.0)
+    bench.put("1", identity=b"1")
+    bench.put("2")
+    bench.link.take()
+    bench.store.tick(1100.0)
+    assert bench.store.stalled
+    await aeventually(lambda: bool(bench.log))
+    assert len(look.asked) == 3
+    assert bench.log == [("1", b'{"seq":11}')]
+    assert bench.sent() == ["2"]
+
+
+async def test_a_look_ends_with_the_connection() -> None:
+    bench = Bench()
+    look = Look(bench, {b"1": 11})
+    bench.store.tick(1000.0)
+    bench.put("1", identity=b"1")
+    bench.link.take()
+    bench.store.tick(1100.0)
+    bench.store.offline()
+    bench.store.online()
+    bench.store.offline()
+    await asyncio.sleep(0.05)
+    assert bench.log == []
+    bench.store.online()
+    await aeventually(lambda: bool(bench.log))
+    assert look.asked[-1] == {b"1"}
 
 
 async def test_silence_is_noticed() -> None:

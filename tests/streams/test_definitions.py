@@ -21,6 +21,7 @@ from mqtt_streams.definitions import (
     StreamSetupError,
     ensure_streams,
     load_definition,
+    with_ids,
 )
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.headers import PUB_BLOCKS
@@ -335,3 +336,35 @@ async def native_records(js: NatsPyJetStream) -> None:
     assert (message.payload, message.qos) == (b"kept", 1)
     raw = await call(js, "STREAM.MSG.GET.$MQTT_rmsgs", {"seq": message.seq})
     assert b64decode(raw["message"]["hdrs"]) == set_block("a/b", 3, record.origin)
+
+
+async def test_the_duplicate_window_is_short_where_every_message_has_an_id(js: NatsPyJetStream) -> None:
+    """And only there; one that somebody has chosen stays."""
+
+    async def window() -> int:
+        found: int = (await config_of(js, "$MQTT_msgs"))["duplicate_window"]
+        return found // 10**9
+
+    await ensure_streams(js, message_ids="replicated")
+    assert await window() == 120
+    report = await ensure_streams(js, message_ids="always")
+    assert report.upgraded == {"$MQTT_msgs": ["duplicate_window"]}
+    assert await window() == 30
+    report = await ensure_streams(js, message_ids="never")
+    assert (report.upgraded, await window()) == ({}, 30)
+    await call(js, "STREAM.UPDATE.$MQTT_msgs", await config_of(js, "$MQTT_msgs") | {"duplicate_window": 60 * 10**9})
+    report = await ensure_streams(js, message_ids="always")
+    assert (report.upgraded, await window()) == ({}, 60)
+
+
+async def test_a_new_stream_has_the_short_window(js: NatsPyJetStream) -> None:
+    await ensure_streams(js, message_ids="always")
+    assert (await config_of(js, "$MQTT_msgs"))["duplicate_window"] == 30 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("setting", "replicas", "expected"),
+    [("replicated", 1, False), ("replicated", 3, True), ("always", 1, True), ("never", 3, False)],
+)
+def test_which_streams_get_ids(setting: str, replicas: int, expected: bool) -> None:
+    assert with_ids(setting, replicas) is expected

@@ -2,18 +2,20 @@
 """Held QoS 2 publishes and owed PUBRELs: formats, and both stores against a real server."""
 
 import asyncio
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtt_streams import headers, pubrel, qos2
+from mqtt_streams import headers, pubrel, qos2, stored
 from mqtt_streams.api import ApiError, publish
 from mqtt_streams.consumers import create_consumer
 from mqtt_streams.definitions import ensure_streams
 from mqtt_streams.hashing import subject_token
 from mqtt_streams.pubrel import Owed, PubrelStore, pubrel_block, pubrel_subject
 from mqtt_streams.qos2 import Held, Qos2Store, held_block, held_subject
+from mqtt_streams.repeats import find_ids
 from mqtt_streams.stored import StoredMessage
 from tests.streams.support import NatsPyJetStream
 
@@ -179,3 +181,25 @@ async def test_unusable_pubrels_are_removed(js: NatsPyJetStream) -> None:
     await asyncio.gather(*(owe(js, "A4a1Bsn5", packet_id) for packet_id in range(1, 31)))
     assert sorted(owed.packet_id for owed in await store.owed("A4a1Bsn5")) == list(range(1, 31))
     assert await store.delete(seq) is False
+
+
+async def test_ids_that_are_stored_are_found(js: NatsPyJetStream) -> None:
+    """From a time on, over several pages, whatever else there is."""
+    await ensure_streams(js)
+
+    async def store(identity: str, payload: bytes = b"x") -> int:
+        block = headers.build([("Nmqtt-Pub", "1"), ("Nats-Msg-Id", identity)])
+        return await publish(js, "$MQTT.msgs.a.b", payload, block)
+
+    assert await find_ids(js, time.time() - 1, {b"a"}) == ({}, True)
+    first = await store("a")
+    for number in range(60):
+        await store(f"other-{number}", bytes(100_000))
+    second = await store("b")
+    assert await find_ids(js, time.time() - 1, {b"a", b"b", b"c"}) == ({b"a": first, b"b": second}, True)
+    assert await find_ids(js, time.time() - 1, {b"a"}) == ({b"a": first}, True)
+    assert await find_ids(js, time.time() + 60, {b"a"}) == ({}, True)
+    await stored.delete(js, "$MQTT_msgs", second)
+    found, complete = await find_ids(js, time.time() - 1, {b"a", b"c"})
+    assert found == {b"a": first}
+    assert not complete, "it may be that a replica lags"

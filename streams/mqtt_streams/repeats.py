@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of several messages `$MQTT_msgs` has, when they were sent too long ago for it to recognise a repetition."""
+
+from collections.abc import Collection
+from typing import Any, Final
+
+from mqtt_streams import headers, stored
+from mqtt_streams.api import JetStream, call
+from mqtt_streams.messages import PREFIX, STREAM
+
+CLOCKS: Final = 10.0
+"""Seconds by which the clocks of gateways and nats-servers may differ here."""
+
+_MESSAGES: Final = 512
+_BYTES: Final = 2 * 1024 * 1024
+
+
+async def find_ids(js: JetStream, since: float, ids: Collection[bytes]) -> tuple[dict[bytes, int], bool]:
+    """Those of the `Nats-Msg-Id`s `ids` that the stream has, with their sequences; and whether there are no others.
+
+    `since`: Unix time before which none of them was stored, by a clock that is no more than CLOCKS off. There may be
+    others when a replica has answered that lags behind the leader, or the end of the stream was removed. Raises
+    ApiError, NoResponders, RequestTimeout.
+    """
+    begin = int((since - CLOCKS) * 1e9)
+    state = (await call(js, f"STREAM.INFO.{STREAM}"))["state"]
+    end = int(state["last_seq"])
+    found: dict[bytes, int] = {}
+    if not state["messages"] or stored.time_ns(state["last_ts"]) < begin:
+        return found, True
+    wanted = set(ids)
+    start: dict[str, Any] = {"start_time": stored.rfc3339(begin)}
+    last = 0
+    more = True
+    while wanted and last < end and more:
+        page, more = await stored.direct_page(js, STREAM, f"{PREFIX}>", start, messages=_MESSAGES, size=_BYTES)
+        for message in page:
+            last = message.seq
+            identity = (headers.get(message.headers, headers.MSG_ID) or "").encode()
+            if identity in wanted:
+                wanted.discard(identity)
+                found[identity] = last
+        start = {"seq": last + 1}
+    return found, not wanted or last >= end
