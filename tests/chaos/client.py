@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from mqtt_nats.codec import (
     PINGREQ,
@@ -42,6 +44,7 @@ from tests.chaos.history import History
 
 _LIMITS = Limits(1 << 28, 1 << 28, 65_535, 65_535, 65_535)
 _PATIENCE = 10.0  # seconds for CONNACK: a session is resumed from JetStream, perhaps in the middle of an election
+_NUMBERS = itertools.count(1)  # of connections, so that those of several clients with one id can be told apart
 _PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4)  # seconds between attempts to connect
 
 
@@ -101,6 +104,7 @@ class ChaosClient:
         ack_after: seconds that the application takes for a message before it is acknowledged.
         size: bytes of a payload, at least.
         will: for every connection.
+        stay: connect again when a connection is lost.
         on_message: called with (publisher, number, topic) of each message for the application.
     """
 
@@ -118,6 +122,7 @@ class ChaosClient:
         ack_after: float = 0.0,
         size: int = 0,
         will: ClientWill | None = None,
+        stay: bool = True,
         on_message: Callable[[str, int, str], None] | None = None,
     ) -> None:
         self.client_id = client_id
@@ -131,6 +136,7 @@ class ChaosClient:
         self.ack_after = ack_after
         self.size = size
         self.will = will
+        self.stay = stay
         self.on_message = on_message
         self.connections = 0
         """How many CONNACKs have accepted."""
@@ -148,7 +154,6 @@ class ChaosClient:
         self._asked: dict[int, Subscribe | Unsubscribe] = {}
         self._answers: dict[int, asyncio.Future[tuple[int, ...]]] = {}
         self._next_id = 0
-        self._attempt = 0
         self._turn = 0
         self._window = max_inflight
         self._room = asyncio.Event()
@@ -188,21 +193,22 @@ class ChaosClient:
             finally:
                 pinging.cancel()
                 self._lost(link)
+            if not self.stay:
+                return
             self._turn += 1
 
     async def _open(self, port: int) -> _Link | None:
         """A connection whose CONNECT was accepted; None when that does not come about."""
-        self._attempt += 1
         loop = asyncio.get_running_loop()
         try:
             _, link = await loop.create_connection(lambda: _Link(self), "127.0.0.1", port)
         except OSError:
             return None
-        link.number = self._attempt
+        link.number = next(_NUMBERS)
         will = None
         if self.will is not None:
             delay: Properties | None = {"will_delay_interval": self.will.delay} if self.version == 5 else None
-            payload = payload_of(self.client_id, -self._attempt)
+            payload = payload_of(self.client_id, -link.number)
             will = Will(self.will.topic, payload, self.will.qos, self.will.retain, delay)
         properties: Properties | None = None
         if self.version == 5:
@@ -521,9 +527,8 @@ class _Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The TCP connection is there."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self.port = transport.get_extra_info("peername")[1]
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
+        self.port = self._transport.get_extra_info("peername")[1]
 
     def data_received(self, data: bytes) -> None:
         """Bytes of the server's."""

@@ -26,8 +26,8 @@ number there (``n``). These are the words:
     released     PUBREL has come                                              id
     ============ ============================================================ ======================================
 
-``conn`` counts the connections of a client; ``open`` are the packet identifiers of messages that were received and not
-acknowledged. Others write ``killed``, ``started``, ``stopped``, ``cut`` with the name of what they did it to.
+``conn`` numbers the connections of all clients; ``open`` are the packet identifiers of messages that were received and
+not acknowledged. Others write ``killed``, ``started``, ``stopped``, ``cut`` with the name of what they did it to.
 """
 
 from __future__ import annotations
