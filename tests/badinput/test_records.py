@@ -67,7 +67,6 @@ POISONS: dict[str, Any] = {
     "a filter subject of another stream": {"cons": {"a": consumer("ID", filter_subject="$MQTT.sess.>")}},
     "v5 is a list": {"v5": []},
     "v5 without kind": {"v5": {"version": 1}},
-    "v5 of the future": {"v5": {"version": 1_000_000, "kind": "durable"}},
     "draining another client's consumer": {
         "v5": {
             "version": 1,

@@ -27,15 +27,14 @@ if __name__ == "__main__":
     sessions._v5 = lambda value, client_hash: read(_known(value), client_hash)
     sessions._encode_v5 = lambda v5: _known(encode(v5)) | {"version": VERSION}
 
-    from mqtt_nats.broker import leases
+    from mqtt_nats.broker.leases import Lease
     from mqtt_nats.cli import main
 
-    class Lease(leases.Lease):
-        async def begin(self) -> None:
-            del self.info["records"]
-            await super().begin()
+    begin = Lease.begin
 
-    from mqtt_nats import gateway
+    async def _begin(lease: Lease) -> None:
+        del lease.info["records"]
+        await begin(lease)
 
-    gateway.Lease = Lease  # type: ignore[misc]
+    Lease.begin = _begin  # type: ignore[method-assign]
     main()

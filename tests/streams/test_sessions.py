@@ -20,12 +20,14 @@ from mqtt_streams.sessions import (
     V5,
     Conflict,
     Draining,
+    NewerRecord,
     PoisonedRecord,
     SessionRecord,
     SessionStore,
     SubscriptionOptions,
     decode,
 )
+from tests.rolling.golden import GOLDEN, Golden
 from tests.streams.support import NatsPyJetStream
 
 ONE, TWO, THREE = "BprQ0123456789abcdefgh", "BprQ0123456789abcdefgi", "BprQ0123456789abcdefgj"
@@ -85,6 +87,12 @@ def test_clean_session() -> None:
     data = b'{"origin":"7BA7vU7Z","id":"pub-1","clean":true}'
     assert SessionRecord("pub-1", "7BA7vU7Z", clean=True).encode() == data
     assert decode(data) == SessionRecord("pub-1", "7BA7vU7Z", clean=True)
+
+
+@pytest.mark.parametrize("golden", GOLDEN.values(), ids=GOLDEN)
+def test_records_of_version_0_1_come_back(golden: Golden) -> None:
+    """Byte for byte: a gateway of 0.1 finds all that it has written."""
+    assert decode(golden.data, client_id=golden.client_id).encode() == golden.data
 
 
 @pytest.mark.parametrize("v5", [V5(), V5(expiry=0), full_v5()])
@@ -161,7 +169,6 @@ def poisoned(**changes: object) -> bytes:
         (poisoned(cons__sid__ack_policy=1), "ack_policy"),
         (poisoned(pubrel=[]), "pubrel is not a JSON object"),
         (poisoned(v5=7), "v5 is not a JSON object"),
-        (poisoned(v5__version=2), "newer gateway"),
         (poisoned(v5__version="1"), "version"),
         (poisoned(v5__kind="eternal"), "kind"),
         (poisoned(v5__expiry=-5), "expiry"),
@@ -194,6 +201,30 @@ def test_poisoned_records(data: bytes, text: str) -> None:
         return
     with pytest.raises(PoisonedRecord, match=text.replace(".", r"\.")):
         decode(data, client_id="sub-1")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        poisoned(v5__version=2),
+        poisoned(v5__version=2**62),
+        poisoned(v5={"version": 2}),
+        poisoned(v5={"version": 2, "kind": ["new"]}, subs={"a": "as never before"}),
+    ],
+)
+def test_a_newer_version_is_told_from_a_poisoned_record(data: bytes) -> None:
+    with pytest.raises(NewerRecord, match=r"v5: version \d+ was written by a newer"):
+        decode(data, client_id="sub-1")
+    with pytest.raises(PoisonedRecord, match="another client"):
+        decode(data, client_id="other")
+
+
+def test_keys_of_v5_that_are_not_known_are_kept() -> None:
+    data = orjson.loads(poisoned(v5__mood={"since": [1]}))
+    record = decode(orjson.dumps(data))
+    assert record.v5 is not None
+    assert record.v5.extra == {"mood": {"since": [1]}}
+    assert orjson.loads(record.encode()) == data
 
 
 words = st.one_of(st.text("a.>* \n\0é", max_size=4), st.sampled_from(["durable_name", "version", "kind", "options"]))
