@@ -6,7 +6,7 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 py
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint conformance bench demo kill-archive clean
+.PHONY: run test lint conformance chaos bench demo kill-archive clean
 
 # nats-server and the gateway on 127.0.0.1:1883; Ctrl-C ends both. The shell hands its process over.
 run: $(VENV)/.embedded
@@ -33,6 +33,10 @@ demo: $(VENV)/.demo
 # Twenty kills of driver, executors and nats-server while Spark archives; `make test` has three.
 kill-archive: $(VENV)/.test
 	$(BIN)/python -m pytest tests/spark/test_archive_kills.py -s --kills 20
+
+# The long experiments with faults, most of them minutes long; CHAOS_ARGS="R1 R2" for some. `make test` has short ones.
+chaos: $(VENV)/.test
+	$(BIN)/python -m tests.chaos --long $(CHAOS_ARGS)
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -55,10 +55,12 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With several processes (pytest-xdist), one of them runs a file's tests, and one all that share Spark's JVM.
 
-    What takes longest is begun first.
+    What takes longest is begun first. Experiments share nothing.
     """
     for item in items:
-        item.add_marker(pytest.mark.xdist_group("spark" if _is_spark(item) else item.nodeid.partition("::")[0]))
+        alone = item.path.name == "test_experiments.py"
+        group = "spark" if _is_spark(item) else item.nodeid if alone else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=lambda item: (not _is_spark(item), item.path.parent.name != "chaos"))
 
 

@@ -19,6 +19,7 @@ from tests.chaos.history import Event
 Message = tuple[str, int]
 """Publisher and number."""
 
+_RECENT = 20  # connections of one client that may have taken its session over from one that is still used
 _SHOWN = 5  # violations of one kind that are described one by one
 
 
@@ -266,16 +267,15 @@ class _Checker:
         self._longest = max(self._longest, event.t - self._progress.get(event.who, event.t))
         self._progress[event.who] = event.t
         handed = self._handed.get((event.who, event.conn, event.n), 0)
-        for at, connection in reversed(self._accepted[event.who]):
-            if at + self._promises.handover * 1e9 > handed:
-                continue
-            if connection > event.conn:
+        ours = next((at for at, conn in self._accepted[event.who] if conn == event.conn), 0)
+        for at, conn in self._accepted[event.who][-_RECENT:]:
+            if ours < at < handed - self._promises.handover * 1e9:
                 self._violation(
                     "two owners",
-                    f"{_name(message)} was handed over on connection {event.conn} of {event.who} "
-                    f"{(handed - at) / 1e6:.0f} ms after connection {connection} was accepted, and acknowledged",
+                    f"{_name(message)} was handed over on connection {event.conn} "
+                    f"{(handed - at) / 1e6:.0f} ms after connection {conn} was accepted, and acknowledged",
                 )
-            break
+                break
 
     def _on_unknown(self, event: Event) -> None:
         message = (event.who, event.n)

@@ -77,11 +77,13 @@ class Result:
         figures: name and value in the order of the report: messages, kills, lost, duplicated, longest pause, ...
         violations: one line for each broken promise; none when the experiment has passed.
         remarks: what a reader of the figures must know.
+        peers: what came out of the same script with other brokers, by their names. They promise nothing here.
     """
 
     figures: dict[str, int | float | str] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    peers: dict[str, Result] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

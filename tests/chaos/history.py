@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import heapq
 import time
+import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,7 +60,7 @@ class Event(NamedTuple):
 
 
 class History:
-    """The events of one client, in a file of its own.
+    """The events of one client, in a file of its own, which is not kept open.
 
     Args:
         path: the file; lines are appended to it.
@@ -69,26 +70,42 @@ class History:
     def __init__(self, path: Path, who: str = "") -> None:
         self.path = path
         self.who = who or path.stem
-        self._file = path.open("ab", buffering=_BUFFERED)
+        self._buffer = bytearray()
+        path.touch()
+        _LIVE.add(self)
+
+    def __del__(self) -> None:
+        self.flush()
 
     def note(self, what: str, /, **fields: Any) -> None:
         """Append an event that happens now."""
         fields["t"] = time.monotonic_ns()
         fields["who"] = self.who
         fields["what"] = what
-        self._file.write(orjson.dumps(fields) + b"\n")
+        self._buffer += orjson.dumps(fields)
+        self._buffer += b"\n"
+        if len(self._buffer) > _BUFFERED:
+            self.flush()
 
     def flush(self) -> None:
-        """Let readers see everything."""
-        self._file.flush()
+        """Let other processes read everything."""
+        if self._buffer:
+            with self.path.open("ab") as file:
+                file.write(self._buffer)
+            self._buffer.clear()
 
     def close(self) -> None:
         """No more events."""
-        self._file.close()
+        self.flush()
+
+
+_LIVE: weakref.WeakSet[History] = weakref.WeakSet()
 
 
 def read(paths: Iterable[Path]) -> list[Event]:
     """The events of several files in the order of their time."""
+    for history in list(_LIVE):
+        history.flush()
     return list(heapq.merge(*map(_lines, paths), key=lambda event: event.t))
 
 
