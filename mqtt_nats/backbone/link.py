@@ -20,11 +20,14 @@ from collections.abc import Awaitable, Callable
 from time import time
 from typing import Any
 
-from nats.aio.client import Client
+from nats.aio.client import Client, Srv
 from nats.aio.errors import ErrStaleConnection
 from nats.aio.transport import TcpTransport
 from nats.errors import Error as NatsError
-from nats.errors import UnexpectedEOF
+from nats.errors import NoServersError, UnexpectedEOF
+
+from mqtt_nats.backbone.servers import Servers
+from mqtt_nats.backbone.wire import STANDSTILL, Wire
 
 log = logging.getLogger("mqtt_nats.nats")
 
@@ -35,108 +38,17 @@ Handler = Callable[[bytes, bytes, bytes, bytes], None]
 WRITE_HIGH_WATER = 4 * 1024 * 1024
 WRITE_LOW_WATER = 1024 * 1024
 
+# A server must take a connection, and greet, in this time (seconds).
+CONNECT_TIMEOUT = 5.0
+
+# Between two rounds of attempts to connect to any of the servers (seconds).
+ROUND_PAUSE = 0.25
+
 # A refusal that NATS repeats, as it does for each publish, is logged again after this long (seconds).
 COMPLAIN_AGAIN = 60.0
 COMPLAINTS_MOST = 1000
 
-# The gateway says this often that it lives (seconds, with a margin): else it has stood still.
-STANDSTILL = 1.5
-
 DENIED = re.compile(rb'permissions violation for (publish|subscription) to ("(?:[^"\\]|\\.)*")', re.IGNORECASE)
-
-
-class _Wire(asyncio.Protocol):
-    """The protocol that replaces nats-py's stream reader on the connected transport."""
-
-    def __init__(self, link: Link, transport: asyncio.Transport, former: asyncio.BaseProtocol) -> None:
-        self.link = link
-        self.transport = transport
-        self.former = former
-        self.closed: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
-        self._tail = b""
-        self._parts: list[bytes] = []
-        self._held = 0
-        self._need = 0
-
-    def data_received(self, data: bytes) -> None:
-        """Parse every complete protocol line and message of one read."""
-        if self._tail:
-            # A message larger than a read is collected, not joined again at each read.
-            self._parts.append(data)
-            self._held += len(data)
-            if self._held < self._need:
-                return
-            data = b"".join(self._parts)
-            self._parts = []
-            self._tail = b""
-        link = self.link
-        link.heard = now = time()
-        if now - link.ticked > STANDSTILL:
-            link.on_standstill()
-        handlers = link.handlers
-        find = data.find
-        end = len(data)
-        pos = 0
-        need = 0
-        while pos < end:
-            eol = find(b"\r\n", pos)
-            if eol < 0:
-                break
-            first = data[pos]
-            if first == 77 or first == 72:  # M(SG), H(MSG)
-                args = data[pos:eol].split(b" ")
-                start = eol + 2
-                stop = start + int(args[-1])
-                if stop + 2 > end:
-                    need = stop + 2 - pos
-                    break
-                pos = stop + 2
-                if first == 77:
-                    headers = b""
-                    reply = args[3] if len(args) == 5 else b""
-                else:
-                    body = start + int(args[-2])
-                    headers = data[start:body]
-                    start = body
-                    reply = args[3] if len(args) == 6 else b""
-                handler = handlers.get(args[2])
-                if handler is None:
-                    link.foreign(int(args[2]), args[1], reply, headers, data[start:stop])
-                    continue
-                try:
-                    handler(args[1], reply, headers, data[start:stop])
-                except Exception:
-                    log.exception("a handler failed for a message on %r", args[1])
-            else:
-                link.control(data[pos:eol])
-                pos = eol + 2
-        if pos < end:
-            self._tail = data[pos:] if pos else data
-            self._parts = [self._tail]
-            self._held = end - pos
-            self._need = need
-
-    def pause_writing(self) -> None:
-        """Stop reading from publishers: NATS does not take what they send."""
-        self.link.writable = False
-        if self.link.on_writable is not None:
-            self.link.on_writable(False)
-
-    def resume_writing(self) -> None:
-        """Let publishers go on."""
-        self.link.writable = True
-        if self.link.on_writable is not None:
-            self.link.on_writable(True)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Tell nats-py, which reconnects."""
-        self.former.connection_lost(exc)
-        if self.link.wire is self:
-            self.link.wire = None
-        if not self.link.writable:
-            self.resume_writing()
-        if not self.closed.done():
-            self.closed.set_result(exc)
 
 
 class Link(Client):
@@ -149,10 +61,16 @@ class Link(Client):
 
     def __init__(self) -> None:
         super().__init__()
+        self.known: Servers | None = None
+        """Where servers may be, once :func:`open_link` has set it."""
+        self._round: list[Srv] | None = None
+        self._was_connected = False
+        self.failures: list[Exception] = []
+        """Why attempts to connect for the first time have failed, but for servers that are not there."""
         self.handlers: dict[bytes, Handler] = {}
         self.out: list[bytes] = []
-        self.wire: _Wire | None = None
-        self._last_wire: _Wire | None = None
+        self.wire: Wire | None = None
+        self._last_wire: Wire | None = None
         self.heard = time()
         """Unix time at which the server was last heard."""
         self.ticked = time()
@@ -332,6 +250,38 @@ class Link(Client):
         tasks: set[asyncio.Future[Any]] = self.__dict__.setdefault("_tasks", set())
         return tasks
 
+    async def _select_next_server(self) -> None:
+        """Connect to the next server of this round of attempts, or begin a new one.
+
+        Raises:
+            NoServersError: a connection never was, and none can be had now.
+        """
+        assert self.known is not None
+        while True:
+            if not self._round:
+                if self._round is not None:
+                    if not self._was_connected:
+                        raise NoServersError
+                    await asyncio.sleep(ROUND_PAUSE)
+                self._round = await self.known.round()
+                continue
+            server = self._round.pop(0)
+            try:
+                await self._connect_to_server(server)
+            except (OSError, NatsError, TimeoutError) as error:
+                log.debug("nats-server at %s: %r", server.uri.netloc.rpartition("@")[2], error)
+                continue
+            self._current_server = server
+            return
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        """Note which servers there are; nats-py would keep them for ever, and without a login."""
+        if self.known is not None and info.get("connect_urls"):
+            self.known.announced(info["connect_urls"])
+        await super()._process_info(
+            {name: value for name, value in info.items() if name != "connect_urls"}, initial_connection
+        )
+
     async def _process_connect_init(self) -> None:
         """Take over the transport in the same step in which nats-py has it connected: nothing may go past us."""
         former = self._last_wire
@@ -339,10 +289,13 @@ class Link(Client):
             former.transport.abort()  # an attempt that nats-py has given up, but not closed
         try:
             await super()._process_connect_init()
-        except BaseException:
+        except BaseException as error:
+            if not self._was_connected and isinstance(error, Exception):
+                self.failures.append(error)
             if self._transport is not None:
-                # nats-py leaves a refused connection open.
+                # nats-py leaves a refused connection open, or waits for ever for the end of its TLS.
                 self._transport.close()  # type: ignore[no-untyped-call]
+                self._transport = None
             raise
         transport = self._transport
         if not isinstance(transport, TcpTransport) or transport._io_writer is None or transport._io_reader is None:
@@ -352,7 +305,11 @@ class Link(Client):
         reader: Any = transport._io_reader
         if raw.is_closing() or reader.at_eof():
             raise UnexpectedEOF
-        self._last_wire = wire = _Wire(self, raw, raw.get_protocol())
+        assert self.known is not None
+        self.known.last = self._current_server
+        self._round = None
+        self._was_connected = True
+        self._last_wire = wire = Wire(self, raw, raw.get_protocol())
         self.out.clear()
         raw.set_protocol(wire)
         raw.set_write_buffer_limits(WRITE_HIGH_WATER, WRITE_LOW_WATER)
@@ -463,9 +420,10 @@ async def open_link(
         on_offline: awaited when the connection has been lost.
 
     Raises:
-        OSError, nats.errors.Error, TimeoutError: the first attempt failed.
+        OSError, nats.errors.Error, TimeoutError: none of the servers lets us in.
     """
     link = Link()
+    link.known = Servers(options["servers"])
 
     async def online() -> None:
         await on_online()
@@ -476,22 +434,24 @@ async def open_link(
     async def problem(error: Exception) -> None:
         log.debug("nats: %r", error)
 
-    await link.connect(
-        **options,
-        name=name,
-        no_echo=no_echo,
-        allow_reconnect=False,
-        reconnect_time_wait=0.25,  # type: ignore[arg-type]  # nats-py sleeps this long; a float is fine
-        max_reconnect_attempts=1,
-        ping_interval=10,
-        max_outstanding_pings=2,
-        connect_timeout=5,
-        error_cb=problem,
-        disconnected_cb=offline,
-        reconnected_cb=online,
-    )
-    # The first attempt reports its error; from now on the connection is kept up.
-    link.options["allow_reconnect"] = True
+    try:
+        await link.connect(
+            **options,
+            name=name,
+            no_echo=no_echo,
+            max_reconnect_attempts=1,
+            ping_interval=10,
+            max_outstanding_pings=2,
+            connect_timeout=CONNECT_TIMEOUT,  # type: ignore[arg-type]  # a float is fine
+            error_cb=problem,
+            disconnected_cb=offline,
+            reconnected_cb=online,
+        )
+    except NoServersError:
+        # Those that were there can tell why not; that a login is refused says more than anything else.
+        told = sorted(link.failures, key=lambda error: "authorization" not in str(error).lower())
+        raise (told[0] if told else link.known.unresolved or NoServersError()) from None
+    # The first round of attempts reports its error; from now on the connection is kept up.
     link.options["max_reconnect_attempts"] = -1
     link.online = True
     return link

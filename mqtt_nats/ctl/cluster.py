@@ -34,7 +34,7 @@ async def status(inbox: Inbox) -> dict[str, Any]:
         "connected": info.get("server_name", ""),
         "version": info.get("version", ""),
         "cluster": info.get("cluster", ""),
-        "urls": sorted({f"{url.hostname}:{url.port}" for url in (s.uri for s in inbox.link._server_pool)}),
+        "urls": inbox.link.known.known if inbox.link.known is not None else [],
     }
     streams = [one for name in STREAMS if (one := await _stream(inbox, name)) is not None]
     return {"gateways": gateways, "nats": servers, "streams": streams}

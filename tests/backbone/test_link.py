@@ -233,7 +233,9 @@ async def test_a_discovered_server_takes_over(nats_factory: NatsFactory, links: 
         for own, other in (routes, routes[::-1])
     ]
     link = await links.url(servers[0].url)
-    await aeventually(lambda: len(link.servers) == 2)
+    assert link.known is not None
+    known = link.known
+    await aeventually(lambda: len(known.known) == 2)
     servers[0].kill()
     await aeventually(lambda: links.log == ["offline", "online"], 20.0)
     assert link.connected_url is not None

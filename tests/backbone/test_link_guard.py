@@ -17,6 +17,8 @@ from mqtt_nats.backbone.link import Link
 
 # Overridden, with the parameters that nats-py calls them with.
 OVERRIDDEN = {
+    "_select_next_server": [],
+    "_process_info": ["info", "initial_connection"],
     "_process_connect_init": [],
     "_read_loop": [],
     "_process_err": ["err_msg"],
@@ -31,7 +33,7 @@ OVERRIDDEN = {
 
 # Called as they are.
 CALLED = {
-    "_process_info": ["info", "initial_connection"],
+    "_connect_to_server": ["s"],
     "_process_msg": ["sid", "subject", "reply", "data", "headers"],
 }
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqtt_nats.backbone.link import Link, _Wire
+from mqtt_nats.backbone.link import Link
+from mqtt_nats.backbone.wire import Wire
 
 Event = tuple[bytes, ...]
 
@@ -45,7 +46,7 @@ class Bench:
         self.events: list[Event] = []
         self.transport = FakeTransport()
         self.former = Former()
-        self.wire = self.link.wire = _Wire(self.link, self.transport, self.former)
+        self.wire = self.link.wire = Wire(self.link, self.transport, self.former)
         self.link._loop = asyncio.get_running_loop()
         for sid in (b"1", b"22"):
             self.link.handlers[sid] = self.handler(sid)
@@ -220,6 +221,6 @@ async def test_back_pressure() -> None:
 
 async def test_the_end_of_an_old_connection_leaves_the_new_one_alone() -> None:
     bench = Bench()
-    new = bench.link.wire = _Wire(bench.link, FakeTransport(), cast(asyncio.BaseProtocol, Former()))
+    new = bench.link.wire = Wire(bench.link, FakeTransport(), cast(asyncio.BaseProtocol, Former()))
     bench.wire.connection_lost(ConnectionResetError())
     assert bench.link.wire is new

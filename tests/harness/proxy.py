@@ -11,15 +11,16 @@ _READ = 65_536
 
 
 class Proxy:
-    """Forwards 127.0.0.1:``port`` to 127.0.0.1:``target``.
+    """Forwards ``port`` of ``host`` (0: any that is free) to 127.0.0.1:``target``.
 
     :meth:`cut` ends all connections and refuses new ones; :meth:`stall` keeps them and forwards nothing, as
     a broken network does; :meth:`restore` ends either.
     """
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: int, *, host: str = "127.0.0.1", port: int = 0) -> None:
         self._target = target
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self._host = host
+        self._listener = socket.create_server((host, port), backlog=64)
         self.port: int = self._listener.getsockname()[1]
         self.accepted = 0
         """Connections forwarded so far."""
@@ -35,7 +36,7 @@ class Proxy:
     @property
     def url(self) -> str:
         """URL for NATS clients."""
-        return f"nats://127.0.0.1:{self.port}"
+        return f"nats://{self._host}:{self.port}"
 
     @property
     def open(self) -> int:
