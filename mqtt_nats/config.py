@@ -132,6 +132,10 @@ class Settings(BaseSettings):
         default=None,
         description="File with the users that may authenticate by SCRAM-SHA-256, written by `mqtt-nats passwd`.",
     )
+    acl_file: FilePath | None = Field(
+        default=None,
+        description="File with the rules of who may publish and subscribe what; unset: everybody everything.",
+    )
     session_expiry_interval: Annotated[int | None, BeforeValidator(_never_is_none)] = Field(
         default=7200,
         ge=1,

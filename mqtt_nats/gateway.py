@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import anyio
 
+from mqtt_nats.access.aclfile import load as load_rules
 from mqtt_nats.access.authenticator import Authenticator
 from mqtt_nats.access.local import LocalAccess
 from mqtt_nats.backbone.inbox import Inbox
@@ -81,6 +82,7 @@ class Gateway:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.access: Authenticator = LocalAccess(settings)
+        self.rules = None if settings.acl_file is None else load_rules(settings.acl_file)
         self.identity = name_hash(secrets.token_hex(16))
         self.link = Link()
         self.wild = Link()
@@ -240,6 +242,7 @@ class Gateway:
                 self.access,
                 tasks,
             )
+            broker.rules = self.rules
             self._recognise(broker)
             watch_consumers(broker)
             watch(broker)

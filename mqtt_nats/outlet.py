@@ -7,7 +7,13 @@ once, when the turn ends.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from time import monotonic
+from typing import Final
+
+# What a client that reads again is given at a time: enough for its socket to say that it is full again (bytes).
+PIECE: Final = 256 * 1024 + 1
 
 
 class Outlet:
@@ -18,7 +24,7 @@ class Outlet:
     does not read) chunks stay here and :meth:`offer` bounds what is added.
     """
 
-    __slots__ = ("chunks", "clogged", "dirty", "dropped", "held", "limit", "round", "send")
+    __slots__ = ("_handed", "chunks", "clogged", "dirty", "dropped", "held", "limit", "round", "send", "since")
 
     def __init__(self, round_: Round, limit: int) -> None:
         self.round = round_
@@ -26,26 +32,42 @@ class Outlet:
         self.chunks: list[bytes] = []
         self.dirty = False
         self.clogged = False
+        self.since = 0.0
+        """When it was last seen to read, on the system's monotonic clock (seconds); only while it is clogged."""
         self.held = 0
+        """Bytes that wait for it, here and in what was last given to its socket; 0 unless it is clogged."""
         self.dropped = 0
         self.send: Callable[[bytes], None] | None = None
+        self._handed = 0
+        """How many of those were given to the socket."""
 
     def write(self, data: bytes) -> None:
         """Send ``data`` at the end of the turn."""
         self.chunks.append(data)
         if self.clogged:
-            self.held += len(data)
+            self.hold(len(data))
         elif not self.dirty:
             self.dirty = True
             self.round.add(self)
 
+    def hold(self, size: int) -> None:
+        """Count bytes that were appended while the client does not read."""
+        self.held += size
+        round_ = self.round
+        round_.held += size
+        if round_.held > round_.most:
+            round_.overfull()
+
     def offer(self, data: bytes, count: int) -> None:
         """Send ``count`` QoS 0 messages to a client that does not keep up, or drop and count them."""
         if self.held + len(data) > self.limit:
-            self.dropped += count
-            self.round.dropped += count
+            self._lose(count)
         else:
             self.write(data)
+
+    def _lose(self, count: int) -> None:
+        self.dropped += count
+        self.round.dropped += count
 
     def flush(self) -> None:
         """Hand everything collected to the transport."""
@@ -54,30 +76,90 @@ class Outlet:
         if chunks and not self.clogged:
             if self.send is not None:
                 self.send(b"".join(chunks) if len(chunks) > 1 else chunks[0])
+            self._handed_over()
             chunks.clear()
+
+    def _handed_over(self) -> None:
+        """Everything was given to the transport, which may have become too much for it."""
+        if self.clogged:
+            self._handed = sum(map(len, self.chunks))
+            self._held(self._handed)
 
     def clog(self) -> None:
         """The transport's buffer is full: keep what follows here."""
         self.clogged = True
-        self.held = sum(map(len, self.chunks))
+        self.since = monotonic()
 
     def unclog(self) -> None:
-        """The client reads again."""
+        """The client reads again: give it what has waited, until it is full again."""
         self.clogged = False
-        self.held = 0
-        self.flush()
+        chunks = self.chunks
+        left = self.held - self._handed
+        end = 0
+        while end < len(chunks) and not self.clogged and self.send is not None:
+            start, size = end, 0
+            while end < len(chunks) and size < PIECE:
+                size += len(chunks[end])
+                end += 1
+            self.send(b"".join(chunks[start:end]))
+            self._handed = size
+            left -= size
+        del chunks[:end]
+        if self.clogged:
+            self._held(left + self._handed)
+        else:
+            self._handed = 0
+            self._held(0)
+
+    def sift(self, keep: Callable[[bytes], bool]) -> None:
+        """Take out of what waits here what ``keep`` is false for; called while the outlet is clogged."""
+        self.chunks[:] = filter(keep, self.chunks)
+        self._held(sum(map(len, self.chunks)) + self._handed)
+
+    def lose(self) -> None:
+        """Drop, and count, the QoS 0 messages that wait here; called while the outlet is clogged."""
+
+        def keep(data: bytes) -> bool:
+            if data[0] & 0xF6 != 0x30:
+                return True
+            self._lose(_packets(data))
+            return False
+
+        self.sift(keep)
+
+    def _held(self, size: int) -> None:
+        self.round.held += size - self.held
+        self.held = size
 
     def shut(self) -> None:
         """The connection is gone: nothing is sent any more."""
         self.send = None
         self.clogged = False
         self.chunks.clear()
+        self._handed = 0
+        self._held(0)
+
+
+def _packets(data: bytes) -> int:
+    """How many packets there are in ``data``."""
+    count = pos = 0
+    while pos < len(data):
+        size = shift = 0
+        while True:
+            pos += 1
+            size |= (data[pos] & 127) << shift
+            shift += 7
+            if data[pos] < 128:
+                break
+        pos += 1 + size
+        count += 1
+    return count
 
 
 class Round:
     """The outlets that have something to write, flushed once per turn of the event loop."""
 
-    __slots__ = ("_schedule", "_scheduled", "dirty", "dropped")
+    __slots__ = ("_schedule", "_scheduled", "dirty", "dropped", "held", "most", "overfull")
 
     def __init__(self, schedule: Callable[[Callable[[], None]], object]) -> None:
         """``schedule`` runs a function at the end of the turn (``loop.call_soon``)."""
@@ -85,6 +167,11 @@ class Round:
         self._scheduled = False
         self.dirty: list[Outlet] = []
         self.dropped = 0
+        self.held = 0
+        """Bytes that wait for all clients that do not read."""
+        self.most = sys.maxsize
+        """Above this ``overfull`` is called, for each message that is added."""
+        self.overfull: Callable[[], None] = lambda: None
 
     def add(self, outlet: Outlet) -> None:
         """Have ``outlet`` flushed; its ``dirty`` is already set."""

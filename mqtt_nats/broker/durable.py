@@ -41,11 +41,12 @@ from mqtt_streams.headers import get_int
 from mqtt_streams.messages import DELIVER_PREFIX
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
-from mqtt_streams.pubrel import pubrel_block, pubrel_subject
+from mqtt_streams.pubrel import CONSUMER_PREFIX, pubrel_block, pubrel_subject
 from mqtt_streams.subjects import starts_with_wildcard, visible_to_wildcard
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
+    from mqtt_nats.broker.stalling import Stall
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -70,7 +71,7 @@ def backstop(expiry: int | None) -> int:
 class Attachment:
     """One consumer, attached."""
 
-    __slots__ = ("behind", "consumer", "gone", "heirs", "key", "sid", "source", "spent")
+    __slots__ = ("behind", "consumer", "gone", "heirs", "key", "missed", "sid", "source", "spent")
 
     def __init__(self, key: str, consumer: ConsumerRef, source: Source) -> None:
         self.key = key
@@ -84,6 +85,8 @@ class Attachment:
         """Once the subscription has ended: nothing more comes that another subscription wants."""
         self.behind: list[Source] = []
         """Once the subscription has ended: those whose new messages wait until this is spent."""
+        self.missed = False
+        """A delivery was lost on its way: nothing more is taken until it has come again."""
         self.gone = (1, 0)
         """Sequences among which are those that were in flight and may have been removed."""
 
@@ -102,8 +105,12 @@ class DurableSide:
         """Stored messages without Nmqtt-Pub: acknowledged and counted."""
         self.damaged = False
         """A consumer was deleted, and is about to be made again."""
+        self.doubtful = False
+        """Deliveries or acknowledgements may have been lost; somebody is going to look."""
         self.kept = False
         """A consumer has kept its deliver subject: the record names another one."""
+        self.stall: Stall | None = None
+        """Nothing is sent: the client does not read."""
         self.pubrel_sid = b""
         self.pubrels_come = 0
         self._progress = asyncio.Event()
@@ -211,16 +218,23 @@ class DurableSide:
                     qos = 0
                 elif granted < qos:
                     qos = granted
-            if not qos or message.timed or not machine.sent_at_once(source, sequence, qos, reply):
+            place = int(tokens[6])
+            if (
+                place != source.place
+                or not qos
+                or message.timed
+                or not machine.sent_at_once(source, sequence, qos, reply)
+            ):
                 self._consider(attachment, wild, subject, reply, headers, payload)
                 return
+            source.place = place + 1
             if five:
                 data = message.packets5[qos] or message.packet5(qos)
             else:
                 data = message.packets[qos] or message.packet(qos)
             outlet.chunks.append(data)
             if outlet.clogged:
-                outlet.held += len(data)
+                outlet.hold(len(data))
             elif not outlet.dirty:
                 outlet.dirty = True
                 outlet.round.add(outlet)
@@ -236,6 +250,13 @@ class DurableSide:
             return
         client = self.client
         source = attachment.source
+        if ack.consumer_seq != source.place and source.place and client.broker.reconciling is not None:
+            # What comes now must not overtake what was lost: all of it comes again.
+            attachment.missed = True
+            client.broker.link.unsubscribe_raw(attachment.sid)
+            client.broker.reconciling.due(client)
+            return
+        source.place = ack.consumer_seq + 1
         message = client.broker.stored_message(ack.stream_seq, b"%d" % ack.timestamp_ns, subject, headers, payload)
         sequence = ack.stream_seq
         if not message.qos:
@@ -324,6 +345,7 @@ class DurableSide:
             link.unsubscribe_raw(known.sid)
             attachment = known
             attachment.consumer = consumer
+            attachment.missed, attachment.source.place = False, 0
         else:
             attachment = Attachment(key, consumer, source)
             self.attachments[consumer.durable_name] = attachment
@@ -365,6 +387,7 @@ class DurableSide:
         source = attachment.source
         held, source.held = source.held, source.held | Source.REPLAYING  # what is new comes before what is sent again
         link.unsubscribe_raw(attachment.sid)
+        source.place = 0
         attachment.consumer = replace(attachment.consumer, deliver_subject=found.deliver_subject)
         attachment.sid = link.subscribe_raw(found.deliver_subject.encode(), self._arrival(attachment))
         record = self.client.record
@@ -406,6 +429,9 @@ class DurableSide:
                 del attached[name]
         if self.pubrel_sid:
             link.unsubscribe_raw(self.pubrel_sid)
+            name = CONSUMER_PREFIX + self.client.hash
+            if attached.get(name) is self.client:
+                del attached[name]
         link.kick()
 
     def close(self) -> bool:

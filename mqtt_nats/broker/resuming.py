@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Set
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from mqtt_nats.broker.draining import stand_before, watch
+from mqtt_nats.broker.groups import PREFIX as SHARED
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.replay import Replay, open_gate, start_replays
@@ -39,8 +41,8 @@ def set_options(source: Source, options: SubscriptionOptions) -> None:
     source.identifier = options.id
 
 
-async def rejoin(client: Client) -> None:
-    """Subscribe in core NATS again what a session has subscribed.
+async def rejoin(client: Client, denied: Set[str]) -> None:
+    """Subscribe in core NATS again what a session has subscribed, and is not ``denied``.
 
     Raises:
         TimeoutError: NATS does not answer.
@@ -52,13 +54,15 @@ async def rejoin(client: Client) -> None:
         one = described.get(subject)
         options = PLAIN if one is None else Options(one.nl, one.rap, one.id)
         try:
-            client.join(subject_to_filter(subject), qos, options)
+            topic_filter = subject_to_filter(subject)
+            if topic_filter not in denied:
+                client.join(topic_filter, qos, options)
         except ValueError as error:  # nats-server's listener allows what clients may not have here
             log.warning("client %r: its subscription %r is not continued: %s", client.client_id, subject, error)
     await client.fence()
 
 
-async def _note_kept(client: Client, side: DurableSide) -> None:
+async def note_kept(client: Client, side: DurableSide) -> None:
     """Write the deliver subjects that consumers have kept into the record, for nats-server's listener."""
     if side.kept:
         side.kept = False
@@ -68,8 +72,13 @@ async def _note_kept(client: Client, side: DurableSide) -> None:
             client.taken_over()
 
 
-async def resume(client: Client, side: DurableSide) -> None:
-    """Continue a durable session: owed PUBRELs, what was in flight, then what has come since."""
+async def resume(
+    client: Client, side: DurableSide, denied: Set[str], withdraw: Callable[[Set[str]], Awaitable[None]]
+) -> None:
+    """Continue a durable session: owed PUBRELs, what was in flight, then what has come since.
+
+    Subscriptions that are ``denied`` end before anything new of them is sent.
+    """
     broker = client.broker
     record = client.record
     assert record is not None
@@ -82,6 +91,9 @@ async def resume(client: Client, side: DurableSide) -> None:
         machine.owe(owed.packet_id, owed.message_seq)
     assignments = await broker.groups.assigned(client.hash)
     await rejoin_shared(client)
+    shares = {text for text in denied if text.startswith(SHARED)}
+    if shares:
+        await withdraw(shares)
     earlier = [entry.qos for entry in record.v5.draining] + [qos for qos, _ in record.v5.was.values()]
     if machine.releases or assignments or 2 in record.subs.values() or 2 in earlier:
         await side.attach_pubrels()
@@ -109,7 +121,7 @@ async def resume(client: Client, side: DurableSide) -> None:
         stand_before(side, attachments[-1])
     for start in range(0, len(attachments), 32):
         await asyncio.gather(*(side.attach(attachment) for attachment in attachments[start : start + 32]))
-    await _note_kept(client, side)
+    await note_kept(client, side)
     await side.collect()
     for attachment in attachments:
         if attachment.source.missing:
@@ -119,6 +131,8 @@ async def resume(client: Client, side: DurableSide) -> None:
     if done:
         await side.remove(done)
     await resend(client, assignments)
+    if denied - shares:
+        await withdraw(denied - shares)
     machine.start()
     for attachment in attachments:
         if not attachment.spent:
@@ -151,10 +165,12 @@ async def reattach(client: Client, side: DurableSide) -> None:
     if side.has_pubrels:
         await patiently(client, side.attach_pubrels)
     for attachment in list(side.attachments.values()):
+        if side.stall is not None and not attachment.source.end:
+            continue  # it has nobody to deliver to
         consumer = record.cons.get(attachment.key)
         if consumer is None:
             consumer = replace(attachment.consumer, deliver_subject=DELIVER_PREFIX + client.broker.new_nuid())
         side.add(attachment.key, consumer, attachment.source)
         await patiently(client, partial(side.attach, attachment))
-    await _note_kept(client, side)
+    await note_kept(client, side)
     side.machine.pump()

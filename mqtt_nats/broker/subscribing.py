@@ -22,6 +22,7 @@ from mqtt_nats.broker.replay import Replay, drop_gate, open_gate, prepare, start
 from mqtt_nats.broker.resuming import set_options
 from mqtt_nats.broker.sharing import acknowledged as ask_again
 from mqtt_nats.broker.sharing import subscribe_shared, unsubscribe_shared
+from mqtt_nats.broker.stalling import postponed
 from mqtt_nats.codec import (
     MqttError,
     PacketTooLarge,
@@ -82,6 +83,8 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
 
     [MQTT-3.8.4-1] [MQTT-3.8.4-4] (3.1.1), [MQTT-3.8.4-1] [MQTT-3.8.4-5] (5.0)
     """
+    if postponed(client, lambda: subscribe(client, packet)):
+        return
     _check_room(client, len(packet.filters))
     wanted: dict[str, Wish] = {}
     room = _Room(client)
@@ -92,6 +95,9 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
     shares: dict[str, SharedSubscription] = {}
     for entry in packet.filters:
         subjects, code = _subjects(client, entry.topic_filter)
+        guard = client.guarded
+        if subjects is not None and guard is not None and not guard.may_subscribe(entry.topic_filter, entry.qos):
+            subjects, code = None, ReasonCode.NOT_AUTHORIZED
         if subjects is None or not room.take(entry.topic_filter, subjects):
             code = code or ReasonCode.QUOTA_EXCEEDED
         elif entry.topic_filter.startswith(SHARED):
@@ -312,6 +318,8 @@ async def unsubscribe(client: Client, packet: Unsubscribe) -> None:
 
     Messages in flight are completed [MQTT-3.10.4-3] (3.1.1, 5.0).
     """
+    if postponed(client, lambda: unsubscribe(client, packet)):
+        return
     _check_room(client, len(packet.filters))
     present = {found.text for found in client.filters} | set(client.shares or ())
     shares = list(set(client.shares or ()).intersection(packet.filters))
@@ -336,6 +344,16 @@ def _unsuback_code(client: Client, topic_filter: str, present: set[str]) -> int:
     except MqttError:
         return ReasonCode.TOPIC_FILTER_INVALID
     return ReasonCode.NO_SUBSCRIPTION_EXISTED
+
+
+async def withdraw(client: Client, filters: Set[str]) -> None:
+    """End subscriptions, shared ones among them, that the client may not have any more."""
+    shares = filters & set(client.shares or ())
+    try:
+        await unsubscribe_shared(client, list(shares))
+        await _end(client, filters - shares)
+    except Conflict:
+        client.taken_over()
 
 
 async def _end(client: Client, filters: Set[str]) -> None:

@@ -46,6 +46,10 @@ class Aliases:
         given[key] = alias
         return alias, known
 
+    def forget(self) -> None:
+        """Give every alias anew: the client may not have got those that were given."""
+        self._given.clear()
+
 
 def pack(
     client: Client, message: Message | Stored, qos: int, identifier: int, *, ids: bytes, retain: bool, dup: bool = False

@@ -34,8 +34,8 @@ from typing import Any, Final
 from mqtt_nats.codec import ProtocolError, ack_bytes
 from mqtt_nats.session.delivery import SENT, STORING, WAITING, Delivery, Release, Source
 from mqtt_nats.session.ports import Ports
+from mqtt_nats.session.recalling import Recalling
 from mqtt_nats.session.regular import unknown_pubrel
-from mqtt_nats.session.unsequenced import Unsequenced
 
 ID_SPACE: Final = 49151
 """Identifiers 1-49151 belong to stream sequences, the rest to what is not stored in ``$MQTT_msgs``."""
@@ -48,7 +48,7 @@ def packet_id(sequence: int) -> int:
     return sequence % ID_SPACE + 1
 
 
-class DurableOutbound(Unsequenced):
+class DurableOutbound(Recalling):
     """The sender's side of a durable session.
 
     Args:
@@ -62,15 +62,11 @@ class DurableOutbound(Unsequenced):
         self.limit = limit
         self.ports = ports
         self.version = version
-        self.sources: list[Source] = []
         self.released = 0
         """How many of those count as in flight: a message of this connection in 5.0."""
         self.resent = 0
         self.on_complete: Callable[[Delivery], None] | None = None
         """Called when a message of a subscription that has ended is complete."""
-        self._queued: dict[int, Delivery] = {}
-        """What is WAITING, by stream sequence."""
-        self._waiting: list[tuple[int, Delivery]] = []
         self._owed: set[int] = set()
         """Sequences whose PUBREL was owed when the session was resumed: never to be sent again."""
         self._suspect: list[tuple[int, int]] = []
@@ -104,7 +100,8 @@ class DurableOutbound(Unsequenced):
         ):
             self.ports.ack(reply)
             return
-        delivery = Delivery(source, sequence, identifier, qos, body, reply, attempt > 1)
+        unsent = bool(self._unsent) and sequence in self._unsent
+        delivery = Delivery(source, sequence, identifier, qos, body, reply, attempt > 1 and not unsent)
         if source.held:
             self._queued[sequence] = delivery
             source.backlog.append(delivery)
@@ -242,6 +239,7 @@ class DurableOutbound(Unsequenced):
             self._complete(delivery)
             for reply in delivery.replies():
                 self.ports.ack(reply)
+        delivery.body = None  # it is never sent again by this connection
 
     @property
     def room(self) -> int:

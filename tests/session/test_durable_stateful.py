@@ -26,6 +26,8 @@ class DurableSession(RuleBasedStateMachine):
 
     world: World
     gateway: Gateway
+    stalled = False
+    """What the client does not read has been given up; its consumers have nowhere to deliver to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,9 +57,14 @@ class DurableSession(RuleBasedStateMachine):
         for _ in range(count):
             self.world.store(topic, qos)
 
+    def listening(self, name: str) -> Consumer | None:
+        """A consumer that has somewhere to deliver to."""
+        consumer = self.world.consumers.get(name)
+        return consumer if consumer is not None and (consumer.end or not self.stalled) else None
+
     @rule(name=st.sampled_from(sorted(PATTERNS)), count=st.integers(1, 4))
     def deliver(self, name: str, count: int) -> None:
-        consumer = self.world.consumers.get(name)
+        consumer = self.listening(name)
         for _ in range(count):
             if consumer is None or not self.world.deliver(consumer):
                 break
@@ -72,7 +79,7 @@ class DurableSession(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(sorted(PATTERNS)), data=st.data())
     def ack_wait(self, name: str, data: st.DataObject) -> None:
-        consumer = self.world.consumers.get(name)
+        consumer = self.listening(name)
         if consumer is not None and consumer.pending:
             self.world.redeliver(consumer, data.draw(st.sampled_from(sorted(consumer.pending))))
 
@@ -136,13 +143,16 @@ class DurableSession(RuleBasedStateMachine):
         self.world.attach_records()
         for name, source in gateway.sources.items():
             source.asked = False
+            if self.stalled and not source.end:
+                self.world.consumers[name].wire.clear()
+                continue
             self.world.attach(self.world.consumers[name], source, opened=True)
         gateway.machine.pump()
 
     @rule(name=st.sampled_from(sorted(PATTERNS)))
     def unsubscribe(self, name: str) -> None:
         """The subscription that owns nothing together with others, or the one that is not the owner."""
-        if name == "two" or name in self.world.ended:
+        if name == "two" or name in self.world.ended or self.stalled:
             return
         consumer = self.world.consumers[name]
         source = self.gateway.sources[name]
@@ -156,6 +166,30 @@ class DurableSession(RuleBasedStateMachine):
         if not inflight:
             self.gateway.delete(name)
 
+    @rule(unread=st.integers(0, 3))
+    def stall(self, unread: int) -> None:
+        """The client does not read: what has not left the gateway is given up."""
+        self.world.recall(self.gateway, unread)
+        self.gateway.machine.stall()
+        self.stalled = True
+        for name, source in self.gateway.sources.items():
+            if not source.end:
+                self.world.consumers[name].wire.clear()
+
+    @rule()
+    def go_on(self) -> None:
+        """It reads again: everything that is pending comes again."""
+        if not self.stalled:
+            return
+        self.stalled = False
+        for name, source in self.gateway.sources.items():
+            if not source.end:
+                consumer = self.world.consumers[name]
+                self.world.attach(consumer, source, opened=False)
+                while consumer.wire:
+                    self.gateway.arrived(consumer, *consumer.wire.popleft())
+        self.gateway.machine.go_on()
+
     @rule(data=st.data())
     def expire(self, data: st.DataObject) -> None:
         """Retention removes old messages. Those in flight are the subject of test_durable.py: suspect identifiers."""
@@ -167,6 +201,7 @@ class DurableSession(RuleBasedStateMachine):
     # -- what a gateway does at CONNECT -------------------------------------------------------------
 
     def resume(self) -> None:
+        self.stalled = False
         gateway = self.gateway = Gateway(self.world, LIMIT)
         world = self.world
         machine = gateway.machine
@@ -203,6 +238,7 @@ class DurableSession(RuleBasedStateMachine):
     def finish(self) -> None:
         """Everything that is under way arrives: nothing may be left over, and nothing may be missing."""
         world, gateway = self.world, self.gateway
+        self.go_on()
         for _ in range(1_000):
             moved = False
             for consumer in list(world.consumers.values()):

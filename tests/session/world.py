@@ -202,6 +202,24 @@ class World:
         self.in_use[identifier] = sequence
         self.to_client.append((3, identifier, qos, dup, sequence))
 
+    def recall(self, gateway: Gateway, unread: int) -> None:
+        """The client does not read: of what is on its way to it, all but so much has not left the gateway."""
+        left = list(self.to_client)
+        self.to_client = deque(left[:unread])
+        for packet in left[unread:]:
+            kind, identifier, _, dup, sequence = packet
+            if kind != 3 or not gateway.machine.recall(identifier):
+                self.to_client.append(packet)
+                continue
+            self.sent[sequence] -= 1
+            if not self.sent[sequence]:
+                assert not dup
+                del self.sent[sequence], self.sent_qos[sequence], self.in_use[identifier]
+        self.first_sent = {}
+        for sequence in self.sent:
+            topic = self.stream_all[sequence].topic
+            self.first_sent[topic] = max(sequence, self.first_sent.get(topic, 0))
+
     def client_reads(self) -> None:
         """The client takes one packet and answers it."""
         kind, identifier, qos, _, sequence = self.to_client.popleft()

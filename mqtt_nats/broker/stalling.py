@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients that do not read: what waits for a durable session is left to JetStream, and the sum of all is bounded.
+
+Theory of operation. A client whose socket takes nothing is *clogged*. When it has been for ``stall_time``, or too much
+waits in this process, its session is *stalled*: the deliver subjects of its consumers are unsubscribed, and what has
+not left the gateway is forgotten. Once the client reads, the consumers are attached as they are when a session
+is resumed, and everything pending comes again; what the client may have got is known and not sent twice.
+See docs/internals/rules.md#clients-that-do-not-read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Coroutine
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+from mqtt_nats.broker.patience import patiently
+from mqtt_nats.broker.record import save_record
+from mqtt_nats.broker.resuming import note_kept
+from mqtt_nats.broker.sharing import acknowledged as ask_again
+from mqtt_nats.codec import QuotaExceeded
+from mqtt_nats.connection.connection import Hold
+from mqtt_streams.sessions import Conflict
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.client import Client
+    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.broker.durable import DurableSide
+
+log = logging.getLogger("mqtt_nats.broker")
+
+POSTPONED_MOST: Final = 100
+"""SUBSCRIBE and UNSUBSCRIBE packets that wait until a client reads; beyond this nothing is read from it."""
+
+LOOK_MOST: Final = 50_000
+"""Packets that are looked at per turn, so that nobody else waits."""
+
+
+class Stall:
+    """A session of which nothing is sent."""
+
+    __slots__ = ("postponed", "since", "waking")
+
+    def __init__(self) -> None:
+        self.since = monotonic()
+        self.postponed: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        """What changes subscriptions has to wait: its answer would not be read, and consumers have to be attached."""
+        self.waking = False
+
+
+def watch(broker: Broker) -> None:
+    """Have what waits for clients that do not read bounded from now on."""
+    loop = asyncio.get_running_loop()
+    begun = False
+
+    def overfull() -> None:
+        nonlocal begun
+        if not begun:
+            begun = True
+            loop.call_soon(relieve_once)
+
+    def relieve_once() -> None:
+        nonlocal begun
+        begun = False
+        relieve(broker)
+
+    broker.round.most = broker.settings.max_unread_bytes
+    broker.round.overfull = overfull
+
+
+def look_after(broker: Broker) -> None:
+    """Find sessions that stall, and those whose clients read again. Called every `CLOCK_STEP` seconds."""
+    now = monotonic()
+    patience = broker.settings.stall_time
+    queued = looked = 0
+    for client in list(broker.connections):
+        side = client.durable_side
+        if side is None:
+            continue
+        outlet = client.outlet
+        stall = side.stall
+        if outlet.clogged:
+            if now - outlet.since > patience and looked < LOOK_MOST and (stall is None or _listens(side)):
+                looked += len(outlet.chunks)
+                give_up(client, side)
+        elif stall is not None and not stall.waking:
+            machine = side.machine
+            if len(machine.inflight) + machine.released <= machine.limit // 2 or now - stall.since > patience:
+                stall.waking = True
+                client.do(_wake(client, side, stall))
+        queued += _queued(side)
+    if queued + broker.round.held > broker.settings.max_unread_bytes:
+        relieve(broker)
+
+
+def give_up(client: Client, side: DurableSide) -> None:
+    """Leave to JetStream what a client has not read."""
+    machine = side.machine
+    stall = side.stall
+    if stall is None:
+        if not machine.open:  # the session is being resumed
+            return
+        log.info("client %r does not read: its messages are left to JetStream", client.client_id)
+        side.stall = Stall()
+    elif stall.waking:
+        return
+    link = client.broker.link
+    for attachment in side.attachments.values():
+        if not attachment.source.end:
+            link.unsubscribe_raw(attachment.sid)
+    if client.outlet.clogged and machine.inflight:
+        _take_back(client, side)
+    machine.stall()
+
+
+def _listens(side: DurableSide) -> bool:
+    """Whether a stalled session has been given a consumer since."""
+    handlers = side.client.broker.link.handlers
+    return any(one.sid in handlers and not one.source.end for one in side.attachments.values())
+
+
+def _take_back(client: Client, side: DurableSide) -> None:
+    """Take messages that come again out of what waits for the client's socket."""
+    machine = side.machine
+    outlet = client.outlet
+    first = 0
+    if client.outgoing is not None:
+        # A packet that has to be sent may name its topic by an alias that one before it has given.
+        for number, data in enumerate(outlet.chunks):
+            identifier = publish_id(data)
+            if identifier and not machine.recallable(identifier):
+                first = number + 1
+        client.outgoing.forget()
+    numbers = itertools.count()
+
+    def keep(data: bytes) -> bool:
+        if next(numbers) < first:
+            return True
+        identifier = publish_id(data)
+        return not (identifier and machine.recall(identifier))
+
+    outlet.sift(keep)
+
+
+def publish_id(data: bytes) -> int:
+    """Packet identifier of a PUBLISH packet at QoS 1 or 2; 0 for every other packet."""
+    if data[0] >> 4 != 3 or not data[0] & 6:
+        return 0
+    pos = 1
+    while data[pos] & 128:
+        pos += 1
+    pos += 1
+    pos += 2 + int.from_bytes(data[pos : pos + 2], "big")
+    return int.from_bytes(data[pos : pos + 2], "big")
+
+
+def _queued(side: DurableSide | None) -> int:
+    """Bytes that wait for a place in a client's window."""
+    return sum(len(one.body.payload) for one in side.machine.queued) if side is not None else 0
+
+
+def postponed(client: Client, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+    """Put a job off until a stalled session goes on; False when it can be done now."""
+    stall = client.durable_side.stall if client.durable_side is not None else None
+    if stall is None:
+        return False
+    stall.postponed.append(work)
+    if len(stall.postponed) > POSTPONED_MOST:
+        client.connection.hold(Hold.JOBS)
+    return True
+
+
+async def _wake(client: Client, side: DurableSide, stall: Stall) -> None:
+    """The client reads again: attach its consumers, collect what was given up, and go on."""
+    record = client.record
+    assert record is not None
+    side.point_anew()
+    try:
+        await save_record(client, client.epoch)
+        attachments = [one for one in side.attachments.values() if one.key in record.cons]
+        for one in attachments:
+            side.add(one.key, record.cons[one.key], one.source)
+        for start in range(0, len(attachments), 32):
+            some = attachments[start : start + 32]
+            await asyncio.gather(*(patiently(client, partial(side.attach, one)) for one in some))
+        await note_kept(client, side)
+    except Conflict:
+        client.taken_over()
+        return
+    await side.collect()
+    side.stall = None
+    log.info("client %r reads again", client.client_id)
+    side.machine.go_on()
+    ask_again(client)
+    client.connection.release(Hold.JOBS)
+    for work in stall.postponed:
+        client.do(work())
+
+
+def relieve(broker: Broker) -> None:
+    """Too much waits: give up what can be had again, drop QoS 0, and if need be end connections; the largest first."""
+    most = broker.settings.max_unread_bytes
+    goal = most // 2
+    loads = [(client.outlet.held + _queued(client.durable_side), client) for client in broker.connections]
+    loads = sorted((one for one in loads if one[0]), key=lambda one: one[0], reverse=True)
+    total = sum(load for load, _ in loads)
+    if total <= most:
+        return
+    log.warning("%d bytes wait for clients that do not read: the largest are relieved", total)
+    for load, client in loads:
+        if total <= goal:
+            return
+        if client.durable_side is not None:
+            give_up(client, client.durable_side)
+        if client.outlet.clogged:
+            client.outlet.lose()
+        total -= load - client.outlet.held - _queued(client.durable_side)
+    unread = broker.round.held
+    for client in sorted((client for _, client in loads), key=lambda one: one.outlet.held, reverse=True):
+        if unread <= most:
+            return
+        unread -= client.outlet.held
+        client.end(QuotaExceeded("it does not read, and too much waits for all who do not"))

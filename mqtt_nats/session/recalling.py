@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is not sent to a client that does not read is given up: its consumers keep it, and bring it again.
+
+Why: docs/internals/rules.md#clients-that-do-not-read.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from mqtt_nats.session.delivery import SENT, Delivery, Source
+from mqtt_nats.session.unsequenced import Unsequenced
+
+
+class Recalling(Unsequenced):
+    """The part of a durable session's sender that does so.
+
+    Subscriptions that have ended are left alone: there is little of them, and others may depend on it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sources: list[Source] = []
+        self._queued: dict[int, Delivery] = {}
+        """What is WAITING, by stream sequence."""
+        self._waiting: list[tuple[int, Delivery]] = []
+        self._unsent: set[int] = set()
+        """Sequences that were given up before they were sent: when they come again it is for the first time."""
+
+    @property
+    def queued(self) -> list[Delivery]:
+        """What waits for a place in the window."""
+        return [*self._queued.values(), *self.others] if self._queued or self.others else []
+
+    def recallable(self, identifier: int) -> bool:
+        """Whether a consumer would bring a message again that is taken back."""
+        delivery = self.inflight.get(identifier)
+        return delivery is not None and delivery.state == SENT and delivery.sequence > 0 and not delivery.source.end
+
+    def recall(self, identifier: int) -> bool:
+        """Take back a message whose PUBLISH packet has not left the gateway.
+
+        Returns:
+            False when the packet has to be sent all the same: no consumer would bring the message again.
+        """
+        if not self.recallable(identifier):
+            return False
+        self._give_up(self.inflight.pop(identifier))
+        return True
+
+    def stall(self) -> None:
+        """Forget what waits, and send nothing more, until everything has come again and :meth:`go_on` is called."""
+        self.open = False
+        for delivery in list(self._queued.values()):
+            if not delivery.source.end:
+                del self._queued[delivery.sequence]
+                self._give_up(delivery)
+        for source in self.sources:
+            if not source.end:
+                source.backlog.clear()
+        self._waiting = [entry for entry in self._waiting if entry[1].source.end]
+        heapq.heapify(self._waiting)
+
+    def _give_up(self, delivery: Delivery) -> None:
+        if not delivery.dup:
+            self._unsent.add(delivery.sequence)
+        for source in self.sources:
+            # A server that is killed meanwhile may deliver it for the first time again: it is not done.
+            source.first = min(source.first, delivery.sequence - 1)
+
+    def go_on(self) -> None:
+        """Send again: first what had been given up, in order."""
+        self._unsent.clear()
+        self.open = True
+        self.pump()
