@@ -6,7 +6,7 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 py
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint conformance chaos bench demo kill-archive clean
+.PHONY: run test lint conformance chaos bench demo kill-archive fuzz clean
 
 # nats-server and the gateway on 127.0.0.1:1883; Ctrl-C ends both. The shell hands its process over.
 run: $(VENV)/.embedded
@@ -37,6 +37,10 @@ kill-archive: $(VENV)/.test
 # The long experiments with faults, most of them minutes long; CHAOS_ARGS="R1 R2" for some. `make test` has short ones.
 chaos: $(VENV)/.test
 	$(BIN)/python -m tests.chaos --long $(CHAOS_ARGS)
+
+# Ten million mutated inputs through the codec, then a hundred thousand mutated packets for a gateway: some minutes.
+fuzz: $(VENV)/.test
+	$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -32,9 +32,9 @@ if __name__ == "__main__":
 
     begin = Lease.begin
 
-    async def _begin(lease: Lease) -> None:
-        del lease.info["records"]
-        await begin(lease)
+    async def _begin(self: Lease) -> None:
+        del self.info["records"]
+        await begin(self)
 
     Lease.begin = _begin  # type: ignore[method-assign]
     main()

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes of bytes that are likely to reach something."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Final
+
+BYTES: Final = (
+    *(0, 1, 2, 3, 4, 5, 0x0B, 0x0F, 0x10, 0x11, 0x15, 0x16, 0x17, 0x1F, 0x21, 0x22, 0x23, 0x24, 0x26, 0x2B, 0x2F),
+    *(0x30, 0x32, 0x34, 0x3F, 0x40, 0x50, 0x62, 0x70, 0x7F, 0x80, 0x82, 0x90, 0xA2, 0xB0, 0xC0, 0xD0, 0xE0, 0xF0, 0xFF),
+)
+PIECES: Final = (
+    *(b"\0\4MQTT", b"\0\6MQIsdp", b"\0\0", b"\xff\xff", b"\x80\x01", b"\xff\xff\xff\x7f", b"\x80\x80\x80\x80\x01"),
+    *(b"\0\1+", b"\0\1#", b"$share/g/", b"\xc3\x28", b"\xed\xa0\x80", b"\xf0\x9f\x98\x80", b"\xef\xbb\xbf", b"\0\1\0"),
+    *(b"\x26\0\1a\0\1b", b"\x0b\x01", b"\x23\0\1", b"\x03\0\1x", b"\x08\0\1x", b"\x16\0\0", b"\x02\0\0\0\x01"),
+)
+LONGEST: Final = 4096
+
+
+def remaining_length(value: int) -> bytes:
+    """A length as it stands in the fixed header."""
+    out = bytearray()
+    while True:
+        value, low = value >> 7, value & 127
+        out.append(low | 128 if value else low)
+        if not value:
+            return bytes(out)
+
+
+def mutated(data: bytes, other: bytes, random: Random) -> bytes:
+    """``data`` with one to five changes; some bring in parts of ``other``."""
+    out = bytearray(data)
+    choose = random.random
+    for _ in range(1 + int(choose() * choose() * 5)):
+        size = len(out)
+        at = int(choose() * size) if size else 0
+        how = int(choose() * 12)
+        if how < 2 and size:
+            out[at] ^= 1 << int(choose() * 8)
+        elif how < 4 and size:
+            out[at] = BYTES[int(choose() * len(BYTES))]
+        elif how == 4:
+            out[at : at + 1 + int(choose() * 8)] = b""
+        elif how == 5:
+            out[at:at] = random.randbytes(1 + int(choose() * 8))
+        elif how == 6:
+            out[at:at] = out[at : at + 1 + int(choose() * 60)] * (1 + int(choose() * 3))
+        elif how == 7:
+            out[at:] = b""
+        elif how == 8:
+            out[at:at] = PIECES[int(choose() * len(PIECES))]
+        elif how == 9:
+            start = int(choose() * len(other))
+            out[at:at] = other[start : start + 1 + int(choose() * 80)]
+        elif how == 10 and size > 1:  # the length that would be right, or nearly
+            end = 1
+            while end < min(size, 4) and out[end] > 127:
+                end += 1
+            out[1 : end + 1] = remaining_length(max(size - end - 1 + int(choose() * 5) - 2, 0))
+        else:
+            out += other
+    return bytes(out[:LONGEST])
