@@ -162,8 +162,8 @@ class Client(Member):
         self.durable_side: DurableSide | None = None
         self._early: list[Packet] = []
         self._error: MqttError | None = None
-        self._idle = False
-        """The jobs wait for NATS to be connected."""
+        self._idle: bool | None = None
+        """Whether the jobs wait for NATS to be connected; None: their task has not begun, so cannot end in order."""
         self._jobs: deque[Coroutine[Any, Any, None]] | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -402,7 +402,7 @@ class Client(Member):
             self._task = self.broker.spawn_safe(self._work(), self.client_id or "a client")
 
     async def _work(self) -> None:
-        jobs = self._jobs
+        self._idle, jobs = False, self._jobs
         assert jobs is not None
         try:
             while jobs and self.alive:
@@ -420,7 +420,7 @@ class Client(Member):
                 if len(jobs) < JOBS_LOW:
                     self.connection.release(Hold.JOBS)
         finally:
-            self._task = None
+            self._task = self._idle = None
             for job in jobs:
                 job.close()
             jobs.clear()
@@ -473,7 +473,7 @@ class Client(Member):
     def taken_over(self) -> None:
         """Another connection has claimed the session: end at once, and touch nothing of what is stored."""
         self.taken = True
-        if self._task is not None and self._task is not asyncio.current_task():
+        if self._task is not None and self._idle is not None and self._task is not asyncio.current_task():
             self._task.cancel()
         if self.durable_side is not None:
             self.durable_side.detach()

@@ -75,3 +75,21 @@ async def test_nothing_waits_for_the_collector(port: int, clean: bool, orderly: 
         assert await aeventually(lambda: clients() <= before + 2)
     finally:
         gc.enable()
+
+
+async def test_the_session_moves_before_a_job_has_begun(port: int) -> None:
+    """A SUBSCRIBE and the signal of a takeover come in the same turn: nothing of the client is left behind."""
+    async with await RawClient.connect(port, "hasty", clean=False) as raw:
+        await raw.subscribe("hasty/a", qos=1)
+        (client,) = (one for one in gc.get_objects() if isinstance(one, Client) and one.client_id == "hasty")
+        broker = client.broker
+
+        async def job() -> None:
+            raise AssertionError("the session is somebody else's")
+
+        client.do(job())
+        client.taken_over()
+        await raw.expect_closed()
+        assert await aeventually(lambda: client not in broker.connections)
+        assert "hasty/a" not in broker.table.filters
+        assert not [name for name, owner in broker.attached.items() if owner is client]
