@@ -167,5 +167,6 @@ async def attach_pubrels(client: Client, side: DurableSide) -> None:
         await send_again(broker, OUT, consumer, lambda: side.pubrels_come)
     else:
         await create_consumer(broker.inbox, OUT, consumer)
+    broker.attached[consumer.durable_name] = client
     if client.record is not None:
         client.record.pubrel = consumer  # where nats-server's listener looks for it

@@ -11,6 +11,7 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from mqtt_nats.access.acl import Rules
 from mqtt_nats.access.authenticator import Authenticator
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.backbone.link import Link
@@ -38,6 +39,7 @@ from mqtt_streams.wills import WillStore
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.control import Control
+    from mqtt_nats.broker.reconciling import Reconciling
     from mqtt_nats.config import Settings
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -88,6 +90,8 @@ class Broker:
         self.with_ids = False
         """QoS 1 messages are stored under an id, by which their stream recognises a repetition."""
         self.access = access
+        self.rules: Rules | None = None
+        """Who may publish and subscribe what; None: everybody everything."""
         self.clock = Clock(loop.time())
         self.standing = False
         """The gateway stood still, and has not found out yet what has moved."""
@@ -129,6 +133,8 @@ class Broker:
         """Whose connection a consumer of ``$MQTT_msgs`` delivers to, by its name."""
         self.advisories = b""
         """The subscription that tells which consumers are deleted."""
+        self.reconciling: Reconciling | None = None
+        """Looks after deliveries and acknowledgements that may have been lost."""
         self.control: Control | None = None
         """What `mqtt-nats ctl` asks."""
         self.crowded_until = 0.0

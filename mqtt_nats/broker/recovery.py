@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.broker.gap import expect_gap, repair
+from mqtt_nats.broker.reconciling import Reconciling
 from mqtt_nats.broker.resuming import reattach
 from mqtt_nats.broker.sharing import recover_inboxes
 from mqtt_nats.connection.connection import Hold
@@ -35,7 +36,10 @@ DELETED: Final = f"$JS.EVENT.ADVISORY.CONSUMER.DELETED.{MESSAGES}.*".encode()
 
 
 def watch_consumers(broker: Broker) -> None:
-    """Hear of consumers that are deleted, by whomever: a connected client's one is made again at once."""
+    """Hear of consumers that are deleted, by whomever: a connected client's one is made again at once.
+
+    Also of those that have a new leader.
+    """
 
     def deleted(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         client = broker.attached.get(subject.rpartition(b".")[2].decode())
@@ -45,6 +49,7 @@ def watch_consumers(broker: Broker) -> None:
             client.do(_mend(client, side))
 
     broker.advisories = broker.link.subscribe_raw(DELETED, deleted)
+    broker.reconciling = Reconciling(broker)
 
 
 async def _mend(client: Client, side: DurableSide) -> None:
@@ -58,6 +63,8 @@ async def recover(broker: Broker, link: Link) -> None:
         if connection.takeover_sid:
             link.renew(connection.takeover_sid, connection.takeover_subject)
     link.renew(broker.advisories, DELETED)
+    if broker.reconciling is not None:
+        broker.reconciling.renew(link)
     if broker.control is not None:
         broker.control.renew(link)
     broker.replying.renew(link)

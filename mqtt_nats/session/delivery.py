@@ -32,6 +32,7 @@ class Source:
         "last",
         "left",
         "no_local",
+        "place",
         "qos",
         "start",
         "until",
@@ -58,6 +59,8 @@ class Source:
         """Highest stream sequence received."""
         self.first = 0
         """Highest stream sequence received as a first delivery: everything before it has been here."""
+        self.place = 0
+        """The consumer's own number of the next delivery, redeliveries included; 0 = not known."""
         self.clear = start - 1
         """The consumer has nothing left to deliver before this sequence, for all that ``last`` says."""
         self.asked = False

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What got lost between the consumers of durable sessions and this gateway, other than with its connection to NATS.
+
+A nats-server that dies takes along messages that it was handing on, and acknowledgements that it, or a consumer without
+a leader, was sent. JetStream takes those messages for delivered and would send them again after half a minute; those
+acknowledgements keep their places in the consumer's window. See docs/internals/rules.md#reconciliation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from mqtt_nats.broker.patience import patiently
+from mqtt_nats.broker.resuming import reattach
+from mqtt_streams.consumers import ConsumerInfo, consumer_info
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.pubrel import CONSUMER_PREFIX
+from mqtt_streams.pubrel import STREAM as OUT
+
+if TYPE_CHECKING:
+    from mqtt_nats.backbone.link import Link
+    from mqtt_nats.broker.client import Client
+    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.broker.durable import Attachment, DurableSide
+    from mqtt_nats.session.delivery import Source
+    from mqtt_nats.session.durable import DurableOutbound
+
+log = logging.getLogger("mqtt_nats.broker")
+
+ELECTED: Final = tuple(f"$JS.EVENT.ADVISORY.CONSUMER.LEADER_ELECTED.{stream}.*".encode() for stream in (MESSAGES, OUT))
+
+AT_ONCE: Final = 64
+"""Sessions looked at at the same time: a third of all consumers may have lost their leader."""
+
+SETTLE: Final = 0.5
+"""Seconds for what is under way, and for further consumers of the session to have a leader."""
+
+
+class Reconciling:
+    """Looks at the consumers of sessions that may have missed something."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._limit = asyncio.Semaphore(AT_ONCE)
+        self._subscriptions = [(broker.link.subscribe_raw(subject, self._elected), subject) for subject in ELECTED]
+
+    def renew(self, link: Link) -> None:
+        """Listen again, on a new connection."""
+        for sid, subject in self._subscriptions:
+            link.renew(sid, subject)
+
+    def _elected(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        """A consumer has a new leader."""
+        client = self._broker.attached.get(subject.rpartition(b".")[2].decode())
+        if client is not None:
+            self.due(client)
+
+    def due(self, client: Client) -> None:
+        """Have a session looked at; there is no more than one look per session to come."""
+        side = client.durable_side
+        if side is not None and not side.doubtful and client.alive:
+            side.doubtful = True
+            client.do(self._reconcile(client, side))
+
+    async def _reconcile(self, client: Client, side: DurableSide) -> None:
+        await asyncio.sleep(SETTLE)
+        async with self._limit:
+            side.doubtful = False  # what happens from now on is a reason to look again
+            if side.stall is not None:
+                return  # everything comes again when the client reads
+            if await self._complete(side):
+                return
+            log.info("client %r: deliveries or acknowledgements were lost: they come again", client.client_id)
+            await reattach(client, side)
+
+    async def _complete(self, side: DurableSide) -> bool:
+        """Whether JetStream and this gateway agree on what the session has been given and has acknowledged."""
+        if any(attachment.missed for attachment in side.attachments.values()):
+            return False
+        found = await self._suspects(side)
+        if not found:
+            return True
+        await asyncio.sleep(SETTLE)
+        again = await self._suspects(side)
+        # Where acknowledgements are only on their way, the oldest that is pending is another one by now.
+        return not any(again.get(name) == floor for name, floor in found.items())
+
+    async def _suspects(self, side: DurableSide) -> dict[str, int]:
+        """Consumers that have more pending than is on its way, and up to where everything is acknowledged."""
+        client = side.client
+        inbox = client.broker.inbox
+        found: dict[str, int] = {}
+        for name, attachment in list(side.attachments.items()):
+            info = await patiently(client, partial(consumer_info, inbox, MESSAGES, name))
+            if info is not None and _suspicious(info, side.machine, attachment):
+                found[name] = info.ack_floor_seq
+        if side.has_pubrels:
+            name = CONSUMER_PREFIX + client.hash
+            info = await patiently(client, partial(consumer_info, inbox, OUT, name))
+            records = sum(len(release.records) for release in side.machine.releases.values())
+            if info is not None and info.num_ack_pending > records:
+                found[name] = info.ack_floor_seq
+        return found
+
+
+def _suspicious(info: ConsumerInfo, machine: DurableOutbound, attachment: Attachment) -> bool:
+    source = attachment.source
+    unseen = source.place and info.delivered_consumer_seq >= source.place
+    return bool(unseen) or info.num_ack_pending > outstanding(machine, source)
+
+
+def outstanding(machine: DurableOutbound, source: Source) -> int:
+    """How many messages of a consumer are on their way to the client, or acknowledged and not confirmed."""
+    on_their_way = [*machine.inflight.values(), *machine.queued]
+    return sum(delivery.source is source for delivery in on_their_way) + sum(
+        release.unconfirmed
+        for release in machine.releases.values()
+        if release.delivery is not None and release.delivery.source is source
+    )
