@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import sys
 import time
@@ -60,5 +61,6 @@ class Control:
             "cluster": broker.link._server_info.get("cluster", ""),
             "draining": broker.closing,
             "memory": usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+            "tasks": len(asyncio.all_tasks()),
             "cpu": usage.ru_utime + usage.ru_stime,
         }

@@ -50,7 +50,7 @@ def test_status(server: NatsServer, gateway_factory: GatewayFactory) -> None:
             f"127.0.0.1:{gateways[1].port}": 1,
         }
         assert {one["state"] for one in found["gateways"]} == {"running"}
-        assert all(one["memory"] > 10_000_000 for one in found["gateways"])
+        assert all(one["memory"] > 10_000_000 and one["tasks"] > 0 for one in found["gateways"])
         text = ctl(server.url, "status")
     assert found["nats"]["connected"] == "test"
     assert {"$MQTT_sess", "$MQTT_msgs", "KV_MQTT_gateways"} <= {one["name"] for one in found["streams"]}
