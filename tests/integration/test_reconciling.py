@@ -1,19 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deliveries that were lost between a consumer and its gateway, and the answer to what only looks like it."""
+"""Deliveries that are lost between a consumer and its gateway, and the order of what comes after them."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
-import nats
-import orjson
 import pytest
-from nats.aio.client import Client
 
-from mqtt_streams.hashing import name_hash
+from tests.chaos.points.proxy import Action, NatsProxy
 from tests.conftest import GatewayFactory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient
-from tests.harness.waiting import aeventually
 
 pytestmark = pytest.mark.anyio
 
@@ -21,71 +18,58 @@ LOST = "deliveries or acknowledgements were lost"
 
 
 @pytest.fixture
-def local(nats_server: NatsServer, gateway_factory: GatewayFactory) -> Gateway:
-    return gateway_factory(nats_server, "--max-inflight", "10")
+async def proxy(nats_server: NatsServer) -> AsyncIterator[NatsProxy]:
+    """Between the gateway and nats-server."""
+    between = NatsProxy(nats_server.port, lambda: None)
+    await between.start()
+    yield between
+    await between.close()
 
 
 @pytest.fixture
-async def nc(nats_server: NatsServer) -> AsyncIterator[Client]:
-    client = await nats.connect(nats_server.url)
-    yield client
-    await client.close()
-
-
-async def consumer(nc: Client, client_id: str) -> tuple[str, str]:
-    """Name and deliver subject of a session's only consumer."""
-    answer = orjson.loads((await nc.request("$JS.API.CONSUMER.LIST.$MQTT_msgs")).data)
-    (found,) = (one for one in answer["consumers"] if one["name"].startswith(name_hash(client_id)))
-    return found["name"], found["config"]["deliver_subject"]
-
-
-async def forge(nc: Client, client_id: str, place: int, payload: bytes = b"forged") -> None:
-    """A delivery with this number of the consumer's, as if those before it had been lost."""
-    name, subject = await consumer(nc, client_id)
-    headers = {"Nmqtt-Pub": "1"}
-    ack = f"$JS.ACK.$MQTT_msgs.{name}.1.{place}.{place}.1.0"
-    await nc.publish(subject, payload, ack, headers)
-    await nc.flush()
+async def local(proxy: NatsProxy, gateway_factory: GatewayFactory) -> AsyncIterator[Gateway]:
+    gateway = gateway_factory(proxy.url, start=False)
+    await asyncio.to_thread(gateway.start)
+    yield gateway
+    await asyncio.to_thread(gateway.term)
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-async def test_after_a_hole_everything_pending_comes_again(local: Gateway, nc: Client, qos: int) -> None:
-    """Nothing that came after it is sent before; what the client has is not sent again."""
-    name = f"hole-{qos}"
+@pytest.mark.parametrize("name", ["plain", "wild"])
+async def test_what_was_lost_comes_before_what_followed(local: Gateway, proxy: NatsProxy, qos: int, name: str) -> None:
+    """And what the client has does not come again."""
+    topic = f"{name}-{qos}/x"
     async with (
-        await RawClient.connect(local.port, name, clean=False) as subscriber,
+        await RawClient.connect(local.port, f"{name}-{qos}", clean=False) as subscriber,
         await RawClient.connect(local.port, "publisher") as publisher,
     ):
-        await subscriber.subscribe(name, qos=qos)
+        await subscriber.subscribe(topic if name == "plain" else f"{name}-{qos}/#", qos=qos)
         for number in range(3):
-            await publisher.deliver(name, b"%d" % number, qos)
-        kept = (await subscriber.messages(3))[-1]
-        _, before = await consumer(nc, name)
-        await forge(nc, name, 1000)
-        await aeventually(lambda: LOST in local.log)
-
-        async def moved() -> bool:
-            return (await consumer(nc, name))[1] != before
-
-        await aeventually(moved)
+            await publisher.deliver(topic, b"%d" % number, qos)
+        pending = await subscriber.messages(3)
+        trap = proxy.set("down", f"$MQTT.msgs.{name}-{qos}.", Action.DROP)
+        await publisher.deliver(topic, b"3", qos)
+        await trap.sprung.wait()
+        await publisher.deliver_all(topic, [b"%d" % number for number in range(4, 20)], qos)
         for number in range(3, 20):
-            await publisher.deliver(name, b"%d" % number, qos)
-        await subscriber.complete(kept)
-        for number in range(3, 6):
-            received = (await subscriber.messages(1))[0]
-            assert (received.payload, received.dup) == (b"%d" % number, False)
+            (received,) = await subscriber.messages(1)
+            assert received.payload == b"%d" % number
             await subscriber.complete(received)
+        for one in pending:
+            await subscriber.complete(one)
+        await publisher.deliver(topic, b"end", qos)
+        assert (await subscriber.messages(1))[0].payload == b"end"
+    assert local.log.count(LOST) == 1
 
 
-async def test_consecutive_numbers_are_no_hole(local: Gateway, nc: Client) -> None:
-    """Also over redeliveries to a new connection."""
+async def test_consecutive_deliveries_lack_nothing(local: Gateway) -> None:
+    """Also when a new connection gets them again."""
     async with (
         await RawClient.connect(local.port, "steady", clean=False) as subscriber,
         await RawClient.connect(local.port, "publisher") as publisher,
     ):
         await subscriber.subscribe("steady", qos=1)
-        for number in range(5):
-            await publisher.deliver("steady", b"%d" % number, 1)
+        await publisher.deliver_all("steady", [b"%d" % number for number in range(5)], 1)
         await subscriber.messages(5)
         subscriber.drop()
         async with await RawClient.connect(local.port, "steady", clean=False) as again:
