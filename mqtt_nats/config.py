@@ -249,7 +249,11 @@ class Settings(BaseSettings):
         "stream when consumers are deleted at the same time).",
     )
     stream_replicas: int | None = Field(
-        default=None, ge=1, le=5, description="Replicas of the streams that are created; unset: one."
+        default=None,
+        ge=1,
+        le=5,
+        description="Replicas of the streams; unset: by the size of the cluster, three where it has three servers or "
+        "more, otherwise one. Streams that have fewer get more, none loses any.",
     )
     message_ids: Literal["replicated", "always", "never"] = Field(
         default="replicated",

@@ -38,7 +38,7 @@ from mqtt_nats.linking import connect_link
 from mqtt_nats.listeners.tcp import listen
 from mqtt_nats.pubsub.fanout import SEEN_FOR
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.definitions import EnsureReport, StreamSetupError, ensure_streams, with_ids
+from mqtt_streams.definitions import BY_SIZE, EnsureReport, NotAnswering, StreamSetupError, ensure_streams, with_ids
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.messages import STREAM as MESSAGES
 
@@ -54,6 +54,12 @@ DRAIN_STEP: Final = 0.01
 
 LOOK_AGAIN: Final = 1.0
 """Seconds between two looks for streams that do not answer."""
+
+ELECTION: Final = 30.0
+"""Seconds in which the JetStream of a cluster must have a leader when the gateway starts."""
+
+GROWN: Final = 30.0
+"""Seconds between two looks whether the cluster has become large enough for more replicas."""
 
 RELEASE: Final = 20.0
 """Seconds between two looks for what topics that are not used any more keep in memory."""
@@ -137,7 +143,7 @@ class Gateway:
             )
         self.inbox = Inbox(self.link)
         try:
-            report = await self._ensure_streams(self.inbox)
+            report = await self._first_look(self.inbox)
         except StreamSetupError as error:
             raise StartupError(" ".join(str(error).split())) from None
         except (NoResponders, RequestTimeout, ApiError) as error:
@@ -147,9 +153,28 @@ class Gateway:
             ) from None
         for line in report.kept:
             log.warning("%s", line)
-        for stream in report.created:
-            log.info("created stream %s", stream)
+        self._tell(report)
         self.domain = report.domain
+
+    async def _first_look(self, inbox: Inbox) -> EnsureReport:
+        """Prepare the streams, as soon as a cluster that is just being started has elected its leaders."""
+        deadline = asyncio.get_running_loop().time() + ELECTION
+        while True:
+            try:
+                return await self._ensure_streams(inbox)
+            except NotAnswering as error:
+                if not self.link._server_info.get("cluster") or asyncio.get_running_loop().time() > deadline:
+                    raise
+                log.info("%s", " ".join(str(error).split()))
+            await asyncio.sleep(LOOK_AGAIN)
+
+    def _tell(self, report: EnsureReport) -> None:
+        """Say what was done with the streams."""
+        for stream in report.created:
+            log.info("created stream %s, replicas: %d", stream, report.configs[stream].get("num_replicas", 1))
+        for stream, names in report.upgraded.items():
+            changed = ", ".join(f"{name} = {report.configs[stream][name]}" for name in names)
+            log.warning("changed stream %s: %s", stream, changed)
 
     async def _ensure_streams(self, inbox: Inbox) -> EnsureReport:
         settings = self.settings
@@ -354,7 +379,7 @@ class Gateway:
 
     async def _tick(self, broker: Broker) -> None:
         loop = asyncio.get_running_loop()
-        rotated = released = loop.time()
+        rotated = released = looked = loop.time()
         timeout = self.settings.connect_timeout
         while True:
             await asyncio.sleep(CLOCK_STEP)
@@ -371,6 +396,10 @@ class Gateway:
             if now - released > RELEASE:
                 released = now
                 broker.table.release()
+            if now - looked > GROWN:
+                looked = now
+                if self._may_have_grown():
+                    broker.spawn(self._restore(broker), "replicas")
             for client in list(broker.connections):
                 connection = client.connection
                 if client.alive and connection.expired(now, timeout):
@@ -381,12 +410,21 @@ class Gateway:
                     # Nothing is read from it meanwhile, so that it is not noticed when it gives up.
                     refuse(client, MqttError("NATS does not answer", ReasonCode.SERVER_UNAVAILABLE))
 
+    def _may_have_grown(self) -> bool:
+        """Whether the streams have fewer replicas than the servers that are announced could hold."""
+        known = self.link.known
+        few = self.settings.stream_replicas is None and self._messages.get("num_replicas", 1) < BY_SIZE
+        return few and known is not None and known.size >= BY_SIZE and not self._looking
+
     async def _restore(self, broker: Broker) -> None:
-        """Create streams that somebody has deleted."""
+        """Create streams that somebody has deleted, and give them the replicas that they can have."""
+        self._looking = True
         broker.inbox.unheard = broker.store.unheard = False
         try:
-            for stream in (await self._ensure_streams(broker.inbox)).created:
+            report = await self._ensure_streams(broker.inbox)
+            for stream in report.created:
                 log.error("stream %s was gone, with all that it held: created again", stream)
+            self._tell(report)
         except (StreamSetupError, NoResponders, RequestTimeout, ApiError) as error:
             log.debug("streams: %s", error)
             broker.inbox.unheard = True

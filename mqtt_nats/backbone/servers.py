@@ -51,6 +51,11 @@ class Servers:
         """``host:port`` of all that are configured or announced."""
         return sorted({_join(uri.hostname or "", uri.port or 0) for uri in self._configured} | set(self._announced))
 
+    @property
+    def size(self) -> int:
+        """Servers of the cluster, as far as they are announced."""
+        return len(self._announced)
+
     def announced(self, addresses: Iterable[str]) -> None:
         """Take note of what a server says of its cluster: ``host:port`` each."""
         now = list(dict.fromkeys(addresses))

@@ -5,7 +5,7 @@ The JSON files are what `nats stream add --config <file>` reads. `max_consumers`
 subscription is a number of its own because nats-server 2.15 takes -1 as 1,000.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any, Final, Literal
@@ -26,7 +26,12 @@ from mqtt_streams.wills import STREAM as WILLS
 
 STREAMS: Final = (SESSIONS, MESSAGES, RETAINED, QOS2IN, OUT, TIMERS, WILLS, SHARED, GATEWAYS)
 
+BY_SIZE: Final = 3
+"""Replicas of streams where nobody has said how many, and where there are as many servers."""
+
+_TOO_FEW: Final = (10005, 10074)
 _STREAM_NOT_FOUND: Final = 10059
+_NO_LEADER: Final = (10008, 10009)
 _NAME_IN_USE: Final = 10058
 _SUBJECTS_OVERLAP: Final = 10065
 _SWITCHES: Final = ("allow_direct", "allow_msg_ttl", "allow_msg_schedules")
@@ -64,6 +69,31 @@ class StreamConflict(StreamSetupError):
         self.setting = setting
 
 
+class NotAnswering(StreamSetupError):
+    """JetStream does not answer; it may a little later, when a leader has been elected."""
+
+
+class _TooFew(Exception):
+    """The servers are too few for so many replicas, and fewer will do."""
+
+
+class _Replicas:
+    """How many replicas the streams are to have; where nobody has said it, as many as there are servers for."""
+
+    def __init__(self, asked: int | None, infos: Iterable[dict[str, Any]]) -> None:
+        found = list(infos)
+        self._asked = asked is not None
+        self._least = max((info["config"].get("num_replicas", 1) for info in found), default=1)
+        alone = any(not (info.get("cluster") or {}).get("name") for info in found)
+        self.wanted = asked or (self._least if alone else max(self._least, BY_SIZE))
+
+    def refused(self, error: ApiError) -> None:
+        """Raise _TooFew when fewer will do."""
+        if error.err_code in _TOO_FEW and not self._asked and self.wanted > self._least:
+            self.wanted = self._least
+            raise _TooFew
+
+
 @dataclass(frozen=True, slots=True)
 class EnsureReport:
     """What `ensure_streams` found and did.
@@ -97,42 +127,59 @@ async def ensure_streams(
 ) -> EnsureReport:
     """Create missing streams, upgrade what may be, refuse what contradicts a definition.
 
-    `replicas`: of new streams, and of existing ones that have fewer; None = as many as the existing streams have (1 if
-    there are none). `message_retention`: seconds a QoS 1/2 message is kept. `retention`: policy of a new `$MQTT_msgs`;
-    an existing one keeps its own, unless `upgrade_retention` allows interest -> limits. `message_ids`: whether every
-    message is stored under an id, which makes the duplicate window shorter; one that somebody has chosen stays. Other
-    gateways may do the same at the same time. Raises StreamSetupError, StreamConflict.
+    `replicas`: of new streams, and of existing ones that have fewer; None = by the size of the cluster: three where
+    there are three servers or more, one where there are fewer, and never fewer than any of the streams has.
+    `message_retention`: seconds a QoS 1/2 message is kept. `retention`: policy of a new `$MQTT_msgs`; an existing one
+    keeps its own, unless `upgrade_retention` allows interest -> limits. `message_ids`: whether every message is stored
+    under an id, which makes the duplicate window shorter; one that somebody has chosen stays. Other gateways may do
+    the same at the same time. Raises StreamSetupError, StreamConflict; NotAnswering while there is no leader.
     """
     report = EnsureReport(await _domain(js))
     infos = {stream: await _info(js, stream) for stream in STREAMS}
-    default = max((info["config"].get("num_replicas", 1) for info in infos.values() if info), default=1)
+    level = _Replicas(replicas, (info for info in infos.values() if info))
     for stream in STREAMS:
-        definition = load_definition(stream)
-        definition["num_replicas"] = replicas or default
-        if stream == MESSAGES:
-            definition["retention"] = retention
-            definition["max_age"] = message_retention * _NS
-            # The server refuses a duplicate window longer than the age limit.
-            definition["duplicate_window"] = min(definition["duplicate_window"], definition["max_age"])
-            if with_ids(message_ids, definition["num_replicas"]):
-                definition["duplicate_window"] = min(definition["duplicate_window"], IDS_WINDOW)
-        info = infos[stream]
-        if info is None:
-            config = await _create(js, definition)
-            if config is not None:
-                report.created.append(stream)
-                report.configs[stream] = config
+        while True:
+            definition = load_definition(stream)
+            definition["num_replicas"] = level.wanted
+            if stream == MESSAGES:
+                definition["retention"] = retention
+                definition["max_age"] = message_retention * _NS
+                # The server refuses a duplicate window longer than the age limit.
+                definition["duplicate_window"] = min(definition["duplicate_window"], definition["max_age"])
+                if with_ids(message_ids, definition["num_replicas"]):
+                    definition["duplicate_window"] = min(definition["duplicate_window"], IDS_WINDOW)
+            try:
+                await _ensure(js, report, definition, infos[stream], level, upgrade_retention)
+                break
+            except _TooFew:
                 continue
-            info = await _info(js, stream)  # another gateway, or nats-server's listener, was faster
-            if info is None:
-                raise StreamSetupError(f"stream {stream} is being removed while it is needed; try again")
-        await _reconcile(js, report, definition, info, replicas is not None, upgrade_retention)
     return report
 
 
 def with_ids(message_ids: str, replicas: int) -> bool:
     """Whether every message is stored under an id in a stream of so many replicas."""
     return message_ids == "always" or (message_ids == "replicated" and replicas > 1)
+
+
+async def _ensure(
+    js: JetStream,
+    report: EnsureReport,
+    definition: dict[str, Any],
+    info: dict[str, Any] | None,
+    level: _Replicas,
+    upgrade_retention: bool,
+) -> None:
+    stream = definition["name"]
+    if info is None:
+        config = await _create(js, definition, level)
+        if config is not None:
+            report.created.append(stream)
+            report.configs[stream] = config
+            return
+        info = await _info(js, stream)  # another gateway, or nats-server's listener, was faster
+        if info is None:
+            raise StreamSetupError(f"stream {stream} is being removed while it is needed; try again")
+    await _reconcile(js, report, definition, info, level, upgrade_retention)
 
 
 async def _domain(js: JetStream) -> str:
@@ -143,11 +190,12 @@ async def _domain(js: JetStream) -> str:
             "no JetStream here; start nats-server with -js or a jetstream {} block, and enable it for the account"
         ) from None
     except RequestTimeout:
-        raise StreamSetupError(
+        raise NotAnswering(
             "JetStream does not answer; check that its cluster has a leader and the NATS user may publish $JS.API.>"
         ) from None
     except ApiError as error:
-        raise StreamSetupError(_refusal("JetStream cannot be used", error)) from None
+        kind = NotAnswering if error.err_code in _NO_LEADER else StreamSetupError
+        raise kind(_refusal("JetStream cannot be used", error)) from None
     return str(info.get("domain", ""))
 
 
@@ -155,7 +203,7 @@ async def _request(js: JetStream, verb: str, stream: str, body: dict[str, Any] |
     try:
         return await call(js, f"STREAM.{verb}.{stream}", body)
     except (NoResponders, RequestTimeout):
-        raise StreamSetupError(
+        raise NotAnswering(
             f"no answer to {js.api_prefix}.STREAM.{verb}.{stream}; "
             "check that JetStream has a leader and the NATS user may publish there"
         ) from None
@@ -170,7 +218,7 @@ async def _info(js: JetStream, stream: str) -> dict[str, Any] | None:
         raise StreamSetupError(_refusal(f"stream {stream} cannot be looked up", error)) from None
 
 
-async def _create(js: JetStream, definition: dict[str, Any]) -> dict[str, Any] | None:
+async def _create(js: JetStream, definition: dict[str, Any], level: _Replicas) -> dict[str, Any] | None:
     """Create a stream and return its configuration; None when one of that name has appeared meanwhile."""
     stream = definition["name"]
     try:
@@ -180,6 +228,7 @@ async def _create(js: JetStream, definition: dict[str, Any]) -> dict[str, Any] |
             return None
         if error.err_code == _SUBJECTS_OVERLAP:
             raise await _overlap(js, stream, definition["subjects"][0]) from None
+        level.refused(error)
         raise StreamSetupError(_refusal(f"stream {stream} cannot be created", error)) from None
     return config
 
@@ -242,7 +291,7 @@ def _check(stream: str, definition: dict[str, Any], config: dict[str, Any], doma
 
 
 def _changes(
-    definition: dict[str, Any], config: dict[str, Any], messages: int, more_replicas: bool, upgrade_retention: bool
+    definition: dict[str, Any], config: dict[str, Any], messages: int, upgrade_retention: bool
 ) -> tuple[dict[str, Any], list[str]]:
     """Settings to update, and remarks on differences that stay."""
     changes: dict[str, Any] = {}
@@ -256,8 +305,10 @@ def _changes(
             changes["max_consumers"] = definition["max_consumers"]
     if definition.get("subject_delete_marker_ttl") and not config.get("subject_delete_marker_ttl"):
         changes["subject_delete_marker_ttl"] = definition["subject_delete_marker_ttl"]
-    if more_replicas and config.get("num_replicas", 1) < definition["num_replicas"]:
+    if config.get("num_replicas", 1) < definition["num_replicas"]:
         changes["num_replicas"] = definition["num_replicas"]
+    elif config.get("num_replicas", 1) > definition["num_replicas"]:
+        remarks.append(f"num_replicas is {config['num_replicas']}, the setting says {definition['num_replicas']}")
     to_limits = upgrade_retention and definition["retention"] == "limits" and config["retention"] == "interest"
     if to_limits:
         changes["retention"] = "limits"
@@ -289,15 +340,15 @@ async def _reconcile(
     report: EnsureReport,
     definition: dict[str, Any],
     info: dict[str, Any],
-    more_replicas: bool,
+    level: _Replicas,
     upgrade_retention: bool,
 ) -> None:
     stream = definition["name"]
     config = info["config"]
     _check(stream, definition, config, report.domain)
-    changes, remarks = _changes(definition, config, info["state"]["messages"], more_replicas, upgrade_retention)
+    changes, remarks = _changes(definition, config, info["state"]["messages"], upgrade_retention)
     if changes:
-        config = await _update(js, stream, config, changes, remarks)
+        config = await _update(js, stream, config, changes, remarks, level)
     done = [name for name in changes if config.get(name) == changes[name]]
     if done:
         report.upgraded[stream] = done
@@ -306,7 +357,12 @@ async def _reconcile(
 
 
 async def _update(
-    js: JetStream, stream: str, config: dict[str, Any], changes: dict[str, Any], remarks: list[str]
+    js: JetStream,
+    stream: str,
+    config: dict[str, Any],
+    changes: dict[str, Any],
+    remarks: list[str],
+    level: _Replicas,
 ) -> dict[str, Any]:
     """Apply changes; `max_consumers` alone may fail, since nats-server before 2.15 cannot change it (nor needs it)."""
 
@@ -317,7 +373,9 @@ async def _update(
     try:
         try:
             return await attempt(changes)
-        except ApiError:
+        except ApiError as error:
+            if "num_replicas" in changes:
+                level.refused(error)
             rest = {name: value for name, value in changes.items() if name != "max_consumers"}
             if len(rest) == len(changes):
                 raise

@@ -2,9 +2,10 @@
 """Bringing a JetStream account in line with the definitions, against real servers."""
 
 import asyncio
+import contextlib
 import json
 from base64 import b64decode
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,10 +14,15 @@ import paho.mqtt.client as mqtt
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
+from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.config import Settings
+from mqtt_nats.linking import connect_link
 from mqtt_streams.api import call, publish
 from mqtt_streams.consumers import ConsumerRef, create_consumer
 from mqtt_streams.definitions import (
     STREAMS,
+    EnsureReport,
+    NotAnswering,
     StreamConflict,
     StreamSetupError,
     ensure_streams,
@@ -27,6 +33,8 @@ from mqtt_streams.hashing import name_hash
 from mqtt_streams.headers import PUB_BLOCKS
 from mqtt_streams.retained import RetainedStore, set_block
 from mqtt_streams.sessions import SessionStore
+from tests.harness.cluster import Cluster
+from tests.harness.nats import make_server
 from tests.streams.support import NatsPyJetStream, StreamsServer
 
 Start: TypeAlias = Callable[[str], StreamsServer]
@@ -368,3 +376,97 @@ async def test_a_new_stream_has_the_short_window(js: NatsPyJetStream) -> None:
 )
 def test_which_streams_get_ids(setting: str, replicas: int, expected: bool) -> None:
     assert with_ids(setting, replicas) is expected
+
+
+# -- replicas by the size of the cluster ----------------------------------------------------------
+
+
+@contextlib.contextmanager
+def cluster_of(directory: Path, size: int) -> Iterator[Cluster]:
+    """A cluster that runs; JetStream may have no leader yet."""
+    cluster = Cluster(directory, size=size)
+    try:
+        for server in cluster.servers:
+            server.start()
+        yield cluster
+    finally:
+        cluster.discard()
+
+
+@contextlib.asynccontextmanager
+async def inbox_at(cluster: Cluster) -> AsyncIterator[Inbox]:
+    """Requests as a gateway makes them."""
+
+    async def nothing() -> None:
+        pass
+
+    link = await connect_link(
+        Settings(nats=(cluster.servers[0].url,)), name="test", no_echo=False, on_online=nothing, on_offline=nothing
+    )
+    try:
+        yield Inbox(link)
+    finally:
+        await link.close()
+
+
+async def replicas(js: Inbox) -> set[int]:
+    return {(await call(js, f"STREAM.INFO.{stream}"))["config"]["num_replicas"] for stream in STREAMS}
+
+
+async def until_ready(js: Inbox, **options: Any) -> EnsureReport:
+    """A leader may have to be elected."""
+    for _ in range(80):
+        try:
+            return await ensure_streams(js, **options)
+        except NotAnswering:
+            await asyncio.sleep(0.5)
+    return await ensure_streams(js, **options)
+
+
+async def test_replicas_by_the_size_of_the_cluster(tmp_path: Path) -> None:
+    with cluster_of(tmp_path, 3) as cluster:
+        async with inbox_at(cluster) as js:
+            report = await until_ready(js)
+            assert set(report.created) == set(STREAMS)
+            assert await replicas(js) == {3}
+            # What there is of fewer gets more, unless fewer are asked for; none loses any.
+            await call(js, "STREAM.UPDATE.$MQTT_sess", report.configs["$MQTT_sess"] | {"num_replicas": 1})
+            report = await until_ready(js, replicas=1)
+            assert not report.upgraded
+            assert f"stream {STREAMS[1]}: num_replicas is 3, the setting says 1" in report.kept
+            assert await replicas(js) == {1, 3}
+            report = await until_ready(js)
+            assert report.upgraded == {"$MQTT_sess": ["num_replicas"]}
+            assert report.kept == []
+            assert await replicas(js) == {3}
+            with pytest.raises(StreamConflict, match=r"num_replicas is 3 but must be 5; .*too few JetStream servers"):
+                await until_ready(js, replicas=5)
+
+
+async def test_a_cluster_that_grows(tmp_path: Path) -> None:
+    """Two servers cannot have three replicas. The third one comes."""
+    with cluster_of(tmp_path, 2) as cluster:
+        routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in cluster.routes)
+        third = make_server(
+            "process",
+            tmp_path / "n2",
+            config=f'server_name: "n2"\ncluster {{ name: "c", listen: "127.0.0.1:-1", routes: [{routes}] }}',
+        )
+        cluster.servers.append(third)
+        async with inbox_at(cluster) as js:
+            with pytest.raises(StreamSetupError, match=r"cannot be created: no suitable peers.*too few JetStream"):
+                await until_ready(js, replicas=3)
+            report = await until_ready(js)
+            assert set(report.created) == set(STREAMS)
+            assert await replicas(js) == {1}
+            assert (report.kept, report.upgraded) == ([], {})
+            report = await until_ready(js)
+            assert (report.kept, report.upgraded, report.created) == ([], {}, [])
+            third.start()
+            for _ in range(80):
+                report = await until_ready(js)
+                if report.upgraded:
+                    break
+                await asyncio.sleep(0.5)
+            assert report.upgraded == {stream: ["num_replicas"] for stream in STREAMS}
+            assert await replicas(js) == {3}
