@@ -142,7 +142,7 @@ class Authentication:
             raise MqttError("the authentication method is not served", ReasonCode.BAD_AUTHENTICATION_METHOD)
         data = (connect.properties or {}).get("authentication_data")
         done = await self._exchange(client_id, data, client.connection.opened)
-        self._user = done.user
+        self._user = client.user = done.user
         client.connection.decoder.trust()
         return self._properties(done.data)
 

@@ -56,6 +56,7 @@ from mqtt_streams.subjects import filter_to_subjects
 if TYPE_CHECKING:
     from mqtt_nats.broker.context import Broker
     from mqtt_nats.broker.durable import DurableSide
+    from mqtt_nats.broker.permitting import Guard
     from mqtt_streams.sessions import SessionRecord
     from mqtt_streams.wills import StoredWill
 
@@ -98,6 +99,7 @@ class Client(Member):
         "foreign",
         "graceful",
         "greeted",
+        "guarded",
         "hash",
         "inbound",
         "marked",
@@ -114,6 +116,7 @@ class Client(Member):
         "terms",
         "token",
         "unacknowledged",
+        "user",
         "will",
     )
 
@@ -144,6 +147,10 @@ class Client(Member):
         """The header line that names this client to receivers, or empty."""
         self.marked = False
         """Every publish names this client, so that it can be kept from getting it."""
+        self.user: str | None = None
+        """Whom the authentication has proved the client to be; None: it is anonymous."""
+        self.guarded: Guard | None = None
+        """What it may publish and subscribe; None: everything."""
         self.authentication: Authentication | None = None
         """What became of the authentication method of CONNECT, where it names one."""
         self.aliases: dict[int, bytes] | None = None

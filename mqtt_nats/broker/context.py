@@ -16,6 +16,7 @@ from mqtt_nats.access.authenticator import Authenticator
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.backbone.store import Op, Store
+from mqtt_nats.broker.generation import Generation
 from mqtt_nats.broker.replying import Replying
 from mqtt_nats.broker.unheard import Unheard, find_stored
 from mqtt_nats.codec import Limits
@@ -39,6 +40,7 @@ from mqtt_streams.wills import WillStore
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.control import Control
+    from mqtt_nats.broker.leases import Lease
     from mqtt_nats.broker.reconciling import Reconciling
     from mqtt_nats.config import Settings
 
@@ -107,6 +109,7 @@ class Broker:
         self.timers = TimerStore(inbox)
         self.wills = WillStore(inbox)
         self.groups = SharedStore(inbox)
+        self.generation = Generation(self)
         self.limits = Limits(
             max_packet_size=settings.max_packet_size,
             connect_packet_size=settings.connect_packet_size,
@@ -136,6 +139,7 @@ class Broker:
         self.reconciling: Reconciling | None = None
         """Looks after deliveries and acknowledgements that may have been lost."""
         self.control: Control | None = None
+        self.lease: Lease | None = None
         """What `mqtt-nats ctl` asks."""
         self.crowded_until = 0.0
         """Loop time until which every deliver subject is taken to have a listener of its own."""

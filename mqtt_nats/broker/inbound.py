@@ -259,7 +259,7 @@ class Inbound:
             held.message_id = (get(record.headers, "Nmqtt-Id") or "").encode() or broker.next_id()
         held.more = restored(record.headers, record.time_ns / 1e9)
         if held.more is not None:
-            held.more = broker.replying.addressed(held.more)
+            held.more = broker.replying.addressed(held.more, client)
         self._release(held, receipt)
 
     def stored(self, held: HeldPublish, receipt: Receipt) -> None:

@@ -9,6 +9,7 @@ acknowledgement is also what tells the former owner, here or in nats-server's ow
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import orjson
@@ -24,8 +25,10 @@ from mqtt_nats.broker.greeting import (
     session_expiry,
     welcome,
 )
+from mqtt_nats.broker.permitting import denied_subscriptions, identify
 from mqtt_nats.broker.record import discard_session, leftovers, save_record
 from mqtt_nats.broker.resuming import rejoin, resume
+from mqtt_nats.broker.subscribing import withdraw
 from mqtt_nats.broker.tailoring import Aliases
 from mqtt_nats.broker.will import check_will, keep_will, settle_wills
 from mqtt_nats.codec import (
@@ -77,9 +80,10 @@ async def open_session(client: Client, connect: Connect) -> None:
         try:
             # CONNACK leaves when everything subscribed is live: who sees it may rely on that, as on SUBACK.
             client.outlet.clog()
-            await rejoin(client)
+            denied = denied_subscriptions(client)
+            await rejoin(client, denied)
             client.outlet.unclog()
-            await resume(client, client.durable_side)
+            await resume(client, client.durable_side, denied, partial(withdraw, client))
         except (RequestTimeout, NoResponders, ApiError, TimeoutError) as error:
             log.warning("client %r: its session cannot be resumed: %s", client.client_id, error)
             client.end(MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE))
@@ -113,6 +117,7 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
     client.client_id = client_id  # [MQTT-3.1.3-2] (3.1.1, 5.0)
     client.hash = name_hash(client_id)
     client.token = subject_token(client_id)
+    identify(client)
     client.connection.keepalive = keep_alive(connect, settings)
     client.expiry = session_expiry(connect, settings)
     if client.terms.topic_alias_maximum:
@@ -128,6 +133,8 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
         check_will(client, connect.will)
     client.takeover_subject = f"$MQTT.JSA.*.SP.{client.hash}.*".encode()
     client.takeover_sid = broker.link.subscribe_raw(client.takeover_subject, takeover_handler(client))
+    if broker.lease is not None:
+        await broker.lease.confirmed(client)
     present = await _claim(client, connect)
     if connect.will is not None:
         await keep_will(client, connect.will)
@@ -279,7 +286,8 @@ def _prepare(client: Client, connect: Connect, known: SessionRecord | None) -> b
         known.v5.expiry = client.expiry
         known.v5.wills = wills
     else:
-        v5 = V5(kind="durable", expiry=client.expiry, draining=left, wills=wills)
+        generation = client.broker.generation.id
+        v5 = V5(kind="durable", expiry=client.expiry, draining=left, wills=wills, generation=generation)
         client.record = SessionRecord(client.client_id, v5=v5)
     client.durable_side = DurableSide(client)
     if continued:

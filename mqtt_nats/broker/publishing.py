@@ -28,6 +28,7 @@ from mqtt_streams.subjects import REPLY_LEVEL
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
+    from mqtt_nats.broker.permitting import Guard
     from mqtt_nats.pubsub.table import Route
 
 HEADERS: Final = 256
@@ -128,6 +129,8 @@ def publish_run(client: Client, run: PublishRun) -> None:
         route = table.route(run.key)
     if run.step - run.head > broker.store.max_payload:
         raise PacketTooLarge(f"nats-server takes messages of {broker.store.max_payload} bytes")
+    if client.guarded is not None and not client.guarded.may_publish(run.key, 0, False):
+        return
     if client.marked:
         for payload in run.payloads():
             publish(client, route, payload, 0, False, 0)
@@ -144,6 +147,8 @@ def publish(
         PacketTooLarge: NATS would not take the message.
     """
     broker = client.broker
+    if client.guarded is not None and not _permitted(client, client.guarded, route.key, qos, retain, packet_id):
+        return
     size = len(payload)
     lines = client.sender_header
     if qos or retain or more is not None or client.marked:
@@ -189,11 +194,37 @@ def publish(
         client.connection.hold(Hold.WINDOW)
 
 
+def _permitted(client: Client, guard: Guard, key: bytes, qos: int, retain: bool, packet_id: int) -> bool:
+    """Whether a publish is permitted; otherwise it is answered and dropped [MQTT-3.3.5-2] (3.1.1).
+
+    A 5.0 client is told. The PUBREL of a 3.1.1 client finds nothing, and is answered.
+    """
+    if qos == 2 and packet_id in client.inbound.machine.states:
+        return True  # sent again: it was permitted, and is held
+    if guard.may_publish(key, qos, retain):
+        return True
+    if qos:
+        receipt = Receipt(client, 4 if qos == 1 else 5, packet_id, 0)
+        if client.version == 5:
+            receipt.refuse(ReasonCode.NOT_AUTHORIZED, "not authorized")
+        client.receipts.append(receipt)
+        client.settle()
+    return False
+
+
 def bare(client: Client, route: Route, headers: bytes, payload: bytes, more: Extras | None = None) -> None:
     """Publish to NATS clients and other gateways: the copy that is not stored."""
     size = len(headers)
     target = route.hpub if more is None else route.hpub + more.reply
     client.broker.link.out.append(b"%b%d %d\r\n%b%b\r\n" % (target, size, size + len(payload), headers, payload))
+
+
+def may_answer(client: Client, topic: str) -> bool:
+    """Whether NATS clients may answer on a response topic: only where the client may publish itself."""
+    if client.guarded is None:
+        return True
+    raw = topic.encode()
+    return client.guarded.may_publish(len(raw).to_bytes(2) + raw, 0, False)
 
 
 def is_answer(key: bytes) -> bool:
@@ -233,7 +264,8 @@ def publish5(client: Client, packet: Publish) -> None:
             reply = b""
             if "response_topic" in properties:
                 topic = properties["response_topic"]
-                reply = client.broker.replying.reply_subject(topic, properties.get("correlation_data"), qos)
+                if may_answer(client, topic):
+                    reply = client.broker.replying.reply_subject(topic, properties.get("correlation_data"), qos)
             if properties.get("payload_format_indicator") and client.broker.settings.validate_payload_format:
                 _check_text(packet.payload)
             more = extras(properties, reply)

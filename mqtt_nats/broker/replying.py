@@ -17,7 +17,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from mqtt_nats.broker.operations import Receipt
-from mqtt_nats.broker.publishing import ANSWERS, HEADERS, RECEIPTS_MOST, Extras, extras, message
+from mqtt_nats.broker.publishing import ANSWERS, HEADERS, RECEIPTS_MOST, Extras, extras, may_answer, message
 from mqtt_nats.codec import (
     MqttError,
     NotAuthorized,
@@ -307,11 +307,14 @@ class Replying:
         token = self._questions.issue(Question(route.key, correlation), size, self._broker.clock.now)
         return b"%b%b " % (self._prefix, token)
 
-    def addressed(self, more: Extras) -> Extras:
-        """The properties of a publish that was held by another connection, with a reply subject where they need one."""
+    def addressed(self, more: Extras, client: Client | None = None) -> Extras:
+        """The properties of a publish that was held by another connection, with a reply subject where they need one.
+
+        None is given where ``client`` may not publish to the Response Topic itself.
+        """
         properties = _decoded(more.body)
         topic = properties.get("response_topic")
-        if topic is None:
+        if topic is None or (client is not None and not may_answer(client, topic)):
             return more
         try:
             return more._replace(reply=self.reply_subject(topic, properties.get("correlation_data"), 2))

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from mqtt_nats.backbone.store import Future, Op, Silent, TooLarge
 from mqtt_nats.broker.operations import RetainedOp
 from mqtt_nats.broker.patience import PAUSE
-from mqtt_nats.broker.publishing import HEADERS, RETAIN_LINE, Extras, restored
+from mqtt_nats.broker.publishing import HEADERS, RETAIN_LINE, Extras, may_answer, restored
 from mqtt_nats.broker.retaining import retain
-from mqtt_nats.codec import PacketTooLarge, Will
+from mqtt_nats.codec import NotAuthorized, PacketTooLarge, Will
 from mqtt_nats.pubsub.message import Message, Rich
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.headers import END, START, percent_decode
@@ -50,8 +50,12 @@ def check_will(client: Client, will: Will) -> Route:
     if "response_topic" in properties:
         topic = properties["response_topic"].encode()
         broker.table.route(len(topic).to_bytes(2, "big") + topic)
+        if not may_answer(client, properties["response_topic"]):
+            raise NotAuthorized("the will's response topic is not permitted")
     topic = will.topic.encode()
     route = broker.table.route(len(topic).to_bytes(2, "big") + topic)
+    if client.guarded is not None and not client.guarded.may_publish(route.key, will.qos, will.retain):
+        raise NotAuthorized("the will is not permitted")
     size = len(will.payload) + HEADERS + len(client.sender_header) + len(lines) + 2 * len(route.hpub)
     if size > broker.store.max_payload:
         raise PacketTooLarge(f"nats-server takes messages of {broker.store.max_payload} bytes")

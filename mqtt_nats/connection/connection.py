@@ -80,6 +80,7 @@ class Connection(asyncio.Protocol):
         "decoder",
         "handler",
         "keepalive",
+        "left",
         "opened",
         "outlet",
         "transport",
@@ -100,6 +101,8 @@ class Connection(asyncio.Protocol):
         self.keepalive = 0.0
         """The client must send something within 1.5 times this [MQTT-3.1.2-24]; 0 = for ever."""
         self.opened = self.alive = clock.now
+        self.left: Callable[[], None] | None = None
+        """Called once, when the socket is closed: who counts connections has set it."""
         self._clock = clock
         self._made = made
         self._holds = 0
@@ -165,6 +168,9 @@ class Connection(asyncio.Protocol):
         handler, self.handler = self.handler, None
         if handler is not None:
             handler.lost()
+        left, self.left = self.left, None
+        if left is not None:
+            left()
         self.transport = None
 
     def hold(self, why: int) -> None:
@@ -210,11 +216,18 @@ class Connection(asyncio.Protocol):
         if transport.get_write_buffer_size():
             asyncio.get_running_loop().call_later(LINGER, transport.abort)
         transport.close()
+        self.outlet.send = None  # with TLS, closing takes until the other side has agreed
 
     def abort(self) -> None:
         """Close at once; what is pending is lost."""
         if self.transport is not None:
             self.transport.abort()
+
+    @property
+    def host(self) -> str:
+        """IP address of the client; empty where it has none."""
+        name: Any = self.transport.get_extra_info("peername") if self.transport is not None else None
+        return str(name[0]) if isinstance(name, tuple) and len(name) > 1 else ""
 
     @property
     def peer(self) -> str:

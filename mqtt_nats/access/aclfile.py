@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file with the rules of who may publish and subscribe what (TOML, docs/acl.md)."""
+
+from __future__ import annotations
+
+import tomllib
+from ipaddress import IPv4Network, IPv6Network
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from mqtt_nats.access.acl import Access, Pattern, Rule, Rules, Who
+from mqtt_nats.codec import MqttError, validate_topic_filter
+from mqtt_nats.errors import StartupError
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Texts = Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_listed), Field(min_length=1)]
+Networks = Annotated[list[IPv4Network | IPv6Network], BeforeValidator(_listed), Field(min_length=1)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=False)
+
+
+class _Literal(_Model):
+    eq: str
+
+
+class _Rule(_Model):
+    effect: Literal["allow", "deny"]
+    user: Texts | None = None
+    client: Texts | None = None
+    group: Texts | None = None
+    address: Networks | None = None
+    access: Access = "both"
+    topics: Annotated[list[str | _Literal], BeforeValidator(_listed), Field(min_length=1)]
+    qos: Annotated[set[Annotated[int, Field(ge=0, le=2)]], Field(min_length=1)] | None = None
+    retain: bool | None = None
+
+    @field_validator("topics")
+    @classmethod
+    def _check(cls, topics: list[str | _Literal]) -> list[str | _Literal]:
+        for one in topics:
+            text = one if isinstance(one, str) else one.eq
+            if text.startswith("$share/"):
+                raise ValueError(f"{text!r}: rules are about the filter behind $share/<group>/")
+            try:
+                validate_topic_filter(text)
+            except MqttError as error:
+                raise ValueError(f"{text!r}: {error}") from None
+        return topics
+
+    @model_validator(mode="after")
+    def _together(self) -> _Rule:
+        if self.retain is not None and self.access == "subscribe":
+            raise ValueError("retain is about publishing, access is subscribe")
+        return self
+
+
+class _File(_Model):
+    default: Literal["allow", "deny"] = "deny"
+    groups: dict[str, list[str]] = {}
+    rules: list[_Rule] = []
+
+
+def load(path: Path) -> Rules:
+    """Read the rules.
+
+    Raises:
+        StartupError: one line that says what is wrong, and in which rule (the first is 1).
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StartupError(f"cannot read the ACL file {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise StartupError(f"the ACL file {path} is not UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise StartupError(f"the ACL file {path} is not valid TOML: {error}") from None
+    try:
+        found = _File.model_validate(values)
+    except ValidationError as error:
+        raise StartupError(f"the ACL file {path}: {_one_line(error)}") from None
+    for number, rule in enumerate(found.rules, 1):
+        for name in rule.group or ():
+            if name not in found.groups:
+                raise StartupError(f"the ACL file {path}: rule {number}: there is no group {name!r}")
+    groups = {name: frozenset(users) for name, users in found.groups.items()}
+    return Rules(tuple(_rule(rule, groups) for rule in found.rules), found.default == "allow")
+
+
+def _rule(rule: _Rule, groups: dict[str, frozenset[str]]) -> Rule:
+    return Rule(
+        rule.effect == "allow",
+        Who(
+            None if rule.user is None else tuple(rule.user),
+            None if rule.client is None else tuple(rule.client),
+            None if rule.group is None else tuple(groups[name] for name in rule.group),
+            None if rule.address is None else tuple(rule.address),
+        ),
+        rule.access,
+        tuple(Pattern(one) if isinstance(one, str) else Pattern(one.eq, True) for one in rule.topics),
+        None if rule.qos is None else frozenset(rule.qos),
+        rule.retain,
+    )
+
+
+def _one_line(error: ValidationError) -> str:
+    detail = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = [each for each in detail["loc"] if each not in ("str", "_Literal")]
+    if where[:1] == ["rules"] and len(where) > 1 and isinstance(where[1], int):
+        where = [f"rule {where[1] + 1}", *where[2:]]
+    message = detail["msg"].removeprefix("Value error, ")
+    place = ", ".join(str(each) for each in where)
+    return f"{place}: {message[:1].lower()}{message[1:]}" if place else message

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a client may not do: how it is told, and what becomes of what it had when the rules change."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from mqtt_nats.access.acl import Identity, Permissions, Rules
+from mqtt_nats.broker.groups import PREFIX as SHARED
+from mqtt_nats.broker.subscribing import withdraw
+from mqtt_nats.broker.will import drop_will
+from mqtt_nats.codec import NotAuthorized
+from mqtt_streams.subjects import subject_to_filter, subject_to_topic
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.client import Client
+    from mqtt_nats.broker.context import Broker
+
+log = logging.getLogger("mqtt_nats.audit")
+
+# Denials of one connection that are logged in so many seconds; the others are counted.
+LOGGED: Final = 10
+PERIOD: Final = 10.0
+
+
+class Guard:
+    """One connection's permissions, and the account of what was denied."""
+
+    __slots__ = ("_client", "_denied", "_since", "identity", "permissions")
+
+    def __init__(self, client: Client, identity: Identity, permissions: Permissions) -> None:
+        self._client = client
+        self.identity = identity
+        self.permissions = permissions
+        self._denied = 0
+        self._since = 0.0
+
+    def may_publish(self, key: bytes, qos: int, retain: bool) -> bool:
+        """Whether the client may publish this; a denial is logged. ``key`` is the topic, its length first."""
+        if self.permissions.publish(key, qos, retain):
+            return True
+        kind = "retained publish" if retain else "publish"
+        self.audit(f"{kind} on {key[2:].decode()!r} at QoS {qos}")
+        return False
+
+    def may_subscribe(self, topic_filter: str, qos: int) -> bool:
+        """Whether the client may have this subscription; a denial is logged."""
+        if self.allows(topic_filter, qos):
+            return True
+        self.audit(f"subscription of {topic_filter!r} at QoS {qos}")
+        return False
+
+    def allows(self, topic_filter: str, qos: int) -> bool:
+        """Whether the client may have this subscription, shared ones included."""
+        if topic_filter.startswith(SHARED):
+            topic_filter = topic_filter.split("/", 2)[2]
+        return self.permissions.subscribe(topic_filter, qos)
+
+    def audit(self, what: str) -> None:
+        """Log a denial, unless there were too many lately."""
+        now = self._client.broker.clock.now
+        if now - self._since > PERIOD:
+            if self._denied > LOGGED:
+                log.warning("denied %d times more: client %r", self._denied - LOGGED, self.identity.client_id)
+            self._since, self._denied = now, 0
+        self._denied += 1
+        if self._denied <= LOGGED:
+            one = self.identity
+            user = "anonymous" if one.user is None else f"user {one.user!r}"
+            log.warning("denied: %s; client %r, %s, from %s", what, one.client_id, user, one.address or "unknown")
+
+
+def identify(client: Client) -> None:
+    """The client is known: from now on it may do what the rules say."""
+    rules = client.broker.rules
+    if rules is not None:
+        identity = Identity(client.user, client.client_id, client.connection.host)
+        client.guarded = Guard(client, identity, rules.permissions(identity))
+
+
+def denied_subscriptions(client: Client) -> set[str]:
+    """What the session has subscribed and the client may not have (any more), shared subscriptions included."""
+    guard = client.guarded
+    if guard is None:
+        return set()
+    found = {one.text: qos for one, qos in client.filters.items()}
+    found |= {text: one.choice.qos for text, one in (client.shares or {}).items()}
+    record = client.record
+    if client.durable and record is not None:
+        for subject, qos in record.subs.items():
+            try:
+                found.setdefault(subject_to_filter(subject), qos)
+            except ValueError:  # not continued here anyway
+                continue
+        if record.v5 is not None:
+            for text, share in record.v5.shared.items():
+                found.setdefault(text, share.qos)
+    return {text for text, qos in found.items() if not guard.may_subscribe(text, qos)}
+
+
+def change_rules(broker: Broker, rules: Rules) -> None:
+    """Have other rules from now on, for everybody who is connected too.
+
+    A subscription that is not permitted any more ends, and so does what waits for it; so does a will.
+    """
+    broker.rules = rules
+    for client in list(broker.clients.values()):
+        if client.alive:
+            identify(client)
+            _check(client)
+
+
+def _check(client: Client) -> None:
+    guard = client.guarded
+    assert guard is not None
+    will = client.will
+    if will is not None:
+        topic = subject_to_topic(will.subject).encode()
+        if not guard.may_publish(len(topic).to_bytes(2) + topic, will.qos, will.retain):
+            drop_will(client)
+    denied = denied_subscriptions(client)
+    if not denied:
+        return
+    if client.regular_side is not None and client.regular_side.queue:
+        client.end(NotAuthorized("permissions have changed"))  # nobody can tell what of the queue is permitted
+    else:
+        client.do(withdraw(client, denied))
