@@ -33,6 +33,9 @@ log = logging.getLogger("mqtt_nats.broker")
 RENEWALS: Final = 4
 """Renewals in the time of a lease."""
 
+CONFIRMED: Final = 5.0
+"""Seconds for which a client's CONNECT waits for a lease that has to be renewed first."""
+
 
 async def _let_go(client: Client) -> None:
     """End a connection whose session may have been dealt with."""
@@ -49,11 +52,17 @@ class Lease:
         self.ttl = broker.settings.gateway_lease
         self.info: dict[str, Any] = {"version": __version__, "records": V5_VERSION, "started": time.time()}
         self._sequence = 0
+        self._registration = 0
+        self._until = (0.0, 0.0)
+        """On the monotonic clock and in Unix time: how long others certainly take this gateway for alive."""
+        self._held = asyncio.Event()
+        self._renewing = False
         self._healthy_since: float | None = None
         self._renewed = 0.0
         self._reaping: set[str] = set()
         self._left: set[str] = set()
         """Dead gateways whose clients are left to a newer gateway."""
+        broker.lease = self
         self.wake = asyncio.Event()
         """Set when NATS is connected again: the lease is renewed first thing."""
 
@@ -64,6 +73,7 @@ class Lease:
             ApiError, NoResponders, RequestTimeout: JetStream does not answer.
         """
         await self._renew()
+        await self.broker.generation.check()
 
     async def keep(self) -> None:
         """Renew the lease and look after those that have lapsed, for as long as the gateway runs."""
@@ -74,12 +84,46 @@ class Lease:
                         await self.wake.wait()
                 self.wake.clear()
                 await self.broker.online.wait()
-                await self.renew()
-                await self._judge()
+                if await self._renew_connected():
+                    await self.broker.generation.check()
+                    await self._judge()
             except (ApiError, NoResponders, RequestTimeout) as error:
                 log.debug("lease: %s", error)
             except Exception:
                 log.exception("the lease could not be kept")
+
+    async def confirmed(self, client: Client) -> None:
+        """Wait until the lease is held for a while to come: whatever a new client leaves, somebody will look after it.
+
+        Raises:
+            RequestTimeout: the lease is not renewed, or the client has gone meanwhile.
+        """
+        left = self.ttl / RENEWALS
+        while time.monotonic() + left > self._until[0] or time.time() + left > self._until[1]:
+            self._held.clear()
+            if not self._renewing:
+                self.wake.set()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CONFIRMED):
+                    await self._held.wait()
+            if not self._held.is_set() or not client.alive:
+                raise RequestTimeout("the gateway's lease is not renewed")
+
+    async def _renew_connected(self) -> bool:
+        """Renew the lease, until that is done or NATS is connected anew: an answer may be lost with a connection."""
+        self._renewing = True
+        renewing = asyncio.create_task(self.renew())
+        waking = asyncio.create_task(self.wake.wait())
+        try:
+            await asyncio.wait((renewing, waking), return_when=asyncio.FIRST_COMPLETED)
+            if renewing.done():
+                renewing.result()
+                return True
+            return False
+        finally:
+            self._renewing = False
+            renewing.cancel()
+            waking.cancel()
 
     async def renew(self) -> None:
         """Renew the lease; a gateway whose clients somebody else has dealt with lets go of them.
@@ -97,17 +141,22 @@ class Lease:
         broker = self.broker
         identity = broker.identity
         while True:
+            begun = time.monotonic(), time.time()
             try:
                 self._sequence = await self.store.hold(identity, identity, self._sequence, self.ttl)
+                self._registration = await self.store.register(identity, begun[1], self.info, self._registration)
                 break
             except LeaseTaken:
                 sequence, holder = await self.store.lease(identity)
-                if holder == identity or (not holder and await self.store.registered(identity)):
-                    self._sequence = sequence  # our own write came late, or it has lapsed and nobody has noticed
+                registration = await self.store.registered(identity)
+                if holder in ("", identity) and (registration or not self._registration):
+                    # Our own write came late, or it has lapsed and nobody has noticed.
+                    self._sequence, self._registration = sequence, registration
                     continue
                 log.error("this gateway was taken for dead: its clients have been dealt with")
                 identity = self._begin_anew()
-        await self.store.register(identity, time.time(), self.info)
+        self._until = begun[0] + self.ttl, begun[1] + self.ttl
+        self._held.set()
         now = time.monotonic()
         if self._healthy_since is None or now - self._renewed > self.ttl / 2:
             self._healthy_since = now
@@ -117,7 +166,7 @@ class Lease:
         """Let go of every client: their sessions may have moved. Goes on under another name."""
         broker = self.broker
         broker.identity = name_hash(secrets.token_hex(16))
-        self._sequence = 0
+        self._sequence = self._registration = 0
         for client in list(broker.connections):
             if client.epoch:
                 client.connection.hold(Hold.LEASE)
