@@ -51,8 +51,8 @@ def _run(experiment: Experiment, long: bool, seed: int) -> Result:
     try:
         result = asyncio.run(conduct(experiment, directory, long=long, seed=seed))
     except Exception as error:  # the others are run all the same
-        traceback.print_exc()
-        result = Result(violations=[f"the experiment has failed: {error}"])
+        (directory / "traceback").write_text(traceback.format_exc(), encoding="utf-8")
+        result = Result(violations=[f"experiment failed: {str(error).partition(chr(10))[0]}"])
     for who, one in (("", result), *result.peers.items()):
         print(f"  {who}{': ' if who else ''}{text_of(one.figures)}")
         for line in one.violations:

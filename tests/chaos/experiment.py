@@ -32,14 +32,14 @@ class Setting:
 
     def nats(self, *, config: str = "", mqtt: bool = False) -> NatsServer:
         """A nats-server that runs."""
-        server = make_server("process", self._fresh("nats"), config=config, mqtt=mqtt)
+        server = make_server("process", self.fresh("nats"), config=config, mqtt=mqtt)
         self._stack.callback(server.discard)
         server.start()
         return server
 
     def cluster(self, *, config: str = "", mqtt: bool = False) -> Cluster:
         """Three nats-servers that run."""
-        cluster = Cluster(self._fresh("cluster"), config=config, mqtt=mqtt)
+        cluster = Cluster(self.fresh("cluster"), config=config, mqtt=mqtt)
         self._stack.callback(cluster.discard)
         cluster.start()
         return cluster
@@ -48,7 +48,7 @@ class Setting:
         self, nats: str, *arguments: str, env: Mapping[str, str] | None = None, start: bool = True, module: str = ""
     ) -> Gateway:
         """A gateway at the NATS URLs ``nats``; ``module`` is run in place of ``mqtt_nats``."""
-        gateway = Gateway(self._fresh("gateway") / "log", nats, arguments=arguments, env=env, module=module)
+        gateway = Gateway(self.fresh("gateway") / "log", nats, arguments=arguments, env=env, module=module)
         self._stack.callback(gateway.process.discard)
         self.gateways.append(gateway)
         if start:
@@ -63,7 +63,8 @@ class Setting:
         """End everything."""
         self._stack.close()
 
-    def _fresh(self, name: str) -> Path:
+    def fresh(self, name: str) -> Path:
+        """A new empty directory."""
         directory = self.directory / f"{name}{len(list(self.directory.iterdir()))}"
         directory.mkdir(parents=True)
         return directory
