@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats import __version__
+from mqtt_nats.broker.patience import PAUSE
 from mqtt_nats.broker.reaping import reap
 from mqtt_nats.broker.recovery import still_owner
 from mqtt_nats.codec import MqttError, ReasonCode
@@ -32,6 +33,9 @@ log = logging.getLogger("mqtt_nats.broker")
 
 RENEWALS: Final = 4
 """Renewals in the time of a lease."""
+
+ELECTION: Final = 30.0
+"""Seconds in which a stream has a leader that was just created, or had one."""
 
 CONFIRMED: Final = 5.0
 """Seconds for which a client's CONNECT waits for a lease that has to be renewed first."""
@@ -72,7 +76,15 @@ class Lease:
         Raises:
             ApiError, NoResponders, RequestTimeout: JetStream does not answer.
         """
-        await self._renew()
+        deadline = time.monotonic() + ELECTION
+        while True:
+            try:
+                await self._renew()
+                break
+            except (NoResponders, RequestTimeout):  # the stream may be so new that it has no leader
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(PAUSE)
         await self.broker.generation.check()
 
     async def keep(self) -> None:
