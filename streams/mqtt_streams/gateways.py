@@ -25,7 +25,7 @@ _PAGE_BYTES: Final = 1024 * 1024
 
 
 class LeaseTaken(Exception):
-    """Somebody else has written the lease since it was read."""
+    """Somebody else has written, or removed, the lease or the registration since it was read."""
 
 
 class Entry(NamedTuple):
@@ -55,27 +55,35 @@ class GatewayStore:
         `expected`: sequence of what is in its place, 0 = nothing. Returns the new sequence. Raises LeaseTaken,
         ApiError, NoResponders, RequestTimeout.
         """
-        block = b"NATS/1.0\r\nNats-TTL:%ds\r\nNats-Expected-Last-Subject-Sequence:%d\r\n\r\n" % (ttl, expected)
-        body = orjson.dumps({"holder": holder})
+        lines = b"Nats-TTL:%ds\r\n" % ttl
+        return await self._write(f"lease.{identity}", orjson.dumps({"holder": holder}), expected, lines)
+
+    async def register(self, identity: str, alive: float, info: dict[str, Any], expected: int) -> int:
+        """Say what a gateway is and that it was alive at Unix time `alive`.
+
+        `expected`: sequence of what it has said before, 0 = nothing: one that was removed meanwhile does not come back.
+        Returns the new sequence. Raises LeaseTaken, ApiError, NoResponders, RequestTimeout.
+        """
+        return await self._write(f"gateway.{identity}", orjson.dumps(info | {"alive": alive}), expected)
+
+    async def _write(self, key: str, body: bytes, expected: int, lines: bytes = b"") -> int:
+        block = b"NATS/1.0\r\n%bNats-Expected-Last-Subject-Sequence:%d\r\n\r\n" % (lines, expected)
         try:
-            return await publish(self._js, f"{PREFIX}lease.{identity}", body, block)
+            return await publish(self._js, PREFIX + key, body, block)
         except ApiError as error:
             if error.err_code in WRONG_LAST_SEQUENCE:
-                raise LeaseTaken(identity) from None
+                raise LeaseTaken(key) from None
             raise
-
-    async def register(self, identity: str, alive: float, info: dict[str, Any]) -> None:
-        """Say what a gateway is and that it was alive at Unix time `alive`."""
-        await publish(self._js, f"{PREFIX}gateway.{identity}", orjson.dumps(info | {"alive": alive}))
 
     async def lease(self, identity: str) -> tuple[int, str]:
         """Sequence of what is in place of a lease (0 = nothing) and its holder (empty = nobody)."""
         message = await stored.get_last(self._js, STREAM, f"{PREFIX}lease.{identity}")
         return (0, "") if message is None else (message.seq, _holder(message))
 
-    async def registered(self, identity: str) -> bool:
-        """Whether a gateway is known; it is not any more when its clients have been dealt with."""
-        return await stored.get_last(self._js, STREAM, f"{PREFIX}gateway.{identity}") is not None
+    async def registered(self, identity: str) -> int:
+        """Sequence of a gateway's registration; 0: there is none, as when its clients have been dealt with."""
+        message = await stored.get_last(self._js, STREAM, f"{PREFIX}gateway.{identity}")
+        return 0 if message is None else message.seq
 
     async def entries(self) -> list[Entry]:
         """Every registered gateway."""

@@ -185,3 +185,22 @@ async def test_delayed_will_of_a_killed_gateway(
     await watch.complete(await watch.message("wills/delayed", b"x", 3 + SOON))
     await asyncio.sleep(LEASE * 2)
     await watch.quiet()
+
+
+async def test_gateway_that_was_taken_for_dead_and_dies(
+    nats_factory: NatsFactory, gateway_factory: GatewayFactory, connect: Connect
+) -> None:
+    """It accepts nobody under a name that is no longer looked after: the will of its first new client is published."""
+    server = nats_factory(config='ping_interval: "1s"\nping_max: 1')  # gives up who does not answer
+    first, second = (gateway_factory(server, "--gateway-lease", str(LEASE)) for _ in range(2))
+    watch = await watcher(connect, second, "watch")
+    await connect(first, "client", will=Will("wills/stopped", b"", 1, False))
+    os.kill(first.pid, signal.SIGSTOP)
+    try:
+        await watch.complete(await watch.message("wills/stopped", b"", SOON))
+        await aeventually(lambda: "wills and 1 sessions dealt with" in second.log)
+    finally:
+        os.kill(first.pid, signal.SIGCONT)
+    await connect(first, "new", will=Will("wills/new", b"", 1, False))
+    first.kill()
+    await watch.message("wills/new", b"", SOON)
