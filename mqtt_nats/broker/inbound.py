@@ -8,9 +8,12 @@ the store recognises a repetition.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import weakref
+from collections.abc import Set
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.store import Silent
@@ -34,6 +37,10 @@ log = logging.getLogger("mqtt_nats.broker")
 
 # Held messages kept in memory per client; what is beyond is read back when it is released.
 KEEP_BYTES: Final = 1024 * 1024
+
+
+LATE: Final = 5.0
+"""Seconds after which nothing more comes from a gateway that had the session before."""
 
 
 class HeldPublish:
@@ -87,10 +94,11 @@ class Inbound:
 
     def restore(self, records: list[Held]) -> None:
         """Take over what an earlier connection of the session has held."""
+        client = self._client
         for record in records:
             topic = wire_topic(record.subject.encode())
             if topic is None:
-                log.error("held publish %d of %r names no topic", record.seq, self._client.client_id)
+                log.error("held publish %d of %r names no topic", record.seq, client.client_id)
                 continue
             encoded = topic.encode()
             key = len(encoded).to_bytes(2, "big") + encoded
@@ -99,6 +107,31 @@ class Inbound:
             held.since = record.time_ns / 1e9
             self._publishes[held.id] = held
             self.machine.stored(held.id)
+        known = {record.seq for record in records}
+        asyncio.get_running_loop().call_later(LATE, self._expect_late, weakref.ref(client), known, client.epoch)
+
+    @staticmethod
+    def _expect_late(client_of: weakref.ref[Client], known: Set[int], epoch: int) -> None:
+        client = client_of()
+        if client is not None and client.alive:
+            client.do(client.inbound.remove_late(known, epoch))
+
+    async def remove_late(self, known: Set[int], epoch: int) -> None:
+        """Remove what the former gateway has held after the session had gone.
+
+        It may read a publish, and store it, before it hears of the claim. The client has sent it again here, so the
+        record would be taken for another message's by the next connection.
+
+        Args:
+            known: sequences of what was held when the session was taken over.
+            epoch: of the claim; what this connection holds has it, or a later one.
+        """
+        client = self._client
+        broker = client.broker
+        for record in await patiently(client, lambda: broker.held.held(client.token)):
+            if record.epoch < epoch and record.seq not in known:
+                log.info("client %r: removing a publish that came too late (sequence %d)", client.client_id, record.seq)
+                await patiently(client, partial(broker.held.delete, record.seq))
 
     def publish(
         self, key: bytes, route: Route, identifier: int, payload: bytes, retain: bool, more: Extras | None = None
