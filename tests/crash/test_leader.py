@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The nats-servers of a cluster die, one after the other or all of them: nothing is lost, nothing comes twice."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import nats
+import orjson
+import pytest
+from nats.aio.client import Client
+
+from mqtt_nats.codec import Ack, Publish, Will
+from mqtt_streams.definitions import STREAMS
+from mqtt_streams.hashing import name_hash
+from tests.conftest import GatewayFactory
+from tests.harness.bystanders import Bystanders
+from tests.harness.cluster import Cluster, running_cluster
+from tests.harness.gateway import Gateway
+from tests.harness.nats import NatsServer
+from tests.harness.rawclient import PUBCOMP, PUBREC, PUBREL, RawClient
+from tests.harness.waiting import aeventually, eventually
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(240)]
+
+RECOVERY = 60.0
+"""Seconds in which an election is over and everything that waited for it is done."""
+
+MESSAGES = "$MQTT_msgs"
+OUT = "$MQTT_out"
+GATEWAYS = "KV_MQTT_gateways"
+
+
+@pytest.fixture(scope="module")
+def servers(nats_backend: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("cluster"), backend=nats_backend) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def cluster(servers: Cluster) -> AsyncIterator[Cluster]:
+    """Three servers that run; whatever a test has killed is started again afterwards."""
+    yield servers
+    await whole(servers)
+
+
+@pytest.fixture
+def near(cluster: Cluster, gateway_factory: GatewayFactory) -> Gateway:
+    """A gateway that is connected to the first server, as long as that is there."""
+    return gateway_factory(cluster.servers[0].url, "--stream-replicas", "3", "--max-inflight", "10")
+
+
+@pytest.fixture
+async def nc(cluster: Cluster) -> AsyncIterator[Client]:
+    client = await nats.connect(cluster.servers[0].url, connect_timeout=10, error_cb=ignore)
+    yield client
+    await client.close()
+
+
+async def ignore(error: Exception) -> None:
+    """nats-py prints errors where nobody listens for them."""
+
+
+async def whole(cluster: Cluster) -> None:
+    """All servers run, and what they have of the messages is up to date."""
+    for server in cluster.servers:
+        if not alive(server):
+            server.start()
+    await aeventually(lambda: cluster.info(""), RECOVERY, what="JetStream of the cluster")
+    for stream in STREAMS:
+        if await cluster.info(stream) is not None:
+            await cluster.settled(stream)
+
+
+def alive(server: NatsServer) -> bool:
+    """Whether a server runs."""
+    try:
+        return "Server is ready" in server.log and server.process.alive  # type: ignore[attr-defined]
+    except OSError:
+        return False
+
+
+async def lead(nc: Client, what: str, name: str) -> None:
+    """Have ``STREAM.<stream>`` or ``CONSUMER.<stream>.<consumer>`` led by the server ``name``."""
+    kind, _, path = what.partition(".")
+
+    async def led() -> bool:
+        try:
+            info = orjson.loads((await nc.request(f"$JS.API.{kind}.INFO.{path}", timeout=2)).data)
+            if info.get("cluster", {}).get("leader") == name:
+                return True
+            body = orjson.dumps({"placement": {"preferred": name}})
+            await nc.request(f"$JS.API.{kind}.LEADER.STEPDOWN.{path}", body, timeout=2)
+        except (nats.errors.Error, TimeoutError):
+            pass
+        await asyncio.sleep(0.5)
+        return False
+
+    await aeventually(led, RECOVERY, what=f"{what} led by {name}")
+
+
+async def consumer_of(nc: Client, client_id: str) -> str:
+    """The only consumer of a session, as ``CONSUMER.<stream>.<consumer>``."""
+    names = orjson.loads((await nc.request(f"$JS.API.CONSUMER.NAMES.{MESSAGES}")).data)["consumers"]
+    (found,) = (name for name in names if name.startswith(name_hash(client_id)))
+    return f"CONSUMER.{MESSAGES}.{found}"
+
+
+async def stored(nc: Client, subject: str) -> int:
+    """How many messages a subject has in the stream of messages."""
+    body = orjson.dumps({"subjects_filter": f"$MQTT.msgs.{subject}"})
+
+    async def count() -> int | None:
+        try:
+            state = orjson.loads((await nc.request(f"$JS.API.STREAM.INFO.{MESSAGES}", body, timeout=2)).data)["state"]
+        except (nats.errors.Error, TimeoutError, KeyError):
+            return None
+        return 1 + int(sum((state.get("subjects") or {}).values()))
+
+    return await aeventually(count, RECOVERY, what="the state of the stream") - 1
+
+
+async def once_each(nc: Client, bystanders: Bystanders) -> None:
+    """Everything that the bystanders' publisher has sent at QoS 1 and 2 is stored, and nothing of it twice."""
+    bystanders.pause()
+    subject = bystanders.topic.replace("/", ".")
+    wanted = len(bystanders.sent[1]), len(bystanders.sent[2])
+
+    async def all_there() -> bool:
+        return (await stored(nc, f"{subject}.1"), await stored(nc, f"{subject}.2")) >= wanted
+
+    await aeventually(all_there, RECOVERY, what=f"{wanted} stored messages")
+    assert (await stored(nc, f"{subject}.1"), await stored(nc, f"{subject}.2")) == wanted
+    bystanders.resume()
+
+
+def running(bystanders: Bystanders, more: int = 20) -> None:
+    """Wait until messages go through."""
+    before = len(bystanders.delays)
+    eventually(lambda: len(bystanders.delays) > before + more, RECOVERY, what="messages that go through")
+
+
+async def test_the_leader_of_the_messages_is_killed(cluster: Cluster, near: Gateway, nc: Client) -> None:
+    """Publishers wait for the next one; nobody is disconnected, and nothing is stored twice."""
+    await lead(nc, f"STREAM.{MESSAGES}", "n1")
+    with Bystanders(near.port) as bystanders:
+        running(bystanders)
+        cluster.servers[1].kill()
+        assert await cluster.leader(MESSAGES) is not cluster.servers[1]
+        running(bystanders)
+        bystanders.check(timeout=RECOVERY)
+        await once_each(nc, bystanders)
+
+
+async def test_the_gateways_own_server_is_killed_which_leads(cluster: Cluster, near: Gateway) -> None:
+    """The gateway goes to another one."""
+    survivor = await nats.connect(cluster.servers[2].url, error_cb=ignore)
+    try:
+        await lead(survivor, f"STREAM.{MESSAGES}", "n0")
+        with Bystanders(near.port) as bystanders:
+            running(bystanders)
+            cluster.servers[0].kill()
+            running(bystanders)
+            bystanders.check(lossy=True, timeout=RECOVERY)
+            await once_each(survivor, bystanders)
+        assert "connected to NATS again" in near.log
+    finally:
+        await survivor.close()
+
+
+async def test_rolling_restart(cluster: Cluster, near: Gateway, nc: Client) -> None:
+    """Each server in turn is stopped in an orderly way and started again, under load."""
+    with Bystanders(near.port) as bystanders:
+        for server in reversed(cluster.servers):  # the gateway's own comes last
+            running(bystanders)
+            server.stop()
+            running(bystanders)
+            server.start()
+            await cluster.settled(MESSAGES)
+        running(bystanders)
+        bystanders.check(lossy=True, timeout=RECOVERY)
+        client = await nats.connect(cluster.servers[0].url, error_cb=ignore)
+        await once_each(client, bystanders)
+        await client.close()
+
+
+async def test_no_server_for_half_a_minute(cluster: Cluster, near: Gateway, gateway_factory: GatewayFactory) -> None:
+    """As long as the duplicate window, and longer than a lease: nothing twice, and no false wills."""
+    other = gateway_factory(cluster.url, "--stream-replicas", "3")
+    async with (
+        await RawClient.connect(near.port, "watcher") as watcher,
+        await RawClient.connect(other.port, "alive", will=Will("wills/alive", b"dead", 1, False)) as living,
+    ):
+        await watcher.subscribe("wills/#", qos=1)
+        with Bystanders(near.port) as bystanders:
+            running(bystanders)
+            for server in cluster.servers:
+                server.kill()
+            gone = time.monotonic()
+            eventually(lambda: time.monotonic() > gone + 31, 40)
+            for server in cluster.servers:
+                server.start()
+            running(bystanders)
+            bystanders.check(lossy=True, timeout=RECOVERY)
+            client = await nats.connect(cluster.url.split(","), error_cb=ignore)
+            await once_each(client, bystanders)
+            await client.close()
+        await living.deliver("wills/end", b"end", 1)
+        assert (await watcher.messages(1, RECOVERY))[0].payload == b"end"
+    for gateway in (near, other):
+        assert "taken for dead" not in gateway.log
+        assert "has not renewed" not in gateway.log
+
+
+async def test_a_confirmation_while_the_consumer_has_no_leader(cluster: Cluster, near: Gateway, nc: Client) -> None:
+    """The message is not done before JetStream says so: it does not come again after a reconnect."""
+    async with await RawClient.connect(near.port, "confirm-publisher") as publisher:
+        async with await RawClient.connect(near.port, "confirm", clean=False) as subscriber:
+            await subscriber.subscribe("confirm", qos=2)
+            await publisher.deliver("confirm", b"once", 2)
+            (message,) = await subscriber.messages(1)
+            await lead(nc, await consumer_of(nc, "confirm"), "n1")
+            await lead(nc, f"STREAM.{OUT}", "n2")
+            cluster.servers[1].kill()
+            subscriber.ack(PUBREC, message.packet_id)
+            await subscriber.released(message.packet_id, answer=False)
+            subscriber.ack(PUBCOMP, message.packet_id)
+            await subscriber.quiet()
+
+        async def resumed() -> RawClient | None:
+            try:
+                return await RawClient.connect(near.port, "confirm", clean=False)
+            except AssertionError:  # refused until JetStream has leaders again
+                return None
+
+        async with await aeventually(resumed, RECOVERY, what="the session") as again:
+            await publisher.deliver("confirm", b"end", 2)
+            packet = await again.packet(RECOVERY)
+            if isinstance(packet, Ack):  # JetStream had not said so by then
+                assert packet == Ack(PUBREL, message.packet_id, 0)
+                packet = await again.packet(RECOVERY)
+            assert isinstance(packet, Publish)
+            assert packet.payload == b"end"
+
+
+async def test_acknowledgements_while_the_consumer_has_no_leader(cluster: Cluster, near: Gateway, nc: Client) -> None:
+    """They are lost. Their places in the window are free again as soon as it has one."""
+    async with (
+        await RawClient.connect(near.port, "window-publisher") as publisher,
+        await RawClient.connect(near.port, "window", clean=False) as subscriber,
+    ):
+        await subscriber.subscribe("window", qos=1)
+        await publisher.deliver_all("window", [b"%d" % number for number in range(10)], 1)
+        first = await subscriber.messages(10)
+        await lead(nc, await consumer_of(nc, "window"), "n1")
+        await lead(nc, f"STREAM.{MESSAGES}", "n2")
+        cluster.servers[1].kill()
+        for message in first:
+            await subscriber.complete(message)
+        await publisher.deliver_all("window", [b"%d" % number for number in range(10, 40)], 1)
+        for number in range(10, 40):
+            (message,) = await subscriber.messages(1, RECOVERY)
+            assert (message.payload, message.dup) == (b"%d" % number, False)
+            await subscriber.complete(message)
+        await aeventually(lambda: "acknowledgements were lost" in near.log, RECOVERY)
+
+
+async def test_a_gateway_and_the_leader_of_the_leases_die(
+    cluster: Cluster, near: Gateway, nc: Client, gateway_factory: GatewayFactory
+) -> None:
+    """The wills of the one are published, once; nobody else is taken for dead."""
+    dying = gateway_factory(cluster.servers[0].url, "--stream-replicas", "3")
+    async with (
+        await RawClient.connect(near.port, "will-watcher", clean=False) as watcher,
+        await RawClient.connect(near.port, "will-alive", will=Will("wills/alive", b"dead", 1, False)) as living,
+    ):
+        await watcher.subscribe("wills/#", qos=2)
+        lost = [
+            await RawClient.connect(dying.port, f"will-{qos}", will=Will(f"wills/{qos}", b"%d" % qos, qos, False))
+            for qos in (1, 2)
+        ]
+        await lead(nc, f"STREAM.{GATEWAYS}", "n1")
+        dying.kill()
+        cluster.servers[1].kill()
+        found = set()
+        for message in await watcher.messages(2, 3 * RECOVERY):
+            await watcher.complete(message)
+            found.add(message.payload)
+        assert found == {b"1", b"2"}
+        await living.deliver("wills/end", b"end", 1)
+        assert (await watcher.messages(1, RECOVERY))[0].payload == b"end"
+        for client in lost:
+            client.drop()
+    assert "taken for dead" not in near.log
