@@ -19,20 +19,25 @@ import click
 from anyio.abc import TaskStatus
 
 from mqtt_nats import __version__
-from mqtt_nats.config import ENV_PREFIX, Settings, env_name, flag_name, is_secret
+from mqtt_nats.config import ENV_PREFIX, Settings, env_name, flag_name, has_flag
 from mqtt_nats.ctl.commands import cluster
 from mqtt_nats.embedded import run_server
 from mqtt_nats.errors import StartupError, first_error
+from mqtt_nats.hangup import Hangup
+from mqtt_nats.listeners.settings import Bound, join_address
 from mqtt_nats.workers import supervise
+
+LABELS = {"tcp": ("MQTT", ""), "tls": ("MQTTS", "; TLS")}
+"""What a listener is called, and what is said of it besides, by its type."""
 
 
 def _setting_options(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """One flag for each of these settings that is not a secret; their values are checked by Settings."""
+    """One flag for each of these settings that has one; their values are checked by Settings."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         for name in reversed(names):
             field = Settings.model_fields[name]
-            if is_secret(field):
+            if not has_flag(name):
                 continue
             flag, kind = flag_name(name), field.annotation
             shown = f"{field.description} [{env_name(name)}; default: {default_text(field.default)}]"
@@ -64,7 +69,7 @@ def default_text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple):
-        return ",".join(value)
+        return ",".join(value) or "none"
     return "none" if value is None else str(value)
 
 
@@ -83,10 +88,10 @@ def command() -> None:
 )
 @_setting_options(*Settings.model_fields)
 def serve(config: Path | None, **flags: Any) -> None:
-    """Serve MQTT clients until SIGINT or SIGTERM.
+    """Serve MQTT clients until SIGINT or SIGTERM. On SIGHUP certificates are read again.
 
     A flag wins over the environment variable in brackets, which wins over the file. Secrets have no flag:
-    MQTT_NATS_NATS_PASSWORD and MQTT_NATS_NATS_TOKEN, or the file.
+    MQTT_NATS_NATS_PASSWORD and MQTT_NATS_NATS_TOKEN, or the file. Nor have listeners beside --listen.
     """
     settings = Settings.load(flags, config)
     logging.basicConfig(
@@ -165,17 +170,21 @@ async def run(settings: Settings) -> None:
 
     stop = anyio.Event()
     starting = anyio.CancelScope()
+    hangup = Hangup()
     ready = False
 
-    def on_ready(addresses: list[tuple[str, int]]) -> None:
+    def on_ready(addresses: list[Bound]) -> None:
         nonlocal ready
         ready = True
         _announce(settings, addresses)
 
     async def stop_on_signal(*, task_status: TaskStatus[None]) -> None:
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
             task_status.started()
             async for number in signals:
+                if number == signal.SIGHUP and not hangup.serious:
+                    hangup.act()
+                    continue
                 if stop.is_set():
                     # The kernel (Linux) passes SIGTERM on to nats-server, and its files have what it acknowledged.
                     os._exit(128 + number)
@@ -188,9 +197,9 @@ async def run(settings: Settings) -> None:
         with starting:
             async with _with_server(settings) as settings:
                 if settings.workers > 1:
-                    await supervise(settings, on_ready=on_ready, stop=stop)
+                    await supervise(settings, on_ready=on_ready, stop=stop, hangup=hangup)
                 else:
-                    await serve_gateway(settings, on_ready=on_ready, stop=stop)
+                    await serve_gateway(settings, on_ready=on_ready, stop=stop, hangup=hangup)
         group.cancel_scope.cancel()
 
 
@@ -209,14 +218,17 @@ async def _with_server(settings: Settings) -> AsyncIterator[Settings]:
         group.cancel_scope.cancel()
 
 
-def _announce(settings: Settings, addresses: list[tuple[str, int]]) -> None:
+def _announce(settings: Settings, addresses: list[Bound]) -> None:
     """Say what listens where and what to try."""
     lines = [f"mqtt-nats {__version__}"]
-    lines += [f"MQTT  {_join(host, port)}  (MQTT 3.1.1, 5.0)" for host, port in addresses]
+    for bound in addresses:
+        name, over = LABELS[bound.type]
+        lines += [f"{name:5} {join_address(bound.host, bound.port)}  (MQTT 3.1.1, 5.0{over})"]
     where = f"embedded, data in {settings.data}" if settings.embedded else "running already"
     lines += [f"NATS  {settings.nats_display}  ({where})"]
-    if addresses:
-        host, port = addresses[0]
+    plain = [bound for bound in addresses if bound.type == "tcp"]
+    if plain:
+        host, port, _ = plain[0]
         client = f"-h {'127.0.0.1' if host in ('0.0.0.0', '::') else host} -p {port}"
         lines += [
             "",
@@ -227,7 +239,3 @@ def _announce(settings: Settings, addresses: list[tuple[str, int]]) -> None:
         ]
     click.echo("\n".join(lines))
     sys.stdout.flush()
-
-
-def _join(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -21,32 +21,16 @@ from pydantic_settings import (
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
 )
 
 from mqtt_nats.errors import StartupError
+from mqtt_nats.listeners.settings import Address, ListenerSettings, parse_address
 
 ENV_PREFIX = "MQTT_NATS_"
 
 _MIB = 1024 * 1024
 _URL_SCHEMES = ("nats", "tls")  # the data path is not for WebSocket
-
-
-def parse_address(value: str) -> tuple[str, int]:
-    """Split ``HOST:PORT`` or ``[IPv6]:PORT``; raises ValueError. Port 0 asks for a free one."""
-    host, colon, port = value.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise ValueError("an IPv6 address needs brackets: [::1]:1883")
-    if not colon or not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
-        raise ValueError("expected HOST:PORT, such as 127.0.0.1:1883")
-    return host, int(port)
-
-
-def _check_address(value: Any) -> Any:
-    if isinstance(value, str):
-        parse_address(value)
-    return value
 
 
 def _split_urls(value: Any) -> Any:
@@ -87,8 +71,12 @@ class Settings(BaseSettings):
         hide_input_in_errors=True,
     )
 
-    listen: Annotated[str, BeforeValidator(_check_address)] = Field(
+    listen: Address = Field(
         default="127.0.0.1:1883", description="Address for MQTT over TCP, HOST:PORT; port 0 takes a free one."
+    )
+    listeners: tuple[ListenerSettings, ...] = Field(
+        default=(),
+        description="More listeners, `[[listeners]]` in the file; where `listen` is not given too, only these.",
     )
     workers: int = Field(
         default=1,
@@ -300,7 +288,18 @@ class Settings(BaseSettings):
             raise ValueError("nats_tls_cert and nats_tls_key need each other")
         if not self.allow_anonymous and self.scram_file is None:
             raise ValueError("without allow_anonymous nobody could connect: set scram_file")
+        addresses = [one.listen for one in self.all_listeners if parse_address(one.listen)[1]]
+        for address in addresses:
+            if addresses.count(address) > 1:
+                raise ValueError(f"two listeners have the address {address}")
         return self
+
+    @property
+    def all_listeners(self) -> tuple[ListenerSettings, ...]:
+        """``listen``, unless it is left out, and ``listeners``."""
+        if self.listeners and "listen" not in self.model_fields_set:
+            return self.listeners
+        return (ListenerSettings(listen=self.listen), *self.listeners)
 
     @property
     def listen_address(self) -> tuple[str, int]:
@@ -329,7 +328,10 @@ class Settings(BaseSettings):
         if config is None and (named := os.environ.get(ENV_PREFIX + "CONFIG")):
             config = Path(named)
         values = _read_file(config) if config is not None else {}
-        values |= EnvSettingsSource(cls)()
+        try:
+            values |= EnvSettingsSource(cls)()
+        except SettingsError:  # the only one that is not plain text
+            raise StartupError(f"{env_name('listeners')} is not valid JSON: expected a list of objects") from None
         values |= {name: value for name, value in flags.items() if value is not None}
         try:
             return cls(**values)
@@ -350,6 +352,19 @@ def flag_name(setting: str) -> str:
 def is_secret(field: FieldInfo) -> bool:
     """Whether the setting has no flag, because every user of the machine could read it there."""
     return SecretStr in get_args(field.annotation)
+
+
+def has_flag(name: str) -> bool:
+    """Whether the setting can be given on the command line."""
+    return not is_secret(Settings.model_fields[name]) and name != "listeners"
+
+
+def cannot_listen(address: str, error: OSError) -> str:
+    """What is said when an address is not to be had."""
+    return (
+        f"cannot listen on {address}: {error.strerror or error}; "
+        "stop what listens there or choose another address with --listen"
+    )
 
 
 def _without_userinfo(url: str) -> str:
@@ -374,6 +389,15 @@ def _read_file(path: Path) -> dict[str, Any]:
     return values
 
 
+def _of_listener(where: tuple[int | str, ...], kind: str, message: str) -> str:
+    """What is wrong with an entry of ``listeners``; they count from 1."""
+    name = "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in where).removeprefix(".")
+    if kind == "extra_forbidden":
+        near = difflib.get_close_matches(str(where[-1]), ListenerSettings.model_fields, n=1)
+        message = f"unknown setting: did you mean {near[0]!r}?" if near else "unknown setting"
+    return f"{name}: {message}"
+
+
 def _one_line(error: ValidationError, values: Mapping[str, Any]) -> str:
     """All that is wrong, in one line, without the value of a secret."""
     problems = []
@@ -385,6 +409,9 @@ def _one_line(error: ValidationError, values: Mapping[str, Any]) -> str:
             problems.append(message)
             continue
         shown = ""
+        if name == "listeners":
+            problems.append(_of_listener(detail["loc"], detail["type"], message))
+            continue
         field = Settings.model_fields.get(name)
         if field is not None and not is_secret(field) and name != "nats":
             shown = f" = {str(values.get(name))[:80]!r}"

@@ -26,16 +26,19 @@ from mqtt_nats.broker.control import Control
 from mqtt_nats.broker.greeting import UseAnotherServer
 from mqtt_nats.broker.leases import Lease
 from mqtt_nats.broker.opening import refuse
+from mqtt_nats.broker.permitting import change_rules
 from mqtt_nats.broker.recovery import recover, recover_wild, watch_consumers
 from mqtt_nats.broker.sharing import look_after, recover_queues
 from mqtt_nats.broker.standstill import tick, watch
 from mqtt_nats.broker.timing import take_timers
 from mqtt_nats.codec import MqttError, ReasonCode
-from mqtt_nats.config import Settings
+from mqtt_nats.config import Settings, cannot_listen
 from mqtt_nats.connection.connection import CLOCK_STEP, Connection
 from mqtt_nats.errors import StartupError
+from mqtt_nats.hangup import Hangup
 from mqtt_nats.linking import connect_link
-from mqtt_nats.listeners.tcp import listen
+from mqtt_nats.listeners.listener import Listener
+from mqtt_nats.listeners.settings import Bound
 from mqtt_nats.pubsub.fanout import SEEN_FOR
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.definitions import BY_SIZE, EnsureReport, NotAnswering, StreamSetupError, ensure_streams, with_ids
@@ -65,16 +68,21 @@ RELEASE: Final = 20.0
 """Seconds between two looks for what topics that are not used any more keep in memory."""
 
 
-async def serve(settings: Settings, *, on_ready: Callable[[list[tuple[str, int]]], None], stop: anyio.Event) -> None:
+async def serve(
+    settings: Settings, *, on_ready: Callable[[list[Bound]], None], stop: anyio.Event, hangup: Hangup | None = None
+) -> None:
     """Run a gateway until ``stop`` is set.
 
     Args:
         on_ready: called once with the addresses that are listened on.
+        hangup: has the gateway read again what can be read again.
 
     Raises:
         StartupError: a file cannot be read, NATS cannot be used, or an address cannot be listened on.
     """
     gateway = Gateway(settings)
+    if hangup is not None:
+        hangup.act = gateway.reload
     await gateway.connect()
     try:
         await gateway.run(on_ready, stop)
@@ -89,6 +97,12 @@ class Gateway:
         self.settings = settings
         self.access: Authenticator = LocalAccess(settings)
         self.rules = None if settings.acl_file is None else load_rules(settings.acl_file)
+        self.listeners = [Listener(one, settings.connect_timeout) for one in settings.all_listeners]
+        self.reloads: list[Callable[[], None]] = [
+            *(listener.reload for listener in self.listeners),
+            self._reload_rules,
+        ]
+        """What :meth:`reload` calls. Each raises StartupError when it has to keep what it has."""
         self.identity = name_hash(secrets.token_hex(16))
         self.link = Link()
         self.wild = Link()
@@ -103,6 +117,15 @@ class Gateway:
         self._ending = False
         self._looking = False
         """Streams that do not answer are being looked for."""
+
+    def reload(self) -> None:
+        """Read files again that may change while the gateway runs; what is wrong with one is logged."""
+        log.info("files are read again")
+        for part in self.reloads:
+            try:
+                part()
+            except StartupError as error:
+                log.error("not changed: %s", error)
 
     # -- NATS -----------------------------------------------------------------------------------
 
@@ -248,9 +271,16 @@ class Gateway:
         if self.broker is not None:
             self.broker.spawn(recover_wild(self.broker, self.wild), "recovery of wildcards")
 
+    def _reload_rules(self) -> None:
+        path = self.settings.acl_file
+        if path is not None:
+            self.rules = load_rules(path)
+            if self.broker is not None:
+                change_rules(self.broker, self.rules)
+
     # -- clients --------------------------------------------------------------------------------
 
-    async def run(self, on_ready: Callable[[list[tuple[str, int]]], None], stop: anyio.Event) -> None:
+    async def run(self, on_ready: Callable[[list[Bound]], None], stop: anyio.Event) -> None:
         """Serve clients until ``stop`` is set."""
         assert self.inbox is not None
         async with asyncio.TaskGroup() as tasks:
@@ -289,39 +319,55 @@ class Gateway:
                 tasks.create_task(look_after(broker), name="shared subscriptions"),
             ]
             try:
-                server, addresses = await listen(self.settings, self._connection)
-            except OSError as error:
+                addresses = await self._listen(broker)
+            except StartupError:
                 for task in background:
                     task.cancel()
-                raise StartupError(
-                    f"cannot listen on {self.settings.listen}: {error.strerror or error}; "
-                    "stop what listens there or choose another address with --listen"
-                ) from None
+                raise
             # What lives as long as the gateway is not looked at again, and the rest less often: nearly all of
             # it is freed by reference counts.
             gc.collect()
             gc.freeze()
             gc.set_threshold(50_000, 20, 50)
-            self.lease.info["listen"] = [f"{host}:{port}" for host, port in addresses]
+            self.lease.info["listen"] = [str(bound) for bound in addresses]
             on_ready(addresses)
             await stop.wait()
-            server.close()
+            self._close_listeners()
             await self._shut(broker)
             for task in background:
                 task.cancel()
 
-    def _accept(self, connection: Connection) -> Client | None:
+    async def _listen(self, broker: Broker) -> list[Bound]:
+        """Begin to accept on every listener."""
+        settings = self.settings
+        found: list[Bound] = []
+        for listener in self.listeners:
+            try:
+                found += await listener.open(
+                    self._connection, broker.spawn, backlog=settings.backlog, shared=settings.workers > 1
+                )
+            except OSError as error:
+                self._close_listeners()
+                raise StartupError(cannot_listen(listener.settings.listen, error)) from None
+        return found
+
+    def _close_listeners(self) -> None:
+        for listener in self.listeners:
+            listener.close()
+
+    def _accept(self, listener: Listener, connection: Connection) -> Client | None:
         broker = self.broker
-        if broker is None or broker.closing:
+        if broker is None or broker.closing or (connection.left is None and not listener.enter(connection)):
             return None
         client = Client(broker, connection)
         broker.connections.add(client)
         return client
 
-    def _connection(self) -> Connection:
+    def _connection(self, listener: Listener) -> Connection:
         broker = self.broker
         assert broker is not None
-        return Connection(broker.limits, broker.round, self.settings.max_outbound_bytes, broker.clock, self._accept)
+        accept = partial(self._accept, listener)
+        return Connection(broker.limits, broker.round, self.settings.max_outbound_bytes, broker.clock, accept)
 
     def _pressure(self, pressed: bool) -> None:
         if self.broker is not None:

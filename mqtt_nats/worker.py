@@ -14,6 +14,8 @@ from anyio.abc import TaskStatus
 
 from mqtt_nats.config import Settings
 from mqtt_nats.errors import StartupError, first_error
+from mqtt_nats.hangup import Hangup
+from mqtt_nats.listeners.settings import Bound
 from mqtt_nats.workers import FAILED, READY
 
 
@@ -22,15 +24,19 @@ async def run(settings: Settings) -> None:
     from mqtt_nats.gateway import serve
 
     stop = anyio.Event()
+    hangup = Hangup()
 
-    def say_ready(addresses: list[tuple[str, int]]) -> None:
+    def say_ready(addresses: list[Bound]) -> None:
         print(READY, flush=True)
 
     async def stop_on_signal(*, task_status: TaskStatus[None]) -> None:
-        with anyio.open_signal_receiver(signal.SIGTERM) as signals:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGHUP) as signals:
             task_status.started()
-            async for _ in signals:
-                stop.set()
+            async for number in signals:
+                if number == signal.SIGHUP:
+                    hangup.act()
+                else:
+                    stop.set()
 
     async def stop_when_alone() -> None:
         await anyio.wait_readable(sys.stdin)  # the supervisor writes nothing more: this is its end
@@ -41,7 +47,7 @@ async def run(settings: Settings) -> None:
     async with anyio.create_task_group() as group:
         await group.start(stop_on_signal)
         group.start_soon(stop_when_alone)
-        await serve(settings, on_ready=say_ready, stop=stop)
+        await serve(settings, on_ready=say_ready, stop=stop, hangup=hangup)
         group.cancel_scope.cancel()
 
 

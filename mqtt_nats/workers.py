@@ -23,8 +23,10 @@ from typing import Any, Final
 import anyio
 from pydantic import SecretStr
 
-from mqtt_nats.config import Settings, parse_address
+from mqtt_nats.config import Settings, cannot_listen
 from mqtt_nats.errors import StartupError
+from mqtt_nats.hangup import Hangup
+from mqtt_nats.listeners.settings import Bound, join_address, parse_address
 
 log = logging.getLogger("mqtt_nats.workers")
 
@@ -42,24 +44,31 @@ STEADY: Final = 10.0
 
 
 async def supervise(
-    settings: Settings, *, on_ready: Callable[[list[tuple[str, int]]], None], stop: anyio.Event
+    settings: Settings, *, on_ready: Callable[[list[Bound]], None], stop: anyio.Event, hangup: Hangup
 ) -> None:
     """Run ``settings.workers`` gateways until ``stop`` is set.
 
     Args:
-        on_ready: called once with the address, when all of them serve clients.
+        on_ready: called once with the addresses, when all of them serve clients.
+        hangup: is passed on to all of them.
 
     Raises:
         StartupError: one of them cannot start, the first time.
     """
     settings, held = reserve(settings)
+
+    def reload() -> None:
+        for worker in workers:
+            worker.reload()
+
     try:
         workers = [Worker(number, settings) for number in range(1, settings.workers + 1)]
+        hangup.act = reload
         try:
             async with asyncio.TaskGroup() as starting:
                 for worker in workers:
                     starting.create_task(worker.start())
-            on_ready([settings.listen_address])
+            on_ready([Bound(*parse_address(one.listen), one.type) for one in settings.all_listeners])
             async with asyncio.TaskGroup() as tasks:
                 keepers = [tasks.create_task(worker.keep()) for worker in workers]
                 await stop.wait()
@@ -69,16 +78,32 @@ async def supervise(
             with anyio.CancelScope(shield=True):
                 await asyncio.gather(*(worker.end() for worker in workers))
     finally:
-        held.close()
+        for one in held:
+            one.close()
 
 
-def reserve(settings: Settings) -> tuple[Settings, socket.socket]:
-    """The settings with a port that all workers can share, and the socket that keeps it.
+def reserve(settings: Settings) -> tuple[Settings, list[socket.socket]]:
+    """The settings with ports that all workers can share, and the sockets that keep them.
 
     Raises:
-        StartupError: somebody else has the address.
+        StartupError: somebody else has an address.
     """
-    host, port = parse_address(settings.listen)
+    held: list[socket.socket] = []
+    try:
+        found = [one.model_copy(update={"listen": _reserve(one.listen, held)}) for one in settings.all_listeners]
+    except StartupError:
+        for one in held:
+            one.close()
+        raise
+    given: dict[str, Any] = {"listeners": tuple(found)}
+    if len(found) > len(settings.listeners):
+        given = {"listen": found[0].listen, "listeners": tuple(found[1:])}
+    return settings.model_copy(update=given), held
+
+
+def _reserve(listen: str, held: list[socket.socket]) -> str:
+    """Have an address kept by one more socket; the address, with its port."""
+    host, port = parse_address(listen)
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:  # shares with nobody, so it sees who is there
@@ -86,16 +111,13 @@ def reserve(settings: Settings) -> tuple[Settings, socket.socket]:
             probe.bind(address)
             port = probe.getsockname()[1]
             probe.listen(1)
-        held = socket.socket(family, kind)
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind((address[0], port))
+        one = socket.socket(family, kind)
+        held.append(one)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        one.bind((address[0], port))
     except OSError as error:
-        raise StartupError(
-            f"cannot listen on {settings.listen}: {error.strerror or error}; "
-            "stop what listens there or choose another address with --listen"
-        ) from None
-    name = f"[{host}]" if ":" in host else host
-    return settings.model_copy(update={"listen": f"{name}:{port}"}), held
+        raise StartupError(cannot_listen(listen, error)) from None
+    return join_address(host, port)
 
 
 class Worker:
@@ -106,6 +128,9 @@ class Worker:
         self._ending = ENDING + settings.drain_time
         self._values = json.dumps({"number": number, "settings": dump(settings)})
         self._process: asyncio.subprocess.Process | None = None
+        self._ready = False
+        self._changed = False
+        """Files have changed since it was started; it is told when it is ready."""
 
     async def start(self) -> None:
         """Start it and wait until it serves clients.
@@ -113,6 +138,7 @@ class Worker:
         Raises:
             StartupError: it does not.
         """
+        self._ready = self._changed = False
         process = self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -133,6 +159,15 @@ class Worker:
         if word != READY:
             code = await process.wait()
             raise StartupError(text or f"worker {self.number} ended with status {code} before it was ready")
+        self._ready = True
+        if self._changed:
+            self._signal(signal.SIGHUP)
+
+    def reload(self) -> None:
+        """Have it read its files again."""
+        self._changed = True
+        if self._ready:
+            self._signal(signal.SIGHUP)
 
     async def keep(self) -> None:
         """Start it again whenever it ends, until cancelled."""
@@ -181,9 +216,10 @@ class Worker:
 def dump(settings: Settings) -> dict[str, Any]:
     """The settings as JSON has them, as far as they are not the defaults; for a worker."""
     found: dict[str, Any] = {}
-    for name, field in Settings.model_fields.items():
+    for name in settings.model_fields_set - {"embedded", "embedded_port", "data"}:
         value = getattr(settings, name)
-        if name in ("embedded", "embedded_port", "data") or value == field.default:
+        if name == "listeners":
+            found[name] = [one.model_dump(mode="json", exclude_unset=True) for one in value]
             continue
         if isinstance(value, SecretStr):
             value = value.get_secret_value()

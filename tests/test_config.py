@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings: what wins over what, what is refused, what is never shown."""
 
+import json
 import os
 import re
 from pathlib import Path
@@ -10,9 +11,14 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from mqtt_nats.cli import default_text
-from mqtt_nats.config import Settings, env_name, flag_name, is_secret
+from mqtt_nats.config import Settings, env_name, flag_name, has_flag
 from mqtt_nats.errors import StartupError
+from mqtt_nats.listeners.settings import ListenerSettings
+from mqtt_nats.workers import dump
 from tests.harness.nats import ROOT
+
+TLS = f'tls_cert = "{__file__}"\ntls_key = "{__file__}"'
+"""Files that exist; Settings does not look into them."""
 
 
 @pytest.fixture(autouse=True)
@@ -159,7 +165,7 @@ def test_the_documentation_lists_every_setting_with_its_default_and_description(
     expected = [
         (
             name,
-            "–" if is_secret(field) else f"`{flag_name(name)}`",
+            f"`{flag_name(name)}`" if has_flag(name) else "–",
             f"`{default_text(field.default)}`",
             field.description,
         )
@@ -167,3 +173,65 @@ def test_the_documentation_lists_every_setting_with_its_default_and_description(
     ]
     assert rows == expected
     assert f"`{env_name('max_inflight')}`" in text
+
+
+def test_the_documentation_lists_what_can_be_set_for_a_listener() -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+?) \| ([^|]+?) \|$", text, re.MULTILINE)
+    assert rows == [
+        (name, "needed" if field.is_required() else f"`{default_text(field.default)}`", field.description)
+        for name, field in ListenerSettings.model_fields.items()
+    ]
+
+
+def listeners(path: Path, *entries: str) -> Path:
+    return write(path, "".join(f"[[listeners]]\n{entry}\n" for entry in entries))
+
+
+def test_listeners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = listeners(
+        tmp_path, 'listen = "127.0.0.1:1"', f'listen = "[::1]:2"\ntype = "tls"\n{TLS}\nmax_connections = 3'
+    )
+    found = Settings.load({}, file).all_listeners
+    assert [(one.listen, one.type, one.max_connections) for one in found] == [
+        ("127.0.0.1:1", "tcp", None),
+        ("[::1]:2", "tls", 3),
+    ]
+    found = Settings.load({"listen": "127.0.0.1:3"}, file).all_listeners
+    assert [one.listen for one in found] == ["127.0.0.1:3", "127.0.0.1:1", "[::1]:2"]
+    assert [one.listen for one in Settings.load({}).all_listeners] == ["127.0.0.1:1883"]
+    monkeypatch.setenv("MQTT_NATS_LISTENERS", '[{"listen": "127.0.0.1:4"}]')
+    assert [one.listen for one in Settings.load({}, file).all_listeners] == ["127.0.0.1:4"]
+    monkeypatch.setenv("MQTT_NATS_LISTENERS", "127.0.0.1:4")
+    assert "MQTT_NATS_LISTENERS is not valid JSON" in refusal({}, file)
+
+
+def test_workers_get_the_listeners(tmp_path: Path) -> None:
+    """Also ``listen`` when it was set to what it is anyway."""
+    file = listeners(tmp_path, 'listen = "127.0.0.1:1"', f'listen = "127.0.0.1:2"\ntype = "tls"\n{TLS}')
+    for flags in ({}, {"listen": "127.0.0.1:1883", "nats_password": "p", "nats_user": "u", "nats_creds": None}):
+        settings = Settings.load(flags, file)
+        again = Settings(**json.loads(json.dumps(dump(settings))))
+        assert again == settings
+        assert again.all_listeners == settings.all_listeners
+
+
+@pytest.mark.parametrize(
+    ("entry", "named"),
+    [
+        ("", "listeners[1].listen: field required"),
+        ('listen = "1883"', "listeners[1].listen: expected HOST:PORT"),
+        ('listen = "h:1"\ntype = "quic"', "listeners[1].type: input should be 'tcp'"),
+        ('listen = "h:1"\ntype = "tls"', "listeners[1]: type tls needs tls_cert and tls_key"),
+        (f'listen = "h:1"\ntype = "tls"\ntls_cert = "{__file__}"', "type tls needs tls_cert and tls_key"),
+        (f'listen = "h:1"\n{TLS}', "listeners[1]: tls_cert needs a type with TLS, not tcp"),
+        ('listen = "h:1"\ntype = "tls"\ntls_cert = "/none"', "listeners[1].tls_cert: path does not point to a file"),
+        (f'listen = "h:1"\ntype = "tls"\n{TLS}\ntls_minimum = "1.1"', "listeners[1].tls_minimum: input should be"),
+        ('listen = "h:1"\nmax_connections = 0', "listeners[1].max_connections: input should be greater"),
+        ('listen = "h:1"\nmax_connection = 1', "listeners[1].max_connection: unknown setting: did you mean 'max_conn"),
+        ('listen = "h:1"\nzzz = 1', "listeners[1].zzz: unknown setting"),
+        ('listen = "h:1"\n[[listeners]]\nlisten = "h:1"', "two listeners have the address h:1"),
+    ],
+)
+def test_listeners_that_are_refused(entry: str, named: str, tmp_path: Path) -> None:
+    assert named in refusal({}, listeners(tmp_path, entry))

@@ -16,6 +16,7 @@ from mqtt_nats.codec import ReasonCode
 from mqtt_nats.config import Settings
 from mqtt_nats.connection.connection import Connection
 from mqtt_nats.gateway import Gateway
+from mqtt_nats.listeners.settings import Bound
 from tests.harness import raw, raw5
 from tests.harness.bystanders import Bystanders
 from tests.harness.nats import NatsServer
@@ -94,7 +95,7 @@ def gateways(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> list[Gateway]:
 @pytest.fixture
 def port(nats_server: NatsServer, gateways: list[Gateway]) -> Iterator[int]:
     """Port of a gateway in this process."""
-    ready: list[tuple[str, int]] = []
+    ready: list[Bound] = []
     started = threading.Event()
     control: list[Callable[[], Any]] = []
 
@@ -103,7 +104,7 @@ def port(nats_server: NatsServer, gateways: list[Gateway]) -> Iterator[int]:
         loop = asyncio.get_running_loop()
         control.append(lambda: loop.call_soon_threadsafe(stop.set))
 
-        def on_ready(addresses: list[tuple[str, int]]) -> None:
+        def on_ready(addresses: list[Bound]) -> None:
             ready.extend(addresses)
             started.set()
 

@@ -13,6 +13,7 @@ from mqtt_nats.broker.client import Client
 from mqtt_nats.codec import Disconnect, Publish, Will
 from mqtt_nats.config import Settings
 from mqtt_nats.gateway import serve
+from mqtt_nats.listeners.settings import Bound
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBREC, RawClient
 from tests.harness.waiting import aeventually
@@ -27,7 +28,7 @@ async def port(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> Asyn
     """The port of a gateway in this process."""
     monkeypatch.setattr(module, "RELEASE", 1.0)
     stop = anyio.Event()
-    ready: asyncio.Future[list[tuple[str, int]]] = asyncio.get_running_loop().create_future()
+    ready: asyncio.Future[list[Bound]] = asyncio.get_running_loop().create_future()
     settings = Settings(listen="127.0.0.1:0", nats=(nats_server.url,))
     thresholds = gc.get_threshold()
     running = asyncio.create_task(serve(settings, on_ready=ready.set_result, stop=stop))
