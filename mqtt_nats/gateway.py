@@ -432,6 +432,7 @@ class Gateway:
             now = broker.clock.now = loop.time()
             tick(broker)
             broker.store.tick(now)
+            broker.nodes.tick(now)
             stalling.look_after(broker)
             if now - rotated > SEEN_FOR / 2 and broker.steady:
                 rotated = now

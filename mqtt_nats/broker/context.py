@@ -17,6 +17,7 @@ from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.backbone.store import Op, Store
 from mqtt_nats.broker.generation import Generation
+from mqtt_nats.broker.nodes import Nodes
 from mqtt_nats.broker.replying import Replying
 from mqtt_nats.broker.unheard import Unheard, find_stored
 from mqtt_nats.codec import Limits
@@ -101,6 +102,7 @@ class Broker:
         self.table = Table(settings.local_dispatch, settings.max_topic_levels)
         self.fanout = Fanout(self.table, link, self.round)
         self.replying = Replying(self)
+        self.nodes = Nodes(self)
         self.fanout.response_topic = self.replying.response_topic
         self.sessions = SessionStore(inbox, domain)
         self.retained = RetainedStore(inbox)

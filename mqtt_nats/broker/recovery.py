@@ -68,6 +68,7 @@ async def recover(broker: Broker, link: Link) -> None:
     if broker.control is not None:
         broker.control.renew(link)
     broker.replying.renew(link)
+    broker.nodes.renew(link)
     expect_gap(broker, link)
     broker.table.renew(link)
     recover_inboxes(broker)
@@ -93,6 +94,7 @@ async def recover(broker: Broker, link: Link) -> None:
 
 async def recover_wild(broker: Broker, link: Link) -> None:
     """Bring back the filters that start with a wildcard."""
+    broker.nodes.renew(link)
     expect_gap(broker, link)
     broker.table.renew(link)
     try:

@@ -55,7 +55,7 @@ async def join(client: Client, members: list[Membership]) -> None:
         client.regular_side.settled = lambda token: settled(client, token)
     for member in members:
         await member.enter()
-    await broker.shared.fence()
+    await broker.nodes.fence(broker.shared)
 
 
 async def subscribe_shared(client: Client, wanted: dict[str, SharedSubscription]) -> None:
@@ -207,6 +207,7 @@ def recover_inboxes(broker: Broker) -> None:
 
 def recover_queues(broker: Broker) -> None:
     """The connection for queue groups is a new one."""
+    broker.nodes.renew(broker.shared)
     for client in broker.clients.values():
         for member in (client.shares or {}).values():
             member.renew()

@@ -125,9 +125,10 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
         # Who has joined now gets what is published from now on; what was published before has to be there to be read.
         await client.broker.retained_so_far()
         # Read before SUBACK leaves: a newer message can then only come after these. The requests follow the
-        # subscriptions on the same connection, so their replies also tell that the server has those.
+        # subscriptions on the same connection, so their replies also tell that the server has those; of the other
+        # servers of a cluster only an echo tells.
         replays = await patiently(client, lambda: _first_pages(client, wanted))
-        if not replays:
+        if not replays or client.broker.nodes.others:
             await patiently(client, client.fence)
         denied = {topic_filter for topic_filter, gate in gates.items() if gate.found.denied}
         await _abandon(client, wanted, denied)

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The nats-servers on which gateways publish, and whether each of them knows a subscription.
+
+Theory of operation. A PONG tells that the own server has a subscription; in a cluster the others hear of it a moment
+later, and what is published there until then is missed. A request that follows the subscription takes the same route
+in the same order, so when a gateway on another server has answered it, that server knows the subscription too. One
+gateway per server answers: they form a queue group on a subject of their server. Gateways say where they are when
+they connect, and every few seconds; a server from which no answer comes is not asked until it is heard of again.
+
+See docs/internals/rules.md#suback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from typing import TYPE_CHECKING, Final
+
+from mqtt_nats.backbone.inbox import NO_RESPONDERS
+
+if TYPE_CHECKING:
+    from mqtt_nats.backbone.link import Link
+    from mqtt_nats.broker.context import Broker
+
+log = logging.getLogger("mqtt_nats.broker")
+
+HERE: Final = b"$MQTT.gateways.here"
+"""A gateway says on which server it is; who is asked to answers with his."""
+
+ECHO: Final = b"$MQTT.gateways.echo."
+"""Answered by one gateway on the server whose id follows."""
+
+PATIENCE: Final = 1.0
+"""Seconds for which the answer of a server is waited for."""
+
+REPEAT: Final = 5.0
+"""Seconds between two words of where this gateway is."""
+
+MOST: Final = 1000
+"""Servers that are remembered."""
+
+
+class _Echo:
+    """One request to all servers, for all subscriptions that were made in one turn of the event loop."""
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.missing: set[bytes] = set()
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class Nodes:
+    """What one gateway knows of the servers of the others."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.others: set[bytes] = set()
+        """Ids of servers on which gateways publish, without the own one."""
+        self._prefixes: dict[Link, bytes] = {}
+        self._sids: dict[Link, bytes] = {}
+        self._coming: dict[Link, _Echo] = {}
+        self._open: dict[bytes, _Echo] = {}
+        self._count = 0
+        self._said = 0.0
+        for link in (broker.link, broker.wild, broker.shared):
+            self._prefixes[link] = prefix = b"_INBOX.%b." % secrets.token_hex(11).encode()
+            self._sids[link] = link.subscribe_raw(prefix + b">", self._answered)
+        self._here_sid = broker.link.subscribe_raw(HERE, self._heard)
+        self._echo_sid = broker.link.subscribe_raw(ECHO + _server(broker.link), self._asked, b"echo")
+        self._say(self._prefixes[broker.link] + b"here")
+
+    def renew(self, link: Link) -> None:
+        """Subscribe again after a reconnect, maybe to another server."""
+        link.renew(self._sids[link], self._prefixes[link] + b">")
+        if link is self._broker.link:
+            link.renew(self._here_sid, HERE)
+            link.unsubscribe_raw(self._echo_sid)
+            self._echo_sid = link.subscribe_raw(ECHO + _server(link), self._asked, b"echo")
+            self._say(self._prefixes[link] + b"here")
+
+    def tick(self, now: float) -> None:
+        """Called about once a second with the loop's time."""
+        if now - self._said > REPEAT:
+            self._said = now
+            self._say(b"")
+
+    async def fence(self, link: Link) -> None:
+        """Return when every server on which a gateway publishes knows what ``link`` has subscribed so far.
+
+        Raises:
+            TimeoutError: the own server does not answer.
+        """
+        if not self._missing(link):
+            await link.fence()
+            return
+        echo = self._coming.get(link)
+        if echo is None:
+            echo = self._coming[link] = _Echo()
+            asyncio.get_running_loop().call_soon(self._ask, link)
+        await link.fence()
+        await asyncio.wait([echo.done])
+
+    def _missing(self, link: Link) -> set[bytes]:
+        return {*self.others, _server(self._broker.link)} - {_server(link)}
+
+    def _ask(self, link: Link) -> None:
+        echo = self._coming.pop(link)
+        echo.missing = self._missing(link)
+        self._count += 1
+        number = b"%x" % self._count
+        for node in echo.missing:
+            link.out.append(b"PUB %b%b %b%b.%b 0\r\n\r\n" % (ECHO, node, self._prefixes[link], number, node))
+        link.kick()
+        self._open[number] = echo
+        echo.timer = asyncio.get_running_loop().call_later(PATIENCE, self._give_up, number)
+        if not echo.missing:
+            self._end(number, echo)
+
+    def _give_up(self, number: bytes) -> None:
+        echo = self._open.get(number)
+        if echo is not None:
+            log.info("no gateway answers from %d nats-servers", len(echo.missing))
+            self.others -= echo.missing
+            self._end(number, echo)
+
+    def _end(self, number: bytes, echo: _Echo) -> None:
+        del self._open[number]
+        if echo.timer is not None:
+            echo.timer.cancel()
+        echo.done.set_result(None)
+
+    def _answered(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        *_, number, node = subject.split(b".")
+        if node == b"here":
+            self._note(payload)
+            return
+        if headers.startswith(NO_RESPONDERS):
+            self.others.discard(node)  # its last gateway has gone
+        echo = self._open.get(number)
+        if echo is not None:
+            echo.missing.discard(node)
+            if not echo.missing:
+                self._end(number, echo)
+
+    def _asked(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        if reply:
+            self._broker.link.out.append(b"PUB %b 0\r\n\r\n" % reply)
+            self._broker.link.kick()
+
+    def _heard(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        self._note(payload)
+        if reply:
+            own = _server(self._broker.link)
+            self._broker.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(own), own))
+            self._broker.link.kick()
+
+    def _note(self, node: bytes) -> None:
+        if node.isalnum() and len(node) <= 64 and len(self.others) < MOST and node != _server(self._broker.link):
+            self.others.add(node)
+
+    def _say(self, reply: bytes) -> None:
+        link = self._broker.link
+        own = _server(link)
+        link.out.append(b"PUB %b %b %d\r\n%b\r\n" % (HERE, reply, len(own), own))
+        link.kick()
+
+
+def _server(link: Link) -> bytes:
+    """The id of the server that a link is, or was last, connected to."""
+    return str(link._server_info.get("server_id", "")).encode()
