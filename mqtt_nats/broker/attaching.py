@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_streams.api import ApiError, call
 from mqtt_streams.consumers import (
     ConsumerInfo,
@@ -88,8 +89,15 @@ async def make_anew(client: Client, side: DurableSide, attachment: Attachment) -
     record = client.record
     assert record is not None
     assert record.v5 is not None
+    await broker.generation.check()  # before anything is made in a stream that the session does not count in
+    if not client.alive:
+        raise MqttError("the stream of messages was replaced", ReasonCode.SERVER_BUSY)
     last = int((await call(broker.inbox, f"STREAM.INFO.{MESSAGES}"))["state"]["last_seq"])
-    if last < source.last or last + 1 < source.start:
+    start: int | None
+    if side.replaced is not None:
+        lost = "the stream was replaced, and with it what this client has not had yet"
+        start = None if source.end else side.replaced + 1
+    elif last < source.last or last + 1 < source.start:
         lost = "its messages are lost, the stream begins anew"
         start = None if source.end else 1
         source.begin_anew()

@@ -17,6 +17,7 @@ from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.backbone.store import Op, Store
 from mqtt_nats.broker.generation import Generation
+from mqtt_nats.broker.lingering import Lingering
 from mqtt_nats.broker.nodes import Nodes
 from mqtt_nats.broker.replying import Replying
 from mqtt_nats.broker.unheard import Unheard, find_stored
@@ -108,6 +109,7 @@ class Broker:
         self.retained = RetainedStore(inbox)
         self.held = Qos2Store(inbox)
         self.pubrels = PubrelStore(inbox)
+        self.lingering = Lingering(link)
         self.timers = TimerStore(inbox)
         self.wills = WillStore(inbox)
         self.groups = SharedStore(inbox)

@@ -53,6 +53,11 @@ log = logging.getLogger("mqtt_nats.broker")
 ASSIGNED: Final = b"="
 """Instead of an acknowledgement subject: the record of this sequence says that the message is this client's."""
 
+RECORD: Final = b"&"
+"""Before an acknowledgement subject: it is that of a PUBREL record, which lingers."""
+
+MARKS: Final = (ASSIGNED, RECORD)
+
 # After this long without a redelivery, what is still missing is gone (seconds).
 COLLECT_PATIENCE: Final = 1.0
 
@@ -111,6 +116,8 @@ class DurableSide:
         """A consumer has kept its deliver subject: the record names another one."""
         self.stall: Stall | None = None
         """Nothing is sent: the client does not read."""
+        self.replaced: int | None = None
+        """Not None: the stream was replaced since the last connection, by one that has other messages after this."""
         self.pubrel_sid = b""
         self.pubrels_come = 0
         self._progress = asyncio.Event()
@@ -144,9 +151,12 @@ class DurableSide:
     def ack(self, reply: bytes) -> None:
         """Acknowledge a message to JetStream."""
         link = self.client.broker.link
-        if reply.startswith(ASSIGNED):
-            self.client.broker.drop_assignment(reply[1:], Silent())
-            link.kick()
+        if reply.startswith(MARKS):
+            if reply.startswith(ASSIGNED):
+                self.client.broker.drop_assignment(reply[1:], Silent())
+                link.kick()
+            else:
+                self.client.broker.lingering.add(reply[1:])
             return
         link.out.append(b"PUB %b 0\r\n\r\n" % reply)
         link.kick()
@@ -290,7 +300,7 @@ class DurableSide:
         if identifier is None:
             self.ack(reply)
             return
-        self.machine.pubrel_delivered(identifier, get_int(headers, "Nmqtt-Seq") or 0, reply)
+        self.machine.pubrel_delivered(identifier, get_int(headers, "Nmqtt-Seq") or 0, RECORD + reply)
 
     def _completed(self, delivery: Delivery) -> None:
         for attachment in self.attachments.values():

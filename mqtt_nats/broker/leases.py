@@ -183,7 +183,7 @@ class Lease:
             if client.epoch:
                 client.connection.hold(Hold.LEASE)
                 client.do(_let_go(client))
-            else:
+            elif client.record is not None:  # its session is being claimed, under the former name
                 client.end(MqttError("this gateway was taken for dead", ReasonCode.SERVER_UNAVAILABLE))
         return broker.identity
 

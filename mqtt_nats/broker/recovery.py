@@ -50,6 +50,7 @@ def watch_consumers(broker: Broker) -> None:
 
     broker.advisories = broker.link.subscribe_raw(DELETED, deleted)
     broker.reconciling = Reconciling(broker)
+    broker.generation.watch()
 
 
 async def _mend(client: Client, side: DurableSide) -> None:
@@ -65,6 +66,7 @@ async def recover(broker: Broker, link: Link) -> None:
     link.renew(broker.advisories, DELETED)
     if broker.reconciling is not None:
         broker.reconciling.renew(link)
+    broker.generation.renew(link)
     if broker.control is not None:
         broker.control.renew(link)
     broker.replying.renew(link)

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mqtt_nats.broker.draining import stand_before, watch
+from mqtt_nats.broker.generation import adopt, settle
 from mqtt_nats.broker.groups import PREFIX as SHARED
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
@@ -84,11 +85,13 @@ async def resume(
     assert record is not None
     assert record.v5 is not None
     machine = side.machine
+    adopt(client, side)
     if record.v5.q2:
         client.inbound.restore(await broker.held.held(client.token))
     # A PUBREL may be owed of a subscription that is no more, or was at QoS 2.
     for owed in await broker.pubrels.owed(client.hash):
-        machine.owe(owed.packet_id, owed.message_seq)
+        former = side.replaced is not None and owed.message_seq > side.replaced
+        machine.owe(owed.packet_id, owed.message_seq, former)
     assignments = await broker.groups.assigned(client.hash)
     await rejoin_shared(client)
     shares = {text for text in denied if text.startswith(SHARED)}
@@ -122,6 +125,7 @@ async def resume(
     for start in range(0, len(attachments), 32):
         await asyncio.gather(*(side.attach(attachment) for attachment in attachments[start : start + 32]))
     await note_kept(client, side)
+    settle(record.v5, max((one.source.last for one in attachments), default=0))
     await side.collect()
     for attachment in attachments:
         if attachment.source.missing:

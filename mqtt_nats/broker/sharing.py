@@ -166,7 +166,8 @@ async def resend(client: Client, assignments: list[Assignment]) -> None:
         token = b"%b%d" % (ASSIGNED, one.seq)
         release = machine.releases.get(one.packet_id)
         found = None
-        if release is None or release.sequence != one.message_seq:
+        other = side.replaced is not None and one.message_seq > side.replaced
+        if not other and (release is None or release.sequence != one.message_seq):
             found = await stored.get_sequence(broker.inbox, MESSAGES, one.message_seq)
         if found is None:  # the client has it, or it has expired
             side.ack(token)

@@ -135,10 +135,12 @@ class Delivery:
 class Release:
     """An owed PUBREL."""
 
-    __slots__ = ("comp", "delivery", "records", "sequence", "unconfirmed")
+    __slots__ = ("comp", "delivery", "former", "records", "sequence", "unconfirmed")
 
-    def __init__(self, sequence: int) -> None:
+    def __init__(self, sequence: int, former: bool = False) -> None:
         self.sequence = sequence
+        self.former = former
+        """The sequence counts in a stream that was replaced: the message of that sequence is another one now."""
         self.unconfirmed = 0
         """Acknowledgements of the message that JetStream has yet to confirm."""
         self.delivery: Delivery | None = None

@@ -70,6 +70,8 @@ class DurableOutbound(Recalling):
         self._owed: set[int] = set()
         """Sequences whose PUBREL was owed when the session was resumed: never to be sent again."""
         self._suspect: list[tuple[int, int]] = []
+        self._floor = -1
+        """Not -1: messages after this sequence are others than those of the same sequences were before."""
         self._cleared: set[int] = set()
         self._asked: set[int] = set()
 
@@ -87,7 +89,7 @@ class DurableOutbound(Recalling):
             self._repeated(known, source, attempt, reply, qos)
             return
         release = self.releases.get(identifier)
-        if release is not None and release.sequence == sequence:
+        if release is not None and release.sequence == sequence and not release.former:
             # The client has it; only the acknowledgement was lost.
             release.unconfirmed += 1
             self.ports.ack_confirmed(reply, identifier)
@@ -265,10 +267,15 @@ class DurableOutbound(Recalling):
 
     # -- after a crash --------------------------------------------------------------------------
 
-    def owe(self, identifier: int, sequence: int) -> None:
-        """A PUBREL record was found: reserve the identifier; the PUBREL is sent by :meth:`start`."""
-        self.releases[identifier] = Release(sequence)
-        self._owed.add(sequence)
+    def owe(self, identifier: int, sequence: int, former: bool = False) -> None:
+        """A PUBREL record was found: reserve the identifier; the PUBREL is sent by :meth:`start`.
+
+        Args:
+            former: the sequence counts in a stream that was replaced.
+        """
+        self.releases[identifier] = Release(sequence, former)
+        if not former:
+            self._owed.add(sequence)
 
     def suspect(self, low: int, high: int) -> None:
         """Messages of the sequences ``low`` to ``high`` may have been sent and are gone.
@@ -279,19 +286,34 @@ class DurableOutbound(Recalling):
         if low <= high:
             self._suspect.append((low, high))
 
+    def replaced(self, floor: int) -> None:
+        """The stream was replaced by one whose messages after ``floor`` are others.
+
+        The client may know any identifier from the stream before, by which it does not know a message after ``floor``.
+        """
+        self._floor = floor
+        self._suspect.append((1, 0))  # nothing; but every message is looked at
+
     def _suspicious(self, delivery: Delivery) -> bool:
         identifier = delivery.id
         if identifier in self._cleared:
             return False
+        if -1 < self._floor < delivery.sequence and not delivery.dup:
+            self._ask(identifier)
+            return True
         # What is sent again owns its identifier: the client may know it by that, and must not give it up.
         latest = delivery.sequence - ID_SPACE if delivery.dup else delivery.sequence
         for low, high in self._suspect:
             if low <= (latest if latest <= high else high - (high - latest) % ID_SPACE):
-                if identifier not in self._asked:
-                    self._asked.add(identifier)
-                    self.ports.send(ack_bytes(PUBREL, identifier))
+                self._ask(identifier)
                 return True
         return False
+
+    def _ask(self, identifier: int) -> None:
+        """Have the client give an identifier up."""
+        if identifier not in self._asked:
+            self._asked.add(identifier)
+            self.ports.send(ack_bytes(PUBREL, identifier))
 
     @property
     def collected(self) -> bool:
@@ -411,6 +433,8 @@ class DurableOutbound(Recalling):
             if release.delivery is not None and not release.comp and self.version == 5:
                 self.released -= 1
             release.comp = True
+            if release.former:
+                self._cleared.add(identifier)
             self._finish(identifier, release)
 
     def _finish(self, identifier: int, release: Release) -> None:

@@ -93,8 +93,10 @@ class V5:
     `q2`: QoS 2 publishes were held. `options`: by first subject of the filter. `start`: first stream sequence by
     consumer key. `replay`: cursor of an unfinished retained replay by consumer key. `was`: by consumer key, the QoS
     that held before the present one and the last stream sequence for which it did. `wills`: gateways under which a will
-    of the session may be stored. `shared`: shared subscriptions by their filter, `$share/` included. `extra`: keys that
-    are not known here, written back unchanged.
+    of the session may be stored. `shared`: shared subscriptions by their filter, `$share/` included.
+    `generation`: id of the `$MQTT_msgs` in which the session counts, "" = not known. `fresh`: not 0 when that one has
+    replaced another: from this sequence on it has messages of its own. `extra`: keys that are not known here, written
+    back unchanged.
     """
 
     kind: Kind = "durable"
@@ -110,6 +112,8 @@ class V5:
     was: dict[str, tuple[int, int]] = field(default_factory=dict)
     wills: list[str] = field(default_factory=list)
     shared: dict[str, SharedSubscription] = field(default_factory=dict)
+    generation: str = ""
+    fresh: int = 0
     version: int = V5_VERSION
     extra: dict[str, object] = field(default_factory=dict)
 
@@ -187,6 +191,10 @@ def _encode_v5(v5: V5) -> dict[str, object]:
         body["wills"] = v5.wills
     if v5.was:
         body["was"] = {key: {"qos": qos, "until": until} for key, (qos, until) in v5.was.items()}
+    if v5.generation:
+        body["generation"] = v5.generation
+    if v5.fresh:
+        body["fresh"] = v5.fresh
     return body | v5.extra
 
 
@@ -367,6 +375,8 @@ def _v5(value: object, client_hash: str) -> V5:
         was,
         wills,
         shared,
+        reader.text("generation", ""),
+        reader.number("fresh", 0, _MAX_SEQUENCE, 0),
         version,
         reader.values,
     )

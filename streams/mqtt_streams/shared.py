@@ -94,7 +94,7 @@ class SharedStore:
     async def ensure_consumer(
         self, group: str, subscription: str, subjects: tuple[str, ...], start: int, threshold: int
     ) -> None:
-        """Create the group's consumer from stream sequence `start` on, where there is none.
+        """Create the group's consumer from stream sequence `start` on, or from the end of the stream, if that is lower.
 
         `threshold`: nanoseconds without a request after which the server may remove it, 0 = never; it only grows.
         """
@@ -102,6 +102,8 @@ class SharedStore:
         for _ in range(3):
             info = await consumer_info(self._js, MESSAGES, name)
             if info is None:
+                state = (await call(self._js, f"STREAM.INFO.{MESSAGES}"))["state"]
+                start = min(start, int(state["last_seq"]) + 1)
                 config = _config(name, subscription, subjects, start, threshold)
                 action = "create"
             else:

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``$MQTT_msgs`` was made anew, or restored from a backup: sessions go on with what there is.
+
+Sequences are those of other messages then, and packet identifiers follow from them. See
+docs/internals/rules.md#replaced-streams.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from mqtt_nats.codec import MqttError, ReasonCode
+from mqtt_nats.session.durable import ID_SPACE
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.generations import GenerationStore
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.sessions import V5
+
+if TYPE_CHECKING:
+    from mqtt_nats.backbone.link import Link
+    from mqtt_nats.broker.client import Client
+    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.broker.durable import DurableSide
+
+log = logging.getLogger("mqtt_nats.broker")
+
+ADVISORIES: Final = f"$JS.EVENT.ADVISORY.STREAM.*.{MESSAGES}".encode()
+
+
+class Generation:
+    """Which ``$MQTT_msgs`` the gateway knows."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.id = ""
+        """Empty until it has been looked at for the first time."""
+        self.floor = 0
+        """Up to this sequence the messages are those of the stream before."""
+        self._broker = broker
+        self._store = GenerationStore(broker.inbox)
+        self._sid = b""
+
+    def watch(self) -> None:
+        """Look when something happens to the stream."""
+        self._sid = self._broker.link.subscribe_raw(ADVISORIES, self._advised)
+
+    def renew(self, link: Link) -> None:
+        """The connection is a new one."""
+        link.renew(self._sid, ADVISORIES)
+        self._broker.spawn(self._look(), "generation")
+
+    def _advised(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        self._broker.spawn(self._look(), "generation")
+
+    async def _look(self) -> None:
+        try:
+            await self.check()
+        except (ApiError, NoResponders, RequestTimeout) as error:
+            log.debug("stream %s: %s", MESSAGES, error)
+
+    async def check(self) -> None:
+        """See whether the stream is the one that it was; end the connections of sessions that count in another one.
+
+        Raises:
+            ApiError, NoResponders, RequestTimeout: JetStream does not answer.
+        """
+        broker = self._broker
+        mark = await self._store.look(broker.new_nuid())
+        if mark is None or mark.id == self.id:
+            return
+        known, self.id, self.floor = self.id, mark.id, mark.floor
+        if not known:
+            return
+        log.error("stream %s was replaced: its messages up to sequence %d are older ones", MESSAGES, mark.floor)
+        for client in list(broker.clients.values()):
+            v5 = client.record.v5 if client.record is not None else None
+            if client.durable_side is None and v5 is not None:
+                _count_anew(v5, mark.floor)
+            elif v5 is not None and v5.generation != mark.id:
+                client.end(MqttError("the stream of messages was replaced", ReasonCode.SERVER_BUSY))
+
+
+def adopt(client: Client, side: DurableSide) -> None:
+    """A session goes on: with its stream, or with the one in its place."""
+    generation = client.broker.generation
+    assert client.record is not None
+    v5 = client.record.v5
+    assert v5 is not None
+    if v5.generation != generation.id and generation.id:
+        if v5.generation:
+            log.warning("client %r: its session goes on with another stream %s", client.client_id, MESSAGES)
+            side.replaced = generation.floor
+            if 2 in client.record.subs.values() or v5.draining or v5.was or v5.shared:
+                v5.fresh = generation.floor + 1
+            _count_anew(v5, generation.floor)
+        v5.generation = generation.id
+        side.kept = True  # the record has to be written
+    if v5.fresh:
+        side.machine.replaced(v5.fresh - 1)
+
+
+def settle(v5: V5, last: int) -> None:
+    """The session has come to sequence ``last``: every identifier may have been used since the stream was replaced."""
+    if v5.fresh and last >= v5.fresh + ID_SPACE:
+        v5.fresh = 0
+
+
+def _count_anew(v5: V5, floor: int) -> None:
+    """No position is behind what the new stream has reached; after ``floor`` everything is new."""
+    v5.start = {key: min(start, floor + 1) for key, start in v5.start.items()}
+    v5.was = {key: (qos, min(until, floor)) for key, (qos, until) in v5.was.items() if floor}
+    v5.draining = [replace(one, end=min(one.end, floor), qos=one.qos if floor else 0) for one in v5.draining]
+    v5.shared = {text: replace(one, start=min(one.start, floor + 1)) for text, one in v5.shared.items()}

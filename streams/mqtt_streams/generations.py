@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which `$MQTT_msgs` it is: one that was made anew, or restored from a backup, counts from a lower sequence again.
+
+A mark in `$MQTT_shared` has what was last seen of the stream. Where the stream has less than that, or was created at
+another time, it is another one: the mark gets a new id, and says which messages came from the backup.
+"""
+
+from typing import Final, NamedTuple
+
+import orjson
+
+from mqtt_streams import stored
+from mqtt_streams.api import ApiError, JetStream, call, publish
+from mqtt_streams.headers import EXPECTED_LAST_SUBJECT_SEQUENCE
+from mqtt_streams.messages import PREFIX as MESSAGE_PREFIX
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.shared import STREAM
+
+SUBJECT: Final = "$MQTT.shared.generation"
+
+_STREAM_NOT_FOUND: Final = 10059
+_WRONG_LAST_SEQUENCE: Final = (10071, 10164)
+_ROUNDS: Final = 20
+
+
+class Mark(NamedTuple):
+    """What was last seen of the stream.
+
+    `id`: stands for the stream as long as it goes on. `created`: as nats-server says it. `last`: its last sequence.
+    `floor`: up to here messages are those of the stream before, whose sequences were the same.
+    """
+
+    id: str
+    created: str
+    last: int
+    floor: int
+
+
+class GenerationStore:
+    """Reads and writes the mark."""
+
+    def __init__(self, js: JetStream) -> None:
+        self._js = js
+        self._seen = Mark("", "", 0, 0)
+
+    async def look(self, new_id: str) -> Mark | None:
+        """The mark as it is now, None when there is no stream. `new_id` becomes that of a stream that is another one.
+
+        Raises ApiError, NoResponders, RequestTimeout.
+        """
+        for _ in range(_ROUNDS):
+            # Read before the stream is looked at, which has then at least as much as the mark says.
+            message = await stored.get_last(self._js, STREAM, SUBJECT)
+            known = _mark(message.payload) if message is not None else None
+            try:
+                info = await call(self._js, f"STREAM.INFO.{MESSAGES}")
+            except ApiError as error:
+                if error.err_code == _STREAM_NOT_FOUND:
+                    return None
+                raise
+            last, created = int(info["state"]["last_seq"]), str(info.get("created", ""))
+            if known is None or message is None:
+                mark = Mark(new_id, created, last, last)
+            elif known.created != created or last < max(
+                known.last, self._seen.last if self._seen.id == known.id else 0
+            ):
+                mark = Mark(new_id, created, last, await self._floor(message.time_ns, last))
+            else:
+                mark = known._replace(last=last)
+            written = mark == known or await self._write(mark, message.seq if message is not None else 0)
+            if written or (known is not None and mark.id == known.id):  # else another gateway has seen as much
+                self._seen = mark
+                return mark
+        raise ApiError(503, 0, "too many gateways mark what they have seen of the stream")
+
+    async def _floor(self, since: int, last: int) -> int:
+        """The last message that was stored before the stream was replaced; a backup is older than the mark."""
+        start = {"start_time": stored.rfc3339(since)}
+        page, _ = await stored.direct_page(self._js, MESSAGES, f"{MESSAGE_PREFIX}>", start, messages=1, size=1)
+        return page[0].seq - 1 if page else last
+
+    async def _write(self, mark: Mark, expected: int) -> bool:
+        block = b"NATS/1.0\r\n%b:%d\r\n\r\n" % (EXPECTED_LAST_SUBJECT_SEQUENCE.encode(), expected)
+        try:
+            await publish(self._js, SUBJECT, orjson.dumps(mark._asdict()), block)
+        except ApiError as error:
+            if error.err_code in _WRONG_LAST_SEQUENCE:
+                return False  # another gateway has written it
+            raise
+        return True
+
+
+def _mark(payload: bytes) -> Mark | None:
+    try:
+        found = orjson.loads(payload)
+        return Mark(str(found["id"]), str(found["created"]), int(found["last"]), int(found["floor"]))
+    except (ValueError, KeyError, TypeError):
+        return None

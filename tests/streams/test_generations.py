@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mark that tells which ``$MQTT_msgs`` it is."""
+
+from __future__ import annotations
+
+import asyncio
+
+from mqtt_streams import stored
+from mqtt_streams.api import call, publish
+from mqtt_streams.definitions import ensure_streams
+from mqtt_streams.generations import SUBJECT, GenerationStore, Mark
+from mqtt_streams.shared import STREAM
+from tests.harness.backup import backup, restore
+from tests.streams.support import NatsPyJetStream
+
+MESSAGES = "$MQTT_msgs"
+
+
+async def add(js: NatsPyJetStream, count: int) -> None:
+    for _ in range(count):
+        await publish(js, "$MQTT.msgs.a", b"x")
+
+
+async def look(js: NatsPyJetStream, new_id: str) -> Mark:
+    """As a gateway that has just started."""
+    found = await GenerationStore(js).look(new_id)
+    assert found is not None
+    return found
+
+
+async def test_a_stream_that_goes_on(js: NatsPyJetStream) -> None:
+    await ensure_streams(js)
+    await add(js, 3)
+    first = await look(js, "one")
+    assert (first.id, first.last, first.floor) == ("one", 3, 3)
+    await add(js, 2)
+    assert await look(js, "two") == first._replace(last=5)
+    written = await stored.get_last(js, STREAM, SUBJECT)
+    assert await look(js, "three") == first._replace(last=5)
+    assert await stored.get_last(js, STREAM, SUBJECT) == written  # nothing new, nothing written
+    await stored.purge(js, MESSAGES, "$MQTT.msgs.>")
+    assert (await look(js, "four")).id == "one"  # an empty one counts on
+
+
+async def test_one_that_is_no_more_and_one_made_anew(js: NatsPyJetStream) -> None:
+    await ensure_streams(js)
+    await add(js, 3)
+    await look(js, "one")
+    await call(js, f"STREAM.DELETE.{MESSAGES}")
+    assert await GenerationStore(js).look("two") is None
+    await ensure_streams(js)
+    await add(js, 5)  # further than it was
+    found = await look(js, "two")
+    assert (found.id, found.last, found.floor) == ("two", 5, 0)
+    assert await look(js, "three") == found
+
+
+async def test_one_restored_from_a_backup(js: NatsPyJetStream) -> None:
+    await ensure_streams(js)
+    await add(js, 3)
+    saved = await backup(js.client, MESSAGES)
+    await add(js, 4)
+    gateway = GenerationStore(js)
+    before = await gateway.look("one")
+    await restore(js.client, saved)
+    await add(js, 2)
+    found = await look(js, "two")
+    assert (found.id, found.last, found.floor) == ("two", 5, 3)
+    assert await gateway.look("three") == found
+    assert before is not None
+
+
+async def test_a_mark_that_went_back_with_its_stream(js: NatsPyJetStream) -> None:
+    """Who has seen more knows better."""
+    await ensure_streams(js)
+    await add(js, 3)
+    gateway = GenerationStore(js)
+    await gateway.look("one")
+    saved = [await backup(js.client, name) for name in (MESSAGES, STREAM)]
+    await add(js, 4)
+    await gateway.look("one")
+    for one in saved:
+        await restore(js.client, one)
+    found = await gateway.look("two")
+    assert found is not None
+    assert (found.id, found.floor) == ("two", 3)
+
+
+async def test_many_look_at_once(js: NatsPyJetStream) -> None:
+    """While messages are stored: nobody takes the stream for another one."""
+    await ensure_streams(js)
+    stores = [GenerationStore(js) for _ in range(8)]
+    await add(js, 1)
+
+    async def keep_looking(store: GenerationStore, new_id: str) -> set[str]:
+        found = [await store.look(new_id) for _ in range(10)]
+        return {one.id for one in found if one is not None}
+
+    looking = [keep_looking(store, f"id-{number}") for number, store in enumerate(stores)]
+    ids, _ = await asyncio.gather(asyncio.gather(*looking), add(js, 100))
+    assert len(set().union(*ids)) == 1
+
+
+async def test_a_mark_that_cannot_be_read(js: NatsPyJetStream) -> None:
+    await ensure_streams(js)
+    await add(js, 2)
+    for data in (b"", b"{", b'{"id": "x"}', b"[]"):
+        await publish(js, SUBJECT, data)
+        found = await look(js, "new")
+        assert (found.id, found.last, found.floor) == ("new", 2, 2)
