@@ -76,24 +76,19 @@ class Outlet:
         if chunks and not self.clogged:
             if self.send is not None:
                 self.send(b"".join(chunks) if len(chunks) > 1 else chunks[0])
-            self._handed_over()
             chunks.clear()
 
-    def _handed_over(self) -> None:
-        """Everything was given to the transport, which may have become too much for it."""
-        if self.clogged:
-            self._handed = sum(map(len, self.chunks))
-            self._held(self._handed)
-
     def clog(self) -> None:
-        """The transport's buffer is full: keep what follows here."""
+        """The transport's buffer is full, with what is being flushed: keep what follows here."""
         self.clogged = True
         self.since = monotonic()
+        self._handed = sum(map(len, self.chunks))
+        self._held(self._handed)
 
     def unclog(self) -> None:
         """The client reads again: give it what has waited, until it is full again."""
         self.clogged = False
-        chunks = self.chunks
+        chunks, self.chunks = self.chunks, []
         left = self.held - self._handed
         end = 0
         while end < len(chunks) and not self.clogged and self.send is not None:
@@ -104,7 +99,7 @@ class Outlet:
             self.send(b"".join(chunks[start:end]))
             self._handed = size
             left -= size
-        del chunks[:end]
+        self.chunks = chunks[end:]
         if self.clogged:
             self._held(left + self._handed)
         else:
