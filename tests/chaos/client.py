@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -138,6 +139,8 @@ class ChaosClient:
         self.will = will
         self.stay = stay
         self.on_message = on_message
+        self.tls: ssl.SSLContext | None = None
+        """What TLS is spoken with; unset: none is."""
         self.connections = 0
         """How many CONNACKs have accepted."""
         self.delivered: set[tuple[str, int]] = set()
@@ -201,7 +204,7 @@ class ChaosClient:
         """A connection whose CONNECT was accepted; None when that does not come about."""
         loop = asyncio.get_running_loop()
         try:
-            _, link = await loop.create_connection(lambda: _Link(self), "127.0.0.1", port)
+            _, link = await loop.create_connection(lambda: _Link(self), "127.0.0.1", port, ssl=self.tls)
         except OSError:
             return None
         link.number = next(_NUMBERS)

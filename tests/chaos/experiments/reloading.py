@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""R20: what a gateway reads again on SIGHUP changes again and again while messages flow."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import ssl
+import time
+from pathlib import Path
+
+from cryptography import x509
+
+from tests.backbone.certificates import Authority, Pair
+from tests.chaos.experiment import Experiment, Result, Setting
+from tests.chaos.workload import Workload
+from tests.harness.gateway import Gateway
+from tests.harness.waiting import aeventually
+from tests.listeners.support import ports, tls, write_config
+
+ROUNDS = 8
+ROUNDS_LONG = 600
+PAUSE = 0.25
+"""Seconds between two changes, at least."""
+SPOILT_EVERY = 4
+"""Every so many changes is one that cannot be used."""
+WAIT = 60.0
+PROBES = 4
+"""Connections, for each worker, that look for the new certificate after each change."""
+
+
+class Files:
+    """What the gateway reads."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir()
+        self.authority = Authority(directory)
+        self.pair = Pair(directory / "cert.pem", directory / "key.pem")
+        self.trust = ssl.create_default_context(cafile=str(self.authority.file))
+        self.serial = 0
+        self.renew()
+
+    def renew(self) -> None:
+        """Another certificate."""
+        found = self.authority.issue("gateway")
+        for new, place in zip(found, self.pair, strict=True):
+            shutil.copy(new, place)
+        self.serial = x509.load_pem_x509_certificate(found.certificate.read_bytes()).serial_number
+
+    def spoil(self) -> None:
+        """A key that does not belong to the certificate."""
+        shutil.copy(self.authority.issue("other").key, self.pair.key)
+
+
+async def _serial(port: int, files: Files) -> int:
+    """Which certificate a new connection is shown."""
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=files.trust)
+    found = writer.get_extra_info("peercert")["serialNumber"]
+    writer.transport.abort()
+    return int(found, 16)
+
+
+class Reloads:
+    """Changes the files, and tells the gateway."""
+
+    def __init__(self, gateway: Gateway, files: Files, workers: int, result: Result) -> None:
+        self.gateway = gateway
+        self.files = files
+        self.workers = workers
+        self.result = result
+        self.done = self.refused = 0
+        self.longest = 0.0
+        (self.port,) = ports(gateway, "MQTTS")
+
+    async def run(self, rounds: int) -> None:
+        """All changes."""
+        for number in range(1, rounds + 1):
+            shown = self.files.serial
+            spoilt = number % SPOILT_EVERY == 0
+            self.files.renew()
+            if spoilt:
+                self.files.spoil()
+            begun = time.monotonic()
+            self.gateway.process.send(signal.SIGHUP)
+            self.done += 1
+            self.refused += spoilt
+            await aeventually(self._read, WAIT, what="the files are read")
+            self.longest = max(self.longest, time.monotonic() - begun)
+            expected = shown if spoilt else self.files.serial
+            self.files.serial = expected
+            for _ in range(PROBES * self.workers):
+                if await _serial(self.port, self.files) != expected:
+                    self.result.violations.append(f"change {number}: a new connection is shown another certificate")
+            await asyncio.sleep(PAUSE)
+
+    def _read(self) -> bool:
+        log = self.gateway.log
+        read = log.count("files are read again") == self.done * self.workers
+        return read and log.count("not changed: ") == self.refused * self.workers
+
+
+async def _run(setting: Setting) -> Result:
+    server = setting.nats()
+    result = Result()
+    reloads: list[Reloads] = []
+    figures: dict[str, int | float | str] = dict.fromkeys(("messages", "lost", "duplicated", "longest_pause_ms"), 0)
+    connections = again = 0
+    for workers in (1, 2):
+        files = Files(setting.directory / f"files {workers}")
+        config = write_config(setting.directory / f"{workers}.toml", tls(files.pair))
+        gateway = setting.gateway(server.url, "--config", config, "--workers", str(workers))
+        one = Reloads(gateway, files, workers, result)
+        reloads.append(one)
+        load = [
+            Workload(
+                setting.directory / f"histories {workers} {qos}",
+                [one.port],
+                publishers=3,
+                subscribers=3,
+                qos=qos,
+                rate=100,
+                prefix=f"r{workers}{qos}",
+            )
+            for qos in (1, 2)
+        ]
+        clients = [client for part in load for client in (*part.publishers, *part.subscribers)]
+        for client in clients:
+            client.tls = files.trust
+        await asyncio.gather(*(part.start() for part in load))
+        await one.run(ROUNDS_LONG if setting.long else ROUNDS)
+        for verdict in await asyncio.gather(*(part.finish() for part in load)):
+            result.violations += verdict.lines()
+            for name in ("lost", "duplicated"):
+                figures[name] = int(figures[name]) + int(verdict.figures[name])
+            figures["messages"] = int(figures["messages"]) + int(verdict.figures["acked"])
+            pause = float(verdict.figures["longest_pause_ms"])
+            figures["longest_pause_ms"] = max(float(figures["longest_pause_ms"]), pause)
+        connections += len(clients)
+        again += sum(client.connections - 1 for client in clients)
+        gateway.term()
+    if again:
+        result.violations.append(f"{again} connections were dropped")
+    result.figures = {
+        "messages": figures.pop("messages"),
+        "changes": sum(one.done for one in reloads),
+        "refused_changes": sum(one.refused for one in reloads),
+        "connections": connections,
+        "dropped": again,
+        **figures,
+        "longest_change_ms": round(max(one.longest for one in reloads) * 1000),
+    }
+    return result
+
+
+EXPERIMENTS = [
+    Experiment(
+        "R20",
+        "Certificates change, and some cannot be used, while messages flow over TLS; one process, and two workers",
+        "No connection is dropped, no message lost; each new connection is shown the last usable certificate",
+        _run,
+    )
+]
