@@ -6,7 +6,7 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 py
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint conformance chaos bench demo kill-archive fuzz clean
+.PHONY: run test lint conformance chaos bench bench-full demo kill-archive fuzz clean
 
 # nats-server and the gateway on 127.0.0.1:1883; Ctrl-C ends both. The shell hands its process over.
 run: $(VENV)/.embedded
@@ -44,6 +44,11 @@ fuzz: $(VENV)/.test
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+# Every broker, and how cost grows with sessions, filters, connections, retained messages and payload: docs/growth.md.
+bench-full: $(VENV)/.bench
+	$(BIN)/python -m benchmarks --peers ours,nats,mosquitto,amqtt --rounds 5 $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.growth
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _generate(job: Job) -> dict[str, object]:
+def generate(job: Job) -> dict[str, object]:
     """Run the load generator in a process of its own."""
     try:
         done = subprocess.run(
@@ -83,7 +83,7 @@ def _run(scenario: Scenario, column: str, options: argparse.Namespace) -> dict[s
     peer = _peer(column)
     try:
         with peers.running(peer, options.ours, split=scenario.split) as broker:
-            return _generate(
+            return generate(
                 Job(
                     scenario.name,
                     peers.HOST,
@@ -112,7 +112,8 @@ def _summary(result: dict[str, object]) -> str:
     return f"{figures}; CPU: {shares}"
 
 
-def _machine(names: Sequence[str]) -> str:
+def machine(names: Sequence[str]) -> str:
+    """What the figures were measured on, and with which versions."""
     model = "unknown processor"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -200,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if skipped:
         notes.append("Skipped: " + ", ".join(skipped) + ".")
     command = "python -m benchmarks " + shlex.join(sys.argv[1:] if arguments is None else arguments)
-    text = report.document(scenarios, names, results, machine=_machine(names), command=command.strip(), notes=notes)
+    text = report.document(scenarios, names, results, machine=machine(names), command=command.strip(), notes=notes)
     print("\n" + text)
     if options.report:
         options.report.parent.mkdir(parents=True, exist_ok=True)

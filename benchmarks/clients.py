@@ -231,6 +231,35 @@ def connect_all(
     return greetings
 
 
+class Holder(Connection):
+    """A client with many subscriptions that nothing is published to; ``left`` counts the SUBACKs that are to come."""
+
+    def __init__(self, greeting: Greeting, filters: Sequence[str], at_once: int) -> None:
+        super().__init__(greeting.loop, greeting.sock, greeting.name)
+        self._parts = [filters[at : at + at_once] for at in range(0, len(filters), at_once)]
+        self._version = greeting.client.version
+        self.left = len(self._parts)
+        self.loop.add(self)
+        self._next()
+
+    def _next(self) -> None:
+        if self._parts:
+            self.send(packets.subscribe_many(self._parts.pop(0), 0, self._version))
+
+    def readable(self) -> None:
+        end = self.fill()
+        found = answers.packet_at(self.loop.view, 0, end)
+        if found is None:
+            self.keep(0, end)
+            return
+        kind, body, after = found
+        if kind != answers.SUBACK or any(code > 2 for code in body[3 if self._version == 5 else 2 :]) or after != end:
+            raise LoadError(f"{self.name}: subscriptions refused (packet 0x{kind:02x}: {body[:8].hex(' ')})")
+        self.keep(end, end)
+        self.left -= 1
+        self._next()
+
+
 class Idle(Connection):
     """A client that expects nothing more."""
 

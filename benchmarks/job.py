@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from benchmarks import proc
 from benchmarks.clients import Client, Greeting, Loop, connect_all
@@ -39,6 +39,8 @@ class Job:
     subscribers_port: int = 0
     """Where subscribers connect, if it is another server."""
     nats_port: int = 0
+    changes: dict[str, Any] = field(default_factory=dict)
+    """Fields of the scenario that have another value."""
 
     def layout(self, scenario: Scenario, topic: str, qos: int, side: Side = "") -> Layout:
         """The PUBLISH packets on a topic, or what stands for them on the ``side`` of NATS clients."""

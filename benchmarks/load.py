@@ -16,9 +16,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from benchmarks import proc
-from benchmarks.clients import Client, Idle, LoadError, Loop, Publisher, Subscriber, connect_all
+from benchmarks.clients import Client, Holder, Idle, LoadError, Loop, Publisher, Subscriber, connect_all
 from benchmarks.job import CONNECT_TIMEOUT, LINGER, ROOT, Job, Meter
 from benchmarks.natsclients import NatsPublisher, NatsSubscriber
 from benchmarks.packets import DeliveryError, Verifier
@@ -33,6 +34,11 @@ SETTLE = 1.0
 
 _BASELINE_CLIENTS = 100
 
+_EACH = 1000
+"""Filters of one client that holds others."""
+_AT_ONCE = 100
+"""Filters in one SUBSCRIBE."""
+
 
 class Traffic:
     """Connected publishers and subscribers of a scenario."""
@@ -46,6 +52,7 @@ class Traffic:
         self.publishers: list[Publisher] = []
         pairs = scenario.publishers == scenario.subscribers
         version, clean = job.version, not scenario.durable
+        self._crowd()
         filters = [self.topic(i if pairs else 0) for i in range(scenario.subscribers)]
         if scenario.publishers > scenario.subscribers:
             filters = [f"{ROOT}/+"] * scenario.subscribers
@@ -78,6 +85,23 @@ class Traffic:
             )
             for each in readers:
                 each.publishers += (self.publishers[-1],)
+
+    def _crowd(self) -> None:
+        """Connect those who only stand by, and those who have subscribed something else."""
+        job, scenario, loop = self.job, self.scenario, self.loop
+        clients = [Client(f"idle{i:05}", f"idle/{i:05}", version=job.version) for i in range(scenario.idle)]
+        for greeting in connect_all(loop, (job.host, job.port), clients, timeout=CONNECT_TIMEOUT):
+            loop.add(Idle(loop, greeting.sock, greeting.name))
+        names = [f"other/{i:06}" for i in range(scenario.filters)]
+        parts = [names[at : at + _EACH] for at in range(0, len(names), _EACH)]
+        clients = [Client(f"holder{i:05}", version=job.version) for i in range(len(parts))]
+        greetings = connect_all(loop, (job.host, job.port), clients, timeout=CONNECT_TIMEOUT)
+        holders = [Holder(greeting, part, _AT_ONCE) for greeting, part in zip(greetings, parts, strict=True)]
+        until = time.monotonic() + CONNECT_TIMEOUT
+        while any(each.left for each in holders):
+            if time.monotonic() > until:
+                raise LoadError(f"{scenario.filters} filters not subscribed after {CONNECT_TIMEOUT:.0f} s")
+            loop.turn(0.05)
 
     @staticmethod
     def topic(publisher: int) -> str:
@@ -226,6 +250,7 @@ def main() -> None:
     gc.disable()
     job = Job(**json.load(sys.stdin))
     (scenario,) = select([job.scenario], version=job.version)
+    scenario = replace(scenario, **job.changes)
     try:
         result = _RUN[scenario.kind](job, scenario)
     except (LoadError, DeliveryError) as error:

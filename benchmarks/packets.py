@@ -14,6 +14,7 @@ The payload starts with ``publisher:u32 sequence:u32 sent_ns:u64 stamped:u8`` (b
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Final
 
 MIN_PAYLOAD: Final = 17
@@ -67,6 +68,13 @@ def connect(client_id: str, *, clean: bool, keep_alive: int = 600, version: int 
 def subscribe(topic_filter: str, qos: int, version: int = 4) -> bytes:
     """SUBSCRIBE with packet id 1 and one filter; in 5.0 without properties and with no other option than QoS."""
     body = b"\x00\x01" + (b"\x00" if version == 5 else b"") + _string(topic_filter) + bytes([qos])
+    return b"\x82" + remaining_length(len(body)) + body
+
+
+def subscribe_many(filters: Sequence[str], qos: int, version: int = 4) -> bytes:
+    """SUBSCRIBE with packet id 1 and many filters."""
+    body = b"\x00\x01" + (b"\x00" if version == 5 else b"")
+    body += b"".join(_string(each) + bytes([qos]) for each in filters)
     return b"\x82" + remaining_length(len(body)) + body
 
 

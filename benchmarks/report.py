@@ -109,7 +109,7 @@ def main_table(scenarios: Sequence[Scenario], peers: Sequence[str], results: Res
                 found = ratio(base, cells[peer].median(metric) if peer in cells else None)
                 row.append("–" if found is None else f"{found:.2f}")
             rows.append(row)
-    return _table(rows)
+    return table(rows)
 
 
 def _cell(cell: Cell | None, metric: str) -> str:
@@ -146,7 +146,7 @@ def cost_table(scenarios: Sequence[Scenario], peers: Sequence[str], results: Res
                     )
             shares = [f"{broker_busy:.0%}", f"{busy:.0%}{limit}", f"{cell.busy('other'):.0%}"]
             rows.append([scenario.title, peer, broker, f"{own:.4f}", *shares, times])
-    return _table(rows)
+    return table(rows)
 
 
 def _time(microseconds: float) -> str:
@@ -166,7 +166,7 @@ def beside_table(scenarios: Sequence[Scenario], peers: Sequence[str], results: R
             found = ratio(own.median("rate"), other.median("rate"))
             row.append("–" if found is None else f"{found:.2f}")
         rows.append(row)
-    return _table(rows) if len(rows) > 1 else []
+    return table(rows) if len(rows) > 1 else []
 
 
 def error_list(scenarios: Sequence[Scenario], peers: Sequence[str], results: Results) -> list[str]:
@@ -179,7 +179,8 @@ def error_list(scenarios: Sequence[Scenario], peers: Sequence[str], results: Res
     ]
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as a markdown table, the first one above the line."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     padded = [[text.ljust(width) for text, width in zip(row, widths, strict=True)] for row in rows]
     lines = ["| " + " | ".join(row) + " |" for row in padded]

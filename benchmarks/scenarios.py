@@ -50,6 +50,10 @@ class Scenario:
     """Who is a NATS client and no MQTT client."""
     split: bool = False
     """Publishers are on one server of a cluster of two, subscribers on the other."""
+    idle: int = 0
+    """Connections beside these that only stand by."""
+    filters: int = 0
+    """Other distinct filters that somebody has subscribed."""
     beside: str = ""
     """The scenario whose rate this one's is compared with."""
     properties: bytes = b""

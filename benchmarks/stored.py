@@ -15,7 +15,7 @@ from benchmarks.packets import PUBACK, DeliveryError, Layout, Verifier
 from benchmarks.scenarios import Scenario
 
 _RETAIN: Final = 1
-_DIGITS: Final = 5  # of the number in a topic
+_DIGITS: Final = 6  # of the number in a topic
 
 _PROBE: Final = 0.05  # seconds between two looks at the memory
 

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m benchmarks.growth``: how throughput and CPU per message change with size, one chart for each curve."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from benchmarks import peers
+from benchmarks.__main__ import generate, machine
+from benchmarks.job import Job
+from benchmarks.report import figure, table
+
+DOCS: Final = Path(__file__).parents[1] / "docs"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One chart: ``change`` makes of a value on the x axis what is different in the scenario."""
+
+    name: str
+    title: str
+    axis: str
+    scenario: str
+    values: tuple[int, ...]
+    change: Callable[[int], dict[str, int]]
+
+
+CURVES: Final = (
+    Curve(
+        "durable",
+        "Durable sessions that all get messages (QoS 1, one outstanding each)",
+        "durable sessions",
+        "pairs500-q1-durable",
+        (10, 50, 200, 1000, 5000),
+        lambda value: {"publishers": value, "subscribers": value},
+    ),
+    Curve(
+        "filters",
+        "Distinct filters of other clients (10 pairs, QoS 0)",
+        "filters",
+        "pairs10-q0",
+        (100, 1000, 10_000, 100_000),
+        lambda value: {"filters": value},
+    ),
+    Curve(
+        "connections",
+        "Other connections (10 pairs, QoS 0)",
+        "connections",
+        "pairs10-q0",
+        (100, 1000, 5000, 15_000),
+        lambda value: {"idle": value},
+    ),
+    Curve(
+        "retained",
+        "Retained messages to one subscriber (QoS 1)",
+        "retained messages",
+        "retained",
+        (1000, 10_000, 50_000, 200_000),
+        lambda value: {"clients": value},
+    ),
+    Curve(
+        "payload",
+        "Payload (10 pairs, QoS 1)",
+        "bytes",
+        "pairs10-q1",
+        (32, 128, 1024, 8192, 65_536, 262_144),
+        lambda value: {"payload": value},
+    ),
+)
+
+
+@dataclass
+class Point:
+    """All rounds at one value."""
+
+    value: int
+    rates: list[float] = field(default_factory=list)
+    cpu: dict[str, list[float]] = field(default_factory=dict)
+    """Microseconds per message by process."""
+    error: str = ""
+
+    @property
+    def rate(self) -> float:
+        """Median of the messages per second."""
+        return statistics.median(self.rates)
+
+    def cost(self) -> dict[str, float]:
+        """Median of the CPU time per message (µs) by process."""
+        return {label: statistics.median(found) for label, found in self.cpu.items()}
+
+
+Curves = dict[str, dict[str, list[Point]]]
+"""Curve → peer → points."""
+
+
+def measure(curve: Curve, value: int, peer: str, seconds: float, point: Point) -> None:
+    """Run the scenario once."""
+    try:
+        with peers.running(peer) as broker:
+            processes = broker.processes
+            changes = curve.change(value)
+            job = Job(curve.scenario, peers.HOST, broker.port, seconds=seconds, processes=processes, changes=changes)
+            result = generate(job)
+    except peers.PeerError as error:
+        result = {"error": str(error)}
+    if "error" in result:
+        point.error = str(result["error"])
+        return
+    metrics, cpu = result["metrics"], result["cpu"]
+    assert isinstance(metrics, dict)
+    assert isinstance(cpu, dict)
+    point.rates.append(metrics["rate"])
+    for label in processes:
+        point.cpu.setdefault(label, []).append(cpu[label] * 1000)
+
+
+def rows(found: dict[str, list[Point]], axis: str) -> list[str]:
+    """A curve as a table."""
+    lines = [[axis, "peer", "msg/s", "CPU per message"]]
+    for peer, points in found.items():
+        for point in points:
+            if point.error or not point.rates:
+                lines.append([f"{point.value:,}", peer, "void", point.error])
+                continue
+            cost = ", ".join(f"{label} {value:.1f} µs" for label, value in point.cost().items())
+            lines.append([f"{point.value:,}", peer, figure(point.rate), cost])
+    return table(lines)
+
+
+def draw(curve: Curve, found: dict[str, list[Point]], path: Path) -> None:
+    """Rate and CPU per message against the value, both axes logarithmic."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = curve.name  # the same figures give the same file
+    from matplotlib import pyplot
+
+    chart, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    for peer, points in found.items():
+        good = [point for point in points if point.rates and not point.error]
+        if not good:
+            continue
+        values = [point.value for point in good]
+        left.plot(values, [point.rate for point in good], marker="o", label=peer)
+        for label in good[0].cpu:
+            costs = [point.cost()[label] for point in good]
+            right.plot(values, costs, marker="o", label=label if label.startswith(peer) else f"{peer}: {label}")
+    left.set(ylabel="messages per second", title=curve.title)
+    right.set(ylabel="CPU per message (µs)")
+    for side in (left, right):
+        side.set(xscale="log", yscale="log", xlabel=curve.axis)
+        side.grid(visible=True, which="major", alpha=0.3)
+        if side.lines:
+            side.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    chart.savefig(path, metadata={"Date": None})
+    pyplot.close(chart)
+
+
+def document(curves: Sequence[Curve], results: Curves, *, about: str, command: str) -> str:
+    """The page with all charts."""
+    parts = ["# How cost grows", "", f"{about}  ", f"`{command}`", ""]
+    for curve in curves:
+        parts += [f"## {curve.title}", "", f"![{curve.title}](charts/growth-{curve.name}.svg)", ""]
+        parts += [*rows(results[curve.name], curve.axis), ""]
+    return "\n".join(parts)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; 1 if a point is void."""
+    names = [curve.name for curve in CURVES]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", description=__doc__)
+    parser.add_argument("--only", default="", metavar="CURVE[,CURVE]", help="of: " + ", ".join(names))
+    parser.add_argument("--peers", default="ours,nats", help="of: " + ", ".join(peers.PEERS))
+    parser.add_argument("--rounds", type=int, default=1, help="the charts have medians over the rounds (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="measured per point (%(default)s)")
+    parser.add_argument("--most", type=int, default=0, metavar="N", help="leave out what is larger on the x axis")
+    parser.add_argument("--docs", type=Path, default=DOCS, help="where growth.md and the charts go")
+    options = parser.parse_args(arguments)
+    wanted = [each for each in options.only.split(",") if each]
+    for each in wanted:
+        if each not in names:
+            parser.error(f"no curve is called {each!r}; there are {', '.join(names)}")
+    for peer in options.peers.split(","):
+        if peer not in peers.PEERS:
+            parser.error(f"no peer is called {peer!r}; there are {', '.join(peers.PEERS)}")
+    curves = [curve for curve in CURVES if not wanted or curve.name in wanted]
+    results: Curves = {}
+    for curve in curves:
+        values = [value for value in curve.values if not options.most or value <= options.most]
+        found = results[curve.name] = {peer: [Point(value) for value in values] for peer in options.peers.split(",")}
+        for number in range(options.rounds):
+            for index, value in enumerate(values):
+                for peer in list(found) if number % 2 == 0 else reversed(found):
+                    point = found[peer][index]
+                    measure(curve, value, peer, options.seconds, point)
+                    said = point.error or f"{figure(point.rates[-1])} msg/s"
+                    print(f"round {number + 1}: {curve.name} {value:,}, {peer}: {said}", flush=True)
+        draw(curve, found, options.docs / "charts" / f"growth-{curve.name}.svg")
+    command = "python -m benchmarks.growth " + " ".join(sys.argv[1:] if arguments is None else arguments)
+    about = f"{machine(options.peers.split(','))}, {time.strftime('%H:%M')}"
+    text = document(curves, results, about=about, command=command.strip())
+    (options.docs / "growth.md").write_text(text)
+    return int(any(point.error for found in results.values() for points in found.values() for point in points))
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that brokers are ended
+    sys.exit(main())
