@@ -16,6 +16,7 @@ from tests.backbone.certificates import Authority, Pair
 from tests.chaos.experiment import Experiment, Result, Setting
 from tests.chaos.workload import Workload
 from tests.harness.gateway import Gateway
+from tests.harness.raw import connect, subscribe
 from tests.harness.waiting import aeventually
 from tests.listeners.support import ports, tls, write_config
 
@@ -30,6 +31,17 @@ PROBES = 4
 """Connections, for each worker, that look for the new certificate after each change."""
 
 
+RULES = """
+[[rules]]
+effect = "deny"
+topics = "probe/{denied}"
+
+[[rules]]
+effect = "allow"
+topics = "#"
+"""
+
+
 class Files:
     """What the gateway reads."""
 
@@ -39,18 +51,36 @@ class Files:
         self.pair = Pair(directory / "cert.pem", directory / "key.pem")
         self.trust = ssl.create_default_context(cafile=str(self.authority.file))
         self.serial = 0
+        self.rules = directory / "acl.toml"
+        self.denied = 0
+        """Which of the two topics of the probes the rules deny."""
         self.renew()
 
     def renew(self) -> None:
-        """Another certificate."""
+        """Another certificate, and other rules."""
         found = self.authority.issue("gateway")
         for new, place in zip(found, self.pair, strict=True):
             shutil.copy(new, place)
         self.serial = x509.load_pem_x509_certificate(found.certificate.read_bytes()).serial_number
+        self.denied = 1 - self.denied
+        self.rules.write_text(RULES.format(denied=self.denied), encoding="utf-8")
 
     def spoil(self) -> None:
         """A key that does not belong to the certificate."""
         shutil.copy(self.authority.issue("other").key, self.pair.key)
+
+    def spoil_rules(self) -> None:
+        """Rules that cannot be read."""
+        self.rules.write_text(RULES.format(denied=self.denied) + "[[rules]]\neffect = 'maybe'\n", encoding="utf-8")
+
+
+async def _denied(port: int, files: Files, name: str) -> list[int]:
+    """Which of the two topics a new client may not subscribe."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=files.trust)
+    writer.write(connect(name) + subscribe(("probe/0", 0), ("probe/1", 0)))
+    answer = await reader.readexactly(4 + 6)
+    writer.transport.abort()
+    return [index for index, code in enumerate(answer[-2:]) if code == 0x80]
 
 
 async def _serial(port: int, files: Files) -> int:
@@ -76,20 +106,26 @@ class Reloads:
     async def run(self, rounds: int) -> None:
         """All changes."""
         for number in range(1, rounds + 1):
-            shown = self.files.serial
+            shown, denied = self.files.serial, self.files.denied
             spoilt = number % SPOILT_EVERY == 0
+            spoilt_rules = number % SPOILT_EVERY == 2
             self.files.renew()
             if spoilt:
                 self.files.spoil()
+            if spoilt_rules:
+                self.files.spoil_rules()
+                self.files.denied = denied
             begun = time.monotonic()
             self.gateway.process.send(signal.SIGHUP)
             self.done += 1
-            self.refused += spoilt
+            self.refused += spoilt or spoilt_rules
             await aeventually(self._read, WAIT, what="the files are read")
             self.longest = max(self.longest, time.monotonic() - begun)
             expected = shown if spoilt else self.files.serial
             self.files.serial = expected
-            for _ in range(PROBES * self.workers):
+            for probe in range(PROBES * self.workers):
+                if await _denied(self.port, self.files, f"probe{probe}") != [self.files.denied]:
+                    self.result.violations.append(f"change {number}: a new client is held against other rules")
                 if await _serial(self.port, self.files) != expected:
                     self.result.violations.append(f"change {number}: a new connection is shown another certificate")
             await asyncio.sleep(PAUSE)
@@ -109,7 +145,8 @@ async def _run(setting: Setting) -> Result:
     for workers in (1, 2):
         files = Files(setting.directory / f"files {workers}")
         config = write_config(setting.directory / f"{workers}.toml", tls(files.pair))
-        gateway = setting.gateway(server.url, "--config", config, "--workers", str(workers))
+        acl = ("--acl-file", str(files.rules))
+        gateway = setting.gateway(server.url, "--config", config, "--workers", str(workers), *acl)
         one = Reloads(gateway, files, workers, result)
         reloads.append(one)
         load = [
@@ -156,8 +193,10 @@ async def _run(setting: Setting) -> Result:
 EXPERIMENTS = [
     Experiment(
         "R20",
-        "Certificates change, and some cannot be used, while messages flow over TLS; one process, and two workers",
-        "No connection is dropped, no message lost; each new connection is shown the last usable certificate",
+        "Certificates and access rules change, and some cannot be used, while messages flow over TLS; one process, "
+        "and two workers",
+        "No connection is dropped, no message lost; each new connection is shown the last usable certificate and held "
+        "against the last usable rules",
         _run,
     )
 ]
