@@ -20,6 +20,7 @@ from mqtt_nats.broker.reaping import reap
 from mqtt_nats.broker.recovery import still_owner
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.connection.connection import Hold
+from mqtt_nats.natstime import converted
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.gateways import Entry, GatewayStore, LeaseTaken
 from mqtt_streams.hashing import name_hash
@@ -79,13 +80,13 @@ class Lease:
         deadline = time.monotonic() + ELECTION
         while True:
             try:
+                await self.broker.generation.check()  # which tells what time it is, too
                 await self._renew()
                 break
             except (NoResponders, RequestTimeout):  # the stream may be so new that it has no leader
                 if time.monotonic() > deadline:
                     raise
             await asyncio.sleep(PAUSE)
-        await self.broker.generation.check()
 
     async def keep(self) -> None:
         """Renew the lease and look after those that have lapsed, for as long as the gateway runs."""
@@ -156,7 +157,8 @@ class Lease:
             begun = time.monotonic(), time.time()
             try:
                 self._sequence = await self.store.hold(identity, identity, self._sequence, self.ttl)
-                self._registration = await self.store.register(identity, begun[1], self.info, self._registration)
+                alive = converted(begun[1])
+                self._registration = await self.store.register(identity, alive, self.info, self._registration)
                 break
             except LeaseTaken:
                 sequence, holder = await self.store.lease(identity)
