@@ -15,11 +15,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import time
 from collections.abc import Awaitable, Callable, Mapping
 
 import orjson
 
+from mqtt_nats import natstime
 from mqtt_nats.backbone.link import Link
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
@@ -338,7 +338,7 @@ class Store:
     async def _look(self, doubtful: list[tuple[bytes, bytes, Op]]) -> None:
         """End what is stored already; the rest may be sent again."""
         assert self.find is not None
-        since = time.time() - (self.now - min(op.begun for _, _, op in doubtful))
+        since = natstime.now() - (self.now - min(op.begun for _, _, op in doubtful))
         try:
             stored = await self.find(since, {name for name, _, _ in doubtful})
         except (ApiError, NoResponders, RequestTimeout) as error:

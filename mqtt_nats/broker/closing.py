@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats import natstime
 from mqtt_nats.backbone.store import Op, Silent
 from mqtt_nats.broker.greeting import NEVER
 from mqtt_nats.broker.record import discard_session, leftovers, save_record
@@ -119,7 +119,7 @@ def _close_session(client: Client) -> None:
             body = b'{"filter":"%b","seq":%d}' % (f"{HELD_PREFIX}{client.token}.*".encode(), client.inbound.newest + 1)
             broker.store.call(broker.purge_held, body, Silent())
     elif client.expiry is not None:
-        _set_deadline(client, time.time() + client.expiry, UNSET)
+        _set_deadline(client, natstime.now() + client.expiry, UNSET)
     broker.link.kick()
 
 
@@ -197,7 +197,8 @@ async def expire(broker: Broker, timer: FiredTimer) -> None:
 async def postpone(broker: Broker, timer: FiredTimer) -> None:
     """Have a timer of a session fire again in a while, unless another one has been set."""
     try:
-        await broker.timers.schedule(timer.kind, timer.key, time.time() + POSTPONED, timer.epoch, timer.payload, UNSET)
+        at = natstime.now() + POSTPONED
+        await broker.timers.schedule(timer.kind, timer.key, at, timer.epoch, timer.payload, UNSET)
     except ApiError as error:
         if error.err_code not in WRONG_LAST_SEQUENCE:
             raise

@@ -11,6 +11,7 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from mqtt_nats import natstime
 from mqtt_nats.access.acl import Rules
 from mqtt_nats.access.authenticator import Authenticator
 from mqtt_nats.backbone.inbox import Inbox
@@ -19,6 +20,7 @@ from mqtt_nats.backbone.store import Op, Store
 from mqtt_nats.broker.generation import Generation
 from mqtt_nats.broker.lingering import Lingering
 from mqtt_nats.broker.nodes import Nodes
+from mqtt_nats.broker.readiness import Readiness
 from mqtt_nats.broker.replying import Replying
 from mqtt_nats.broker.unheard import Unheard, find_stored
 from mqtt_nats.codec import Limits
@@ -104,6 +106,7 @@ class Broker:
         self.fanout = Fanout(self.table, link, self.round)
         self.replying = Replying(self)
         self.nodes = Nodes(self)
+        self.readiness = Readiness(self)
         self.fanout.response_topic = self.replying.response_topic
         self.sessions = SessionStore(inbox, domain)
         self.retained = RetainedStore(inbox)
@@ -151,7 +154,7 @@ class Broker:
         """Set while NATS is connected."""
         self.online.set()
         self.gaps: dict[Link, float] = {}
-        """Since when (Unix time) messages of a connection may have been missed."""
+        """Since when (Unix time of nats-server) messages of a connection may have been missed."""
         self.repairing = 0
         """Gaps that are being repaired."""
         self.blocked = False
@@ -243,7 +246,7 @@ class Broker:
 
     def lost(self, link: Link) -> None:
         """A connection is lost, and with it whatever the server sent after it was last heard."""
-        self.gaps.setdefault(link, link.heard)
+        self.gaps.setdefault(link, natstime.converted(link.heard))
 
     @property
     def steady(self) -> bool:

@@ -11,6 +11,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats import natstime
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.session.durable import ID_SPACE
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -67,7 +68,10 @@ class Generation:
         """
         broker = self._broker
         mark = await self._store.look(broker.new_nuid())
-        if mark is None or mark.id == self.id:
+        if mark is None:
+            return
+        natstime.learn(*self._store.heard)
+        if mark.id == self.id:
             return
         known, self.id, self.floor = self.id, mark.id, mark.floor
         if not known:

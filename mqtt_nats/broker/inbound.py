@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import weakref
 from collections.abc import Set
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats import natstime
 from mqtt_nats.backbone.store import Silent
 from mqtt_nats.broker.operations import DeleteOp, HoldOp, Receipt, ReleaseOp, RetainedOp
 from mqtt_nats.broker.patience import patiently
@@ -249,7 +249,7 @@ class Inbound:
         release = release_id(held.sequence).encode()
         more = held.more
         if more is not None and more.expiry >= 0:
-            more = aged(more, time.time())
+            more = aged(more, natstime.now())
             if more is None:  # [MQTT-3.3.2-5] [MQTT-4.3.3-13] (5.0)
                 self.stored(held, receipt)
                 return
@@ -284,7 +284,7 @@ class Inbound:
             receipt.stored(b"")
             return
         record, held.payload = loaded
-        doubtful = held.since and time.time() - held.since > broker.store.trusted
+        doubtful = held.since and natstime.now() - held.since > broker.store.trusted
         if doubtful and await patiently(client, lambda: broker.held.was_released(record)):
             self.stored(held, receipt)
             return

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mqtt_nats import natstime
 from mqtt_nats.backbone.store import TooLarge
 from mqtt_nats.broker.operations import Receipt, RetainedOp
 from mqtt_nats.broker.retaining import store_retained
@@ -87,7 +87,7 @@ def extras(properties: Properties, reply: bytes = b"") -> Extras | None:
     if not lines:
         return None
     expiry = properties.get("message_expiry_interval", -1)
-    return Extras(lines, ttl_line(properties), body(properties), expiry, time.time() if expiry >= 0 else 0.0, reply)
+    return Extras(lines, ttl_line(properties), body(properties), expiry, natstime.now() if expiry >= 0 else 0.0, reply)
 
 
 def aged(more: Extras, now: float) -> Extras | None:

@@ -6,10 +6,10 @@ They are made when they are written, so that an alias is never given in a packet
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from mqtt_nats import natstime
 from mqtt_nats.codec import matches
 from mqtt_nats.pubsub.message import Message, Stored, encoded_id, expired, tailored
 from mqtt_streams.subjects import subject_to_topic
@@ -58,7 +58,7 @@ def pack(
 
     [MQTT-3.3.2-5] [MQTT-3.1.2-24] [MQTT-3.1.2-25] (5.0); what was sent once is sent again all the same.
     """
-    now = time.time()
+    now = natstime.now()
     if not dup and expired(message, now):
         return b""
     version = client.version

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from mqtt_nats import natstime
 from mqtt_nats.backbone.store import Future, Op, Silent, TooLarge
 from mqtt_nats.broker.operations import RetainedOp
 from mqtt_nats.broker.patience import PAUSE
@@ -119,7 +119,7 @@ def leave_will(client: Client) -> None:
     elif will.delay and client.durable and client.expiry != 0:
         # [MQTT-3.1.3-9] (5.0); the session may end before that
         delay = will.delay if client.expiry is None else min(will.delay, client.expiry)
-        delay_will(broker, will, client.epoch, time.time() + delay)
+        delay_will(broker, will, client.epoch, natstime.now() + delay)
     else:
         publish_will(broker, will)
 
@@ -214,7 +214,7 @@ def _delete(broker: Broker, will: StoredWill, operation: Op) -> None:
 
 def _publish(broker: Broker, will: StoredWill, then: Done | None) -> None:
     route = broker.table.route_of_subject(will.subject.encode())
-    more = restored(b"%b%b%b" % (START, will.lines, END), time.time())
+    more = restored(b"%b%b%b" % (START, will.lines, END), natstime.now())
     if more is not None:
         more = broker.replying.addressed(more)
     first, newline, _ = will.lines.partition(b"\r\n")

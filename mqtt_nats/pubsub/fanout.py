@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Final
 
+from mqtt_nats import natstime
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.codec import PublishRun, publish_head
 from mqtt_nats.outlet import Outlet, Round
@@ -205,7 +205,7 @@ def received(
     if not body and expiry < 0 and not kept:
         return Message(key, payload, qos, sender)
     if expiry >= 0 and not born:
-        born = time.time()
+        born = natstime.now()
     return Rich(key, payload, qos, sender, body=body, expiry=expiry, born=born, kept=kept)
 
 

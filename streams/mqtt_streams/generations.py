@@ -5,6 +5,7 @@ A mark in `$MQTT_shared` has what was last seen of the stream. Where the stream 
 another time, it is another one: the mark gets a new id, and says which messages came from the backup.
 """
 
+import time
 from typing import Final, NamedTuple
 
 import orjson
@@ -42,6 +43,8 @@ class GenerationStore:
     def __init__(self, js: JetStream) -> None:
         self._js = js
         self._seen = Mark("", "", 0, 0)
+        self.heard = 0.0, 0.0, 0.0
+        """Unix time by nats-server's clock when it was asked last, and by the clock here before and after."""
 
     async def look(self, new_id: str) -> Mark | None:
         """The mark as it is now, None when there is no stream. `new_id` becomes that of a stream that is another one.
@@ -52,12 +55,14 @@ class GenerationStore:
             # Read before the stream is looked at, which has then at least as much as the mark says.
             message = await stored.get_last(self._js, STREAM, SUBJECT)
             known = _mark(message.payload) if message is not None else None
+            asked = time.time()
             try:
                 info = await call(self._js, f"STREAM.INFO.{MESSAGES}")
             except ApiError as error:
                 if error.err_code == _STREAM_NOT_FOUND:
                     return None
                 raise
+            self.heard = stored.time_ns(info["ts"]) / 1e9, asked, time.time()
             last, created = int(info["state"]["last_seq"]), str(info.get("created", ""))
             if known is None or message is None:
                 mark = Mark(new_id, created, last, last)
