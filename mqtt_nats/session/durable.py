@@ -81,7 +81,7 @@ class DurableOutbound(Recalling):
         """A consumer has delivered a message that this session takes through this source at ``qos``."""
         # JetStream has forgotten that it delivered this, as a server that was killed does.
         forgotten = attempt == 1 and sequence <= source.first
-        again = forgotten or attempt > 1 or sequence <= source.last
+        again = forgotten or attempt > 1 or sequence <= source.last or sequence in self._owed
         self._seen(source, sequence, attempt)
         identifier = sequence % ID_SPACE + 1
         known = self._find(sequence)
@@ -138,6 +138,7 @@ class DurableOutbound(Recalling):
             or source.held
             or source.end
             or self._suspect
+            or sequence in self._owed
             or identifier in inflight
             or (self.releases and identifier in self.releases)
             or len(inflight) + self.released >= self.limit

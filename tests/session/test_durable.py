@@ -184,6 +184,21 @@ def test_a_redelivery_that_comes_after_its_pubcomp_is_not_sent() -> None:
     assert ports.take() == [("ack", b"r5")]
 
 
+def test_a_first_delivery_that_comes_after_its_pubcomp_is_not_sent() -> None:
+    """nats-server was killed, and has forgotten that it delivered the message."""
+    one = source()
+    machine, ports = session(one, started=False)
+    machine.owe(6, 5)
+    machine.start()
+    machine.pubrel_delivered(6, 5, b"record")
+    machine.acknowledged(PUBCOMP, [6])
+    ports.take()
+    assert not machine.sent_at_once(one, 5, 2, b"r5")
+    machine.arrived(one, 5, 1, b"r5", None, 2)
+    assert ports.take() == [("ack", b"r5")]
+    assert machine.sent_at_once(one, 6, 2, b"r6")
+
+
 def test_a_message_waits_while_its_identifier_is_in_use() -> None:
     one = source()
     machine, ports = session(one)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A gateway and its nats-server die at the same moment, which leaves nobody who knows what was acknowledged last."""
+
+import nats
+import orjson
+
+from mqtt_nats.codec import Ack, Publish
+from tests.conftest import GatewayFactory, NatsFactory
+from tests.harness.rawclient import PUBCOMP, PUBREC, PUBREL, RawClient
+from tests.harness.waiting import aeventually
+
+_MESSAGES = 40
+
+
+async def test_a_qos_2_message_that_is_complete_does_not_come_again(
+    nats_factory: NatsFactory, gateway_factory: GatewayFactory
+) -> None:
+    """nats-server has confirmed the acknowledgement, and not written it yet: the PUBREL record is still there."""
+    server = nats_factory()
+    gateway = gateway_factory(server)
+    publisher = await RawClient.connect(gateway.port, "pub")
+    subscriber = await RawClient.connect(gateway.port, "sub", clean=False)
+    await subscriber.subscribe("a", qos=2)
+    for number in range(_MESSAGES):
+        await publisher.deliver("a", b"%d" % number, 2)
+        await subscriber.receive("a", b"%d" % number, qos=2)
+    await subscriber.quiet()
+    server.kill()
+    gateway.kill()
+    publisher.drop()
+    subscriber.drop()
+    server.start()
+    gateway.start()
+
+    async with (
+        await RawClient.connect(gateway.port, "sub", clean=False) as subscriber,
+        await RawClient.connect(gateway.port, "pub") as publisher,
+    ):
+        await publisher.deliver("a", b"new", 2)
+        while True:
+            packet = await subscriber.packet()
+            if isinstance(packet, Publish):
+                assert packet.payload == b"new"
+                break
+            assert isinstance(packet, Ack)
+            assert packet.kind == PUBREL
+            subscriber.ack(PUBCOMP, packet.packet_id)
+        subscriber.ack(PUBREC, packet.packet_id)
+        await subscriber.released(packet.packet_id)
+
+
+async def test_the_record_goes_a_second_later(nats_factory: NatsFactory, gateway_factory: GatewayFactory) -> None:
+    """Also when the client has gone; one that is back before gets a PUBREL that it need not have had."""
+    server = nats_factory()
+    gateway = gateway_factory(server)
+    async with (
+        await RawClient.connect(gateway.port, "pub") as publisher,
+        await RawClient.connect(gateway.port, "sub", clean=False) as subscriber,
+    ):
+        await subscriber.subscribe("a", qos=2)
+        await publisher.deliver("a", b"x", 2)
+        message = await subscriber.receive("a", b"x", qos=2)
+        await subscriber.quiet()
+    async with await RawClient.connect(gateway.port, "sub", clean=False) as subscriber:
+        await subscriber.expect_ack(PUBREL, message.packet_id)
+        subscriber.ack(PUBCOMP, message.packet_id)
+        await subscriber.quiet()
+    client = await nats.connect(server.url)
+
+    async def empty() -> bool:
+        reply = orjson.loads((await client.request("$JS.API.STREAM.INFO.$MQTT_out", b"", timeout=10)).data)
+        return bool(reply["state"]["messages"] == 0)
+
+    await aeventually(empty, 30)
+    await client.close()
+    async with await RawClient.connect(gateway.port, "sub", clean=False) as subscriber:
+        await subscriber.quiet()
