@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from mqtt_nats.codec import (
     Properties,
     Publish,
     PublishRun,
+    ReasonCode,
     Suback,
     Subscribe,
     Subscription,
@@ -52,6 +54,8 @@ _LIMITS: Final = Limits(
 Note = Callable[..., None]
 """``note(what, **fields)`` of a history."""
 
+_CONNECTIONS: Final = itertools.count(1)
+
 
 @dataclass
 class Sending:
@@ -64,20 +68,18 @@ class Sending:
     payload: bytes
     retain: bool
     released: bool = False
-    connections: int = 0
-    """On how many connections it was sent."""
+    sent: bool = False
 
 
 @dataclass
 class Delivered:
-    """A message as the application gets it. ``connection``: the number of the connection on which it came."""
+    """A message as the application gets it."""
 
     topic: str
     payload: bytes
     qos: int
     dup: bool
     retain: bool
-    connection: int
 
 
 @dataclass
@@ -104,7 +106,7 @@ class Peer:
         note: takes down what happens.
         version: 4 or 5.
         clean: each connection begins a session that ends with it.
-        will: topic and QoS of its will; its payload is the number of the connection.
+        will: topic and QoS of its will; its payload has the number of the connection.
     """
 
     def __init__(
@@ -127,10 +129,8 @@ class Peer:
         """Kinds of packets that are not answered: PUBLISH, PUBREC, PUBREL."""
         self.online = asyncio.Event()
         self.connections = 0
-        self.attempts = 0
-        """CONNECT packets sent."""
         self.armed: list[int] = []
-        """Those of them that were accepted, with a will."""
+        """Numbers of the connections that were accepted with a will."""
         self.sending: dict[int, Sending] = {}
         self.holding: dict[int, bytes] = {}
         """QoS 2 messages that were delivered and not released, by packet identifier."""
@@ -138,13 +138,16 @@ class Peer:
         self.acked: dict[str, list[int]] = {}
         """Numbers of completed publishes by topic."""
         self.requests: dict[int, Subscribe | Unsubscribe] = {}
-        self.refused: list[tuple[int, ...]] = []
         self.violations: list[str] = []
+        """What a history does not show."""
         self.forget = False
         """The next connection begins a new session."""
         self._note = note
         self._begun = False
         self._asked_clean = False
+        self._conn = 0
+        self._open: set[int] = set()
+        """Identifiers of what was received and not acknowledged."""
         self._last_id = 0
         self._writer: asyncio.StreamWriter | None = None
         self._unanswered: deque[tuple[int, int]] = deque()
@@ -163,28 +166,32 @@ class Peer:
         """Publish message ``n`` of a topic."""
         sending = Sending(topic, n, qos, self._free_id(), b"%s %d" % (self.client_id.encode(), n), retain)
         self.sending[sending.id] = sending
-        self._note("publish", topic=topic, qos=qos, n=n)
         if self.online.is_set():
             self._send(sending)
 
     def subscribe(self, topic_filter: str, qos: int) -> None:
         """Subscribe."""
         identifier = self._free_id()
-        self._note("subscribe", filter=topic_filter, qos=qos)
         self._request(Subscribe(identifier, (Subscription(topic_filter, qos),)))
 
     def unsubscribe(self, topic_filter: str) -> None:
         """Unsubscribe."""
+        self._note("unsubscribe", filter=topic_filter)
         self._request(Unsubscribe(self._free_id(), (topic_filter,)))
+
+    def begin_anew(self, topic_filter: str) -> None:
+        """Have the next connection begin a new session; the present one has this subscription."""
+        self.forget = True
+        for sending in self.sending.values():
+            self._note("unknown", topic=sending.topic, n=sending.n)
+        self.sending.clear()
+        self._note("unsubscribe", filter=topic_filter)
 
     def answer(self) -> None:
         """Send the answers that were withheld."""
         self.withheld.clear()
         while self._unanswered:
-            kind, identifier = self._unanswered.popleft()
-            self._write(ack_bytes(kind, identifier))
-            if kind == PUBCOMP:
-                self.holding.pop(identifier, None)
+            self._answer(*self._unanswered.popleft())
 
     @property
     def unanswered(self) -> list[str]:
@@ -212,10 +219,12 @@ class Peer:
         writer = self._writer
         if graceful and writer is not None and self.online.is_set():
             self._write(encode(Disconnect(), self.version))
-            self._note("disconnect")
+            self._note("disconnect", conn=self._conn)
             self.online.clear()
             if self._reading is not None:
                 await asyncio.wait([self._reading], timeout=5)
+        elif self.online.is_set():
+            self._note("abandoned", conn=self._conn)
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -261,7 +270,7 @@ class Peer:
             if self._writer is writer:
                 self._writer = None
             if self.online.is_set():
-                self._note("lost")
+                self._note("lost", conn=self._conn, open=sorted(self._open))
             self.online.clear()
             self._unanswered.clear()
             if self._keep:
@@ -271,14 +280,13 @@ class Peer:
                 writer.transport.abort()
 
     def _connect(self, port: int) -> None:
-        self.attempts += 1
+        self._conn = next(_CONNECTIONS)
         clean = self.clean or self.forget or (self.version == 5 and not self._begun)
         self._asked_clean = clean
         will = None
         if self.will is not None:
             topic, qos = self.will
-            will = Will(topic, b"%s %d" % (self.client_id.encode(), self.attempts), qos, False)
-            self._note("will", topic=topic, qos=qos, n=self.attempts)
+            will = Will(topic, b"%s %d" % (self.client_id.encode(), -self._conn), qos, False)
         properties: dict[str, Any] = {} if self.clean else {"session_expiry_interval": 3600}
         connect = Connect(
             self.version,
@@ -288,20 +296,20 @@ class Peer:
             will=will,
             properties=cast(Properties, properties) if self.version == 5 else None,
         )
-        self._note("connect", port=port, clean=clean)
+        self._note("connect", port=port, clean=self.clean, conn=self._conn)
         self._write(encode(connect, self.version))
 
     def _connected(self, packet: Connack) -> bool:
         if packet.code:
             return False
         self.connections += 1
-        self._note("connected", present=packet.session_present)
+        self._note("connected", present=packet.session_present, conn=self._conn)
+        self._open.clear()
         if packet.session_present and self._asked_clean:
             self.violations.append(f"{self.client_id}: a session is present after a clean start")
-        if self._begun and not packet.session_present and not self._asked_clean:
-            self.violations.append(f"{self.client_id}: its session is gone")
         if self.will is not None:
-            self.armed.append(self.attempts)
+            self.armed.append(self._conn)
+            self._note("will", topic=self.will[0], qos=self.will[1], n=-self._conn, delay=0)
         if not packet.session_present:
             self.holding.clear()
         self._begun, self.forget = True, False
@@ -309,7 +317,7 @@ class Peer:
         for sending in list(self.sending.values()):
             self._send(sending)
         for request in self.requests.values():
-            self._write(encode(request, self.version))
+            self._ask(request)
         return True
 
     # -- packets ------------------------------------------------------------------------------------
@@ -353,42 +361,45 @@ class Peer:
             case Ack():
                 self._acknowledged(packet)
             case Suback() | Unsuback():
-                if self.requests.pop(packet.packet_id, None) is not None:
-                    if any(code >= 0x80 for code in packet.codes):
-                        self.refused.append(packet.codes)
-                    self._note("subscribed" if isinstance(packet, Suback) else "unsubscribed", codes=packet.codes)
-            case Disconnect():
-                self._note("taken-over", reason=packet.reason)
+                request = self.requests.pop(packet.packet_id, None)
+                if any(code >= 0x80 for code in packet.codes):
+                    self.violations.append(f"{self.client_id}: {request} was refused: {packet}")
+                if isinstance(request, Subscribe):
+                    self._note("subscribed", filter=request.filters[0].topic_filter, qos=request.filters[0].qos)
+            case Disconnect() if packet.reason == ReasonCode.SESSION_TAKEN_OVER:
+                self._note("taken-over", conn=self._conn)
             case _:
                 pass
         return True
 
     def _received(self, packet: Publish) -> None:
-        identifier = packet.packet_id
+        identifier, qos = packet.packet_id, packet.qos
         topic = packet.key[2:].decode()
-        if packet.qos == 2 and identifier in self.holding:
-            if self.holding[identifier] != packet.payload:
-                self.violations.append(
-                    f"{self.client_id}: identifier {identifier} of {self.holding[identifier]!r} is given to "
-                    f"{packet.payload!r}: that is lost"
-                )
-        else:
-            self.delivered.append(
-                Delivered(topic, packet.payload, packet.qos, packet.dup, packet.retain, self.connections)
-            )
-            self._note("delivered", topic=topic, qos=packet.qos, dup=packet.dup, n=packet.payload.decode())
-            if packet.qos == 2:
-                self.holding[identifier] = packet.payload
-        if packet.qos:
-            self._reply("PUBLISH", PUBACK if packet.qos == 1 else PUBREC, identifier)
+        of, _, number = packet.payload.decode().partition(" ")
+        message = {"of": of, "n": int(number), "topic": topic}
+        self._note("received", qos=qos, dup=packet.dup, id=identifier, conn=self._conn, **message)
+        if qos != 2 or identifier not in self.holding:
+            self.delivered.append(Delivered(topic, packet.payload, qos, packet.dup, packet.retain))
+            self._note("delivered", **message)
+        if qos == 2:
+            self.holding[identifier] = packet.payload
+        if qos:
+            self._open.add(identifier)
+            self._reply("PUBLISH", PUBACK if qos == 1 else PUBREC, identifier)
 
     def _reply(self, kind: str, answer: int, identifier: int) -> None:
         if kind in self.withheld:
             self._unanswered.append((answer, identifier))
-            return
-        self._write(ack_bytes(answer, identifier))
-        if answer == PUBCOMP:
-            self.holding.pop(identifier, None)
+        else:
+            self._answer(answer, identifier)
+
+    def _answer(self, kind: int, identifier: int) -> None:
+        self._write(ack_bytes(kind, identifier))
+        if kind == PUBCOMP:
+            if self.holding.pop(identifier, None) is not None:
+                self._note("released", id=identifier)
+        elif self._writer is not None:
+            self._open.discard(identifier)
 
     def _acknowledged(self, packet: Ack) -> None:
         identifier = packet.packet_id
@@ -400,7 +411,6 @@ class Peer:
             return
         if packet.kind == PUBREC and packet.reason < 0x80:
             sending.released = True
-            self._note("released", topic=sending.topic, n=sending.n)
             if "PUBREC" in self.withheld:
                 self._unanswered.append((PUBREL, identifier))
             else:
@@ -411,21 +421,28 @@ class Peer:
             self.violations.append(f"{self.client_id}: publish {sending.n} was refused: {packet}")
             return
         self.acked.setdefault(sending.topic, []).append(sending.n)
-        self._note("acked", topic=sending.topic, qos=sending.qos, n=sending.n)
+        self._note("acked", topic=sending.topic, n=sending.n, conn=self._conn)
 
     def _send(self, sending: Sending) -> None:
         if sending.released:
             self._write(ack_bytes(PUBREL, sending.id))
             return
-        dup = sending.connections > 0
-        sending.connections += 1
+        dup, sending.sent = sending.sent, True
         publish = Publish(sending.qos, sending.retain, dup, key_of(sending.topic), sending.id, sending.payload)
+        self._note(
+            "publish", topic=sending.topic, qos=sending.qos, n=sending.n, id=sending.id, dup=dup, conn=self._conn
+        )
         self._write(encode(publish, self.version))
 
     def _request(self, request: Subscribe | Unsubscribe) -> None:
         self.requests[request.packet_id] = request
         if self.online.is_set():
-            self._write(encode(request, self.version))
+            self._ask(request)
+
+    def _ask(self, request: Subscribe | Unsubscribe) -> None:
+        if isinstance(request, Subscribe):
+            self._note("subscribe", filter=request.filters[0].topic_filter, qos=request.filters[0].qos)
+        self._write(encode(request, self.version))
 
     def _write(self, data: bytes) -> None:
         if self._writer is not None:

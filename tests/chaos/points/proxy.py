@@ -267,6 +267,11 @@ class NatsProxy:
         for pair in self._pairs:
             pair.dead = True
 
+    def cut(self) -> None:
+        """End every connection; new ones are accepted."""
+        for pair in self._pairs:
+            pair.close()
+
     def crash(self) -> None:
         """Kill the gateway: what it has written and did not pass is lost."""
         self.deafen()

@@ -3,7 +3,6 @@
 
 import itertools
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
@@ -21,13 +20,11 @@ _TURNS = itertools.count()
 async def fleet(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
     """Three gateways; while one is started again after its end, the others are there."""
     fleet = Fleet(tmp_path_factory.mktemp("fleet"), nats_server, 3, arguments=("--gateway-lease", str(LEASE)))
-    await fleet.start()
-    yield fleet
-    await fleet.close()
-
-
-def _forget(what: str, **fields: Any) -> None:
-    """The clients tell what is wrong by themselves."""
+    try:
+        await fleet.start()
+        yield fleet
+    finally:
+        await fleet.close()
 
 
 @pytest.mark.parametrize("point", POINTS, ids=str)
@@ -37,4 +34,4 @@ async def test_the_gateway_dies_there(fleet: Fleet, point: Point) -> None:
     await victim.start()
     await other.start()
     third.begin()
-    await run_point(fleet, point, victim, other, lambda client_id: _forget)
+    await run_point(fleet, point, victim, other)
