@@ -316,6 +316,7 @@ class Gateway:
                 tasks.create_task(self._tick(broker), name="clock"),
                 tasks.create_task(take_timers(broker), name="timers"),
                 tasks.create_task(self.lease.keep(), name="lease"),
+                tasks.create_task(broker.readiness.keep(), name="readiness"),
                 tasks.create_task(look_after(broker), name="shared subscriptions"),
             ]
             try:

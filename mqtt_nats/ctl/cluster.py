@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any, Final
 
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.broker.control import LOOK, WHO
 from mqtt_nats.ctl.connecting import ask_all
+from mqtt_nats.ctl.servers import servers
 from mqtt_nats.ctl.tables import ago, table
 from mqtt_nats.errors import StartupError
 from mqtt_streams import stored
-from mqtt_streams.api import ApiError, call
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.definitions import STREAMS
 from mqtt_streams.gateways import PREFIX, STREAM, Entry, GatewayStore
 
@@ -23,27 +25,39 @@ STREAM_NOT_FOUND: Final = 10059
 
 
 async def status(inbox: Inbox) -> dict[str, Any]:
-    """Gateways, nats-servers and streams, as ``--json`` prints them."""
-    answers = {one["id"]: one for one in await ask_all(inbox, WHO, PATIENCE)}
-    entries = {one.identity: one for one in await GatewayStore(inbox).entries()}
+    """Gateways, nats-servers and streams, as ``--json`` prints them; without what JetStream does not tell at present.
+
+    Raises:
+        ApiError, NoResponders, RequestTimeout: JetStream does not answer, and no gateway is there.
+    """
+    answered, found = await asyncio.gather(ask_all(inbox, WHO, PATIENCE), servers(inbox, PATIENCE))
+    answers = {one["id"]: one for one in answered}
+    entries: dict[str, Entry] = {}
+    try:
+        entries = {one.identity: one for one in await GatewayStore(inbox).entries()}
+    except (ApiError, NoResponders, RequestTimeout):
+        if not answers:
+            raise
     gateways = [
         _gateway(identity, entries.get(identity), answers.get(identity)) for identity in sorted({*entries, *answers})
     ]
     info = inbox.link._server_info
-    servers = {
+    nats = {
         "connected": info.get("server_name", ""),
         "version": info.get("version", ""),
         "cluster": info.get("cluster", ""),
         "urls": inbox.link.known.known if inbox.link.known is not None else [],
+        "servers": found,
     }
-    streams = [one for name in STREAMS if (one := await _stream(inbox, name)) is not None]
-    return {"gateways": gateways, "nats": servers, "streams": streams}
+    streams = await asyncio.gather(*(_stream(inbox, name) for name in STREAMS))
+    return {"gateways": gateways, "nats": nats, "streams": [one for one in streams if one is not None]}
 
 
 def _gateway(identity: str, entry: Entry | None, answer: dict[str, Any] | None) -> dict[str, Any]:
-    """One gateway; ``state`` is running, silent (its lease has not lapsed), dead, or being reaped."""
+    """One gateway; ``state`` is running, not ready, silent (its lease has not lapsed), dead, or being reaped."""
     if answer is not None:
-        state = "draining" if answer["draining"] else "running"
+        obstacle = answer.get("obstacle")
+        state = "draining" if answer["draining"] else f"not ready: {obstacle}" if obstacle else "running"
     elif entry is not None and entry.reaper:
         state = f"dead, {entry.reaper} deals with its clients"
     else:
@@ -59,6 +73,7 @@ def _gateway(identity: str, entry: Entry | None, answer: dict[str, Any] | None) 
         "connections": known.get("connections"),
         "nats": known.get("server"),
         "memory": known.get("memory"),
+        "tasks": known.get("tasks"),
     }
 
 
@@ -68,10 +83,13 @@ async def _stream(inbox: Inbox, name: str) -> dict[str, Any] | None:
     except ApiError as error:
         if error.err_code == STREAM_NOT_FOUND:
             return None
-        raise
+        return {"name": name, "obstacle": " ".join(str(error).split())}
+    except (NoResponders, RequestTimeout):
+        return {"name": name, "obstacle": "does not answer"}
     cluster = info.get("cluster") or {}
     return {
         "name": name,
+        "obstacle": "" if cluster.get("leader", "-") else "no leader",
         "replicas": info["config"].get("num_replicas", 1),
         "leader": cluster.get("leader", ""),
         "followers": [
@@ -82,6 +100,14 @@ async def _stream(inbox: Inbox, name: str) -> dict[str, Any] | None:
         "bytes": info["state"]["bytes"],
         "consumers": info["state"]["consumer_count"],
     }
+
+
+def _server_row(one: dict[str, Any], streams: list[dict[str, Any]]) -> list[str]:
+    """One nats-server, with what it leads: JetStream's meta group, and streams."""
+    led = sum(stream.get("leader") == one["name"] for stream in streams)
+    leads = ", ".join([*(["meta"] if one["leader"] else []), *([f"{led} streams"] if led else [])])
+    connections = "" if one["connections"] is None else f"{one['connections']:,}"
+    return [one["name"], one["version"], one["cluster"], "yes" if one["jetstream"] else "no", connections, leads]
 
 
 def shown(found: dict[str, Any]) -> str:
@@ -95,10 +121,18 @@ def shown(found: dict[str, Any]) -> str:
         rows.append([one["id"], one["state"], *about])
     lines = table(["gateway", "state", "listens on", "version", "started", "alive", "connections", "nats-server"], rows)
     nats = found["nats"]
-    cluster = f", cluster {nats['cluster']}" if nats["cluster"] else ""
-    lines += ["", f"nats-server {nats['connected']} {nats['version']}{cluster}; known: {', '.join(nats['urls'])}", ""]
+    urls = ", ".join(nats["urls"])
+    lines += ["", f"connected to nats-server {nats['connected']} {nats['version']}; known: {urls}", ""]
+    lines += table(
+        ["nats-server", "version", "cluster", "JetStream", "connections", "leads"],
+        [_server_row(one, found["streams"]) for one in nats["servers"]],
+    )
+    lines.append("")
     rows = []
     for one in found["streams"]:
+        if one["obstacle"]:
+            rows.append([one["name"], "", one["obstacle"], "", "", "", ""])
+            continue
         followers = [f"{peer['name']}{'' if peer['current'] else ' (behind)'}" for peer in one["followers"]]
         numbers = [f"{one[name]:,}" for name in ("messages", "bytes", "consumers")]
         rows.append([one["name"], f"{one['replicas']}", one["leader"], ", ".join(followers), *numbers])

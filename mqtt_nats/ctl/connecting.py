@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.backbone.inbox import NO_RESPONDERS, Inbox
 from mqtt_nats.config import Settings
 from mqtt_nats.errors import StartupError
 from mqtt_nats.linking import connect_link
@@ -41,18 +41,18 @@ async def connected(settings: Settings) -> AsyncIterator[Inbox]:
         await link.close()
 
 
-async def ask_all(inbox: Inbox, subject: bytes, seconds: float) -> list[dict[str, Any]]:
+async def ask_all(inbox: Inbox, subject: bytes, seconds: float, body: bytes = b"") -> list[dict[str, Any]]:
     """What everybody answers who is there, in this time."""
     link = inbox.link
     answers: list[dict[str, Any]] = []
 
     def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        if payload:
+        if payload and not headers.startswith(NO_RESPONDERS):
             answers.append(orjson.loads(payload))
 
     reply = inbox.prefix + b"all." + inbox.token()
     sid = link.subscribe_raw(reply, arrived)
-    link.out.append(b"PUB %b %b 0\r\n\r\n" % (subject, reply))
+    link.out.append(b"PUB %b %b %d\r\n%b\r\n" % (subject, reply, len(body), body))
     link.kick()
     await asyncio.sleep(seconds)
     link.unsubscribe_raw(sid)

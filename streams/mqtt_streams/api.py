@@ -2,9 +2,11 @@
 """The transport that the stores need, and the JSON side of the JetStream API."""
 
 from collections.abc import AsyncGenerator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
+
+_NO_LEADER: Final = (10008, 10009)
 
 
 class Reply(NamedTuple):
@@ -24,6 +26,10 @@ class Reply(NamedTuple):
 
 class NoResponders(Exception):
     """Nobody listens on the request subject: no JetStream, no such stream, or no leader."""
+
+
+class NoLeader(NoResponders):
+    """JetStream is there, but a majority of its servers is not, or has elected no leader yet."""
 
 
 class RequestTimeout(Exception):
@@ -63,7 +69,10 @@ class JetStream(Protocol):
 
 
 def decode(payload: bytes) -> dict[str, Any]:
-    """Parse an API answer or a PubAck; raises ApiError for `{"error":...}` and for anything that is no object."""
+    """Parse an API answer or a PubAck.
+
+    Raises ApiError for `{"error":...}` and for anything that is no object, NoLeader for errors that an election ends.
+    """
     try:
         answer = orjson.loads(payload)
     except orjson.JSONDecodeError:
@@ -74,7 +83,10 @@ def decode(payload: bytes) -> dict[str, Any]:
     if error is not None:
         if not isinstance(error, dict):
             raise ApiError(500, 0, str(error))
-        raise ApiError(int(error.get("code", 500)), int(error.get("err_code", 0)), str(error.get("description", "")))
+        found = ApiError(int(error.get("code", 500)), int(error.get("err_code", 0)), str(error.get("description", "")))
+        if found.err_code in _NO_LEADER:
+            raise NoLeader(str(found))
+        raise found
     return answer
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 import orjson
 
-from mqtt_streams.api import ApiError, JetStream, NoResponders, RequestTimeout, call
+from mqtt_streams.api import ApiError, JetStream, NoLeader, NoResponders, RequestTimeout, call
 from mqtt_streams.gateways import STREAM as GATEWAYS
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.pubrel import STREAM as OUT
@@ -31,7 +31,6 @@ BY_SIZE: Final = 3
 
 _TOO_FEW: Final = (10005, 10074)
 _STREAM_NOT_FOUND: Final = 10059
-_NO_LEADER: Final = (10008, 10009)
 _NAME_IN_USE: Final = 10058
 _SUBJECTS_OVERLAP: Final = 10065
 _SWITCHES: Final = ("allow_direct", "allow_msg_ttl", "allow_msg_schedules")
@@ -185,6 +184,8 @@ async def _ensure(
 async def _domain(js: JetStream) -> str:
     try:
         info = await call(js, "INFO")
+    except NoLeader as error:
+        raise NotAnswering(f"JetStream cannot be used: {error}") from None
     except NoResponders:
         raise StreamSetupError(
             "no JetStream here; start nats-server with -js or a jetstream {} block, and enable it for the account"
@@ -194,8 +195,7 @@ async def _domain(js: JetStream) -> str:
             "JetStream does not answer; check that its cluster has a leader and the NATS user may publish $JS.API.>"
         ) from None
     except ApiError as error:
-        kind = NotAnswering if error.err_code in _NO_LEADER else StreamSetupError
-        raise kind(_refusal("JetStream cannot be used", error)) from None
+        raise StreamSetupError(_refusal("JetStream cannot be used", error)) from None
     return str(info.get("domain", ""))
 
 

@@ -88,6 +88,17 @@ class Cluster:
         name = await aeventually(elected, _LEADER_WAIT, what=f"a leader of {stream}")
         return self.servers[int(name.removeprefix("n"))]
 
+    async def leader_at(self, server: NatsServer, stream: str) -> str:
+        """The name of the leader of ``stream`` for those who are connected to ``server``; empty: nobody can tell."""
+        with contextlib.suppress(OSError, nats.errors.Error, TimeoutError):
+            client = await nats.connect(server.url, connect_timeout=1, allow_reconnect=False, error_cb=_quiet)
+            try:
+                reply = orjson.loads((await client.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout=2)).data)
+                return str(reply.get("cluster", {}).get("leader", ""))
+            finally:
+                await client.close()
+        return ""
+
     async def settled(self, stream: str) -> None:
         """Wait until every replica of ``stream`` is there and up to date."""
 

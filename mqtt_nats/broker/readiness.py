@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether JetStream does its part: being connected says nothing of that.
+
+On the smaller side of a cluster that has fallen apart the connection stays and core NATS goes on, while nothing is
+stored. See docs/internals/rules.md#readiness.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from mqtt_streams import stored
+from mqtt_streams.api import ApiError, NoLeader, NoResponders, RequestTimeout, call
+from mqtt_streams.gateways import PREFIX
+from mqtt_streams.gateways import STREAM as GATEWAYS
+from mqtt_streams.messages import STREAM as MESSAGES
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.context import Broker
+
+log = logging.getLogger("mqtt_nats.gateway")
+
+PROBE: Final = f"{PREFIX}probe"
+"""A key that is never written: removing it changes nothing, once a majority has agreed."""
+
+EVERY: Final = 5.0
+"""Seconds between two probes."""
+
+SOON: Final = 1.0
+"""Seconds between two when there was no answer."""
+
+
+class Readiness:
+    """Asks JetStream now and then, and says when it stops answering and when it does again.
+
+    Attributes:
+        reason: why the gateway acknowledges nothing at present; empty when it does.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._answer = ""
+        self.reason = ""
+
+    async def keep(self) -> None:
+        """Look after it for as long as the gateway runs."""
+        while True:
+            self._answer = await self._ask()
+            until = asyncio.get_running_loop().time() + (SOON if self._answer else EVERY)
+            while asyncio.get_running_loop().time() < until:
+                self._judge()
+                await asyncio.sleep(SOON)
+
+    async def _ask(self) -> str:
+        broker = self._broker
+        if not broker.online.is_set():
+            return ""
+        try:
+            # A leader that is cut off goes on answering questions for a while, but carries no change out.
+            await stored.purge(broker.inbox, GATEWAYS, PROBE)
+            info = await call(broker.inbox, f"STREAM.INFO.{MESSAGES}")
+        except NoLeader:
+            return "JetStream has no leader"
+        except NoResponders:
+            return "JetStream is not there"
+        except RequestTimeout:
+            return "JetStream does not answer"
+        except ApiError as error:
+            return " ".join(str(error).split())
+        return "" if (info.get("cluster") or {}).get("leader", "-") else f"stream {MESSAGES} has no leader"
+
+    def _judge(self) -> None:
+        broker = self._broker
+        if not broker.online.is_set():
+            reason = "not connected to NATS"
+        else:
+            reason = self._answer or ("JetStream does not store" if broker.store.stalled else "")
+        if reason and not self.reason:
+            log.warning("not ready: %s; nothing is acknowledged until that is over", reason)
+        elif self.reason and not reason:
+            log.warning("ready again")
+        self.reason = reason

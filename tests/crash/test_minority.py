@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A gateway on the smaller side of a cluster that has fallen apart: it acknowledges nothing, and says so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import GatewayFactory
+from tests.harness.gateway import Gateway
+from tests.harness.partition import SplitCluster
+from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL, RawClient
+from tests.harness.waiting import aeventually
+from tests.integration.test_ctl import ctl
+
+pytestmark = pytest.mark.anyio
+
+PATIENCE = 40.0
+"""Seconds for elections, and for a leader to find out that it leads nobody."""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[SplitCluster]:
+    cluster = SplitCluster(tmp_path)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.discard()
+
+
+@pytest.mark.parametrize("silently", [False, True], ids=["routes end", "routes are silent"])
+async def test_a_gateway_on_the_smaller_side(
+    cluster: SplitCluster, gateway_factory: GatewayFactory, silently: bool
+) -> None:
+    """The leader of the messages is cut off, and the gateway with it."""
+    apart = gateway_factory(cluster.servers[0])
+    leader = cluster.servers.index(await cluster.leader("$MQTT_msgs"))
+    if leader != 0:
+        apart.term()
+        apart = gateway_factory(cluster.servers[leader])
+    url, others = cluster.servers[leader].url, cluster.servers[leader - 1]
+    gateway = gateway_factory(others)
+
+    async with (
+        await RawClient.connect(gateway.port, "subscriber", clean=False) as subscriber,
+        await RawClient.connect(gateway.port, "here") as here,
+        await RawClient.connect(apart.port, "apart") as away,
+    ):
+        await subscriber.subscribe("#", qos=2)
+        await away.deliver("before", b"before", 1)
+        await subscriber.receive("before", b"before")
+        cluster.isolate(leader, silently=silently)
+        await aeventually(lambda: "not ready: " in apart.log, PATIENCE)
+        await aeventually(lambda: re.search(r"  not ready: ", ctl(url, "status")), PATIENCE)
+
+        sent = [away.publish("apart", b"one", 1), away.publish("apart", b"two", 2), away.publish("apart", b"three", 1)]
+
+        async def goes_on() -> bool:
+            return (await cluster.leader_at(others, "$MQTT_msgs")) not in ("", f"n{leader}")
+
+        await aeventually(goes_on, PATIENCE)
+        for number in range(20):  # meanwhile the larger side works, after a while also for new clients
+            here.publish("here", b"%d" % number, 1, packet_id=number + 1)
+            await here.expect_ack(PUBACK, number + 1, timeout=PATIENCE)
+            await subscriber.receive("here", b"%d" % number)
+
+        async def comes() -> RawClient:
+            return await RawClient.connect(gateway.port, "late")
+
+        async with await aeventually(comes, PATIENCE) as late:
+            await late.deliver("late", b"late", 2)
+            await subscriber.receive("late", b"late")
+        await away.quiet()  # no acknowledgement has come
+
+        cluster.heal()
+        await away.expect_ack(PUBACK, sent[0], timeout=90.0)
+        await away.expect_ack(PUBREC, sent[1], timeout=PATIENCE)
+        await away.expect_ack(PUBACK, sent[2], timeout=PATIENCE)
+        away.ack(PUBREL, sent[1])
+        await away.expect_ack(PUBCOMP, sent[1], timeout=PATIENCE)
+        got = {(await subscriber.receive("apart", payload)).payload for payload in (b"one", b"three", b"two")}
+        assert got == {b"one", b"two", b"three"}
+        await subscriber.quiet()
+        for each in (apart, gateway):  # the other one may have been without a leader for a moment, too
+            await aeventually(lambda each=each: _ready(each), PATIENCE)  # type: ignore[misc]
+
+
+def _ready(gateway: Gateway) -> bool:
+    """Whether its last word is that it is."""
+    said = re.findall(r"(not ready: |ready again)", gateway.log)
+    return not said or said[-1] == "ready again"
