@@ -18,6 +18,8 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
+from mqtt_nats.broker.attaching import bring_back
+from mqtt_nats.broker.durable import BACKSTOP
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.resuming import note_kept
@@ -35,6 +37,9 @@ log = logging.getLogger("mqtt_nats.broker")
 
 POSTPONED_MOST: Final = 100
 """SUBSCRIBE and UNSUBSCRIBE packets that wait until a client reads; beyond this nothing is read from it."""
+
+LONGEST: Final = BACKSTOP / 2
+"""Seconds for which a session is stalled at most: the server removes consumers that deliver to nobody for too long."""
 
 LOOK_MOST: Final = 50_000
 """Packets that are looked at per turn, so that nobody else waits."""
@@ -83,7 +88,9 @@ def look_after(broker: Broker) -> None:
             continue
         outlet = client.outlet
         stall = side.stall
-        if outlet.clogged:
+        if stall is not None and not stall.waking and now - stall.since > LONGEST:
+            client.end(QuotaExceeded("it has not read for too long"))
+        elif outlet.clogged:
             if now - outlet.since > patience and looked < LOOK_MOST and (stall is None or _listens(side)):
                 looked += len(outlet.chunks)
                 give_up(client, side)
@@ -192,6 +199,7 @@ async def _wake(client: Client, side: DurableSide, stall: Stall) -> None:
         client.taken_over()
         return
     await side.collect()
+    await asyncio.gather(*(bring_back(side, one, 0.0) for one in attachments if one.source.missing))
     side.stall = None
     log.info("client %r reads again", client.client_id)
     side.machine.go_on()

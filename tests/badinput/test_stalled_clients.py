@@ -281,3 +281,33 @@ def test_too_much_that_cannot_be_had_again(nats_server: NatsServer, gateway_fact
         assert numbers == sorted(numbers)
         assert len(numbers) < 151
         bystanders.check()
+
+
+def test_too_much_waits_for_a_client_that_acknowledges_slowly(
+    nats_server: NatsServer, gateway_factory: GatewayFactory, name: str
+) -> None:
+    """It reads, but takes one message at a time: what its many subscriptions bring meanwhile is left to JetStream."""
+    gateway = gateway_factory(nats_server, env=ENV | {"MQTT_NATS_MAX_UNREAD_BYTES": str(MIB)})
+    count = 20
+    with Bystanders(gateway.port) as bystanders, Raw(gateway.port, patience=PATIENCE) as client:
+        parts = (raw5.prop(raw5.RECEIVE_MAXIMUM, 1), raw5.prop(raw5.SESSION_EXPIRY, 100))
+        client.send(raw5.connect(name, *parts, clean=True))
+        assert client.expect(raw.CONNACK).body[1] == 0
+        for number in range(count):
+            client.send(raw5.subscribe((f"{name}/{number}", 1), id=number + 1))
+            assert client.expect(raw.SUBACK).id == number + 1
+        for number in range(count):
+            fill(gateway, f"{name}/{number}", 2)
+        left(gateway, name)
+        wanted = {(f"{name}/{number}", of) for number in range(count) for of in range(2)}
+        latest: dict[str, int] = {}
+        while wanted:
+            one = client.expect(raw.PUBLISH, PATIENCE)
+            at = 2 + len(one.topic.encode()) + 2 + 1
+            of = int(one.body[at : at + 6])
+            wanted.remove((one.topic, of))  # once
+            assert of > latest.get(one.topic, -1)
+            latest[one.topic] = of
+            client.send(raw.ack(raw.PUBACK, one.id))
+        bystanders.check()
+    Raw.connected(gateway.port, name).close()

@@ -6,10 +6,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from mqtt_nats.broker.durable import DurableSide
-from mqtt_nats.broker.stalling import _take_back, publish_id
+from mqtt_nats.broker.durable import BACKSTOP, DurableSide
+from mqtt_nats.broker.stalling import LONGEST, Stall, _take_back, look_after, publish_id
 from mqtt_nats.broker.tailoring import Aliases
-from mqtt_nats.codec import PINGRESP, ack_bytes
+from mqtt_nats.codec import PINGRESP, MqttError, ack_bytes
 from mqtt_nats.outlet import PIECE, Outlet, Round
 from mqtt_nats.session.delivery import Delivery, Source
 from mqtt_nats.session.durable import DurableOutbound, packet_id
@@ -128,7 +128,7 @@ class Bench:
         clogging(self.outlet, self.written, 1)
         self.outlet.write(b"first")
         client: Any = SimpleNamespace(outlet=self.outlet, outgoing=aliases)
-        self.side = cast(DurableSide, SimpleNamespace(machine=self.machine, client=client))
+        self.side = cast(DurableSide, SimpleNamespace(machine=self.machine, client=client, stall=None))
         self.client = client
 
     def stored(self, sequence: int, *, attempt: int = 1) -> bytes:
@@ -235,6 +235,22 @@ def test_what_waits_for_a_place_in_the_window_is_given_up_too() -> None:
     assert ports.take() == [("publish", 2, 1, False)]
     machine.acknowledged(4, [packet_id(2)])
     assert ports.take() == [("ack", b"r2b"), ("publish", 3, 1, False)]
+
+
+def test_a_client_that_never_reads_is_let_go_before_its_consumers_are_removed() -> None:
+    bench = Bench()
+    bench.side.stall = stall = Stall()
+    ended: list[MqttError] = []
+    bench.client.durable_side, bench.client.end = bench.side, ended.append
+    settings = SimpleNamespace(stall_time=1e9, max_unread_bytes=1 << 40)
+    broker: Any = SimpleNamespace(connections={id(bench): bench.client}.values(), settings=settings)
+    broker.round = bench.outlet.round
+    look_after(broker)
+    assert not ended
+    stall.since -= LONGEST
+    look_after(broker)
+    assert [str(error) for error in ended] == ["it has not read for too long"]
+    assert LONGEST < BACKSTOP
 
 
 def test_a_delivery_that_was_sent_keeps_no_body() -> None:
