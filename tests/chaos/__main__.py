@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.chaos.conduct import conduct
 from tests.chaos.experiment import Experiment, Result
 from tests.chaos.experiments import all_experiments
-from tests.chaos.report import text_of, write
+from tests.chaos.report import BEGIN, END, has_place, text_of, write
 
 
 def main() -> int:
@@ -35,12 +35,14 @@ def main() -> int:
         parser.error(f"no experiment is called {', '.join(unknown)}; there are {', '.join(known)}")
     if arguments.report is not None and not arguments.report.is_file():
         parser.error(f"there is no file {arguments.report}")
+    if arguments.report is not None and not has_place(arguments.report.read_text(encoding="utf-8")):
+        parser.error(f"{arguments.report} has no lines between which the figures belong: {BEGIN} and {END}")
     kept = True
     for name in arguments.names or known:
         result = _run(known[name], arguments.long, arguments.seed)
         kept = kept and not result.violations
         if arguments.report is not None:
-            write(arguments.report, known[name], result)
+            write(arguments.report, known[name], result, long=arguments.long)
     return 0 if kept else 1
 
 

@@ -35,26 +35,33 @@ def text_of(figures: Figures) -> str:
     return ", ".join(f"{_label(name)} {value_of(name, value)}" for name, value in figures.items())
 
 
-def write(path: Path, experiment: Experiment, result: Result) -> None:
+def has_place(text: str) -> bool:
+    """Whether a page has the lines between which the table belongs."""
+    return 0 <= text.find(BEGIN) < text.find(END)
+
+
+def write(path: Path, experiment: Experiment, result: Result, *, long: bool = True) -> None:
     """Put the rows of an experiment into the table of the file at ``path``, in place of those that it has there.
+
+    Those of a short version say so.
 
     Raises:
         ValueError: the file has no place for the table.
     """
     text = path.read_text(encoding="utf-8")
-    start, end = text.find(BEGIN), text.find(END)
-    if start < 0 or end < start:
+    if not has_place(text):
         raise ValueError(f"{path} has no line {BEGIN!r} with a line {END!r} after it")
+    start, end = text.find(BEGIN), text.find(END)
     rows = [line for line in text[start:end].splitlines() if re.match(r"\| [A-Z]", line)][1:]
-    rows = [row for row in rows if _name_in(row) != experiment.name] + rows_of(experiment, result)
+    rows = [row for row in rows if _name_in(row) != experiment.name] + rows_of(experiment, result, long=long)
     rows.sort(key=lambda row: int(re.sub(r"\D", "", _name_in(row)) or 99))  # stable: peers stay behind their experiment
     table = _HEAD + "\n".join(rows)
     path.write_text(f"{text[:start]}{BEGIN}\n\n{table}\n\n{text[end:]}", encoding="utf-8")
 
 
-def rows_of(experiment: Experiment, result: Result) -> list[str]:
+def rows_of(experiment: Experiment, result: Result, *, long: bool) -> list[str]:
     """The rows of an experiment: ours, and one for each other broker."""
-    rows = [_row(f"{experiment.name}: {experiment.title}", result)]
+    rows = [_row(f"{experiment.name}: {experiment.title}{'' if long else ' (short)'}", result)]
     rows.extend(_row(f"{experiment.name}, {name}", one) for name, one in result.peers.items())
     return rows
 
