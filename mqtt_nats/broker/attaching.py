@@ -10,6 +10,7 @@ subject is kept, and what is pending is made to expire once, which has the same 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +23,7 @@ from mqtt_streams.consumers import (
     ConsumerNotFound,
     ConsumerRef,
     DeliverSubjectBusy,
+    consumer_info,
     create_consumer,
     existing_consumer,
     update_consumer,
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
     from mqtt_nats.broker.durable import Attachment, DurableSide
+    from mqtt_nats.session.delivery import Source
+    from mqtt_nats.session.durable import DurableOutbound
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -56,6 +60,9 @@ EXPIRE_NS: Final = 100_000_000
 
 EXPIRED: Final = 5.0
 """Seconds in which all of it has come."""
+
+RETURN: Final = 1.0
+"""Seconds in which what is pending comes again after a change of the deliver subject."""
 
 
 async def move(broker: Broker, stream: str, consumer: ConsumerRef) -> ConsumerInfo:
@@ -141,6 +148,39 @@ async def send_again(broker: Broker, stream: str, consumer: ConsumerRef, come: C
     finally:
         await update_consumer(broker.inbox, stream, consumer)
     return info
+
+
+async def bring_back(side: DurableSide, attachment: Attachment, patience: float = RETURN) -> None:
+    """Wait until what a consumer had pending has come again; see to it when it does not come by itself.
+
+    A change of the deliver subject that is made while the consumer has no leader sends nothing again.
+
+    Raises:
+        ApiError, NoResponders, RequestTimeout: JetStream does not answer.
+    """
+    broker = side.client.broker
+    source = attachment.source
+    name = attachment.consumer.durable_name
+    for _ in range(int(patience / STEP)):
+        if source.collected:
+            return
+        await asyncio.sleep(STEP)
+    info = await consumer_info(broker.inbox, MESSAGES, name)
+    if info is not None and info.num_ack_pending > outstanding(side.machine, source):
+        log.info("consumer %s does not send again what is pending: it is told to", name)
+        before = source.again
+        with contextlib.suppress(ConsumerNotFound, DeliverSubjectBusy):  # whoever hears of its end makes it anew
+            await send_again(broker, MESSAGES, attachment.consumer, lambda: source.again - before)
+
+
+def outstanding(machine: DurableOutbound, source: Source) -> int:
+    """How many messages of a consumer are on their way to the client, or acknowledged and not confirmed."""
+    on_their_way = [*machine.inflight.values(), *machine.queued]
+    return sum(delivery.source is source for delivery in on_their_way) + sum(
+        release.unconfirmed
+        for release in machine.releases.values()
+        if release.delivery is not None and release.delivery.source is source
+    )
 
 
 async def attach_pubrels(client: Client, side: DurableSide) -> None:

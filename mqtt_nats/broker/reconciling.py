@@ -13,6 +13,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.broker.attaching import outstanding
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.resuming import reattach
 from mqtt_streams.consumers import ConsumerInfo, consumer_info
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
     from mqtt_nats.broker.durable import Attachment, DurableSide
-    from mqtt_nats.session.delivery import Source
     from mqtt_nats.session.durable import DurableOutbound
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -110,13 +110,3 @@ def _suspicious(info: ConsumerInfo, machine: DurableOutbound, attachment: Attach
     source = attachment.source
     unseen = source.place and info.delivered_consumer_seq >= source.place
     return bool(unseen) or info.num_ack_pending > outstanding(machine, source)
-
-
-def outstanding(machine: DurableOutbound, source: Source) -> int:
-    """How many messages of a consumer are on their way to the client, or acknowledged and not confirmed."""
-    on_their_way = [*machine.inflight.values(), *machine.queued]
-    return sum(delivery.source is source for delivery in on_their_way) + sum(
-        release.unconfirmed
-        for release in machine.releases.values()
-        if release.delivery is not None and release.delivery.source is source
-    )

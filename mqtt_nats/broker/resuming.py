@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from mqtt_nats.broker.attaching import bring_back
 from mqtt_nats.broker.draining import stand_before, watch
 from mqtt_nats.broker.generation import adopt, settle
 from mqtt_nats.broker.groups import PREFIX as SHARED
@@ -127,6 +128,7 @@ async def resume(
     await note_kept(client, side)
     settle(record.v5, max((one.source.last for one in attachments), default=0))
     await side.collect()
+    await asyncio.gather(*(bring_back(side, one, 0.0) for one in attachments if one.source.missing))
     for attachment in attachments:
         if attachment.source.missing:
             machine.suspect(*attachment.gone)
@@ -174,7 +176,10 @@ async def reattach(client: Client, side: DurableSide) -> None:
         consumer = record.cons.get(attachment.key)
         if consumer is None:
             consumer = replace(attachment.consumer, deliver_subject=DELIVER_PREFIX + client.broker.new_nuid())
+        attachment.source.held |= Source.RETURNING  # or new messages would overtake those that were lost
         side.add(attachment.key, consumer, attachment.source)
         await patiently(client, partial(side.attach, attachment))
+        await patiently(client, partial(bring_back, side, attachment))
+        side.machine.release_held(attachment.source, Source.RETURNING)
     await note_kept(client, side)
     side.machine.pump()

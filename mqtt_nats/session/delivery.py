@@ -16,6 +16,7 @@ class Source:
 
     REPLAYING: Final = 1
     BEHIND: Final = 2
+    RETURNING: Final = 1 << 20
 
     __slots__ = (
         "again",
@@ -71,7 +72,8 @@ class Source:
         """Redeliveries that have come."""
         self.held = 0
         """New messages are kept back: `REPLAYING` until the retained messages have been written, `BEHIND` for each
-        ended subscription that still brings older messages which are now this one's."""
+        ended subscription that still brings older messages which are now this one's, `RETURNING` until what was
+        pending has come again."""
         self.backlog: deque[Delivery] = deque()
         self.done: deque[int] = deque(maxlen=window)
         """Sequences completed last. The acknowledgements that can be lost are those of the consumer's window."""

@@ -250,9 +250,9 @@ class DurableOutbound(Recalling):
         waiting = len(self._waiting) + len(self.others) + len(self.reserved)
         return max(self.limit - len(self.inflight) - self.released - waiting, 0) if self.open else 0
 
-    def release_held(self, source: Source) -> None:
-        """The retained messages of a subscription have been written: let its new messages go."""
-        source.held &= ~Source.REPLAYING
+    def release_held(self, source: Source, reason: int = Source.REPLAYING) -> None:
+        """What new messages of a subscription had to wait for has been sent: let them go."""
+        source.held &= ~reason
         self._let_go(source)
 
     def follow(self, source: Source) -> None:

@@ -13,12 +13,13 @@ from nats.aio.client import Client
 from mqtt_nats.codec import Ack, Publish, Will
 from mqtt_streams.definitions import STREAMS
 from mqtt_streams.hashing import name_hash
+from tests.chaos.points.proxy import Action, NatsProxy
 from tests.conftest import GatewayFactory
 from tests.harness.bystanders import Bystanders
 from tests.harness.cluster import Cluster, running_cluster
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
-from tests.harness.rawclient import PUBCOMP, PUBREC, PUBREL, RawClient
+from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL, RawClient
 from tests.harness.waiting import aeventually, eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -132,6 +133,12 @@ async def once_each(nc: Client, bystanders: Bystanders) -> None:
     await aeventually(all_there, RECOVERY, what=f"{wanted} stored messages")
     assert (await stored(nc, f"{subject}.1"), await stored(nc, f"{subject}.2")) == wanted
     bystanders.resume()
+
+
+async def publish(publisher: RawClient, topic: str, numbers: range) -> None:
+    """Publish numbers at QoS 1, however long it takes until they are acknowledged."""
+    ids = [publisher.publish(topic, b"%d" % number, 1) for number in numbers]
+    await publisher.expect_ack(PUBACK, *ids, timeout=RECOVERY)
 
 
 def running(bystanders: Bystanders, more: int = 20) -> None:
@@ -250,19 +257,51 @@ async def test_acknowledgements_while_the_consumer_has_no_leader(cluster: Cluste
         await RawClient.connect(near.port, "window", clean=False) as subscriber,
     ):
         await subscriber.subscribe("window", qos=1)
-        await publisher.deliver_all("window", [b"%d" % number for number in range(10)], 1)
+        await publish(publisher, "window", range(10))
         first = await subscriber.messages(10)
         await lead(nc, await consumer_of(nc, "window"), "n1")
         await lead(nc, f"STREAM.{MESSAGES}", "n2")
         cluster.servers[1].kill()
         for message in first:
             await subscriber.complete(message)
-        await publisher.deliver_all("window", [b"%d" % number for number in range(10, 40)], 1)
+        await publish(publisher, "window", range(10, 40))
         for number in range(10, 40):
             (message,) = await subscriber.messages(1, RECOVERY)
             assert (message.payload, message.dup) == (b"%d" % number, False)
             await subscriber.complete(message)
         await aeventually(lambda: "acknowledgements were lost" in near.log, RECOVERY)
+
+
+async def test_a_consumer_is_attached_while_it_has_no_leader(
+    cluster: Cluster, nc: Client, gateway_factory: GatewayFactory
+) -> None:
+    """JetStream sends nothing again then. What was lost comes before what followed all the same."""
+    proxy = NatsProxy(cluster.servers[0].port, lambda: None)
+    await proxy.start()
+    gateway = gateway_factory(proxy.url, "--stream-replicas", "3", start=False)
+    await asyncio.to_thread(gateway.start)
+    async with (
+        await RawClient.connect(gateway.port, "leaderless-publisher") as publisher,
+        await RawClient.connect(gateway.port, "leaderless", clean=False) as subscriber,
+    ):
+        await subscriber.subscribe("leaderless", qos=1)
+        await publisher.deliver("leaderless", b"0", 1)
+        await subscriber.receive("leaderless", b"0")
+        await lead(nc, await consumer_of(nc, "leaderless"), "n1")
+        for stream in (MESSAGES, "$MQTT_sess"):
+            await lead(nc, f"STREAM.{stream}", "n2")
+        lost = proxy.set("down", "$MQTT.msgs.leaderless", Action.DROP)
+        await publisher.deliver("leaderless", b"1", 1)
+        await lost.sprung.wait()
+        cluster.servers[1].kill()
+        proxy.cut()
+        await publish(publisher, "leaderless", range(2, 10))
+        for number in range(1, 10):
+            (message,) = await subscriber.messages(1, RECOVERY)
+            assert message.payload == b"%d" % number
+            await subscriber.complete(message)
+    await asyncio.to_thread(gateway.term)
+    await proxy.close()
 
 
 async def test_a_gateway_and_the_leader_of_the_leases_die(
