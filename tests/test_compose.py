@@ -4,42 +4,101 @@
 import re
 import shutil
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from mqtt_nats.config import Settings, env_name
+from mqtt_nats.embedded import find_binary
 from pyspark_mqtt_nats.jobs.commands import jobs as spark_jobs
+from tests.harness.gateway import Gateway
 from tests.harness.nats import IMAGE, ROOT
+from tests.harness.process import LoggedProcess, wait_ready
+from tests.harness.waiting import free_port
+from tests.integration.test_ctl import ctl
+
+SERVERS = ("nats-1", "nats-2", "nats-3")
+GATEWAYS = {"gateway-1": 1883, "gateway-2": 1884}
 
 
 @pytest.fixture(scope="module")
 def services() -> dict[str, Any]:
     document = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
     found: dict[str, Any] = document["services"]
-    assert set(document) == {"services", "volumes"}
-    assert set(found) == {"nats", "gateway", "archive"}
+    assert set(document) == {"x-nats", "x-gateway", "services", "volumes"}
+    assert set(found) == {*SERVERS, *GATEWAYS, "archive"}
+    assert set(document["volumes"]) == {*SERVERS, "archive"}
     return found
 
 
-def test_the_gateway_gets_settings_that_exist_and_are_valid(services: dict[str, Any]) -> None:
-    environment = services["gateway"]["environment"]
+@pytest.mark.parametrize("name", GATEWAYS)
+def test_the_gateways_get_settings_that_exist_and_are_valid(services: dict[str, Any], name: str) -> None:
+    environment = services[name]["environment"]
     names = {env_name(name): name for name in Settings.model_fields}
     settings = Settings.load({names[variable]: value for variable, value in environment.items()})
     assert settings.nats == ("nats://nats:4222",)
     host, port = settings.listen_address
     assert host == "0.0.0.0"
-    assert f"127.0.0.1:{port}:{port}" in services["gateway"]["ports"]
+    assert services[name]["ports"] == [f"127.0.0.1:{GATEWAYS[name]}:{port}"]
 
 
-def test_nats_runs_with_the_shipped_configuration(services: dict[str, Any]) -> None:
-    nats = services["nats"]
+@pytest.mark.parametrize("name", SERVERS)
+def test_nats_runs_with_the_shipped_configuration(services: dict[str, Any], name: str) -> None:
+    nats = services[name]
     assert nats["image"] == IMAGE
+    assert nats["networks"] == {"default": {"aliases": ["nats"]}}
     source, target, mode = nats["volumes"][0].split(":")
     assert (ROOT / source).samefile(ROOT / "nats-server.conf")
     assert mode == "ro"
-    assert nats["command"][:4] == ["-c", target, "-sd", nats["volumes"][1].split(":")[1]]
+    volume, data = nats["volumes"][1].split(":")
+    assert volume == name
+    assert nats["command"][:2] == [f"-c={target}", f"-sd={data}"]
+    assert nats["command"][-1] == f"--server_name={name}"
+    assert nats["command"][:-1] == services["nats-1"]["command"][:-1]
+
+
+def test_the_servers_form_a_cluster_and_two_gateways_use_it(services: dict[str, Any], tmp_path: Path) -> None:
+    """The command lines of the containers, with ports of loopback in place of their names."""
+    routes = {name: free_port() for name in SERVERS}
+    ports = {name: free_port() for name in SERVERS}
+    processes: list[LoggedProcess] = []
+    gateways: list[Gateway] = []
+    try:
+        for name in SERVERS:
+            command = [_local(one, name, routes, tmp_path) for one in services[name]["command"]]
+            processes.append(process := LoggedProcess(name, tmp_path / f"{name}.log"))
+            process.start([str(find_binary()), *command, f"-p={ports[name]}"])
+        for process in processes:
+            wait_ready(process, "(Server is ready)", 30.0)
+        urls = ",".join(f"nats://127.0.0.1:{port}" for port in ports.values())
+        for name in GATEWAYS:  # without waiting for a leader, as in the containers
+            gateways.append(gateway := Gateway(tmp_path / f"{name}.log", urls))
+            gateway.start()
+        text = ctl(urls, "status")
+        assert re.findall(r"^(nats-\d) +2\.15\S* +mqtt +yes ", text, re.MULTILINE) == list(SERVERS), text
+        assert text.count("  running  ") == len(GATEWAYS), text
+        streams = re.findall(r"^(?:\$MQTT|KV)_\S+ +(\d) ", text, re.MULTILINE)
+        assert set(streams) == {"3"}, text
+    finally:
+        for each in (*(gateway.process for gateway in gateways), *processes):
+            each.discard()
+
+
+def _local(argument: str, name: str, routes: dict[str, int], directory: Path) -> str:
+    """An argument of nats-server for this machine."""
+    for other, port in routes.items():
+        argument = argument.replace(f"nats://{other}:6222", f"nats://127.0.0.1:{port}")
+    flag, _, value = argument.partition("=")
+    replaced = {
+        "-c": str(ROOT / "nats-server.conf"),
+        "-sd": str(directory / name),
+        "-a": "127.0.0.1",
+        "-m": "0",
+        "--cluster": f"nats://127.0.0.1:{routes[name]}",
+    }
+    return f"{flag}={replaced.get(flag, value)}"
 
 
 def test_only_loopback_is_published(services: dict[str, Any]) -> None:
@@ -47,9 +106,11 @@ def test_only_loopback_is_published(services: dict[str, Any]) -> None:
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
 
 
-def test_the_gateway_waits_for_a_healthy_nats_server(services: dict[str, Any]) -> None:
-    assert services["gateway"]["depends_on"] == {"nats": {"condition": "service_healthy"}}
-    assert "healthz" in " ".join(services["nats"]["healthcheck"]["test"])
+def test_the_gateways_wait_for_healthy_nats_servers(services: dict[str, Any]) -> None:
+    for name in GATEWAYS:
+        assert services[name]["depends_on"] == {server: {"condition": "service_healthy"} for server in SERVERS}
+    for name in SERVERS:
+        assert "healthz" in " ".join(services[name]["healthcheck"]["test"])
 
 
 def stages() -> dict[str, str]:

@@ -41,6 +41,7 @@ class Servers:
         self._announced: list[str] = []
         self._former: list[str] = []
         self._found: dict[str, list[str]] = {}
+        self._size = 0
         self.last: Srv | None = None
         """The server of the last connection: it is tried after all others."""
         self.unresolved: OSError | None = None
@@ -53,8 +54,8 @@ class Servers:
 
     @property
     def size(self) -> int:
-        """Servers of the cluster, as far as they are announced."""
-        return len(self._announced)
+        """Servers of the cluster, as far as they are announced, or configured under addresses of their own."""
+        return max(len(self._announced), self._size)
 
     def announced(self, addresses: Iterable[str]) -> None:
         """Take note of what a server says of its cluster: ``host:port`` each."""
@@ -69,6 +70,7 @@ class Servers:
         found: dict[str, Srv] = {}
         for uri in self._configured:
             await self._add(found, uri)
+        self._size = len(found)
         base = self._base()
         for address in self._announced:
             await self._add(found, _announced_uri(address, base))

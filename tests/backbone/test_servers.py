@@ -65,6 +65,7 @@ async def test_every_address_of_a_name_and_again_in_each_round(names: Names) -> 
     first = await known.round()
     assert set(where(first)) == {"127.0.0.1:4222", "127.0.0.2:4222", "[::1]:4222"}
     assert {server.tls_name for server in first} == {"nats.example"}
+    assert known.size == 3
     names.known["nats.example"] = ["127.0.0.3"]
     assert where(await known.round()) == ["127.0.0.3:4222"]
     assert known.known == ["nats.example:4222"]

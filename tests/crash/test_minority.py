@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -86,7 +87,7 @@ async def test_a_gateway_on_the_smaller_side(
         assert got == {b"one", b"two", b"three"}
         await subscriber.quiet()
         for each in (apart, gateway):  # the other one may have been without a leader for a moment, too
-            await aeventually(lambda each=each: _ready(each), PATIENCE)  # type: ignore[misc]
+            await aeventually(partial(_ready, each), PATIENCE)
 
 
 def _ready(gateway: Gateway) -> bool:
