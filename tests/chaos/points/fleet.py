@@ -8,7 +8,7 @@ import base64
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import nats
 import nats.aio.client
@@ -20,17 +20,30 @@ from tests.chaos.points.proxy import Frame, NatsProxy
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 
+AGAIN: Final = 0.5
+"""Seconds until a gateway is started again whose port somebody else has taken meanwhile."""
+
 OnFrame = Callable[["Slot", Frame], None]
+OnKill = Callable[["Slot"], None]
 
 
 class Slot:
     """One gateway and its proxy. It keeps its port when it is started again."""
 
-    def __init__(self, name: str, log: Path, server: NatsServer, on_frame: OnFrame, arguments: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        name: str,
+        log: Path,
+        server: NatsServer,
+        on_frame: OnFrame,
+        on_kill: OnKill,
+        arguments: tuple[str, ...],
+    ) -> None:
         self.name = name
         self.proxy = NatsProxy(server.port, self._kill, lambda frame: on_frame(self, frame))
         self.kills = 0
         self._log = log
+        self._on_kill = on_kill
         self._arguments = arguments
         self._gateway: Gateway | None = None
         self._starting: asyncio.Task[None] | None = None
@@ -54,7 +67,21 @@ class Slot:
     def begin(self) -> None:
         """Start, where it does not run, without waiting for it."""
         if self._starting is None and not self.alive:
-            self._starting = asyncio.get_running_loop().create_task(asyncio.to_thread(self.gateway.start))
+            self._starting = asyncio.get_running_loop().create_task(self._boot())
+
+    async def _boot(self) -> None:
+        try:
+            while True:
+                kills = self.kills
+                try:
+                    await asyncio.to_thread(self.gateway.start)
+                    return
+                except RuntimeError as error:  # it has ended
+                    if self.kills == kills and "in use" not in str(error):
+                        raise
+                    await asyncio.sleep(AGAIN)
+        finally:
+            self._starting = None
 
     async def start(self) -> None:
         """Start, where it does not run, and wait until it is ready."""
@@ -63,10 +90,7 @@ class Slot:
             self._gateway = Gateway(self._log, self.proxy.url, arguments=self._arguments)
         self.begin()
         if self._starting is not None:
-            task = self._starting
-            await task
-            if self._starting is task:
-                self._starting = None
+            await self._starting
 
     def crash(self) -> None:
         """Kill the gateway; what it has written and has not passed is lost."""
@@ -76,6 +100,7 @@ class Slot:
     def _kill(self) -> None:
         if self.alive:
             self.kills += 1
+            self._on_kill(self)
             self.gateway.process.send(signal.SIGKILL)
             self.gateway.process.wait()
 
@@ -95,7 +120,8 @@ class Fleet:
         directory: for logs.
         server: the nats-server, which runs.
         size: how many gateways.
-        on_frame: is told of every frame that a gateway and the server exchange.
+        on_frame: is told of every message that a gateway and the server exchange.
+        on_kill: is told of every gateway that is killed.
         arguments: more flags of the gateways.
     """
 
@@ -105,12 +131,15 @@ class Fleet:
         server: NatsServer,
         size: int,
         on_frame: OnFrame = lambda slot, frame: None,
+        on_kill: OnKill = lambda slot: None,
         arguments: tuple[str, ...] = (),
     ) -> None:
         self.server = server
         self.directory = directory
         names = [chr(ord("a") + number) for number in range(size)]
-        self.slots = [Slot(name, directory / f"gateway-{name}.log", server, on_frame, arguments) for name in names]
+        self.slots = [
+            Slot(name, directory / f"gateway-{name}.log", server, on_frame, on_kill, arguments) for name in names
+        ]
         self._client: nats.aio.client.Client | None = None
 
     async def start(self) -> None:
@@ -163,13 +192,11 @@ class Fleet:
             count = await self.count(stream, subject)
             if count:
                 found.append(f"{client_id}: {count} {what}")
-        named, draining = await self._consumers(client_id)
-        if draining:
-            found.append(f"{client_id}: draining {sorted(draining)}")
+        named = await self._named(client_id)
         listed = await self._listed()
         present = {one["name"]: one for one in listed if one["name"].startswith(f"{hashed}_")}
-        if present.keys() != named | draining:
-            found.append(f"{client_id}: consumers {sorted(present)}, but the record names {sorted(named | draining)}")
+        if present.keys() != named:
+            found.append(f"{client_id}: consumers {sorted(present)}, but the record has {sorted(named)}")
         for name, one in present.items():
             if one["num_pending"] or one["num_ack_pending"]:
                 found.append(
@@ -185,11 +212,10 @@ class Fleet:
             if len(found) >= page["total"] or not page["consumers"]:
                 return found
 
-    async def _consumers(self, client_id: str) -> tuple[set[str], set[str]]:
-        assert self._client is not None
+    async def _named(self, client_id: str) -> set[str]:
+        """The consumers of a session's subscriptions; what it names of ended ones may have been removed."""
         answer = await self.request("STREAM.MSG.GET.$MQTT_sess", last_by_subj=f"$MQTT.sess.{name_hash(client_id)}")
         if "error" in answer:
-            return set(), set()
+            return set()
         record = decode(base64.b64decode(answer["message"]["data"]))
-        draining = {entry.name for entry in record.v5.draining} if record.v5 is not None else set()
-        return {consumer.durable_name for consumer in record.cons.values()}, draining
+        return {consumer.durable_name for consumer in record.cons.values()}

@@ -128,6 +128,8 @@ class Peer:
         self.withheld: set[str] = set()
         """Kinds of packets that are not answered: PUBLISH, PUBREC, PUBREL."""
         self.online = asyncio.Event()
+        self.port = 0
+        """Where it is connected, or tries to be."""
         self.connections = 0
         self.armed: list[int] = []
         """Numbers of the connections that were accepted with a will."""
@@ -296,6 +298,7 @@ class Peer:
             will=will,
             properties=cast(Properties, properties) if self.version == 5 else None,
         )
+        self.port = port
         self._note("connect", port=port, clean=self.clean, conn=self._conn)
         self._write(encode(connect, self.version))
 
