@@ -38,13 +38,14 @@ class Slot:
         on_frame: OnFrame,
         on_kill: OnKill,
         arguments: tuple[str, ...],
+        module: str,
     ) -> None:
         self.name = name
         self.proxy = NatsProxy(server.port, self._kill, lambda frame: on_frame(self, frame))
         self.kills = 0
         self._log = log
         self._on_kill = on_kill
-        self._arguments = arguments
+        self._arguments, self._module = arguments, module
         self._gateway: Gateway | None = None
         self._starting: asyncio.Task[None] | None = None
 
@@ -87,7 +88,7 @@ class Slot:
         """Start, where it does not run, and wait until it is ready."""
         if self._gateway is None:
             await self.proxy.start()
-            self._gateway = Gateway(self._log, self.proxy.url, arguments=self._arguments)
+            self._gateway = Gateway(self._log, self.proxy.url, arguments=self._arguments, module=self._module)
         self.begin()
         if self._starting is not None:
             await self._starting
@@ -123,6 +124,7 @@ class Fleet:
         on_frame: is told of every message that a gateway and the server exchange.
         on_kill: is told of every gateway that is killed.
         arguments: more flags of the gateways.
+        module: what is run in place of ``mqtt_nats``.
     """
 
     def __init__(
@@ -133,12 +135,14 @@ class Fleet:
         on_frame: OnFrame = lambda slot, frame: None,
         on_kill: OnKill = lambda slot: None,
         arguments: tuple[str, ...] = (),
+        module: str = "",
     ) -> None:
         self.server = server
         self.directory = directory
         names = [chr(ord("a") + number) for number in range(size)]
         self.slots = [
-            Slot(name, directory / f"gateway-{name}.log", server, on_frame, on_kill, arguments) for name in names
+            Slot(name, directory / f"gateway-{name}.log", server, on_frame, on_kill, arguments, module)
+            for name in names
         ]
         self._client: nats.aio.client.Client | None = None
 
@@ -151,6 +155,14 @@ class Fleet:
     async def ready(self) -> None:
         """Start those that were killed, and wait for them."""
         await asyncio.gather(*(slot.start() for slot in self.slots))
+
+    async def trio(self, turn: int) -> tuple[Slot, Slot]:
+        """The gateway that dies next and another one, which run, while the third is started."""
+        victim, other, third = (self.slots[(turn + number) % 3] for number in range(3))
+        await victim.start()
+        await other.start()
+        third.begin()
+        return victim, other
 
     async def close(self) -> None:
         """End all.

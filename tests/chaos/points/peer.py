@@ -299,7 +299,7 @@ class Peer:
             properties=cast(Properties, properties) if self.version == 5 else None,
         )
         self.port = port
-        self._note("connect", port=port, clean=self.clean, conn=self._conn)
+        self._note("connect", port=port, clean=self.clean or self.forget, conn=self._conn)
         self._write(encode(connect, self.version))
 
     def _connected(self, packet: Connack) -> bool:

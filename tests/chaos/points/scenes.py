@@ -18,7 +18,7 @@ from tests.chaos.points.peer import PacketTrap, Peer
 from tests.chaos.points.proxy import Action, Trap
 from tests.harness.waiting import aeventually
 
-PATIENCE: Final = 12.0
+PATIENCE: Final = 40.0
 """Seconds in which everything is done again."""
 
 _NUMBERS: Final = itertools.count(1)

@@ -3,12 +3,15 @@
 
 import itertools
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from tests.chaos.points.fleet import Fleet
+from tests.chaos.points.machine import Tally, explore
 from tests.chaos.points.scenes import Point, run_point
-from tests.chaos.points.table import POINTS
+from tests.chaos.points.table import POINTS, SOME
+from tests.conftest import NatsFactory
 from tests.harness.nats import NatsServer
 
 LEASE = 4  # seconds: what a dead gateway has left is dealt with soon
@@ -27,11 +30,34 @@ async def fleet(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactor
         await fleet.close()
 
 
-@pytest.mark.parametrize("point", POINTS, ids=str)
+@pytest.mark.parametrize("point", SOME, ids=str)
 async def test_the_gateway_dies_there(fleet: Fleet, point: Point) -> None:
-    turn = next(_TURNS)
-    victim, other, third = (fleet.slots[(turn + number) % 3] for number in range(3))
-    await victim.start()
-    await other.start()
-    third.begin()
-    await run_point(fleet, point, victim, other)
+    await run_point(fleet, point, *await fleet.trio(next(_TURNS)))
+
+
+@pytest.mark.slow
+async def test_gateways_die_anywhere(nats_factory: NatsFactory, tmp_path: Path) -> None:
+    """Kills at random frames and packets while clients publish, subscribe and move."""
+    tally = Tally()
+    fleet = Fleet(tmp_path, nats_factory(), 3, tally.passes, tally.killed, ("--gateway-lease", str(LEASE)))
+    try:
+        await fleet.start()
+        await explore(fleet, tally, runs=40, steps=15, number=1, seconds=15)
+    finally:
+        await fleet.close()
+    print(f"{tally.runs} runs, {len(tally.interleavings)} interleavings, {len(tally.situations)} situations of a kill")
+    assert not tally.failures, "\n".join(tally.failures)
+    assert tally.runs
+    assert tally.situations, "no gateway was killed"
+
+
+async def test_a_gateway_that_acknowledges_too_early_is_noticed(nats_factory: NatsFactory, tmp_path: Path) -> None:
+    """What was acknowledged and not stored is lost, when the gateway dies in between."""
+    (point,) = [one for one in POINTS if str(one) == "publish at QoS 1: kill before up $MQTT.msgs.{bare} #2"]
+    fleet = Fleet(tmp_path, nats_factory(), 3, module="tests.chaos.mutants.ack_before_store")
+    try:
+        await fleet.start()
+        with pytest.raises(AssertionError, match="everything delivered"):
+            await run_point(fleet, point, *await fleet.trio(0))
+    finally:
+        await fleet.close()

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""R6: a gateway dies at named points, one after the other, and then at random ones."""
+
+from __future__ import annotations
+
+from tests.chaos.checker import check
+from tests.chaos.experiment import Experiment, Result, Setting
+from tests.chaos.points.fleet import Fleet
+from tests.chaos.points.machine import Tally, explore
+from tests.chaos.points.scenes import run_point
+from tests.chaos.points.table import POINTS, SOME
+
+LEASE = 4  # seconds
+FEW = 6
+"""Every so manieth of the tests' points is taken in the short version."""
+RUNS, STEPS, SECONDS = 5, 15, 6.0
+"""Of the random ones in the short version: runs, steps of each, seconds after which none is begun."""
+RUNS_LONG, STEPS_LONG, SECONDS_LONG = 2000, 25, 1200.0
+
+
+async def points(setting: Setting) -> Result:
+    """Single points, then random ones."""
+    result = Result()
+    directory = setting.directory / "fleet"
+    directory.mkdir()
+    tally = Tally()
+    fleet = Fleet(directory, setting.nats(), 3, tally.passes, tally.killed, ("--gateway-lease", str(LEASE)))
+    chosen = POINTS if setting.long else SOME[setting.seed % FEW :: FEW]
+    try:
+        await fleet.start()
+        for turn, point in enumerate(chosen):
+            try:
+                tally.add(check(await run_point(fleet, point, *await fleet.trio(turn))).figures)
+            except AssertionError as error:
+                result.violations.append(f"{point}: {error} {error.__cause__ or ''}")
+        named = tally.runs
+        runs, steps, seconds = (RUNS_LONG, STEPS_LONG, SECONDS_LONG) if setting.long else (RUNS, STEPS, SECONDS)
+        await explore(fleet, tally, runs=runs, steps=steps, number=setting.seed, seconds=seconds)
+    finally:
+        await fleet.close()
+    result.violations += tally.failures
+    result.figures = {
+        **{name: tally.figures.get(name, 0) for name in ("sent", "acked", "delivered")},
+        "kills": sum(slot.kills for slot in fleet.slots),
+        **{name: tally.figures.get(name, 0) for name in ("lost", "duplicated", "reordered")},
+        "named_points": named,
+        "random_runs": tally.runs - named,
+        "interleavings": len(tally.interleavings),
+        "situations_of_a_kill": len(tally.situations),
+    }
+    result.remarks.append(
+        "an interleaving is the order in which one run's frames between gateways and nats-server passed, with the kills"
+    )
+    return result
+
+
+EXPERIMENTS = [
+    Experiment(
+        "R6",
+        "a gateway is killed at named frames and packets, and at random ones, while clients publish, receive and move",
+        "0 lost, 0 duplicated at QoS 2, every will once, nothing left in JetStream",
+        points,
+    )
+]
