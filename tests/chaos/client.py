@@ -204,7 +204,7 @@ class ChaosClient:
         """A connection whose CONNECT was accepted; None when that does not come about."""
         loop = asyncio.get_running_loop()
         try:
-            _, link = await loop.create_connection(lambda: _Link(self), "127.0.0.1", port, ssl=self.tls)
+            _, link = await loop.create_connection(lambda: _Link(self, port), "127.0.0.1", port, ssl=self.tls)
         except OSError:
             return None
         link.number = next(_NUMBERS)
@@ -517,6 +517,7 @@ class _Link(asyncio.Protocol):
     """One connection."""
 
     client: ChaosClient
+    port: int
     number: int = 0
     reason: str = "closed by the server"
     unacknowledged: set[int] = field(default_factory=set)
@@ -526,12 +527,10 @@ class _Link(asyncio.Protocol):
         self.connack: asyncio.Future[Connack] = asyncio.get_running_loop().create_future()
         self._decoder = ClientDecoder(_LIMITS, self.client.version)
         self._transport: asyncio.Transport | None = None
-        self.port = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The TCP connection is there."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
-        self.port = self._transport.get_extra_info("peername")[1]
 
     def data_received(self, data: bytes) -> None:
         """Bytes of the server's."""

@@ -9,6 +9,7 @@ from mqtt_nats.session.durable import packet_id
 from mqtt_streams.hashing import name_hash
 from tests.harness.rawclient import PUBCOMP, PUBREC, PUBREL, RawClient
 from tests.harness.waiting import aeventually
+from tests.integration.conftest import settled
 from tests.interop.support import BOTH_WAYS, Raws, unique
 
 
@@ -160,7 +161,7 @@ async def test_window_of_mixed_states_moves_over(raw: Raws, nats_client: NatsCli
     subscriber.ack(PUBREC, *ids[:4])
     await subscriber.expect_ack(PUBREL, *ids[:4])
     subscriber.ack(PUBCOMP, *ids[:2])
-    await subscriber.quiet()
+    await settled(nats_client.jetstream(), client_id, inflight=2, owed=2)
     subscriber.drop()
     if there == "nats-server":
         await hurry(nats_client, "$MQTT_msgs", f"{name_hash(client_id)}_")
