@@ -27,7 +27,12 @@ from mqtt_nats.hangup import Hangup
 from mqtt_nats.listeners.settings import Bound, join_address
 from mqtt_nats.workers import supervise
 
-LABELS = {"tcp": ("MQTT", ""), "tls": ("MQTTS", "; TLS")}
+LABELS = {
+    "tcp": ("MQTT", ""),
+    "tls": ("MQTTS", "; TLS"),
+    "ws": ("WS", "; WebSocket, path /mqtt"),
+    "wss": ("WSS", "; WebSocket over TLS, path /mqtt"),
+}
 """What a listener is called, and what is said of it besides, by its type."""
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One listener: accepts connections, counts them, and secures them where it is to.
 
-MQTT runs over TCP and TLS [MQTT-7.1.1-1] (3.1.1), [MQTT-4.2.0-1] (5.0).
+MQTT runs over TCP, TLS and WebSocket [MQTT-7.1.1-1] (3.1.1), [MQTT-4.2.0-1] (5.0).
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Coroutine
+from functools import partial
 from time import monotonic
 from typing import Any, Final, Protocol
 
 from mqtt_nats.connection.connection import LINGER
 from mqtt_nats.listeners.secure import make_context
 from mqtt_nats.listeners.settings import Bound, ListenerSettings, parse_address
+from mqtt_nats.listeners.websocket import WebSocket
 
 log = logging.getLogger("mqtt_nats.listeners")
 
@@ -41,7 +43,7 @@ class Listener:
     """Accepts connections on the address of ``settings``.
 
     Args:
-        timeout: seconds in which a TLS handshake must be complete.
+        timeout: seconds in which handshakes must be complete.
 
     Raises:
         StartupError: a certificate or key cannot be used.
@@ -68,7 +70,7 @@ class Listener:
         """Begin to accept; returns the addresses.
 
         Args:
-            make: makes the protocol of a connection, which is a :class:`Counted`.
+            make: makes a connection, which is a :class:`Counted`.
             spawn: runs a coroutine in a task.
             backlog: connections that the kernel queues.
             shared: other processes listen on the same port.
@@ -78,10 +80,9 @@ class Listener:
         """
         loop = asyncio.get_running_loop()
         host, port = parse_address(self.settings.listen)
+        new: Callable[[], Any] = partial(self._web, make) if self.settings.web else partial(make, self)
         if self._context is None:
-            self._server = await loop.create_server(
-                lambda: make(self), host, port, backlog=backlog, reuse_port=shared or None
-            )
+            self._server = await loop.create_server(new, host, port, backlog=backlog, reuse_port=shared or None)
             return [self._bound(one.getsockname()) for one in self._server.sockets]
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         try:
@@ -94,7 +95,7 @@ class Listener:
             raise
         for one in self._sockets:
             # Not create_server: it would count a connection only after its handshake, and could not change context.
-            loop.add_reader(one, self._accept, one, make, spawn)
+            loop.add_reader(one, self._accept, one, new, spawn)
         return [self._bound(one.getsockname()) for one in self._sockets]
 
     def _bound(self, address: Any) -> Bound:
@@ -131,13 +132,16 @@ class Listener:
         connection.left = self._leave
         return True
 
+    def _web(self, make: Callable[[Listener], Any]) -> WebSocket:
+        return WebSocket(make(self), self.enter, self._timeout)
+
     def _leave(self) -> None:
         self.connections -= 1
 
     def _accept(
         self,
         listening: socket.socket,
-        make: Callable[[Listener], Any],
+        new: Callable[[], Any],
         spawn: Callable[[Coroutine[Any, Any, None], str], object],
     ) -> None:
         for _ in range(ACCEPTS):
@@ -149,10 +153,10 @@ class Listener:
                 log.error("listener %s accepts nobody for a while: %s", self.settings.listen, error.strerror)
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(listening)
-                loop.call_later(AGAIN, self._again, listening, make, spawn)
+                loop.call_later(AGAIN, self._again, listening, new, spawn)
                 return
             accepted.setblocking(False)
-            protocol = make(self)
+            protocol = new()
             if self.enter(protocol):
                 spawn(self._secure(accepted, address, protocol), "TLS handshake")
             else:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FilePath, model_validator
 
-Kind = Literal["tcp", "tls"]
+Kind = Literal["tcp", "tls", "ws", "wss"]
 
 
 def parse_address(value: str) -> tuple[str, int]:
@@ -43,7 +43,7 @@ class ListenerSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     listen: Address = Field(description="Address, HOST:PORT; port 0 takes a free one.")
-    type: Kind = Field(default="tcp", description="`tcp` or `tls`.")
+    type: Kind = Field(default="tcp", description="`tcp`, `tls`, `ws` (WebSocket) or `wss` (the same over TLS).")
     tls_cert: FilePath | None = Field(
         default=None, description="PEM file with the certificate of the gateway, and those between it and its root."
     )
@@ -72,7 +72,12 @@ class ListenerSettings(BaseModel):
     @property
     def secure(self) -> bool:
         """Whether TLS is spoken."""
-        return self.type == "tls"
+        return self.type in ("tls", "wss")
+
+    @property
+    def web(self) -> bool:
+        """Whether clients come by WebSocket."""
+        return self.type in ("ws", "wss")
 
 
 class Bound(NamedTuple):

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MQTT over WebSocket (RFC 6455): between a socket and the connection that reads MQTT.
+
+Frames have nothing to do with packets: one may carry several, or a part of one [MQTT-6.0.0-2] (3.1.1, 5.0). Their
+payload goes on as it comes in, so a frame of whatever length takes no memory, and the limits are those of MQTT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import (
+    AcceptConnection,
+    BytesMessage,
+    CloseConnection,
+    Ping,
+    RejectConnection,
+    Request,
+    TextMessage,
+)
+from wsproto.frame_protocol import CloseReason
+from wsproto.utilities import ProtocolError, RemoteProtocolError
+
+from mqtt_nats.connection.connection import LINGER, Connection
+
+log = logging.getLogger("mqtt_nats.listeners")
+
+PATH: Final = "/mqtt"
+SUBPROTOCOL: Final = "mqtt"
+
+HEAD_MOST: Final = 16 * 1024
+"""Bytes of the request for the upgrade."""
+
+FRAMES: Final = 128
+"""Frames handled in one turn of the event loop: they can be tiny, and many."""
+
+PONGS_MOST: Final = 64 * 1024
+"""Bytes that the client has not read, beyond which its pings are not answered."""
+
+
+class Refused(Exception):
+    """The request is not one for MQTT over WebSocket.
+
+    Args:
+        status: of the HTTP response.
+        text: why, for the log.
+    """
+
+    def __init__(self, status: int, text: str, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+        super().__init__(text)
+        fields = [*(headers or []), (b"Connection", b"close")]
+        self.answer = RejectConnection(status_code=status, headers=fields)
+
+
+class WebSocket(asyncio.Protocol, asyncio.Transport):
+    """The protocol of a socket, and the transport of ``connection``.
+
+    Args:
+        enter: counts the connection, where that has not been done; false when there are too many.
+        timeout: seconds in which the upgrade must be complete.
+    """
+
+    def __init__(self, connection: Connection, enter: Callable[[WebSocket], bool], timeout: float) -> None:
+        super().__init__()
+        self.left: Callable[[], None] | None = None
+        self._connection = connection
+        self._enter = enter
+        self._timeout = timeout
+        self._frames = WSConnection(ConnectionType.SERVER)
+        self._transport: asyncio.Transport | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._head = bytearray()
+        """What has come of the request for the upgrade."""
+        self._open = False
+        """The upgrade is complete."""
+        self._ended = False
+        """Nothing is sent any more, and what comes is not MQTT."""
+        self._done = False
+        """What comes is not looked at any more."""
+        self._more = False
+        """There may be frames that have come and are not handled."""
+        self._held = False
+        """The connection wants to read nothing."""
+        self._busy = False
+        """They are handled in the next turn."""
+        self._paused = False
+
+    # -- the socket's side ------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has connected."""
+        self._transport = transport = cast(asyncio.Transport, transport)
+        if self.left is None and not self._enter(self):
+            transport.abort()
+            return
+        self._deadline = asyncio.get_running_loop().call_later(self._timeout, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        """Handle what has come, in several turns when it is much."""
+        if not self._open:
+            if self.left is not None and not self._ended:  # else it is one too many, or refused
+                self._head += data
+                self._upgrade()
+        elif not self._done:
+            self._frames.receive_data(data)
+            self._more = True
+            if not self._busy:
+                self._turn()
+
+    def eof_received(self) -> bool:
+        """The client sends no more: handle what is left, and close."""
+        while self._open and self._more and not self._done:
+            self._held = False
+            self._turn()
+        return False
+
+    def pause_writing(self) -> None:
+        """The client does not read."""
+        if self._open:
+            self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        if self._open:
+            self._connection.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is closed."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._transport = None
+        self._done = True
+        if self._open:
+            self._connection.connection_lost(exc)
+        left, self.left = self.left, None
+        if left is not None:
+            left()
+
+    def _upgrade(self) -> None:
+        """Answer the request once all of it has come."""
+        transport = self._transport
+        if transport is None:
+            return
+        end = self._head.find(b"\r\n\r\n", 0, HEAD_MOST)
+        try:
+            if end < 0:
+                if len(self._head) < HEAD_MOST:
+                    return
+                raise Refused(431, "the request is too long")
+            transport.write(self._frames.send(self._answer(bytes(self._head[: end + 4]))))
+        except Refused as refused:
+            log.debug("WebSocket: %s is refused: %s", self.get_extra_info("peername"), refused)
+            self._ended = True
+            self._head.clear()
+            transport.write(self._frames.send(refused.answer))
+            transport.close()
+            return
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._open = True
+        rest = bytes(self._head[end + 4 :])
+        self._head.clear()
+        self._connection.left, self.left = self.left, None
+        self._connection.connection_made(self)
+        if rest:
+            self.data_received(rest)
+
+    def _answer(self, head: bytes) -> AcceptConnection:
+        try:
+            self._frames.receive_data(head)
+            request = next(self._frames.events(), None)
+        except RemoteProtocolError as error:
+            hint = error.event_hint
+            if not isinstance(hint, RejectConnection):
+                raise Refused(400, str(error)) from None
+            raise Refused(hint.status_code, str(error), [*hint.headers]) from None
+        except ValueError:  # header fields that are no text
+            raise Refused(400, "bad header fields") from None
+        if not isinstance(request, Request):
+            raise Refused(400, "no request")
+        if not head.partition(b"\r\n")[0].endswith(b" HTTP/1.1"):
+            raise Refused(505, "another version of HTTP")
+        if request.target.partition("?")[0] != PATH:
+            raise Refused(404, "another path")
+        if SUBPROTOCOL not in request.subprotocols:
+            raise Refused(400, "the subprotocol is not offered")  # [MQTT-6.0.0-3] (3.1.1, 5.0)
+        return AcceptConnection(subprotocol=SUBPROTOCOL)  # [MQTT-6.0.0-4] (3.1.1, 5.0)
+
+    def _turn(self) -> None:
+        """Handle some frames; the next ones in the next turn of the event loop, so that others have theirs."""
+        self._busy = False
+        if self._held or self._done:
+            return
+        self._more = False
+        frames = self._frames
+        payload: list[bytes] = []
+        farewell: CloseConnection | None = None
+        try:
+            for number, event in enumerate(frames.events(), 1):
+                if isinstance(event, BytesMessage):
+                    payload.append(bytes(event.data))
+                elif isinstance(event, Ping):
+                    self._pong(event)
+                elif isinstance(event, CloseConnection):
+                    farewell = CloseConnection(code=event.code, reason=event.reason)
+                    break
+                elif isinstance(event, TextMessage):
+                    farewell = CloseConnection(code=CloseReason.UNSUPPORTED_DATA)  # [MQTT-6.0.0-1] (3.1.1, 5.0)
+                    break
+                if number == FRAMES:
+                    self._more = True
+                    break
+        except RemoteProtocolError as error:
+            hint = error.event_hint
+            code = hint.code if isinstance(hint, CloseConnection) else CloseReason.PROTOCOL_ERROR
+            farewell = CloseConnection(code=code)
+        if payload and not self._ended:
+            self._connection.data_received(payload[0] if len(payload) == 1 else b"".join(payload))
+        if farewell is not None:
+            self._finish(farewell)
+        elif self._more:
+            self._again()
+        self._flow()
+
+    def _again(self) -> None:
+        if not self._busy and not self._held:
+            self._busy = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _pong(self, ping: Ping) -> None:
+        transport = self._transport
+        if not self._ended and transport is not None and transport.get_write_buffer_size() < PONGS_MOST:
+            transport.write(self._frames.send(ping.response()))
+
+    def _finish(self, farewell: CloseConnection) -> None:
+        """Both sides know that it ends: close."""
+        self._done = True
+        self._say(farewell)
+        if self._transport is not None:
+            self._transport.close()
+
+    def _say(self, farewell: CloseConnection) -> None:
+        if self._ended or self._transport is None:
+            return
+        self._ended = True
+        try:
+            self._transport.write(self._frames.send(farewell))
+        except ProtocolError:
+            pass  # the other side has said so already, or a code that must not be sent
+
+    def _flow(self) -> None:
+        """Read from the socket, or do not."""
+        pause = (self._held or self._busy) and not self._ended
+        transport = self._transport
+        if pause == self._paused or transport is None or transport.is_closing():
+            return
+        self._paused = pause
+        if pause:
+            transport.pause_reading()
+        else:
+            transport.resume_reading()
+
+    # -- the connection's side --------------------------------------------------------------------
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send bytes, as one frame."""
+        if not self._ended and self._transport is not None:
+            self._transport.write(self._frames.send(BytesMessage(data=bytes(data))))
+
+    def close(self) -> None:
+        """Say that it ends; the socket is closed when the client agrees, or after a while."""
+        transport = self._transport
+        if self._ended or transport is None:
+            return
+        self._say(CloseConnection(code=CloseReason.NORMAL_CLOSURE))
+        asyncio.get_running_loop().call_later(LINGER, transport.abort)
+        self.resume_reading()  # for its answer
+
+    def abort(self) -> None:
+        """Close the socket at once."""
+        self._ended = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def is_closing(self) -> bool:
+        """Whether nothing can be sent any more."""
+        return self._ended or self._transport is None or self._transport.is_closing()
+
+    def pause_reading(self) -> None:
+        """Hand nothing on for now."""
+        self._held = True
+        self._flow()
+
+    def resume_reading(self) -> None:
+        """Hand on what comes, and what has come meanwhile."""
+        self._held = False
+        if self._more:
+            self._again()
+        self._flow()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Of the socket."""
+        if self._transport is not None:
+            self._transport.set_write_buffer_limits(high, low)
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes that the socket has not taken."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """What is known of the socket."""
+        return default if self._transport is None else self._transport.get_extra_info(name, default)
