@@ -142,7 +142,8 @@ def test_subscriptions_of_a_stalled_client_wait_for_it(quick: Gateway, name: str
         assert client.expect(raw.SUBACK).id == 2
         fill(quick, f"{name}/a")
         left(quick, name)
-        client.send(raw.unsubscribe(f"{name}/#", id=3) + raw.subscribe((f"{name}/x/#", 1), id=4))
+        # Of two that began at the same message the one with the lower subject delivers: * comes before >.
+        client.send(raw.unsubscribe(f"{name}/+", id=3) + raw.subscribe((f"{name}/x/#", 1), id=4))
         read(client, 5)
         found: list[Received] = []
         numbers = list(range(5))

@@ -6,8 +6,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from mqtt_nats.broker.durable import BACKSTOP, DurableSide
-from mqtt_nats.broker.stalling import LONGEST, Stall, _take_back, look_after, publish_id
+from mqtt_nats.broker.durable import BACKSTOP, Attachment, DurableSide
+from mqtt_nats.broker.stalling import LONGEST, Stall, _take_back, give_up, look_after, publish_id
 from mqtt_nats.broker.tailoring import Aliases
 from mqtt_nats.codec import PINGRESP, MqttError, ack_bytes
 from mqtt_nats.outlet import PIECE, Outlet, Round
@@ -163,6 +163,46 @@ def test_only_what_comes_again_is_taken_back() -> None:
     assert bench.outlet.chunks == [shared, PINGRESP, retained]
     assert read not in bench.outlet.chunks
     assert sorted(one.sequence for one in bench.machine.inflight.values()) == [-848, -7, 1]
+
+
+def test_what_an_ended_subscription_has_sent_is_not_taken_back() -> None:
+    bench = Bench()
+    data = bench.stored(2)
+    bench.source.end = 2
+    assert not bench.machine.recallable(packet_id(2))
+    _take_back(bench.client, bench.side)
+    assert bench.outlet.chunks == [data]
+    assert [one.sequence for one in bench.machine.inflight.values()] == [2]
+
+
+def test_giving_up_leaves_nothing_of_what_consumers_bring_again() -> None:
+    bench = Bench()
+    bench.machine.limit = 2
+    bench.stored(2)
+    for sequence in (3, 4):
+        bench.machine.arrived(bench.source, sequence, 1, b"r%d" % sequence, "body", 1)
+    ended = source(1)
+    ended.end = 1
+    bench.side.attachments = {
+        name: cast(Attachment, SimpleNamespace(source=one, sid=name.encode()))
+        for name, one in (("live", bench.source), ("ended", ended))
+    }
+    unsubscribed: list[bytes] = []
+    bench.client.client_id = "c"
+    bench.client.broker = SimpleNamespace(link=SimpleNamespace(unsubscribe_raw=unsubscribed.append))
+    give_up(bench.client, bench.side)
+    assert bench.side.stall is not None
+    assert unsubscribed == [b"live"]
+    assert bench.outlet.chunks == []
+    assert bench.machine.queued == []
+    assert sorted(one.sequence for one in bench.machine.inflight.values()) == [3], "its socket has it"
+
+
+def test_a_session_that_is_being_resumed_is_not_given_up() -> None:
+    bench = Bench()
+    bench.machine.open = False
+    give_up(bench.client, bench.side)
+    assert bench.side.stall is None
 
 
 def test_aliases_that_may_be_lost_are_given_again() -> None:
