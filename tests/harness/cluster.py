@@ -68,10 +68,10 @@ class Cluster:
         with contextlib.suppress(OSError, nats.errors.Error, JetStreamError, TimeoutError):
             # One server that is up is enough, and one that is paused must not hold us up.
             client = await nats.connect(
-                [server.url for server in self.servers], connect_timeout=1, allow_reconnect=False, error_cb=_quiet
+                [server.url for server in self.servers], connect_timeout=5, allow_reconnect=False, error_cb=_quiet
             )
             try:
-                reply: dict[str, Any] = orjson.loads((await client.request(subject, b"", timeout=2)).data)
+                reply: dict[str, Any] = orjson.loads((await client.request(subject, b"", timeout=5)).data)
                 return None if "error" in reply else reply
             finally:
                 await client.close()
@@ -87,6 +87,16 @@ class Cluster:
 
         name = await aeventually(elected, _LEADER_WAIT, what=f"a leader of {stream}")
         return self.servers[int(name.removeprefix("n"))]
+
+    async def answers(self, server: NatsServer) -> bool:
+        """Whether JetStream answers those who are connected to ``server``."""
+        with contextlib.suppress(OSError, nats.errors.Error, TimeoutError):
+            client = await nats.connect(server.url, connect_timeout=5, allow_reconnect=False, error_cb=_quiet)
+            try:
+                return "error" not in orjson.loads((await client.request("$JS.API.INFO", b"", timeout=5)).data)
+            finally:
+                await client.close()
+        return False
 
     async def leader_at(self, server: NatsServer, stream: str) -> str:
         """The name of the leader of ``stream`` for those who are connected to ``server``; empty: nobody can tell."""

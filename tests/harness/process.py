@@ -21,6 +21,8 @@ class LoggedProcess:
     def __init__(self, name: str, log: Path) -> None:
         self.name = name
         self.log = log
+        self.prefix: tuple[str, ...] = ()
+        """What runs the command."""
         self._popen: subprocess.Popen[bytes] | None = None
         self._mark = 0
 
@@ -31,7 +33,7 @@ class LoggedProcess:
         output: IO[bytes]
         with self.log.open("ab") as output:
             self._popen = subprocess.Popen(
-                command,
+                [*self.prefix, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
