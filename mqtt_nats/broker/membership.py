@@ -55,6 +55,9 @@ PULL_MOST: Final = 32
 PULL_NS: Final = 30_000_000_000
 """Nanoseconds after which a request that was not served is made again."""
 
+OVERDUE: Final = 40.0
+"""Seconds after which a request is lost that was neither served nor ended."""
+
 LATE: Final = 2.0
 """Seconds for which what still arrives for a member that has left is given to the others."""
 
@@ -75,6 +78,7 @@ class Membership:
         "inbox",
         "queues",
         "restoring",
+        "since",
         "source",
         "text",
     )
@@ -94,6 +98,8 @@ class Membership:
         self.inbox = b""
         self.asked = 0
         """Messages of the last request that have not come."""
+        self.since = 0.0
+        """Loop time of that request."""
         self.restoring = False
         self.held: set[bytes] = set()
         """Acknowledgement subjects of what a regular session's client has not acknowledged."""
@@ -162,10 +168,16 @@ class Membership:
         if room:
             self.asked = batch = min(room, PULL_MOST)
             broker = client.broker
+            self.since = broker.clock.now
             body = b'{"batch":%d,"expires":%d}' % (batch, PULL_NS)
             subject = f"{broker.inbox.api_prefix}.CONSUMER.MSG.NEXT.{MESSAGES}.{CONSUMER_PREFIX}{self.group}"
             broker.link.out.append(frame(subject.encode(), self._inbox, b"", body))
             broker.link.kick()
+
+    def ask_again(self) -> None:
+        """Ask anew: the last request was lost with the leader of the consumer."""
+        self.asked = 0
+        self.ask()
 
     def end(self, *, all_: bool) -> None:
         """Take no part any more; what the client has not been sent, with ``all_`` not acknowledged, others get."""

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.broker.attaching import outstanding
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.resuming import reattach
+from mqtt_nats.broker.sharing import ask_groups_again
 from mqtt_streams.consumers import ConsumerInfo, consumer_info
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.pubrel import CONSUMER_PREFIX
 from mqtt_streams.pubrel import STREAM as OUT
+from mqtt_streams.shared import CONSUMER_PREFIX as SHARED_PREFIX
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
@@ -45,6 +47,8 @@ class Reconciling:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._limit = asyncio.Semaphore(AT_ONCE)
+        self._groups: set[str] = set()
+        """Groups of shared subscriptions whose consumers have new leaders."""
         self._subscriptions = [(broker.link.subscribe_raw(subject, self._elected), subject) for subject in ELECTED]
 
     def renew(self, link: Link) -> None:
@@ -54,9 +58,18 @@ class Reconciling:
 
     def _elected(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         """A consumer has a new leader."""
-        client = self._broker.attached.get(subject.rpartition(b".")[2].decode())
+        name = subject.rpartition(b".")[2].decode()
+        client = self._broker.attached.get(name)
         if client is not None:
             self.due(client)
+        elif name.startswith(SHARED_PREFIX):
+            if not self._groups:  # many of them are elected at the same time
+                asyncio.get_running_loop().call_later(SETTLE, self._ask_again)
+            self._groups.add(name.removeprefix(SHARED_PREFIX))
+
+    def _ask_again(self) -> None:
+        groups, self._groups = self._groups, set()
+        ask_groups_again(self._broker, groups)
 
     def due(self, client: Client) -> None:
         """Have a session looked at; there is no more than one look per session to come."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.broker.durable import ASSIGNED
 from mqtt_nats.broker.groups import forget
-from mqtt_nats.broker.membership import Membership, answer
+from mqtt_nats.broker.membership import OVERDUE, Membership, answer
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.codec import TopicFilterInvalid
@@ -193,7 +193,10 @@ async def look_after(broker: Broker) -> None:
             told = loop.time()
         for client in list(broker.clients.values()):
             for member in (client.shares or {}).values():
-                member.ask()
+                if loop.time() - member.since > OVERDUE:
+                    member.ask_again()
+                else:
+                    member.ask()
                 if progress:
                     for reply in member.unfinished():
                         answer(broker, reply, b"+WPI")
@@ -204,6 +207,14 @@ def recover_inboxes(broker: Broker) -> None:
     for client in broker.clients.values():
         for member in (client.shares or {}).values():
             member.renew_inbox()
+
+
+def ask_groups_again(broker: Broker, groups: set[str]) -> None:
+    """The consumers of these groups have new leaders, which know of no requests."""
+    for client in broker.clients.values():
+        for member in (client.shares or {}).values():
+            if member.group in groups:
+                member.ask_again()
 
 
 def recover_queues(broker: Broker) -> None:

@@ -272,6 +272,28 @@ async def test_acknowledgements_while_the_consumer_has_no_leader(cluster: Cluste
         await aeventually(lambda: "acknowledgements were lost" in near.log, RECOVERY)
 
 
+async def test_a_group_whose_consumer_loses_its_leader(cluster: Cluster, near: Gateway, nc: Client) -> None:
+    """Its members' requests are lost with it; they ask again, and nothing comes twice."""
+    async with (
+        await RawClient.connect(near.port, "group-publisher") as publisher,
+        await RawClient.connect(near.port, "group-member", clean=False) as member,
+    ):
+        await member.subscribe("$share/group/shared", qos=1)
+        await publisher.deliver("shared", b"0", 1)
+        await member.receive("shared", b"0")
+        names = orjson.loads((await nc.request(f"$JS.API.CONSUMER.NAMES.{MESSAGES}")).data)["consumers"]
+        (name,) = (name for name in names if name.startswith("share_"))
+        await lead(nc, f"CONSUMER.{MESSAGES}.{name}", "n1")
+        await lead(nc, f"STREAM.{MESSAGES}", "n2")
+        cluster.servers[1].kill()
+        await publish(publisher, "shared", range(1, 20))
+        for number in range(1, 20):
+            (message,) = await member.messages(1, 30.0)  # before the request is taken for lost in any case
+            assert message.payload == b"%d" % number
+            await member.complete(message)
+        await member.quiet()
+
+
 async def test_a_consumer_is_attached_while_it_has_no_leader(
     cluster: Cluster, nc: Client, gateway_factory: GatewayFactory
 ) -> None:
