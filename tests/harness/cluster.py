@@ -68,10 +68,10 @@ class Cluster:
         with contextlib.suppress(OSError, nats.errors.Error, JetStreamError, TimeoutError):
             # One server that is up is enough, and one that is paused must not hold us up.
             client = await nats.connect(
-                [server.url for server in self.servers], connect_timeout=5, allow_reconnect=False, error_cb=_quiet
+                [server.url for server in self.servers], connect_timeout=1, allow_reconnect=False, error_cb=_quiet
             )
             try:
-                reply: dict[str, Any] = orjson.loads((await client.request(subject, b"", timeout=5)).data)
+                reply: dict[str, Any] = orjson.loads((await client.request(subject, b"", timeout=2)).data)
                 return None if "error" in reply else reply
             finally:
                 await client.close()
