@@ -82,15 +82,21 @@ class Rival:
                 await self.came.wait()
         return bool(self.accepted)
 
+    @property
+    def _live(self) -> RawClient | None:
+        """The connection, if there is anybody to write to."""
+        raw = self._raw
+        return None if raw is None or raw._writer.transport.is_closing() else raw
+
     def write(self, data: bytes) -> None:
-        """Send bytes, if there is anybody to send them to."""
-        if self._raw is not None:
-            self._raw.write(data)
+        """Send bytes."""
+        if (raw := self._live) is not None:
+            raw.write(data)
 
     def publish(self, qos: int, packet_id: int, topic: str, payload: bytes, *, dup: bool = False) -> None:
         """Send a PUBLISH."""
-        if self._raw is not None:
-            self._raw.publish(topic, payload, qos, packet_id=packet_id, dup=dup)
+        if (raw := self._live) is not None:
+            raw.publish(topic, payload, qos, packet_id=packet_id, dup=dup)
 
     def publish_own(self) -> None:
         """Send a PUBLISH that is this connection's alone: QoS 1, never repeated."""
@@ -100,8 +106,8 @@ class Rival:
 
     def ack(self, kind: int, packet_id: int) -> None:
         """Send an acknowledgement."""
-        if self._raw is not None:
-            self._raw.ack(kind, packet_id)
+        if (raw := self._live) is not None:
+            raw.ack(kind, packet_id)
 
     async def subscribe(self, topic_filter: str, qos: int) -> None:
         """Subscribe and wait for SUBACK; what comes before it is kept."""
@@ -129,8 +135,8 @@ class Rival:
 
     def disconnect(self, reason: int = 0) -> None:
         """Send DISCONNECT."""
-        if self._raw is not None:
-            self._raw.send(Disconnect(reason))
+        if (raw := self._live) is not None:
+            raw.send(Disconnect(reason))
 
     async def drop(self) -> None:
         """Break the connection."""

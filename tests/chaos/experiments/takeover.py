@@ -76,8 +76,8 @@ class Storm:
         before = [self.owner] if self.owner is not None else []
         begun = time.monotonic()
         publishing = [asyncio.create_task(self._publish(one)) for one in (*before, *rivals)]
-        await asyncio.gather(*(self._connect(one) for one in rivals))
         self.rivals += rivals
+        await asyncio.gather(*(self._connect(one) for one in rivals))
         owner = await self._settle([*before, *rivals], number)
         self.settling.append(time.monotonic() - begun)
         await asyncio.gather(*publishing)
@@ -202,11 +202,12 @@ class Storm:
             self.result.violations.append(f"round {number}: the record names another owner than the one that is left")
 
 
-async def run(setting: Setting) -> Result:
-    """Run it."""
+async def run(setting: Setting, module: str = "") -> Result:
+    """Run it, with the gateways that ``python -m module`` starts where it is given."""
     rounds = ROUNDS_LONG if setting.long else ROUNDS
     server = setting.nats()
-    gateways = [setting.gateway(server.url, "--gateway-lease", "60", "--log-level", "warning") for _ in range(GATEWAYS)]
+    arguments = ("--gateway-lease", "60", "--log-level", "warning")
+    gateways = [setting.gateway(server.url, *arguments, module=module) for _ in range(GATEWAYS)]
     async with looking(server.url) as look:
         storm = Storm(setting, gateways, look)
         first = Rival(gateways[0].port, CLIENT, 5, f"{OWN}/first/0")
@@ -215,15 +216,19 @@ async def run(setting: Setting) -> Result:
         storm.owner = first
         storm.rivals.append(first)
         begun = time.monotonic()
-        for number in range(rounds):
-            numbers = range(number * FED_PER_ROUND, (number + 1) * FED_PER_ROUND)
-            async with asyncio.TaskGroup() as group:
-                group.create_task(_feed(gateways[number % GATEWAYS].port, numbers))
-                group.create_task(storm.round(number))
-            if number % 25 == 24:
-                await storm.inspect(number)
         fed = rounds * FED_PER_ROUND
-        await storm.finish(fed)
+        try:
+            for number in range(rounds):
+                numbers = range(number * FED_PER_ROUND, (number + 1) * FED_PER_ROUND)
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(_feed(gateways[number % GATEWAYS].port, numbers))
+                    group.create_task(storm.round(number))
+                if number % 25 == 24:
+                    await storm.inspect(number)
+            await storm.finish(fed)
+        finally:
+            for one in storm.rivals:
+                await one.drop()
         result = storm.result
         given = Counter(storm.device.given)
         result.figures = {
@@ -242,8 +247,6 @@ async def run(setting: Setting) -> Result:
             "seconds": round(time.monotonic() - begun),
             **result.figures,
         }
-        if storm.owner is not None:
-            await storm.owner.drop()
     return result
 
 

@@ -79,13 +79,15 @@ class Session:
 class Zombie:
     """One nats-server, the gateway that is stopped, and another one or two."""
 
-    def __init__(self, name: str, setting: Setting, server: NatsServer, sessions: int) -> None:
+    def __init__(self, name: str, setting: Setting, server: NatsServer, sessions: int, module: str) -> None:
         lease = LEASE_LONG if setting.long else LEASE
         self.name = name
         self.server = server
         self.random = random.Random(f"{setting.seed}{name}")
-        arguments = ("--gateway-lease", str(lease), "--log-level", "debug")
-        self.gateways = [setting.gateway(server.url, *arguments) for _ in range(3 if setting.long else 2)]
+        arguments = ("--gateway-lease", str(lease), "--log-level", "warning")
+        self.gateways = [
+            setting.gateway(server.url, *arguments, module=module) for _ in range(3 if setting.long else 2)
+        ]
         self.sessions = [Session(f"{name}-{at}", 4 + at % 2) for at in range(sessions)]
         self.result = Result()
         self.ghosts: list[Rival] = []
@@ -154,7 +156,9 @@ class Zombie:
         try:
             await aeventually(lambda: _stands(zombie.pid))
             moved = self.random.sample(self.sessions, len(self.sessions) // 2)
-            await asyncio.gather(*(self._move(one, self.random.choice(others)) for one in moved))
+            await asyncio.gather(
+                *(self._move(one, self.random.choice(others), early=at % 2 == 0) for at, one in enumerate(moved))
+            )
             for one in self.sessions:
                 one.idle = one not in moved or one is moved[0]
             await self._reaped(number, look)
@@ -180,13 +184,16 @@ class Zombie:
         self.regular += found
         return found
 
-    async def _move(self, one: Session, gateway: Gateway) -> None:
-        """Continue a session elsewhere, and go on speaking on its former connection."""
+    async def _move(self, one: Session, gateway: Gateway, *, early: bool) -> None:
+        """Continue a session elsewhere, and speak on its former connection: after that, or before it if ``early``."""
+        assert one.rival is not None
         one.ghost = one.rival
-        self.resumed.append(await one.connect(gateway))
-        assert one.ghost is not None
         one.ghost.topic = f"{self.name}/ghost/{one.name}"
-        self._haunt(one.ghost)
+        if early:
+            self._haunt(one.ghost)
+        self.resumed.append(await one.connect(gateway))
+        if not early:
+            self._haunt(one.ghost)
 
     def _haunt(self, ghost: Rival) -> None:
         """Have a connection that lost its session publish, and acknowledge all that it can."""
@@ -281,12 +288,15 @@ def _stands(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] == "T"
 
 
-async def run(setting: Setting) -> Result:
-    """Run it, with a nats-server that keeps the stopped gateway's connection and one that gives it up."""
+async def run(setting: Setting, module: str = "") -> Result:
+    """Run it, with a nats-server that keeps the stopped gateway's connection and one that gives it up.
+
+    ``module``: what ``python -m`` runs in place of the gateway.
+    """
     sessions = SESSIONS_LONG if setting.long else SESSIONS
     both = [
-        Zombie("kept", setting, setting.nats(), sessions),
-        Zombie("given-up", setting, setting.nats(config=FORGETFUL), sessions),
+        Zombie("kept", setting, setting.nats(), sessions, module),
+        Zombie("given-up", setting, setting.nats(config=FORGETFUL), sessions, module),
     ]
     await asyncio.gather(*(one.run(STOPS_LONG if setting.long else STOPS) for one in both))
     result = Result()
