@@ -8,7 +8,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from mqtt_streams.api import NoResponders, RequestTimeout
+from mqtt_nats.backbone.store import TRANSIENT
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
@@ -26,12 +27,15 @@ async def patiently(client: Client, attempt: Callable[[], Awaitable[T]]) -> T:
 
     Raises:
         RequestTimeout, NoResponders, TimeoutError: not answered, and the client has no session here (yet).
+        ApiError: refused, and not only because JetStream has no leader at the moment.
     """
     broker = client.broker
     while True:
         try:
             return await attempt()
-        except (RequestTimeout, NoResponders, TimeoutError) as error:
+        except (ApiError, RequestTimeout, NoResponders, TimeoutError) as error:
+            if isinstance(error, ApiError) and error.err_code not in TRANSIENT:
+                raise
             if not client.alive or broker.clients.get(client.client_id) is not client:
                 raise
             log.debug("client %r waits for NATS: %s", client.client_id, error)

@@ -193,6 +193,7 @@ async def test_a_late_ack_of_an_earlier_store_confirms_no_other() -> None:
         b"",
         b'{"error":{"code":503,"err_code":10008,"description":"unavailable"}}',
         b'{"error":{"code":429,"err_code":10167,"description":"too many requests"}}',
+        b'{"error":{"code":409,"err_code":10158,"description":"duplicate message id is in process"}}',
     ],
 )
 async def test_no_leader(error: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
