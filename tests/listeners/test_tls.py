@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import ssl
+import subprocess
 import sys
 import time
 from datetime import timedelta
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import paho.mqtt.client as paho
+import psutil
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
@@ -24,7 +27,7 @@ from tests.harness.nats import ROOT, NatsServer
 from tests.harness.process import LoggedProcess, wait_ready
 from tests.harness.raw import Raw
 from tests.harness.raw5 import Raw5
-from tests.harness.waiting import eventually
+from tests.harness.waiting import eventually, free_port
 from tests.listeners.support import NAME, PATIENCE, Secure, dial, ports, tls, trusting, write_config
 
 TIMEOUT = 3.0
@@ -142,6 +145,19 @@ def test_paho(setup: Setup, protocol: Any) -> None:
         client.loop_stop()
 
 
+@pytest.mark.parametrize("version", ["311", "5"])
+def test_mosquitto(setup: Setup, version: str) -> None:
+    """With a certificate of its own."""
+    pair = setup.clients.issue("mosquitto")
+    where = ["-h", "127.0.0.1", "-p", str(setup.strict), "--cafile", str(setup.authority.file), "-V", version]
+    where += ["--cert", str(pair.certificate), "--key", str(pair.key), "-q", "1", "-t", f"mosquitto/{version}"]
+    publish = ["mosquitto_pub", *where, "-r", "-m", "secret"]
+    subprocess.run(publish, check=True, timeout=PATIENCE, capture_output=True)
+    subscribe = ["mosquitto_sub", *where, "-C", "1"]
+    found = subprocess.run(subscribe, check=True, timeout=PATIENCE, capture_output=True)
+    assert found.stdout == b"secret\n"
+
+
 def test_an_old_version_is_refused(setup: Setup) -> None:
     context = trusting(setup.authority)
     context.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -240,7 +256,9 @@ def test_a_client_that_leaves_in_the_middle(setup: Setup) -> None:
 
 
 def test_the_end_of_a_5_0_client_is_said_before_tls_ends(setup: Setup) -> None:
-    """DISCONNECT arrives, then the end of TLS, whether the client agrees to it or not."""
+    """DISCONNECT arrives, then the end of TLS, whether the client agrees or not; what it sends then is ignored."""
+    watch = Raw.connected(setup.gateway.port)
+    assert watch.subscribe(("tls/late", 0)) == [0]
     for agrees in (True, False):
         client = Raw5(setup.gateway.port)
         client.close()
@@ -250,6 +268,7 @@ def test_the_end_of_a_5_0_client_is_said_before_tls_ends(setup: Setup) -> None:
             assert client.expect(raw.CONNACK).body[1] == 0
             client.send(raw.packet(0x30, b"\0\0"))  # neither topic nor alias
             assert client.expect(raw.DISCONNECT, PATIENCE).body[0] == 0x81
+            client.send(raw5.publish("tls/late", b"x"))
             if agrees:
                 client.expect_closed(PATIENCE)
             else:
@@ -258,6 +277,8 @@ def test_the_end_of_a_5_0_client_is_said_before_tls_ends(setup: Setup) -> None:
                 raw_end = socket.socket(fileno=plain.detach())
                 with raw_end:
                     assert ended(raw_end)
+    assert watch.ping() == []
+    watch.close()
 
 
 def test_too_many_are_closed_before_their_handshake(setup: Setup) -> None:
@@ -301,6 +322,48 @@ def test_too_many_without_tls(setup: Setup) -> None:
             return False
 
     assert eventually(room, PATIENCE)
+
+
+def test_no_files_left(nats_server: NatsServer, gateway_factory: GatewayFactory, tmp_path: Path) -> None:
+    """Nobody is accepted for a while, without turning in circles; then everybody is who has waited."""
+    authority = Authority(tmp_path)
+    config = write_config(tmp_path / "gateway.toml", tls(authority.issue(NAME)))
+    gateway = gateway_factory(nats_server, "--config", config, "--connect-timeout", "60")
+    (port,) = ports(gateway, "MQTTS")
+    process = psutil.Process(gateway.pid)
+    _, most = process.rlimit(psutil.RLIMIT_NOFILE)
+    process.rlimit(psutil.RLIMIT_NOFILE, (process.num_fds() + 5, most))
+    with contextlib.ExitStack() as stack:
+        waiting = [stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE)) for _ in range(20)]
+        eventually(lambda: "accepts nobody for a while: Too many open files" in gateway.log, PATIENCE)
+        eventually(lambda: gateway.log.count("accepts nobody for a while") > 1, PATIENCE)
+        assert gateway.log.count("accepts nobody for a while") < 20
+        process.rlimit(psutil.RLIMIT_NOFILE, (most, most))
+        for plain in waiting:
+            stack.enter_context(trusting(authority).wrap_socket(plain, server_hostname=NAME))
+    with Secure(port, trusting(authority)) as client:
+        greeted(client)
+
+
+def test_addresses(nats_server: NatsServer, gateway_factory: GatewayFactory, tmp_path: Path) -> None:
+    """All that a name stands for, and one that somebody has."""
+    authority = Authority(tmp_path)
+    pair = authority.issue(NAME)
+    names = {found[4][0] for found in socket.getaddrinfo("localhost", 0, type=socket.SOCK_STREAM)}
+    config = write_config(tmp_path / "gateway.toml", {**tls(pair), "listen": "localhost:0"})
+    gateway = gateway_factory(nats_server, "--config", config)
+    addresses = re.findall(r"^MQTTS (\S+):(\d+) ", gateway.log, re.MULTILINE)
+    assert {host.strip("[]") for host, _ in addresses} == names
+    for host, port in addresses:
+        plain = socket.create_connection((host.strip("[]"), int(port)), PATIENCE)
+        trusting(authority).wrap_socket(plain, server_hostname=NAME).close()
+    for workers in ("1", "2"):
+        taken = write_config(tmp_path / "taken.toml", {**tls(pair), "listen": f"127.0.0.1:{gateway.port}"})
+        other = gateway_factory(nats_server, "--config", taken, "--workers", workers, port=free_port(), start=False)
+        other.launch()
+        assert other.wait() == 1
+        line = other.log.splitlines()[-1]
+        assert line.startswith(f"mqtt-nats: cannot listen on 127.0.0.1:{gateway.port}: ")
 
 
 def test_stopping(nats_server: NatsServer, gateway_factory: GatewayFactory, tmp_path: Path) -> None:

@@ -286,17 +286,23 @@ def test_the_last_packets_come_with_the_end(setup: Setup) -> None:
 @pytest.mark.parametrize("secure", [False, True])
 @pytest.mark.parametrize("agrees", [True, False])
 def test_the_gateway_ends_it(setup: Setup, agrees: bool, secure: bool) -> None:
-    """DISCONNECT, then Close, then the socket; the last when the client answers, or after a while."""
+    """DISCONNECT, then Close, then the socket; the last when the client answers, or after a while.
+
+    What it sends meanwhile is ignored.
+    """
     client = Web(setup.secure, setup.trust) if secure else Web(setup.port)
-    with client:
+    with client, Raw.connected(setup.gateway.port, patience=PATIENCE) as watch:
+        assert watch.subscribe(("web/late", 0)) == [0]
         client.send(raw5.connect("wrong"))
         assert client.expect(raw.CONNACK).body[1] == 0
         client.send(raw.packet(0x30, b"\0\0") + raw.publish("web/late", b"x", qos=1, id=3))
         assert client.expect(raw.DISCONNECT).body[0] == 0x81
         assert client.closed() == 1000
+        client.wire(frame(raw5.publish("web/late", b"x")))
         if agrees:
-            client.wire(frame(raw.publish("web/late", b"x")) + frame(b"\x03\xe8", CLOSE))
+            client.wire(frame(b"\x03\xe8", CLOSE))
         assert client.gone()
+        assert watch.ping() == []
 
 
 def test_takeover(setup: Setup) -> None:
