@@ -103,7 +103,9 @@ async def _look_for_rest(side: DurableSide, attachment: Attachment) -> None:
         except (ApiError, NoResponders, RequestTimeout) as error:
             log.debug("client %r: consumer %s is not known about yet: %s", side.client.client_id, name, error)
         else:
-            if info is None or (not info.num_pending and info.delivered_seq <= attachment.source.last):
+            # What a consumer that has brought nothing says to have delivered is what lies before its start.
+            known = max(attachment.source.last, attachment.source.start - 1)
+            if info is None or (not info.num_pending and info.delivered_seq <= known):
                 spend(side, attachment)
                 return
         await asyncio.sleep(LOOK_AGAIN)
