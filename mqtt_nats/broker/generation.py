@@ -7,6 +7,7 @@ docs/internals/rules.md#replaced-streams.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -15,7 +16,7 @@ from mqtt_nats import natstime
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.session.durable import ID_SPACE
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.generations import GenerationStore
+from mqtt_streams.generations import GenerationStore, Lower
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import V5
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from mqtt_nats.broker.durable import DurableSide
 
 log = logging.getLogger("mqtt_nats.broker")
+
+CATCH_UP: Final = 2.0
+"""Seconds in which a new leader of the stream has what the former one had."""
 
 ADVISORIES: Final = f"$JS.EVENT.ADVISORY.STREAM.*.{MESSAGES}".encode()
 
@@ -67,7 +71,12 @@ class Generation:
             ApiError, NoResponders, RequestTimeout: JetStream does not answer.
         """
         broker = self._broker
-        mark = await self._store.look(broker.new_nuid())
+        try:
+            mark = await self._store.look(broker.new_nuid())
+        except Lower as error:
+            log.debug("%s", error)
+            await asyncio.sleep(CATCH_UP)
+            mark = await self._store.look(broker.new_nuid(), error.last)
         if mark is None:
             return
         natstime.learn(*self._store.heard)

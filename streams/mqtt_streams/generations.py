@@ -24,6 +24,17 @@ _WRONG_LAST_SEQUENCE: Final = (10071, 10164)
 _ROUNDS: Final = 20
 
 
+class Lower(Exception):
+    """The stream has less than it had. Look again a little later with `last`: a new leader may be about to catch up.
+
+    `last`: its last sequence.
+    """
+
+    def __init__(self, last: int) -> None:
+        super().__init__(f"stream {MESSAGES} ends at sequence {last}, and did not before")
+        self.last = last
+
+
 class Mark(NamedTuple):
     """What was last seen of the stream.
 
@@ -46,10 +57,11 @@ class GenerationStore:
         self.heard = 0.0, 0.0, 0.0
         """Unix time by nats-server's clock when it was asked last, and by the clock here before and after."""
 
-    async def look(self, new_id: str) -> Mark | None:
+    async def look(self, new_id: str, lower: int | None = None) -> Mark | None:
         """The mark as it is now, None when there is no stream. `new_id` becomes that of a stream that is another one.
 
-        Raises ApiError, NoResponders, RequestTimeout.
+        `lower`: where the stream has ended that had less than before. Raises Lower, ApiError, NoResponders,
+        RequestTimeout.
         """
         for _ in range(_ROUNDS):
             # Read before the stream is looked at, which has then at least as much as the mark says.
@@ -66,17 +78,26 @@ class GenerationStore:
             last, created = int(info["state"]["last_seq"]), str(info.get("created", ""))
             if known is None or message is None:
                 mark = Mark(new_id, created, last, last)
-            elif known.created != created or last < max(
-                known.last, self._seen.last if self._seen.id == known.id else 0
-            ):
+            elif known.created != created or await self._is_lower(known, message.time_ns, last, lower):
                 mark = Mark(new_id, created, last, await self._floor(message.time_ns, last))
             else:
-                mark = known._replace(last=last)
+                mark = known._replace(last=max(last, known.last))
             written = mark == known or await self._write(mark, message.seq if message is not None else 0)
             if written or (known is not None and mark.id == known.id):  # else another gateway has seen as much
                 self._seen = mark
                 return mark
         raise ApiError(503, 0, "too many gateways mark what they have seen of the stream")
+
+    async def _is_lower(self, known: Mark, since: int, last: int, lower: int | None) -> bool:
+        """Whether the stream went back; what it got since then is newer than the mark."""
+        if lower is None:
+            if last < max(known.last, self._seen.last if self._seen.id == known.id else 0):
+                raise Lower(last)
+            return False
+        if last <= lower:
+            return True
+        message = await stored.get_sequence(self._js, MESSAGES, lower + 1)
+        return message is not None and message.time_ns > since
 
     async def _floor(self, since: int, last: int) -> int:
         """The last message that was stored before the stream was replaced; a backup is older than the mark."""

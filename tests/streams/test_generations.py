@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import asyncio
 
+import orjson
+import pytest
+
 from mqtt_streams import stored
 from mqtt_streams.api import call, publish
 from mqtt_streams.definitions import ensure_streams
-from mqtt_streams.generations import SUBJECT, GenerationStore, Mark
+from mqtt_streams.generations import SUBJECT, GenerationStore, Lower, Mark
 from mqtt_streams.shared import STREAM
 from tests.harness.backup import backup, restore
 from tests.streams.support import NatsPyJetStream
@@ -21,9 +24,13 @@ async def add(js: NatsPyJetStream, count: int) -> None:
         await publish(js, "$MQTT.msgs.a", b"x")
 
 
-async def look(js: NatsPyJetStream, new_id: str) -> Mark:
-    """As a gateway that has just started."""
-    found = await GenerationStore(js).look(new_id)
+async def look(js: NatsPyJetStream, new_id: str, store: GenerationStore | None = None) -> Mark:
+    """As a gateway that has just started, or the one of ``store``."""
+    store = store or GenerationStore(js)
+    try:
+        found = await store.look(new_id)
+    except Lower as error:
+        found = await store.look(new_id, error.last)
     assert found is not None
     return found
 
@@ -61,13 +68,41 @@ async def test_one_restored_from_a_backup(js: NatsPyJetStream) -> None:
     saved = await backup(js.client, MESSAGES)
     await add(js, 4)
     gateway = GenerationStore(js)
-    before = await gateway.look("one")
+    await look(js, "one", gateway)
     await restore(js.client, saved)
     await add(js, 2)
     found = await look(js, "two")
     assert (found.id, found.last, found.floor) == ("two", 5, 3)
-    assert await gateway.look("three") == found
-    assert before is not None
+    assert await look(js, "three", gateway) == found
+
+
+async def test_one_that_has_less_than_before(js: NatsPyJetStream) -> None:
+    """What it gets before it is looked at again is newer than the mark."""
+    await ensure_streams(js)
+    await add(js, 3)
+    first = await look(js, "one")
+    await publish(js, SUBJECT, orjson.dumps(first._replace(last=10)._asdict()))
+    gateway = GenerationStore(js)
+    with pytest.raises(Lower, match="ends at sequence 3") as caught:
+        await gateway.look("two")
+    await add(js, 9)
+    found = await gateway.look("two", caught.value.last)
+    assert found == Mark("two", first.created, 12, 3)
+    await publish(js, SUBJECT, orjson.dumps(found._replace(last=20)._asdict()))
+    with pytest.raises(Lower):
+        await gateway.look("three")
+    assert await gateway.look("three", 12) == Mark("three", first.created, 12, 12)
+
+
+async def test_a_leader_that_catches_up(js: NatsPyJetStream) -> None:
+    """What it had not applied yet is older than the mark."""
+    await ensure_streams(js)
+    await add(js, 5)
+    first = await look(js, "one")
+    gateway = GenerationStore(js)
+    assert await gateway.look("two", 3) == first
+    await add(js, 1)
+    assert await gateway.look("two", 3) == first._replace(last=6)
 
 
 async def test_a_mark_that_went_back_with_its_stream(js: NatsPyJetStream) -> None:
@@ -81,8 +116,7 @@ async def test_a_mark_that_went_back_with_its_stream(js: NatsPyJetStream) -> Non
     await gateway.look("one")
     for one in saved:
         await restore(js.client, one)
-    found = await gateway.look("two")
-    assert found is not None
+    found = await look(js, "two", gateway)
     assert (found.id, found.floor) == ("two", 3)
 
 
