@@ -374,27 +374,6 @@ class Client(Member):
         self.marked = True
         self.sender_header = b"Nmqtt-Client:%b\r\n" % percent_encode(self.client_id).encode()
 
-    async def fence(self) -> None:
-        """Wait until NATS has taken this client's subscriptions, on every server from which something may come.
-
-        Raises:
-            TimeoutError: it does not answer.
-        """
-        nodes, wild = self.broker.nodes, self.broker.wild
-        await nodes.fence(self.broker.link)
-        if any(found.link is wild for found in self.filters):
-            await nodes.fence(wild)
-
-    async def fence_wild(self) -> None:
-        """Wait until NATS has taken the subscriptions on the connection for wildcards, where there are any.
-
-        Raises:
-            TimeoutError: it does not answer.
-        """
-        wild = self.broker.wild
-        if any(found.link is wild for found in self.filters):
-            await wild.fence()
-
     # -- jobs -----------------------------------------------------------------------------------
 
     def do(self, work: Coroutine[Any, Any, None]) -> None:

@@ -21,6 +21,7 @@ from mqtt_nats.backbone.inbox import NO_RESPONDERS
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
+    from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -164,6 +165,29 @@ class Nodes:
         own = _server(link)
         link.out.append(b"PUB %b %b %d\r\n%b\r\n" % (HERE, reply, len(own), own))
         link.kick()
+
+
+async def fence(client: Client) -> None:
+    """Wait until NATS has taken a client's subscriptions, on every server from which something may come.
+
+    Raises:
+        TimeoutError: it does not answer.
+    """
+    broker = client.broker
+    await broker.nodes.fence(broker.link)
+    if any(found.link is broker.wild for found in client.filters):
+        await broker.nodes.fence(broker.wild)
+
+
+async def fence_wild(client: Client) -> None:
+    """Wait until NATS has taken the subscriptions on the connection for wildcards, where there are any.
+
+    Raises:
+        TimeoutError: it does not answer.
+    """
+    wild = client.broker.wild
+    if any(found.link is wild for found in client.filters):
+        await wild.fence()
 
 
 def _server(link: Link) -> bytes:

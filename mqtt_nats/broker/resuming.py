@@ -14,6 +14,7 @@ from mqtt_nats.broker.attaching import bring_back
 from mqtt_nats.broker.draining import stand_before, watch
 from mqtt_nats.broker.generation import adopt, settle
 from mqtt_nats.broker.groups import PREFIX as SHARED
+from mqtt_nats.broker.nodes import fence
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.replay import Replay, open_gate, start_replays
@@ -61,7 +62,7 @@ async def rejoin(client: Client, denied: Set[str]) -> None:
                 client.join(topic_filter, qos, options)
         except ValueError as error:  # nats-server's listener allows what clients may not have here
             log.warning("client %r: its subscription %r is not continued: %s", client.client_id, subject, error)
-    await client.fence()
+    await fence(client)
 
 
 async def note_kept(client: Client, side: DurableSide) -> None:

@@ -16,6 +16,7 @@ from mqtt_nats.broker.draining import drain
 from mqtt_nats.broker.durable import Attachment, backstop
 from mqtt_nats.broker.groups import PREFIX as SHARED
 from mqtt_nats.broker.groups import parse_shared
+from mqtt_nats.broker.nodes import fence, fence_wild
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.replay import Replay, drop_gate, open_gate, prepare, start_replays
@@ -121,7 +122,7 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
             await _abandon(client, wanted, refused)
         for topic_filter, wish in wanted.items():
             gates[topic_filter] = open_gate(client, client.join(topic_filter, wish.qos, wish.options))
-        await patiently(client, client.fence_wild)
+        await patiently(client, lambda: fence_wild(client))
         # Who has joined now gets what is published from now on; what was published before has to be there to be read.
         await client.broker.retained_so_far()
         # Read before SUBACK leaves: a newer message can then only come after these. The requests follow the
@@ -129,7 +130,7 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
         # servers of a cluster only an echo tells.
         replays = await patiently(client, lambda: _first_pages(client, wanted))
         if not replays or client.broker.nodes.others:
-            await patiently(client, client.fence)
+            await patiently(client, lambda: fence(client))
         denied = {topic_filter for topic_filter, gate in gates.items() if gate.found.denied}
         await _abandon(client, wanted, denied)
         replays = [replay for replay in replays if replay.filter in wanted]
