@@ -110,8 +110,8 @@ class DurableSide:
         """Stored messages without Nmqtt-Pub: acknowledged and counted."""
         self.damaged = False
         """A consumer was deleted, and is about to be made again."""
-        self.doubtful = False
-        """Deliveries or acknowledgements may have been lost; somebody is going to look."""
+        self.doubtful: set[str] = set()
+        """Consumers of which deliveries or acknowledgements may have been lost; somebody is going to look."""
         self.kept = False
         """A consumer has kept its deliver subject: the record names another one."""
         self.stall: Stall | None = None
@@ -264,7 +264,7 @@ class DurableSide:
             # What comes now must not overtake what was lost: all of it comes again.
             attachment.missed = True
             client.broker.link.unsubscribe_raw(attachment.sid)
-            client.broker.reconciling.due(client)
+            client.broker.reconciling.due(client, attachment.consumer.durable_name)
             return
         source.place = ack.consumer_seq + 1
         message = client.broker.stored_message(ack.stream_seq, b"%d" % ack.timestamp_ns, subject, headers, payload)

@@ -61,7 +61,7 @@ class Reconciling:
         name = subject.rpartition(b".")[2].decode()
         client = self._broker.attached.get(name)
         if client is not None:
-            self.due(client)
+            self.due(client, name)
         elif name.startswith(SHARED_PREFIX):
             if not self._groups:  # many of them are elected at the same time
                 asyncio.get_running_loop().call_later(SETTLE, self._ask_again)
@@ -71,47 +71,54 @@ class Reconciling:
         groups, self._groups = self._groups, set()
         ask_groups_again(self._broker, groups)
 
-    def due(self, client: Client) -> None:
-        """Have a session looked at; there is no more than one look per session to come."""
+    def due(self, client: Client, name: str) -> None:
+        """Have a session's consumer looked at; there is no more than one look per session to come."""
         side = client.durable_side
-        if side is not None and not side.doubtful and client.alive:
-            side.doubtful = True
-            client.do(self._reconcile(client, side))
+        if side is None or not client.alive:
+            return
+        if not side.doubtful:
+            asyncio.get_running_loop().call_later(SETTLE, self._begin, client, side)
+        side.doubtful.add(name)
+
+    def _begin(self, client: Client, side: DurableSide) -> None:
+        client.do(self._reconcile(client, side))
 
     async def _reconcile(self, client: Client, side: DurableSide) -> None:
-        await asyncio.sleep(SETTLE)
         async with self._limit:
-            side.doubtful = False  # what happens from now on is a reason to look again
+            names, side.doubtful = side.doubtful, set()  # what happens from now on is a reason to look again
             if side.stall is not None:
                 return  # everything comes again when the client reads
-            if await self._complete(side):
+            if await self._complete(side, names):
                 return
             log.info("client %r: deliveries or acknowledgements were lost: they come again", client.client_id)
             await reattach(client, side)
 
-    async def _complete(self, side: DurableSide) -> bool:
+    async def _complete(self, side: DurableSide, names: set[str]) -> bool:
         """Whether JetStream and this gateway agree on what the session has been given and has acknowledged."""
         if any(attachment.missed for attachment in side.attachments.values()):
             return False
-        found = await self._suspects(side)
+        found = await self._suspects(side, names)
         if not found:
             return True
         await asyncio.sleep(SETTLE)
-        again = await self._suspects(side)
+        again = await self._suspects(side, set(found))
         # Where acknowledgements are only on their way, the oldest that is pending is another one by now.
         return not any(again.get(name) == floor for name, floor in found.items())
 
-    async def _suspects(self, side: DurableSide) -> dict[str, int]:
-        """Consumers that have more pending than is on its way, and up to where everything is acknowledged."""
+    async def _suspects(self, side: DurableSide, names: set[str]) -> dict[str, int]:
+        """Those that have more pending than is on its way, and up to where everything is acknowledged."""
         client = side.client
         inbox = client.broker.inbox
         found: dict[str, int] = {}
-        for name, attachment in list(side.attachments.items()):
+        for name in names:
+            attachment = side.attachments.get(name)
+            if attachment is None:
+                continue
             info = await patiently(client, partial(consumer_info, inbox, MESSAGES, name))
             if info is not None and _suspicious(info, side.machine, attachment):
                 found[name] = info.ack_floor_seq
-        if side.has_pubrels:
-            name = CONSUMER_PREFIX + client.hash
+        name = CONSUMER_PREFIX + client.hash
+        if side.has_pubrels and name in names:
             info = await patiently(client, partial(consumer_info, inbox, OUT, name))
             records = sum(len(release.records) for release in side.machine.releases.values())
             if info is not None and info.num_ack_pending > records:
