@@ -200,7 +200,8 @@ class DurableOutbound(Recalling):
     def looked(self, source: Source, sequence: int, last: int, pending: int) -> None:
         """The state of a consumer after ``sequence`` was stored: delivered up to ``last``, ``pending`` to come."""
         source.asked = False
-        if not pending and last <= source.last:
+        # A consumer that has delivered nothing says that it is just before the message with which it begins.
+        if not pending and last <= max(source.last, source.clear):
             source.clear = max(source.clear, sequence)
             self.pump()
 

@@ -243,6 +243,17 @@ def test_messages_that_have_expired_do_not_hold_others_up() -> None:
     assert ports.take() == [("publish", ID_SPACE + 5, 1, False)]
 
 
+def test_a_consumer_that_never_had_anything_does_not_hold_others_up() -> None:
+    """It is just before its first sequence, as JetStream says, though nothing has come."""
+    busy, quiet = Source(2, 7, 100), Source(2, 7, 100)
+    machine, ports = session(busy, quiet)
+    for sequence in (ID_SPACE + 7, 2 * ID_SPACE + 8):
+        machine.arrived(busy, sequence, 1, b"a", None, 1)
+        assert ports.take() == [("look", sequence)]
+        machine.looked(quiet, sequence, 6, 0)
+        assert ports.take() == [("publish", sequence, 1, False)]
+
+
 def test_window() -> None:
     one = source()
     machine, ports = session(one, limit=2)
