@@ -271,6 +271,20 @@ async def test_packet_ids_stay_unique_beyond_their_space(connect: Connector, nam
     await client.receive(name, b"waits, too", packet_id=old.packet_id % IDS + 1)
 
 
+async def test_quiet_subscriptions_do_not_stop_a_session(connect: Connector, name: str, stored: Stored) -> None:
+    """One that has never had a message, which began when the stream had messages: also when identifiers begin anew."""
+    publisher = await connect(f"{name}-publisher")
+    await publisher.deliver(f"{name}/other", b"", 1)
+    client = await connect(name, clean=False)
+    await client.subscribe(f"{name}/busy", f"{name}/quiet/#", qos=2)
+    for _ in range(2):
+        await skip_to(stored, name, await stored.last_sequence() + IDS + 2)
+        for number in range(3):
+            await publisher.deliver(f"{name}/busy", b"%d" % number, 2)
+            await client.receive(f"{name}/busy", b"%d" % number)
+        await client.quiet()
+
+
 async def skip_to(stored: Stored, name: str, sequence: int) -> None:
     """Fill the stream with what nobody gets, so that the next message has ``sequence``."""
     missing = sequence - 1 - await stored.last_sequence()
