@@ -207,13 +207,12 @@ class World:
         left = list(self.to_client)
         self.to_client = deque(left[:unread])
         for packet in left[unread:]:
-            kind, identifier, _, dup, sequence = packet
+            kind, identifier, _, _, sequence = packet
             if kind != 3 or not gateway.machine.recall(identifier):
                 self.to_client.append(packet)
                 continue
             self.sent[sequence] -= 1
             if not self.sent[sequence]:
-                assert not dup
                 del self.sent[sequence], self.sent_qos[sequence], self.in_use[identifier]
         self.first_sent = {}
         for sequence in self.sent:
