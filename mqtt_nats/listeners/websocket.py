@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final, cast
 
 from wsproto import ConnectionType, WSConnection
+from wsproto.connection import ConnectionState
 from wsproto.events import (
     AcceptConnection,
     BytesMessage,
@@ -88,6 +89,7 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
         self._busy = False
         """They are handled in the next turn."""
         self._paused = False
+        self._eof = False
 
     # -- the socket's side ------------------------------------------------------------------------
 
@@ -112,11 +114,12 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
                 self._turn()
 
     def eof_received(self) -> bool:
-        """The client sends no more: handle what is left, and close."""
-        while self._open and self._more and not self._done:
-            self._held = False
+        """The client sends no more: close once what is left is handled. True when that cannot be now."""
+        self._eof = True
+        while self._more and not self._held and not self._done:
             self._turn()
-        return False
+        # With TLS there is no half of a connection.
+        return self._more and not self._done and self.get_extra_info("ssl_object") is None
 
     def pause_writing(self) -> None:
         """The client does not read."""
@@ -202,7 +205,8 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
         try:
             for number, event in enumerate(frames.events(), 1):
                 if isinstance(event, BytesMessage):
-                    payload.append(bytes(event.data))
+                    if event.data:
+                        payload.append(bytes(event.data))
                 elif isinstance(event, Ping):
                     self._pong(event)
                 elif isinstance(event, CloseConnection):
@@ -224,6 +228,8 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
             self._finish(farewell)
         elif self._more:
             self._again()
+        elif self._eof and self._transport is not None:
+            self._transport.close()
         self._flow()
 
     def _again(self) -> None:
@@ -267,8 +273,8 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
     # -- the connection's side --------------------------------------------------------------------
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send bytes, as one frame."""
-        if not self._ended and self._transport is not None:
+        """Send bytes, as one frame; not to a client that has said that it ends."""
+        if not self._ended and self._transport is not None and self._frames.state is ConnectionState.OPEN:
             self._transport.write(self._frames.send(BytesMessage(data=bytes(data))))
 
     def close(self) -> None:
