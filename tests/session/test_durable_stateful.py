@@ -115,8 +115,7 @@ class DurableSession(RuleBasedStateMachine):
             self.world.serve(self.gateway)
         for _ in range(min(read, len(self.world.to_client))):
             self.world.client_reads()
-        self.world.to_client.clear()
-        self.world.to_gateway.clear()
+        self.world.disconnected()
         self.resume()
 
     @rule(read=st.integers(0, 3))

@@ -168,7 +168,9 @@ class World:
         self.first_sent: dict[str, int] = {}
         """Per topic, the highest sequence sent for the first time."""
         self.in_use: dict[int, int] = {}
-        """Identifiers that the client may hold, with the sequence of their message."""
+        """Identifiers that this connection uses, with the sequence of their message."""
+        self.may_hold: dict[int, int] = {}
+        """Those by which the client may know a QoS 2 message of an earlier connection."""
         self.sent_qos: dict[int, int] = {}
         """At which QoS each was sent first."""
         self.ended: dict[str, int] = {}
@@ -190,6 +192,9 @@ class World:
         sequence = message.sequence
         assert self.in_use.get(identifier, sequence) == sequence, (
             f"identifier {identifier} of {sequence} is in use for {self.in_use[identifier]}"
+        )
+        assert qos == 1 or self.may_hold.get(identifier, sequence) == sequence, (
+            f"{sequence} may be taken for a repetition of {self.may_hold[identifier]}"
         )
         if sequence in self.sent:
             assert dup, f"{sequence} is sent again without DUP"
@@ -218,6 +223,13 @@ class World:
         for sequence in self.sent:
             topic = self.stream_all[sequence].topic
             self.first_sent[topic] = max(sequence, self.first_sent.get(topic, 0))
+
+    def disconnected(self) -> None:
+        """The client's connection has ended: of QoS 1 it knows nothing any more."""
+        self.to_client.clear()
+        self.to_gateway.clear()
+        self.may_hold |= {at: sequence for at, sequence in self.in_use.items() if self.sent_qos[sequence] == 2}
+        self.in_use.clear()
 
     def client_reads(self) -> None:
         """The client takes one packet and answers it."""
@@ -249,6 +261,8 @@ class World:
         kind, identifier = self.to_gateway.popleft()
         if kind in (PUBACK, PUBCOMP):
             self.in_use.pop(identifier, None)
+        if kind == PUBCOMP:
+            self.may_hold.pop(identifier, None)
         gateway.machine.acknowledged(kind, [identifier])
 
     # -- JetStream ------------------------------------------------------------------------------
