@@ -25,7 +25,6 @@ user root
 persistence true
 persistence_location {directory}/
 autosave_interval 1
-autosave_on_changes true
 max_queued_messages 0
 set_tcp_nodelay true
 log_dest stderr
@@ -91,7 +90,7 @@ class Listener:
 
 
 class Mosquitto:
-    """mosquitto, which saves its database after every change."""
+    """mosquitto, which saves its database every second."""
 
     def __init__(self, directory: Path) -> None:
         self.port = free_port()

@@ -31,7 +31,7 @@ class Promises:
         order: the first deliveries to a subscriber, of one publisher's messages on one topic at one QoS, keep the
             publisher's order.
         once: at QoS 2 on both sides no application gets a message twice.
-        marked: a QoS 1 message comes again only with DUP, or when its publisher had to send it again.
+        marked: what comes again has DUP, unless its publisher had to send it again.
         sessions: a session that outlives its connections is present at every reconnect.
         resent: seconds after CONNACK in which everything unacknowledged has come again; 0: it has to come, however
             late, when the connection lasts.
@@ -211,7 +211,6 @@ class _Checker:
         one.ever = True
         one.open.clear()
         one.back = event.t
-        self._progress[event.who] = event.t
 
     def _on_lost(self, event: Event) -> None:
         one = self._subscribers[event.who]
@@ -319,7 +318,7 @@ class _Checker:
                 self._violation(
                     "sent again late", f"{_name(message)} came to {event.who} {passed / 1e6:.0f} ms after CONNACK"
                 )
-            if not event.dup:
+            if not event.dup and self._promises.marked:
                 self._violation("DUP missing", f"{event.who} got {_name(message)} again, without DUP")
         if event.qos == 2:
             held = one.held.get(identifier)

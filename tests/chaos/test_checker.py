@@ -263,6 +263,16 @@ def test_many_of_a_kind_are_counted(story: Story) -> None:
     assert lines[-1] == "lost: 5 more"
 
 
+def test_a_pause_counts_while_there_is_no_connection(story: Story) -> None:
+    story.publish(1, acked=False)
+    story.note("p", "lost", reason="closed", conn=1, open=[])
+    story.now += 500 * MS
+    story.connect("p", 4, present=True)
+    story.publish(1, dup=True, conn=4)
+    story.receive(1)
+    assert story.check().figures["longest_pause_ms"] == 505
+
+
 def test_a_history_is_read_in_the_order_of_time(tmp_path: Path) -> None:
     one, two = (History(tmp_path / f"{name}.jsonl") for name in ("one", "two"))
     one.note("connect", port=1, clean=True)
