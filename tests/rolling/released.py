@@ -11,7 +11,8 @@ from pathlib import Path
 
 from tests.harness.nats import ROOT
 
-RECORDS = "streams/mqtt_streams/sessions.py"
+BEFORE = "1beb5b768cbc94c33cb6bb5d60a7c877e5728c3f"
+"""The last commit before records were read with an eye on other versions."""
 
 
 def _git(*arguments: str) -> str:
@@ -20,12 +21,11 @@ def _git(*arguments: str) -> str:
 
 
 def commit() -> str:
-    """The last release, or else what was there before session records were changed last; empty: no history is here."""
+    """The last release, or else `BEFORE`; empty: the history that is here, if any, does not have it."""
     if not (ROOT / ".git").exists():
         return ""
     tag = _git("describe", "--tags", "--abbrev=0", "--match", "v*", "HEAD^")
-    changed = _git("log", "-1", "--format=%H", "--", RECORDS)
-    return tag or (_git("rev-parse", "--verify", "--quiet", f"{changed}^") if changed else "")
+    return tag or _git("rev-parse", "--verify", "--quiet", BEFORE + "^{commit}")
 
 
 def unpack(name: str, directory: Path) -> None:

@@ -71,6 +71,12 @@ async def record(js: JetStreamContext, client_id: str) -> dict[str, Any]:
     return found
 
 
+async def nothing_owed(js: JetStreamContext, client_id: str) -> bool:
+    """Whether JetStream knows that the client has answered every PUBREL."""
+    info = await js.stream_info("$MQTT_out", subjects_filter=f"$MQTT.out.pubrel.{name_hash(client_id)}")
+    return not info.state.subjects
+
+
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("first", ["other", "today"])
 async def test_a_session_goes_back_and_forth(
@@ -110,6 +116,7 @@ async def test_a_session_goes_back_and_forth(
             await client.expect_ack(PUBCOMP, 99)
             await publisher.receive("held", b"held", qos=2)
             await client.unsubscribe("r/+")
+            assert await aeventually(lambda: nothing_owed(js, "roller"), PATIENCE)
             # The first gateway takes it over from the second, which publishes its will.
             await publisher.subscribe("wills/#", qos=1)
             async with await RawClient5.connect5(
