@@ -61,6 +61,9 @@ MODES: Final = ("lost", "unanswered", "answered")
 CLIENTS: Final = ("first", "second", "publisher", "other")
 """Two durable subscribers and two publishers, all with sessions that last."""
 
+POINTS: Final = st.tuples(st.integers(0, 2), st.sampled_from(FRAMES), st.sampled_from(KILLS), st.integers(1, 3))
+"""A gateway, where it dies, how, and at which of these frames."""
+
 T = TypeVar("T")
 
 
@@ -158,10 +161,15 @@ class Crashes(RuleBasedStateMachine):
 
         self._do(act())
 
-    @initialize(places=st.lists(st.integers(0, 2), min_size=4, max_size=4))
-    def begin(self, places: list[int]) -> None:
+    @initialize(
+        places=st.lists(st.integers(0, 2), min_size=4, max_size=4),
+        points=st.lists(POINTS, min_size=1, max_size=3, unique_by=lambda point: point[0]),
+    )
+    def begin(self, places: list[int], points: list[tuple[int, tuple[str, str], Action, int]]) -> None:
         if time.monotonic() < self.until:
             self._do(self._begin(places))
+            for point in points:
+                self.trap(*point)
 
     async def _begin(self, places: list[int]) -> None:
         await self.fleet.ready()
@@ -183,7 +191,7 @@ class Crashes(RuleBasedStateMachine):
         name=st.sampled_from(("publisher", "other")),
         qos=st.integers(1, 2),
         count=st.integers(1, 3),
-        point=st.none() | st.tuples(st.integers(0, 2), st.sampled_from(FRAMES), st.sampled_from(KILLS), st.just(1)),
+        point=st.none() | POINTS,
     )
     def publish(self, name: str, qos: int, count: int, point: tuple[int, tuple[str, str], Action, int] | None) -> None:
         if point is not None:

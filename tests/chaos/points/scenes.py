@@ -21,6 +21,9 @@ from tests.harness.waiting import aeventually
 PATIENCE: Final = 40.0
 """Seconds in which everything is done again."""
 
+DELIVERY: Final = PATIENCE
+"""Seconds in which everything that was acknowledged has been delivered, after the clients have recovered."""
+
 _NUMBERS: Final = itertools.count(1)
 
 
@@ -200,7 +203,7 @@ async def run_point(fleet: Fleet, point: Point, victim: Slot, other: Slot) -> li
             assert not missing, missing
             return True
 
-        await aeventually(all_there, PATIENCE, what="everything delivered")
+        await aeventually(all_there, DELIVERY, what="everything delivered")
         await scene.at_rest()
         assert not scene.missing()
         wrong = scene.wrong()

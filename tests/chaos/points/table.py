@@ -255,6 +255,18 @@ async def taking_over_will(scene: Scene) -> None:
     scene.later.append(lambda: _wills(scene, client))
 
 
+@named("will and lease")
+async def renewing(scene: Scene) -> None:
+    """The gateway renews its lease, while it has a client with a will."""
+    await scene.subscriber("durable", scene.other)
+    await scene.subscriber("regular", scene.other, clean=True)
+    client = scene.main = scene.peer("client", scene.victim, clean=True, will=(scene.topic, 1))
+    await scene.settled(client)
+    scene.arm(scene)
+    await aeventually(lambda: not scene.victim.alive, PATIENCE, what="end of the gateway")
+    await _wills(scene, client)
+
+
 def each(scene: Script, way: str, *prefixes: str, nth: int = 1, actions: Iterable[Action] = BOTH) -> list[Point]:
     """Points at the nth frame of each of these."""
     return [Point(scene, way, prefix, action, nth) for prefix in prefixes for action in actions]
@@ -324,6 +336,8 @@ def _points() -> Iterator[Point]:
     yield from each(will(1), "up", stored, deleting + "$MQTT_wills")
     yield from each(will(2), "up", "{bare}", stored)
     yield from each(will(2), "answer", stored, deleting + "$MQTT_wills")
+    yield from each(renewing, "up", "$KV.MQTT_gateways.lease.")
+    yield from each(renewing, "answer", "$KV.MQTT_gateways.lease.")
     yield from each(arming, "up", "$MQTT.wills.")
     yield from each(arming, "answer", claim, "$MQTT.wills.")
     yield from each(taking_over_will, "up", stored, deleting + "$MQTT_wills", "$MQTT.wills.")
@@ -334,7 +348,7 @@ POINTS: Final = list(_points())
 
 SOME: Final = [
     point
-    for slow, every in ((False, 3), (True, 7))
+    for slow, every in ((False, 4), (True, 9))
     for point in [one for one in POINTS if str(one).startswith("will") is slow][::every]
 ]
 """Those of them that tests take. A will that its gateway has not published waits until its lease has lapsed."""

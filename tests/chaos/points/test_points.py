@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.points import scenes
 from tests.chaos.points.fleet import Fleet
 from tests.chaos.points.machine import Tally, explore
 from tests.chaos.points.scenes import Point, run_point
@@ -51,8 +52,11 @@ async def test_gateways_die_anywhere(nats_factory: NatsFactory, tmp_path: Path) 
     assert tally.situations, "no gateway was killed"
 
 
-async def test_a_gateway_that_acknowledges_too_early_is_noticed(nats_factory: NatsFactory, tmp_path: Path) -> None:
+async def test_a_gateway_that_acknowledges_too_early_is_noticed(
+    nats_factory: NatsFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was acknowledged and not stored is lost, when the gateway dies in between."""
+    monkeypatch.setattr(scenes, "DELIVERY", 5.0)
     (point,) = [one for one in POINTS if str(one) == "publish at QoS 1: kill before up $MQTT.msgs.{bare} #2"]
     fleet = Fleet(tmp_path, nats_factory(), 3, module="tests.chaos.mutants.ack_before_store")
     try:
