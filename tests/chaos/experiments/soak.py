@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import linear_regression
 from typing import Any, NamedTuple
 
+from mqtt_streams.generations import SUBJECT as GENERATION
 from tests.chaos.client import ChaosClient, ClientWill
 from tests.chaos.experiment import Experiment, Result, Setting
 from tests.chaos.history import History
@@ -29,8 +30,10 @@ SECONDS_LONG = float(os.environ.get("CHAOS_SOAK_SECONDS", "3600"))
 
 EXPIRY = 3
 """Seconds after which a durable visitor's session ends."""
-POOL = 20
-"""Client ids that are used again and again."""
+POOL = 3
+"""Client ids that each visitor uses again and again."""
+VISIT = 120.0
+"""Seconds in which a visit must come to its end, however busy the machine is."""
 EMPTY = 60.0
 """Seconds in which everything must be gone at the end."""
 
@@ -68,34 +71,42 @@ class Visitor:
         while not self.stopping:
             self.visits += 1
             try:
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(VISIT):
                     await self._visit()
             except (TimeoutError, AssertionError) as error:
-                self.failed.append(f"visitor {self.number}, visit {self.visits}: {str(error) or 'no end after 60 s'}")
+                self.failed.append(f"visitor {self.number}, visit {self.visits}: {str(error) or 'it takes too long'}")
 
     async def _visit(self) -> None:
         dice = self.dice
         version = dice.choice((4, 5))
         durable = version == 5 and dice.random() < 0.5
-        # Ids that come again take their own former connections over, or find their session, or do not.
-        name = f"pool-{dice.randrange(POOL)}" if dice.random() < 0.4 else f"v{self.number}-{self.visits}"
+        # Ids that come again find their session, or do not.
+        name = f"v{self.number}-{dice.randrange(POOL) if dice.random() < 0.4 else POOL + self.visits}"
         own = f"churn/{self.number}/{self.visits}"
-        client = ChaosClient(
-            name,
-            dice.sample(self.ports, len(self.ports)),
-            self.history,
-            version,
-            not durable,
-            EXPIRY if durable else 0,
-            will=ClientWill(f"{own}/will", dice.randrange(3), delay=dice.choice((0, 1)))
-            if dice.random() < 0.3
-            else None,
-        )
+
+        def client() -> ChaosClient:
+            will = ClientWill(f"{own}/will", dice.randrange(3), delay=dice.choice((0, 1)))
+            return ChaosClient(
+                name,
+                dice.sample(self.ports, len(self.ports)),
+                self.history,
+                version,
+                not durable,
+                EXPIRY if durable else 0,
+                will=will if dice.random() < 0.3 else None,
+            )
+
+        clients = [client()]
         try:
-            await client.connect(30)
-            await self._stay(client, own)
+            await clients[0].connect(30)
+            await self._stay(clients[0], own)
+            if dice.random() < 0.2:  # another connection takes the session over
+                clients[0].stay = False
+                clients.append(client())
+                await clients[1].connect(30)
         finally:
-            await (client.close() if dice.random() < 0.5 else client.abandon())
+            for one in clients:
+                await (one.close() if dice.random() < 0.5 else one.abandon())
 
     async def _stay(self, client: ChaosClient, own: str) -> None:
         dice = self.dice
@@ -113,7 +124,7 @@ class Visitor:
             await client.publish(f"{own}/kept", 0, 1, retain=True, payload=b"")
             self.published += 2
         if dice.random() < 0.8:
-            await client.settled(20)
+            assert await client.settled(60), f"{client.unacknowledged} publishes are not acknowledged"
         if dice.random() < 0.3:
             client.drop()
             await client.connect(30)
@@ -158,6 +169,7 @@ class Soak:
         for stream in (*STREAMS, "$MQTT_shared"):
             if stream != "$MQTT_msgs":
                 found[stream] = await self.look.count(stream)
+        found["$MQTT_shared"] -= await self.look.count("$MQTT_shared", GENERATION)
         for gateway in await self.look.gateways(len(self.gateways)):
             found[f"connections of {gateway['id']}"] = gateway["connections"]
         return {name: value for name, value in found.items() if value}
