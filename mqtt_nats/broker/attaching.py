@@ -61,6 +61,9 @@ EXPIRE_NS: Final = 100_000_000
 EXPIRED: Final = 5.0
 """Seconds in which all of it has come."""
 
+BRING_BACK: Final = 20
+"""Attempts: the consumer may lose its leader in the middle of one."""
+
 RETURN: Final = 1.0
 """Seconds in which what is pending comes again after a change of the deliver subject."""
 
@@ -165,12 +168,15 @@ async def bring_back(side: DurableSide, attachment: Attachment, patience: float 
         if source.collected:
             return
         await asyncio.sleep(STEP)
-    info = await consumer_info(broker.inbox, MESSAGES, name)
-    if info is not None and info.num_ack_pending > outstanding(side.machine, source):
+    for _ in range(BRING_BACK):
+        info = await consumer_info(broker.inbox, MESSAGES, name)
+        if info is None or info.num_ack_pending <= outstanding(side.machine, source):
+            return
         log.info("consumer %s does not send again what is pending: it is told to", name)
         before = source.again
         with contextlib.suppress(ConsumerNotFound, DeliverSubjectBusy):  # whoever hears of its end makes it anew
-            await send_again(broker, MESSAGES, attachment.consumer, lambda: source.again - before)
+            await send_again(broker, MESSAGES, attachment.consumer, lambda before=before: source.again - before)  # type: ignore[misc]
+    log.warning("consumer %s does not send again all that is pending", name)
 
 
 def outstanding(machine: DurableOutbound, source: Source) -> int:

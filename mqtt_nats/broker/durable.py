@@ -384,6 +384,7 @@ class DurableSide:
         if not self.machine.open:  # else what was lost on the way is still to come, and may be older
             source.last = max(source.last, info.delivered_seq)
         source.expected = info.num_ack_pending
+        source.place = source.place or info.delivered_consumer_seq + 1
         attachment.gone = (info.ack_floor_seq + 1, info.delivered_seq)
         if not info.num_pending or info.delivered_seq >= source.end:
             pass_on(self, attachment)
