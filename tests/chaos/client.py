@@ -226,6 +226,9 @@ class ChaosClient:
             self.history.note("lost", reason=str(error) or "no CONNACK", conn=link.number, open=[])
             link.abort()
             return None
+        except asyncio.CancelledError:
+            link.abort()  # nobody would end it
+            raise
         if connack.code:
             self.history.note("refused", code=int(connack.code), conn=link.number)
             link.abort()
