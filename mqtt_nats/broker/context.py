@@ -18,7 +18,6 @@ from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.backbone.store import Op, Store
 from mqtt_nats.broker.generation import Generation
-from mqtt_nats.broker.lingering import Lingering
 from mqtt_nats.broker.nodes import Nodes
 from mqtt_nats.broker.readiness import Readiness
 from mqtt_nats.broker.replying import Replying
@@ -112,7 +111,6 @@ class Broker:
         self.retained = RetainedStore(inbox)
         self.held = Qos2Store(inbox)
         self.pubrels = PubrelStore(inbox)
-        self.lingering = Lingering(link)
         self.timers = TimerStore(inbox)
         self.wills = WillStore(inbox)
         self.groups = SharedStore(inbox)

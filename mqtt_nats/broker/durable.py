@@ -17,6 +17,7 @@ from mqtt_nats.backbone.link import Handler
 from mqtt_nats.backbone.store import Silent
 from mqtt_nats.broker.attaching import attach_pubrels, make_anew, move, send_again
 from mqtt_nats.broker.draining import finish, inherited, pass_on, spend
+from mqtt_nats.broker.lingering import Lingering
 from mqtt_nats.broker.operations import ConfirmOp, PubrelOp
 from mqtt_nats.broker.tailoring import extras_of, pack
 from mqtt_nats.codec import MqttError, ReasonCode
@@ -118,6 +119,8 @@ class DurableSide:
         """Nothing is sent: the client does not read."""
         self.replaced: int | None = None
         """Not None: the stream was replaced since the last connection, by one that has other messages after this."""
+        self.lingering: Lingering | None = None
+        """PUBREL records of what is complete."""
         self.pubrel_sid = b""
         self.pubrels_come = 0
         self._progress = asyncio.Event()
@@ -156,7 +159,9 @@ class DurableSide:
                 self.client.broker.drop_assignment(reply[1:], Silent())
                 link.kick()
             else:
-                self.client.broker.lingering.add(reply[1:])
+                if self.lingering is None:
+                    self.lingering = Lingering(link)
+                self.lingering.add(reply[1:])
             return
         link.out.append(b"PUB %b 0\r\n\r\n" % reply)
         link.kick()
@@ -434,6 +439,8 @@ class DurableSide:
     def detach(self) -> None:
         """Let go of every consumer: the next owner can have it at once."""
         link, attached = self.client.broker.link, self.client.broker.attached
+        if self.lingering is not None:
+            self.lingering.end()
         for name, attachment in self.attachments.items():
             link.unsubscribe_raw(attachment.sid)
             if attached.get(name) is self.client:

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
 
-LINGER: Final = 1.0
+LINGER: Final = 0.3
 """Seconds from the end of an exchange to the acknowledgement of its record."""
 
 
 class Lingering:
-    """Acknowledgements that are kept back for `LINGER` seconds, whatever becomes of the session meanwhile."""
+    """Acknowledgements of one session that are kept back for `LINGER` seconds."""
+
+    __slots__ = ("_link", "_loop", "_waiting")
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -33,12 +35,19 @@ class Lingering:
             self._loop.call_later(LINGER, self._flush)
         self._waiting.append((self._loop.time() + LINGER, reply))
 
-    def _flush(self) -> None:
-        waiting = self._waiting
-        now = self._loop.time()
-        out = self._link.out
-        while waiting and waiting[0][0] <= now:
-            out.append(b"PUB %b 0\r\n\r\n" % waiting.popleft()[1])
+    def end(self) -> None:
+        """Acknowledge now: the next owner must not find a record that goes away under its hands."""
+        while self._waiting:
+            self._acknowledge()
         self._link.kick()
-        if waiting:
-            self._loop.call_at(waiting[0][0], self._flush)
+
+    def _flush(self) -> None:
+        now = self._loop.time()
+        while self._waiting and self._waiting[0][0] <= now:
+            self._acknowledge()
+        self._link.kick()
+        if self._waiting:
+            self._loop.call_at(self._waiting[0][0], self._flush)
+
+    def _acknowledge(self) -> None:
+        self._link.out.append(b"PUB %b 0\r\n\r\n" % self._waiting.popleft()[1])
