@@ -190,6 +190,8 @@ class ChaosClient:
                     failures += 1
                 continue
             failures = 0
+            if self._closing:
+                link.close()
             pinging = asyncio.create_task(self._ping(link))
             try:
                 await link.ended.wait()
@@ -225,6 +227,9 @@ class ChaosClient:
         except (TimeoutError, ConnectionError) as error:
             self.history.note("lost", reason=str(error) or "no CONNACK", conn=link.number, open=[])
             link.abort()
+            if self.link is link:  # CONNACK came at the last moment
+                self.link = None
+                self.connected.clear()
             return None
         except asyncio.CancelledError:
             link.abort()  # nobody would end it
