@@ -190,8 +190,7 @@ class ChaosClient:
                     failures += 1
                 continue
             failures = 0
-            if self._closing:
-                link.close()
+            self._close_late(link)
             pinging = asyncio.create_task(self._ping(link))
             try:
                 await link.ended.wait()
@@ -282,6 +281,11 @@ class ChaosClient:
             if not pong.done():
                 pong.set_exception(ConnectionError("connection lost"))
         self._pongs.clear()
+
+    def _close_late(self, link: _Link) -> None:
+        """The end came while this connection was being made."""
+        if self._closing:
+            link.close()
 
     async def _ping(self, link: _Link) -> None:
         half = self.keepalive / 2
