@@ -44,6 +44,7 @@ from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.definitions import BY_SIZE, EnsureReport, NotAnswering, StreamSetupError, ensure_streams, with_ids
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.retained import STREAM as RETAINED
 
 log = logging.getLogger("mqtt_nats.gateway")
 
@@ -112,8 +113,8 @@ class Gateway:
         self.broker: Broker | None = None
         self.lease: Lease | None = None
         self.domain = ""
-        self._messages: dict[str, Any] = {}
-        """The configuration of the stream of messages."""
+        self._configs: dict[str, dict[str, Any]] = {}
+        """The configurations of the streams."""
         self._ending = False
         self._looking = False
         """Streams that do not answer are being looked for."""
@@ -208,17 +209,18 @@ class Gateway:
             retention=settings.retention,
             message_ids=settings.message_ids,
         )
-        self._messages = report.configs[MESSAGES]
+        self._configs = report.configs
         if self.broker is not None:
             self._recognise(self.broker)
         return report
 
     def _recognise(self, broker: Broker) -> None:
         """Store messages as their stream recognises repetitions."""
-        config = self._messages
+        config = self._configs[MESSAGES]
         broker.with_ids = with_ids(self.settings.message_ids, config.get("num_replicas", 1))
         # Half of it: from when a message is stored it takes a while until it is sent again.
         broker.store.trusted = config.get("duplicate_window", 0) / 2e9
+        broker.retained.replicated = self._configs[RETAINED].get("num_replicas", 1) > 1
 
     async def disconnect(self) -> None:
         """Close the connections to NATS."""
@@ -461,7 +463,7 @@ class Gateway:
     def _may_have_grown(self) -> bool:
         """Whether the streams have fewer replicas than the servers that are announced could hold."""
         known = self.link.known
-        few = self.settings.stream_replicas is None and self._messages.get("num_replicas", 1) < BY_SIZE
+        few = self.settings.stream_replicas is None and self._configs[MESSAGES].get("num_replicas", 1) < BY_SIZE
         return few and known is not None and known.size >= BY_SIZE and not self._looking
 
     async def _restore(self, broker: Broker) -> None:

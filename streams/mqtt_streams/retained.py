@@ -7,7 +7,7 @@ memory and see nothing else; who wrote the tombstone deletes it.
 
 from base64 import b64decode
 from collections.abc import AsyncIterator
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -21,6 +21,11 @@ PREFIX: Final = "$MQTT.rmsgs."
 PAGE_MESSAGES: Final = 256
 PAGE_BYTES: Final = 4 * 1024 * 1024
 """Bounds of one page of `matching`, so that memory does not grow with the number of retained messages."""
+
+_LAG: Final = 2.0
+"""Seconds after which every replica that is read has a message."""
+_TAIL: Final = 64
+"""So many of the newest messages may be missing on a replica that lags."""
 
 _TOMBSTONE: Final = "-1"
 
@@ -99,22 +104,33 @@ def _json_body(payload: bytes) -> tuple[int, bytes] | None:
     return flags, message
 
 
+def _age(info: dict[str, Any]) -> float:
+    """Seconds since the newest message was stored, by the server's clock."""
+    return (stored.time_ns(info["ts"]) - stored.time_ns(info["state"]["last_ts"])) / 1e9
+
+
 class RetainedStore:
-    """Reads retained messages by direct get; needs `allow_direct` on the stream."""
+    """Reads retained messages by direct get; needs `allow_direct` on the stream.
+
+    `replicated`: the stream has replicas, which may lag: a single message is then asked for at the leader.
+    """
 
     def __init__(self, js: JetStream) -> None:
         self._js = js
+        self.replicated = False
 
     async def get(self, subject: str) -> RetainedMessage | None:
         """The retained message of one subject (no wildcards)."""
-        message = await stored.direct_get_last(self._js, STREAM, PREFIX + subject)
+        look = stored.get_last if self.replicated else stored.direct_get_last
+        message = await look(self._js, STREAM, PREFIX + subject)
         return None if message is None else parse(message)
 
     async def matching(self, filter_subject: str, start_seq: int = 0) -> AsyncIterator[list[RetainedMessage]]:
         """Pages of the retained messages that match, oldest first, from stream sequence `start_seq` on.
 
         Ends at what was the newest message when it began, so it ends also while messages are being retained. A page is
-        fetched only when the caller asks for it. Subjects hidden from wildcards are left out.
+        fetched only when the caller asks for it. Subjects hidden from wildcards are left out. In a cluster the newest
+        messages are asked for at the leader as well, where they are so new that a replica may lack them.
         """
         if "*" not in filter_subject and ">" not in filter_subject:
             message = await self.get(filter_subject)
@@ -122,8 +138,11 @@ class RetainedStore:
                 yield [message]
             return
         everything = starts_with_wildcard(filter_subject)
-        last_seq = (await call(self._js, f"STREAM.INFO.{STREAM}"))["state"]["last_seq"]
+        info = await call(self._js, f"STREAM.INFO.{STREAM}")
+        last_seq = info["state"]["last_seq"]
         seq = max(start_seq, 1)
+        tail = max(seq, last_seq - _TAIL + 1)
+        found: set[int] = set()
         more = True
         while more and seq <= last_seq:
             raw, more = await stored.direct_page(
@@ -138,6 +157,17 @@ class RetainedStore:
             ]
             if raw:
                 seq = raw[-1].seq + 1
+                found.update(message.seq for message in raw if message.seq >= tail)
+            if page:
+                yield page
+        if self.replicated and _age(info) < _LAG:
+            page = []
+            async for late in stored.scan(self._js, STREAM, PREFIX + filter_subject, tail):
+                if late.seq > last_seq:
+                    break
+                message = None if late.seq in found else parse(late)
+                if message is not None and (not everything or visible_to_wildcard(message.subject)):
+                    page.append(message)
             if page:
                 yield page
 

@@ -16,6 +16,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from mqtt_streams.api import NoResponders, Reply, RequestTimeout
+from mqtt_streams.headers import STREAM_SEQUENCE, get_last
 
 
 def find_nats_server() -> str:
@@ -119,6 +120,25 @@ class NatsPyJetStream:
                 yield Reply(message.subject, block, message.data, message.reply)
         finally:
             await subscription.unsubscribe()
+
+
+class Lagging(NatsPyJetStream):
+    """Direct gets are answered as by a replica that has nothing behind stream sequence ``last``."""
+
+    def __init__(self, js: NatsPyJetStream, last: int) -> None:
+        super().__init__(js.client, js.api_prefix)
+        self.last = last
+
+    async def _answers(
+        self, subject: str, payload: bytes, headers: bytes, timeout: float, inbox: str
+    ) -> AsyncGenerator[Reply, None]:
+        async for answer in super()._answers(subject, payload, headers, timeout, inbox):
+            found = get_last(answer.headers, STREAM_SEQUENCE)
+            if ".DIRECT.GET." in subject and found is not None and int(found) > self.last:
+                if b'"batch"' not in payload:
+                    yield answer._replace(headers=b"NATS/1.0 404 Message Not Found\r\n\r\n", payload=b"")
+                continue
+            yield answer
 
 
 def raw_block(message: Msg) -> bytes:

@@ -15,7 +15,7 @@ from mqtt_streams.definitions import ensure_streams
 from mqtt_streams.retained import RetainedMessage, RetainedStore, parse, retained_subject, set_block, tombstone_block
 from mqtt_streams.stored import StoredMessage
 from mqtt_streams.subjects import encode_topic, filter_to_subjects
-from tests.streams.support import NatsPyJetStream, eventually
+from tests.streams.support import Lagging, NatsPyJetStream, eventually
 
 ORIGIN = "7BA7vU7Z"
 
@@ -102,6 +102,23 @@ async def test_get(js: NatsPyJetStream) -> None:
     assert headers.get(message.headers, "Nmqtt-RTopic") == "a/b"
     assert [page async for page in store.matching("a.b")] == [[message]]
     assert [page async for page in store.matching("a.b", seq + 1)] == []
+
+
+async def test_a_replica_that_lags(js: NatsPyJetStream) -> None:
+    """What was acknowledged before is found, each message once; nothing else than one replica could have told."""
+    await ensure_streams(js)
+    old = [await put(js, f"a/{number}", b"%d" % number) for number in range(5)]
+    await put(js, "a/0", b"new")
+    await put(js, "a/5", b"5")
+    await put(js, "b", b"other")
+    store = RetainedStore(Lagging(js, old[-1]))
+    assert await topics(store, "a/+") == [["a.1", "a.2", "a.3", "a.4"]]
+    assert await store.get("a.5") is None
+    store.replicated = True
+    assert await topics(store, "a/+") == [["a.1", "a.2", "a.3", "a.4"], ["a.0", "a.5"]]
+    found = await store.get("a.5")
+    assert found is not None
+    assert found.payload == b"5"
 
 
 async def test_clear_and_delete_the_tombstone(js: NatsPyJetStream) -> None:
