@@ -119,7 +119,7 @@ async def _page(broker: Broker, found: Filter, bare: bytes, position: dict[str, 
     answers = broker.inbox.stream(f"{broker.inbox.api_prefix}.DIRECT.GET.{MESSAGES}", orjson.dumps(body))
     try:
         async for reply in answers:
-            stored = get_last(reply.headers, STREAM_SUBJECT)
+            stored = get_last(reply.headers, STREAM_SUBJECT, "surrogateescape")
             if stored is None or status(reply.headers) in (204, 404, 408, 413):
                 break
             last = int(get_last(reply.headers, STREAM_SEQUENCE) or 0)
@@ -131,7 +131,7 @@ async def _page(broker: Broker, found: Filter, bare: bytes, position: dict[str, 
 
 
 def _deliver(broker: Broker, found: Filter, subject: str, headers: bytes, payload: bytes, born: float) -> None:
-    route = broker.table.route_of_subject(subject.encode())
+    route = broker.table.route_of_subject(subject.encode(errors="surrogateescape"))
     group = route.groups.get(found) if route is not None else None
     if route is None or group is None or not group.high:
         return

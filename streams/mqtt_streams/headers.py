@@ -63,20 +63,20 @@ def parse(block: bytes) -> list[tuple[str, str]]:
     return pairs
 
 
-def get(block: bytes, name: str) -> str | None:
+def get(block: bytes, name: str, errors: str = "replace") -> str | None:
     """The first header called `name` (exact case, as nats-server compares), without parsing the others."""
     at = block.find(b"\r\n" + name.encode() + b":")
     if at < 0:
         return None
     start = at + len(name.encode()) + 3
     end = block.find(b"\r\n", start)
-    return block[start : end if end >= 0 else len(block)].decode(errors="replace").strip(" \t")
+    return block[start : end if end >= 0 else len(block)].decode(errors=errors).strip(" \t")
 
 
-def get_last(block: bytes, name: str) -> str | None:
+def get_last(block: bytes, name: str, errors: str = "replace") -> str | None:
     """The last header called `name`: what the server appended, whatever the publisher had put there before."""
     at = block.rfind(b"\r\n" + name.encode() + b":")
-    return None if at < 0 else get(block[at:], name)
+    return None if at < 0 else get(block[at:], name, errors)
 
 
 def get_int(block: bytes, name: str) -> int | None:

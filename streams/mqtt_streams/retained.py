@@ -70,11 +70,13 @@ def tombstone_block(topic: str, origin: str, lines: bytes = b"") -> bytes:
 
 
 def parse(message: StoredMessage) -> RetainedMessage | None:
-    """Read a stored record; None for a tombstone, an expiry marker or anything unusable."""
+    """Read a stored record; None for a tombstone, an expiry marker or anything unusable, its subject included."""
     block = message.headers
     payload = message.payload
     flags = headers.get(block, headers.R_FLAGS)
     if not payload or flags == _TOMBSTONE or headers.get(block, headers.MARKER_REASON) is not None:
+        return None
+    if not message.subject.isascii() and any("\ud800" <= sign <= "\udfff" for sign in message.subject):
         return None
     if flags is None:
         body = _json_body(payload)

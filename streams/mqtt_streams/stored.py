@@ -20,7 +20,10 @@ _EPOCH: Final = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 
 
 class StoredMessage(NamedTuple):
-    """One message of a stream; `headers` is the raw block (b"" for none), `time_ns` the store time since 1970."""
+    """One message of a stream; `headers` is the raw block (b"" for none), `time_ns` the store time since 1970.
+
+    Bytes of a subject that are no UTF-8 are surrogates where a direct get has brought it.
+    """
 
     subject: str
     seq: int
@@ -82,7 +85,7 @@ async def scan(js: JetStream, stream: str, subject: str, start_seq: int = 1) -> 
 
 def _from_direct(reply: Reply) -> StoredMessage | None:
     """The message in a direct get's answer; None for an answer without one."""
-    subject = headers.get_last(reply.headers, headers.STREAM_SUBJECT)
+    subject = headers.get_last(reply.headers, headers.STREAM_SUBJECT, "surrogateescape")
     seq = headers.get_last(reply.headers, headers.STREAM_SEQUENCE)
     time = headers.get_last(reply.headers, headers.STREAM_TIME)
     if subject is None or seq is None or time is None:

@@ -251,7 +251,7 @@ def test_subjects_that_are_no_topics(gateway: Gateway, nats_server: NatsServer) 
     ):
         client.subscribe("#", 1)
         client.subscribe(f"{token.decode()}/+", 1)
-        stream.write(b'CONNECT {"verbose":false}\r\n')
+        stream.write(b'CONNECT {"verbose":false,"headers":true}\r\n')
         for level in illegal:
             stream.write(b"PUB %b.%b 7\r\nillegal\r\n" % (token, level))
             stream.write(b"PUB $MQTT.msgs.%b.%b 7\r\nillegal\r\n" % (token, level))
@@ -260,7 +260,7 @@ def test_subjects_that_are_no_topics(gateway: Gateway, nats_server: NatsServer) 
             stream.write(b"%d\r\n%billegal\r\n" % (len(headers) + 7, headers))
         stream.write(b"PUB %b.end 3\r\nend\r\n" % token)
         stream.flush()
-        eventually(lambda: b"end" in client.payloads())
+        eventually(lambda: client.payloads(f"{token.decode()}/end") == [b"end"])
         client.subscribe(f"{token.decode()}/#", 1)  # with the retained ones
-        assert b"illegal" not in client.payloads()
+        assert [one for one in client.received if one[1] == b"illegal"] == []
         assert client.disconnections == []

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from benchmarks.clients import Client, LoadError, Loop, Publisher, connect_all
 from benchmarks.job import Job
 from benchmarks.packets import Batch, DeliveryError, Layout, Verifier, connect, subscribe
 from benchmarks.scenarios import select
+from tests.benchmarks.test_bench_run import SLOWLY
 
 PROPERTIES = bytes.fromhex("03000161 26000162000163")
 ALL_CONNACK = bytes.fromhex(
@@ -190,6 +192,7 @@ def test_flows_with_the_gateway(name: str) -> None:
     with peers.running("ours") as broker:
         (scenario,) = select([name], version=5)
         job = Job(name, peers.HOST, broker.port, seconds=0.3, warmup=0.1, processes=broker.processes, version=5)
+        scenario = replace(scenario, rate=scenario.rate and SLOWLY)
         result = (load.latency if scenario.kind == "latency" else load.throughput)(job, scenario)
     assert isinstance(result["count"], int)
     assert result["count"] > 50

@@ -30,6 +30,8 @@ class Promises:
     Attributes:
         order: the first deliveries to a subscriber, of one publisher's messages on one topic at one QoS, keep the
             publisher's order.
+        leaders_change: then the order holds where a message was acknowledged before the other one was sent: a leader
+            that goes away may drop one of those that were on their way, and store what came after it.
         once: at QoS 2 on both sides no application gets a message twice.
         marked: what comes again has DUP, unless its publisher had to send it again.
         sessions: a session that outlives its connections is present at every reconnect.
@@ -39,6 +41,7 @@ class Promises:
     """
 
     order: bool = True
+    leaders_change: bool = False
     once: bool = True
     marked: bool = True
     sessions: bool = True
@@ -360,7 +363,9 @@ class _Checker:
         newest = one.newest.get(line, 0)
         if event.n < newest:
             self._reordered += 1
-            if self._promises.order and sent.qos:
+            on_its_way = not sent.acked or sent.acked > self._sent[event.of, newest].at
+            excused = self._promises.leaders_change and on_its_way
+            if self._promises.order and sent.qos and not excused:
                 self._violation("out of order", f"{event.who} got {_name(message)} after {event.of}/{newest}")
         else:
             one.newest[line] = event.n

@@ -159,6 +159,18 @@ def test_out_of_order(story: Story) -> None:
     assert verdict.kinds == {"out of order"}
     assert verdict.figures["reordered"] == 1
     assert story.check(Promises(order=False)).violations == []
+    assert story.check(Promises(leaders_change=True)).kinds == {"out of order"}
+
+
+def test_order_of_what_is_on_its_way_when_leaders_change(story: Story) -> None:
+    """Two was not acknowledged when three was sent."""
+    story.publish(1)
+    story.publish(2, acked=False)
+    story.publish(3)
+    for n in (1, 3, 2):
+        story.receive(n)
+    assert story.check().kinds == {"out of order"}
+    assert story.check(Promises(leaders_change=True)).violations == []
 
 
 def test_order_of_what_is_sent_again(story: Story) -> None:

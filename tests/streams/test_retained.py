@@ -47,6 +47,13 @@ def test_parse(flags: int, qos: int) -> None:
     assert parse(StoredMessage("$MQTT.rmsgs.a.b", 7, 9, block, b"x")) == RetainedMessage("a.b", qos, b"x", block, 7, 9)
 
 
+def test_a_subject_that_is_no_text() -> None:
+    """Nobody could subscribe it: it is not shown under another name."""
+    block = set_block("a", 3, ORIGIN)
+    assert parse(StoredMessage("$MQTT.rmsgs.a.\udcff", 7, 9, block, b"x")) is None
+    assert parse(StoredMessage("$MQTT.rmsgs.a.\u00ff\U0001f600", 7, 9, block, b"x")) is not None
+
+
 def test_the_older_json_body() -> None:
     body = {"origin": ORIGIN, "subject": "a", "topic": "a", "msg": base64.b64encode(b"old").decode(), "flags": 3}
     assert parse(StoredMessage("$MQTT.rmsgs.a", 1, 2, b"", orjson.dumps(body))) == RetainedMessage(

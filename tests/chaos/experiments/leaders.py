@@ -7,6 +7,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 
+from tests.chaos.checker import Promises
 from tests.chaos.experiment import Experiment, Result, Setting
 from tests.chaos.history import Event
 from tests.chaos.workload import Workload
@@ -55,6 +56,7 @@ class Scene:
                 rate=60,
                 ack_after=0.01,
                 prefix=f"q{qos}",
+                promises=Promises(leaders_change=True),
             )
             for qos in (1, 2)
         ]

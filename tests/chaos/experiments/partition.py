@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tests.chaos.checker import Promises
 from tests.chaos.experiment import Experiment, Result, Setting
 from tests.chaos.history import Event
 from tests.chaos.workload import Workload
@@ -80,6 +81,7 @@ class Scene:
                 qos=qos,
                 rate=30,
                 prefix=f"q{qos}",
+                promises=Promises(leaders_change=True),
             )
             for qos in (1, 2)
         ]
