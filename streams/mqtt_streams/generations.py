@@ -23,6 +23,9 @@ _STREAM_NOT_FOUND: Final = 10059
 _WRONG_LAST_SEQUENCE: Final = (10071, 10164)
 _ROUNDS: Final = 20
 
+# Clocks of the leaders of two streams may differ by this much (nanoseconds).
+_SKEW: Final = 1_000_000_000
+
 
 class Lower(Exception):
     """The stream has less than it had. Look again a little later with `last`: a new leader may be about to catch up.
@@ -80,6 +83,8 @@ class GenerationStore:
                 mark = Mark(new_id, created, last, last)
             elif known.created != created or await self._is_lower(known, message.time_ns, last, lower):
                 mark = Mark(new_id, created, last, await self._floor(message.time_ns, last))
+            elif await self._was_restored(known, message.time_ns - _SKEW, last):
+                mark = Mark(new_id, created, last, await self._floor(message.time_ns - _SKEW, last))
             else:
                 mark = known._replace(last=max(last, known.last))
             written = mark == known or await self._write(mark, message.seq if message is not None else 0)
@@ -104,6 +109,14 @@ class GenerationStore:
         start = {"start_time": stored.rfc3339(since)}
         page, _ = await stored.direct_page(self._js, MESSAGES, f"{MESSAGE_PREFIX}>", start, messages=1, size=1)
         return page[0].seq - 1 if page else last
+
+    async def _was_restored(self, known: Mark, since: int, last: int) -> bool:
+        """Whether the first messages since the mark are older than it: a stream is seen before they are restored."""
+        if not known.floor == known.last < last:
+            return False
+        start = {"seq": known.floor + 1}
+        page, _ = await stored.direct_page(self._js, MESSAGES, f"{MESSAGE_PREFIX}>", start, messages=1, size=1)
+        return bool(page) and page[0].time_ns < since
 
     async def _write(self, mark: Mark, expected: int) -> bool:
         block = b"NATS/1.0\r\n%b:%d\r\n\r\n" % (EXPECTED_LAST_SUBJECT_SEQUENCE.encode(), expected)

@@ -76,6 +76,21 @@ async def test_one_restored_from_a_backup(js: NatsPyJetStream) -> None:
     assert await look(js, "three", gateway) == found
 
 
+async def test_one_that_was_seen_before_its_messages_were_restored(js: NatsPyJetStream) -> None:
+    """They are older than the mark that was made then."""
+    await ensure_streams(js)
+    await add(js, 3)
+    await look(js, "one")
+    await asyncio.sleep(1.1)  # that much older than the mark which follows
+    early = Mark("two", "", 0, 0)
+    info = await call(js, f"STREAM.INFO.{MESSAGES}")
+    await publish(js, SUBJECT, orjson.dumps(early._replace(created=info["created"])._asdict()))
+    found = await look(js, "three")
+    assert (found.id, found.last, found.floor) == ("three", 3, 3)
+    await add(js, 1)
+    assert await look(js, "four") == found._replace(last=4)
+
+
 async def test_one_that_has_less_than_before(js: NatsPyJetStream) -> None:
     """What it gets before it is looked at again is newer than the mark."""
     await ensure_streams(js)
