@@ -20,7 +20,7 @@ def setting(tmp_path: Path) -> Iterator[Setting]:
 
 async def test_two_owners_are_noticed(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(takeover, "SETTLE", 3.0)
-    monkeypatch.setattr(takeover, "ROUNDS", 2)
+    monkeypatch.setattr(takeover, "ROUNDS", 6)
     monkeypatch.setattr(takeover, "FINISH", 3.0)
     result = await takeover.run(setting, "tests.chaos.mutants.no_epoch_check")
     assert [line for line in result.violations if "still connected" in line], result

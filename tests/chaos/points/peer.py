@@ -156,7 +156,7 @@ class Peer:
         self._task: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
         self._keep = False
-        self._abandoned: list[asyncio.WriteTransport] = []
+        self._abandoned: list[asyncio.StreamWriter] = []
 
     # -- what is asked of it ------------------------------------------------------------------------
 
@@ -231,8 +231,8 @@ class Peer:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self.drop()
-        for transport in self._abandoned:
-            transport.abort()
+        for writer in self._abandoned:
+            writer.transport.abort()
 
     # -- connections --------------------------------------------------------------------------------
 
@@ -277,7 +277,7 @@ class Peer:
             self._unanswered.clear()
             if self._keep:
                 self._keep = False
-                self._abandoned.append(writer.transport)
+                self._abandoned.append(writer)  # a writer that nobody has closes its connection
             else:
                 writer.transport.abort()
 
