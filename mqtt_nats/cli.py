@@ -20,7 +20,7 @@ from anyio.abc import TaskStatus
 
 from mqtt_nats import __version__
 from mqtt_nats.config import ENV_PREFIX, Settings, env_name, flag_name, has_flag
-from mqtt_nats.ctl.commands import cluster
+from mqtt_nats.ctl.commands import cluster, plugins
 from mqtt_nats.embedded import run_server
 from mqtt_nats.errors import StartupError, first_error
 from mqtt_nats.hangup import Hangup
@@ -75,7 +75,7 @@ def default_text(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, tuple):
         return ",".join(value) or "none"
-    return "none" if value is None else str(value)
+    return "none" if value is None or value == {} else str(value)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -145,6 +145,7 @@ def ctl(context: click.Context, /, config: Path | None, **flags: Any) -> None:
 
 
 ctl.add_command(cluster)
+ctl.add_command(plugins)
 
 
 @command.command(add_help_option=False, context_settings={"ignore_unknown_options": True})

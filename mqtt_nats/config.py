@@ -256,6 +256,12 @@ class Settings(BaseSettings):
     publish_client_id: bool = Field(
         default=True, description="Name the publisher to NATS clients in the header `Nmqtt-Client`."
     )
+    plugins: dict[str, dict[str, Any]] = Field(
+        default={},
+        repr=False,
+        description="Options of plugins, `[plugins.NAME]` in the file. Those that have such a table, empty or not, are "
+        "loaded at the start, unless it says `load = false`.",
+    )
     log_level: Annotated[Literal["debug", "info", "warning", "error", "critical"], BeforeValidator(_lower)] = Field(
         default="info", description="Least severe messages that are logged."
     )
@@ -330,8 +336,11 @@ class Settings(BaseSettings):
         values = _read_file(config) if config is not None else {}
         try:
             values |= EnvSettingsSource(cls)()
-        except SettingsError:  # the only one that is not plain text
-            raise StartupError(f"{env_name('listeners')} is not valid JSON: expected a list of objects") from None
+        except SettingsError as error:  # the only ones that are not plain text
+            name, what = "listeners", "a list of objects"
+            if '"plugins"' in str(error):
+                name, what = "plugins", "an object of objects"
+            raise StartupError(f"{env_name(name)} is not valid JSON: expected {what}") from None
         values |= {name: value for name, value in flags.items() if value is not None}
         try:
             return cls(**values)
@@ -356,7 +365,7 @@ def is_secret(field: FieldInfo) -> bool:
 
 def has_flag(name: str) -> bool:
     """Whether the setting can be given on the command line."""
-    return not is_secret(Settings.model_fields[name]) and name != "listeners"
+    return not is_secret(Settings.model_fields[name]) and name not in ("listeners", "plugins")
 
 
 def cannot_listen(address: str, error: OSError) -> str:
@@ -411,6 +420,9 @@ def _one_line(error: ValidationError, values: Mapping[str, Any]) -> str:
         shown = ""
         if name == "listeners":
             problems.append(_of_listener(detail["loc"], detail["type"], message))
+            continue
+        if name == "plugins":
+            problems.append(f"{'.'.join(str(part) for part in detail['loc'])}: {message}")
             continue
         field = Settings.model_fields.get(name)
         if field is not None and not is_secret(field) and name != "nats":

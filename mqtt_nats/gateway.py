@@ -30,15 +30,17 @@ from mqtt_nats.broker.permitting import change_rules
 from mqtt_nats.broker.recovery import recover, recover_wild, watch_consumers
 from mqtt_nats.broker.sharing import look_after, recover_queues
 from mqtt_nats.broker.standstill import tick, watch
+from mqtt_nats.broker.tapping import changed, entered
 from mqtt_nats.broker.timing import take_timers
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.config import Settings, cannot_listen
-from mqtt_nats.connection.connection import CLOCK_STEP, Connection
+from mqtt_nats.connection.connection import CLOCK_STEP, Connection, Handler
 from mqtt_nats.errors import StartupError
 from mqtt_nats.hangup import Hangup
 from mqtt_nats.linking import connect_link
 from mqtt_nats.listeners.listener import Listener
 from mqtt_nats.listeners.settings import Bound
+from mqtt_nats.plugins.manager import Plugins
 from mqtt_nats.pubsub.fanout import SEEN_FOR
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.definitions import BY_SIZE, EnsureReport, NotAnswering, StreamSetupError, ensure_streams, with_ids
@@ -300,6 +302,8 @@ class Gateway:
                 tasks,
             )
             broker.rules = self.rules
+            broker.hooks.changed = partial(changed, broker)
+            broker.plugins = Plugins(broker, self.settings.plugins)
             self._recognise(broker)
             watch_consumers(broker)
             watch(broker)
@@ -314,6 +318,7 @@ class Gateway:
             except (NoResponders, RequestTimeout, ApiError) as error:
                 text = " ".join(str(error).split())
                 raise StartupError(f"the gateway cannot be registered in NATS: {text}") from None
+            await broker.plugins.start()
             background = [
                 tasks.create_task(self._tick(broker), name="clock"),
                 tasks.create_task(take_timers(broker), name="timers"),
@@ -337,6 +342,7 @@ class Gateway:
             await stop.wait()
             self._close_listeners()
             await self._shut(broker)
+            await broker.plugins.end()
             for task in background:
                 task.cancel()
 
@@ -358,13 +364,13 @@ class Gateway:
         for listener in self.listeners:
             listener.close()
 
-    def _accept(self, listener: Listener, connection: Connection) -> Client | None:
+    def _accept(self, listener: Listener, connection: Connection) -> Handler | None:
         broker = self.broker
         if broker is None or broker.closing or (connection.left is None and not listener.enter(connection)):
             return None
         client = Client(broker, connection)
         broker.connections.add(client)
-        return client
+        return entered(client)
 
     def _connection(self, listener: Listener) -> Connection:
         broker = self.broker

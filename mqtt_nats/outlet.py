@@ -61,13 +61,15 @@ class Outlet:
     def offer(self, data: bytes, count: int) -> None:
         """Send ``count`` QoS 0 messages to a client that does not keep up, or drop and count them."""
         if self.held + len(data) > self.limit:
-            self._lose(count)
+            self._lose(data, count)
         else:
             self.write(data)
 
-    def _lose(self, count: int) -> None:
+    def _lose(self, data: bytes, count: int) -> None:
         self.dropped += count
         self.round.dropped += count
+        if self.round.lost is not None:
+            self.round.lost(self, data)
 
     def flush(self) -> None:
         """Hand everything collected to the transport."""
@@ -117,7 +119,7 @@ class Outlet:
         def keep(data: bytes) -> bool:
             if data[0] & 0xF6 != 0x30:
                 return True
-            self._lose(_packets(data))
+            self._lose(data, _packets(data))
             return False
 
         self.sift(keep)
@@ -154,7 +156,7 @@ def _packets(data: bytes) -> int:
 class Round:
     """The outlets that have something to write, flushed once per turn of the event loop."""
 
-    __slots__ = ("_schedule", "_scheduled", "dirty", "dropped", "held", "most", "overfull")
+    __slots__ = ("_schedule", "_scheduled", "dirty", "dropped", "held", "lost", "most", "overfull")
 
     def __init__(self, schedule: Callable[[Callable[[], None]], object]) -> None:
         """``schedule`` runs a function at the end of the turn (``loop.call_soon``)."""
@@ -162,6 +164,8 @@ class Round:
         self._scheduled = False
         self.dirty: list[Outlet] = []
         self.dropped = 0
+        self.lost: Callable[[Outlet, bytes], None] | None = None
+        """Told of the packets that are dropped, where anybody wants to know."""
         self.held = 0
         """Bytes that wait for all clients that do not read."""
         self.most = sys.maxsize

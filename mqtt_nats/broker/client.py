@@ -15,6 +15,7 @@ from collections.abc import Coroutine
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final
 
+from mqtt_nats.broker.announcing import session
 from mqtt_nats.broker.authenticating import Authentication, begin
 from mqtt_nats.broker.closing import farewell, leave
 from mqtt_nats.broker.greeting import TERMS, Terms, goodbye, refusal, terms
@@ -46,6 +47,7 @@ from mqtt_nats.codec import (
     Unsubscribe,
 )
 from mqtt_nats.connection.connection import Connection, Hold
+from mqtt_nats.hooks.points import SESSION_TAKEN_OVER
 from mqtt_nats.pubsub.message import Message
 from mqtt_nats.pubsub.table import PLAIN, Choice, Filter, Member, Options
 from mqtt_nats.session.regular import RegularOutbound
@@ -117,6 +119,7 @@ class Client(Member):
         "token",
         "unacknowledged",
         "user",
+        "why",
         "will",
     )
 
@@ -149,6 +152,8 @@ class Client(Member):
         """Every publish names this client, so that it can be kept from getting it."""
         self.user: str | None = None
         """Whom the authentication has proved the client to be; None: it is anonymous."""
+        self.why: MqttError | None = None
+        """Why the gateway has ended the connection, where it has."""
         self.guarded: Guard | None = None
         """What it may publish and subscribe; None: everything."""
         self.authentication: Authentication | None = None
@@ -231,7 +236,7 @@ class Client(Member):
         early, self._early = self._early, []
         try:
             if early:
-                self.packets(early)
+                (self.connection.handler or self).packets(early)
             if self._error is not None:
                 raise self._error
         except MqttError as error:
@@ -446,6 +451,7 @@ class Client(Member):
             return
         level = logging.DEBUG if self.state is State.NEW else logging.INFO
         log.log(level, "client %r from %s: %s", self.client_id, self.connection.peer, error)
+        self.why = error
         self.say_goodbye(error)
         self.close()
 
@@ -461,6 +467,7 @@ class Client(Member):
     def taken_over(self) -> None:
         """Another connection has claimed the session: end at once, and touch nothing of what is stored."""
         self.taken = True
+        session(self.broker, SESSION_TAKEN_OVER, self.client_id, self.epoch)
         if self._task is not None and self._idle is not None and self._task is not asyncio.current_task():
             self._task.cancel()
         if self.durable_side is not None:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats import natstime
 from mqtt_nats.backbone.store import Op, Silent
+from mqtt_nats.broker.announcing import disconnected, session
 from mqtt_nats.broker.greeting import NEVER
 from mqtt_nats.broker.record import discard_session, leftovers, save_record
 from mqtt_nats.broker.sharing import detach, forget_later
 from mqtt_nats.broker.will import Done, drop_will, settle_wills
 from mqtt_nats.codec import Disconnect, ProtocolError, ReasonCode
+from mqtt_nats.hooks.points import SESSION_TERMINATED
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.headers import EXPECTED_LAST_SUBJECT_SEQUENCE
@@ -97,6 +99,7 @@ def leave(client: Client) -> None:
             client.durable_side = None
     if broker.clients.get(client.client_id) is client:
         del broker.clients[client.client_id]
+    disconnected(client)
     if client.epoch and not client.taken:
         _close_session(client)
 
@@ -108,6 +111,7 @@ def _close_session(client: Client) -> None:
     assert record is not None
     assert record.v5 is not None
     if not client.durable:
+        session(broker, SESSION_TERMINATED, client.client_id, client.epoch)
         if client.shares:
             task = broker.spawn(forget_later(client), f"shared subscriptions of {client.client_id}")
             broker.farewells.add(task)
@@ -189,6 +193,7 @@ async def expire(broker: Broker, timer: FiredTimer) -> None:
     record, sequence = found
     if sequence == timer.epoch:
         log.info("the session of %r has expired", record.client_id)
+        session(broker, SESSION_TERMINATED, record.client_id, sequence)
         await end_session(broker, record, sequence)
     elif record.v5 is not None and record.v5.nonce == _expired(timer.epoch):
         await _remove(broker, record, sequence)

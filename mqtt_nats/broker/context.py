@@ -21,9 +21,11 @@ from mqtt_nats.broker.generation import Generation
 from mqtt_nats.broker.nodes import Nodes
 from mqtt_nats.broker.readiness import Readiness
 from mqtt_nats.broker.replying import Replying
+from mqtt_nats.broker.takers import Takers
 from mqtt_nats.broker.unheard import Unheard, find_stored
 from mqtt_nats.codec import Limits
 from mqtt_nats.connection.connection import Clock, Hold
+from mqtt_nats.hooks.registry import Hooks
 from mqtt_nats.outlet import Round
 from mqtt_nats.pubsub.fanout import Fanout
 from mqtt_nats.pubsub.headers import publish_qos
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from mqtt_nats.broker.leases import Lease
     from mqtt_nats.broker.reconciling import Reconciling
     from mqtt_nats.config import Settings
+    from mqtt_nats.plugins.manager import Plugins
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -97,6 +100,9 @@ class Broker:
         self.access = access
         self.rules: Rules | None = None
         """Who may publish and subscribe what; None: everybody everything."""
+        self.hooks = Hooks(self.spawn)
+        self.takers = Takers()
+        """Who takes messages of which topics in place of their subscribers."""
         self.clock = Clock(loop.time())
         self.standing = False
         """The gateway stood still, and has not found out yet what has moved."""
@@ -144,6 +150,7 @@ class Broker:
         self.reconciling: Reconciling | None = None
         """Looks after deliveries and acknowledgements that may have been lost."""
         self.control: Control | None = None
+        self.plugins: Plugins | None = None
         self.lease: Lease | None = None
         """What `mqtt-nats ctl` asks."""
         self.crowded_until = 0.0

@@ -7,6 +7,7 @@ import asyncio
 import resource
 import sys
 import time
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 WHO: Final = b"$MQTT.gateways.who"
 """Every gateway answers with what it is."""
+
+PLUGINS: Final = b"$MQTT.gateways.plugins"
+"""Every gateway that is meant does something with a plugin, and tells what it has then."""
 
 LOOK: Final = b"$MQTT.gateways.look"
 """Every gateway looks at once for gateways whose lease has lapsed."""
@@ -31,6 +35,7 @@ class Control:
         self._lease = lease
         subscribe = broker.link.subscribe_raw
         self._sids = [(subscribe(WHO, self._who), WHO), (subscribe(LOOK, self._look), LOOK)]
+        self._sids.append((subscribe(PLUGINS, self._plugins), PLUGINS))
 
     def renew(self, link: Link) -> None:
         """Subscribe again after a reconnect."""
@@ -40,6 +45,18 @@ class Control:
     def _who(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         if reply:
             body = orjson.dumps(self.state())
+            self._broker.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
+            self._broker.link.kick()
+
+    def _plugins(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        plugins = self._broker.plugins
+        if reply and plugins is not None:
+            self._broker.spawn(self._answer(reply, plugins.asked(payload)), "plugins")
+
+    async def _answer(self, reply: bytes, work: Coroutine[Any, Any, dict[str, Any] | None]) -> None:
+        found = await work
+        if found is not None:
+            body = orjson.dumps({"id": self._broker.identity, **found})
             self._broker.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
             self._broker.link.kick()
 

@@ -21,12 +21,14 @@ from mqtt_nats.broker.operations import DeleteOp, HoldOp, Receipt, ReleaseOp, Re
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.publishing import RETAIN_LINE, aged, bare, message, restored
 from mqtt_nats.broker.retaining import store_retained
+from mqtt_nats.broker.scheduling import release_of
+from mqtt_nats.broker.takers import Taken, Taker
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.session.inbound import Action, InboundQos2
 from mqtt_streams.headers import get
-from mqtt_streams.qos2 import STREAM, Held, held_block, held_subject, release_id
+from mqtt_streams.qos2 import STREAM, Held, held_block, held_subject, release_id, release_stored
 from mqtt_streams.stored import purge
-from mqtt_streams.subjects import wire_topic
+from mqtt_streams.subjects import topic_to_subject, wire_topic
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
@@ -248,6 +250,10 @@ class Inbound:
         route = broker.table.route(held.key)
         release = release_id(held.sequence).encode()
         more = held.more
+        taker = broker.takers.of_key(held.key) if broker.takers else None
+        if taker is not None:
+            self._give(taker, held, receipt)
+            return
         if more is not None and more.expiry >= 0:
             more = aged(more, natstime.now())
             if more is None:  # [MQTT-3.3.2-5] [MQTT-4.3.3-13] (5.0)
@@ -263,6 +269,18 @@ class Inbound:
         ttl = more.stay if more is not None else b""
         broker.store.put(route.msgs, b"%b%b\r\n" % (first, ttl), payload, operation)
         broker.fanout.released(route, message(client, route, payload, 2, held.retain, more), release)
+
+    def _give(self, taker: Taker, held: HeldPublish, receipt: Receipt) -> None:
+        """Release a publish to whoever takes it."""
+        client = self._client
+        broker = client.broker
+        topic = held.key[2:].decode()
+        target = taker.target(topic).encode()
+        route = broker.table.route(len(target).to_bytes(2) + target)
+        operation = ReleaseOp(client, held, receipt, 0)
+        payload = held.payload or b""
+        sender = client.sender_header
+        taker.take(Taken(topic, route, payload, 2, held.retain, sender, held.more, held.message_id), operation)
 
     async def _release_later(self, held: HeldPublish, receipt: Receipt) -> None:
         """Release a publish behind others that had to be read back."""
@@ -284,12 +302,19 @@ class Inbound:
             receipt.stored(b"")
             return
         record, held.payload = loaded
-        doubtful = held.since and natstime.now() - held.since > broker.store.trusted
-        if doubtful and await patiently(client, lambda: broker.held.was_released(record)):
-            self.stored(held, receipt)
-            return
         if not held.message_id:
             held.message_id = (get(record.headers, "Nmqtt-Id") or "").encode() or broker.next_id()
+        doubtful = held.since and natstime.now() - held.since > broker.store.trusted
+        taker = broker.takers.of_key(held.key) if broker.takers else None
+        if taker is not None:
+            subject = topic_to_subject(taker.target(held.key[2:].decode()))
+            release = release_of(held.message_id.decode())
+            gone = partial(release_stored, broker.inbox, subject, release.decode(), record.time_ns)
+        else:
+            gone = partial(broker.held.was_released, record)
+        if doubtful and await patiently(client, gone):
+            self.stored(held, receipt)
+            return
         held.more = restored(record.headers, record.time_ns / 1e9)
         if held.more is not None:
             held.more = broker.replying.addressed(held.more, client)

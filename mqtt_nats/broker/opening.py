@@ -9,12 +9,14 @@ acknowledgement is also what tells the former owner, here or in nats-server's ow
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import orjson
 
 from mqtt_nats.backbone.link import Handler
+from mqtt_nats.broker.announcing import admit, connected, looked_at, session
 from mqtt_nats.broker.authenticating import authenticate
 from mqtt_nats.broker.durable import DurableSide
 from mqtt_nats.broker.greeting import (
@@ -41,6 +43,7 @@ from mqtt_nats.codec import (
     connack_code,
     encode,
 )
+from mqtt_nats.hooks.points import SESSION_CREATED, SESSION_DISCARDED, SESSION_RESUMED
 from mqtt_nats.session.regular import RegularOutbound
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import consumer_names
@@ -88,6 +91,7 @@ async def open_session(client: Client, connect: Connect) -> None:
             log.warning("client %r: its session cannot be resumed: %s", client.client_id, error)
             client.end(MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE))
             return
+    connected(client, present)
     client.opened()
 
 
@@ -113,6 +117,7 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
         raise InvalidClientId("an empty client id needs a clean session")
     # [MQTT-3.1.3-6] (3.1.1, 5.0) [MQTT-3.1.3-7] (5.0)
     client_id = connect.client_id or f"auto-{broker.new_nuid()}"
+    await admit(client, connect, client_id)
     granted = await authenticate(client, connect, client_id)
     client.client_id = client_id  # [MQTT-3.1.3-2] (3.1.1, 5.0)
     client.hash = name_hash(client_id)
@@ -129,6 +134,8 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
         client.no_local = True
         client.mark()
     check_greeting(client, connect, granted)
+    if connect.will is not None:
+        connect = replace(connect, will=await looked_at(client, connect.will))
     if connect.will is not None:
         check_will(client, connect.will)
     client.takeover_subject = f"$MQTT.JSA.*.SP.{client.hash}.*".encode()
@@ -194,6 +201,9 @@ async def _claim(client: Client, connect: Connect) -> bool:
                 raise MqttError("another connection has claimed the session", ReasonCode.SESSION_TAKEN_OVER)
             former.taken_over()  # [MQTT-3.1.4-2] (3.1.1), [MQTT-3.1.4-3] (5.0)
         broker.clients[client.client_id] = client
+        if known is not None and not present and (known.v5 is None or known.v5.kind == "durable"):
+            session(broker, SESSION_DISCARDED, client.client_id, expected)
+        session(broker, SESSION_RESUMED if present else SESSION_CREATED, client.client_id, client.epoch)
         if known is not None and not present:
             await discard_session(broker, known)
             await _forget_leftovers(client)

@@ -7,10 +7,14 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.access.acl import Identity, Permissions, Rules
+from mqtt_nats.broker.announcing import dropped
 from mqtt_nats.broker.groups import PREFIX as SHARED
 from mqtt_nats.broker.subscribing import withdraw
 from mqtt_nats.broker.will import drop_will
 from mqtt_nats.codec import NotAuthorized
+from mqtt_nats.hooks.chain import HookFailed
+from mqtt_nats.hooks.events import Authorizing, ClientView
+from mqtt_nats.hooks.points import CLIENT_AUTHORIZE
 from mqtt_streams.subjects import subject_to_filter, subject_to_topic
 
 if TYPE_CHECKING:
@@ -22,6 +26,9 @@ log = logging.getLogger("mqtt_nats.audit")
 # Denials of one connection that are logged in so many seconds; the others are counted.
 LOGGED: Final = 10
 PERIOD: Final = 10.0
+
+EVERYTHING: Final = Permissions((), True)
+"""Where there are no rules."""
 
 
 class Guard:
@@ -38,11 +45,16 @@ class Guard:
 
     def may_publish(self, key: bytes, qos: int, retain: bool) -> bool:
         """Whether the client may publish this; a denial is logged. ``key`` is the topic, its length first."""
-        if self.permissions.publish(key, qos, retain):
+        if self._allows_publish(key, qos, retain):
             return True
         kind = "retained publish" if retain else "publish"
-        self.audit(f"{kind} on {key[2:].decode()!r} at QoS {qos}")
+        topic = key[2:].decode()
+        self.audit(f"{kind} on {topic!r} at QoS {qos}")
+        dropped(self._client, topic, qos, "denied")
         return False
+
+    def _allows_publish(self, key: bytes, qos: int, retain: bool) -> bool:
+        return self.permissions.publish(key, qos, retain)
 
     def may_subscribe(self, topic_filter: str, qos: int) -> bool:
         """Whether the client may have this subscription; a denial is logged."""
@@ -55,6 +67,9 @@ class Guard:
         """Whether the client may have this subscription, shared ones included."""
         if topic_filter.startswith(SHARED):
             topic_filter = topic_filter.split("/", 2)[2]
+        return self._allows_subscription(topic_filter, qos)
+
+    def _allows_subscription(self, topic_filter: str, qos: int) -> bool:
         return self.permissions.subscribe(topic_filter, qos)
 
     def audit(self, what: str) -> None:
@@ -71,12 +86,43 @@ class Guard:
             log.warning("denied: %s; client %r, %s, from %s", what, one.client_id, user, one.address or "unknown")
 
 
+class AskingGuard(Guard):
+    """Asks hooks too: they get what the rules say, and have the last word."""
+
+    __slots__ = ("_view",)
+
+    def __init__(self, client: Client, identity: Identity, permissions: Permissions) -> None:
+        super().__init__(client, identity, permissions)
+        self._view = ClientView(client)
+
+    def _allows_publish(self, key: bytes, qos: int, retain: bool) -> bool:
+        allowed = super()._allows_publish(key, qos, retain)
+        return self._ask(Authorizing(self._view, "publish", key[2:].decode(), qos, retain), allowed)
+
+    def _allows_subscription(self, topic_filter: str, qos: int) -> bool:
+        allowed = super()._allows_subscription(topic_filter, qos)
+        return self._ask(Authorizing(self._view, "subscribe", topic_filter, qos, False), allowed)
+
+    def _ask(self, event: Authorizing, allowed: bool) -> bool:
+        chain = self._client.broker.hooks.deciding(CLIENT_AUTHORIZE)
+        if chain is None:
+            return allowed
+        try:
+            return chain.decide(event, allowed)
+        except HookFailed:
+            return False
+
+
 def identify(client: Client) -> None:
-    """The client is known: from now on it may do what the rules say."""
+    """The client is known: from now on it may do what the rules, and hooks, say."""
     rules = client.broker.rules
-    if rules is not None:
-        identity = Identity(client.user, client.client_id, client.connection.host)
-        client.guarded = Guard(client, identity, rules.permissions(identity))
+    asking = client.broker.hooks.deciding(CLIENT_AUTHORIZE) is not None
+    if rules is None and not asking:
+        client.guarded = None
+        return
+    identity = Identity(client.user, client.client_id, client.connection.host)
+    permissions = EVERYTHING if rules is None else rules.permissions(identity)
+    client.guarded = (AskingGuard if asking else Guard)(client, identity, permissions)
 
 
 def denied_subscriptions(client: Client) -> set[str]:
@@ -105,6 +151,11 @@ def change_rules(broker: Broker, rules: Rules) -> None:
     A subscription that is not permitted any more ends, and so does what waits for it; so does a will.
     """
     broker.rules = rules
+    look_again(broker)
+
+
+def look_again(broker: Broker) -> None:
+    """Hold everybody who is connected against the rules, and hooks, of now."""
     for client in list(broker.clients.values()):
         if client.alive:
             identify(client)
@@ -113,7 +164,8 @@ def change_rules(broker: Broker, rules: Rules) -> None:
 
 def _check(client: Client) -> None:
     guard = client.guarded
-    assert guard is not None
+    if guard is None:
+        return
     will = client.will
     if will is not None:
         topic = subject_to_topic(will.subject).encode()

@@ -253,22 +253,15 @@ def publish5(client: Client, packet: Publish) -> None:
     """
     qos = packet.qos
     if qos:
-        _count(client, packet)
+        count(client, packet)
     key = packet.key
     properties = packet.properties
     more = None
     try:
         if properties is not None:
             if "topic_alias" in properties:
-                key = _unalias(client, key, properties["topic_alias"])
-            reply = b""
-            if "response_topic" in properties:
-                topic = properties["response_topic"]
-                if may_answer(client, topic):
-                    reply = client.broker.replying.reply_subject(topic, properties.get("correlation_data"), qos)
-            if properties.get("payload_format_indicator") and client.broker.settings.validate_payload_format:
-                _check_text(packet.payload)
-            more = extras(properties, reply)
+                key = unalias(client, key, properties["topic_alias"])
+            more = described(client, properties, packet.payload, qos)
         table = client.broker.table
         route = table.routes.get(key)
         if route is None or route.version != table.version:
@@ -280,13 +273,34 @@ def publish5(client: Client, packet: Publish) -> None:
     except MqttError as error:
         if not qos or error.reason not in ANSWERED or b"+" in key or b"#" in key:
             raise  # a wildcard makes the packet malformed [MQTT-3.3.2-2] (5.0)
-        receipt = Receipt(client, 4 if qos == 1 else 5, packet.packet_id, 0)  # [MQTT-4.3.3-9] (5.0)
-        receipt.refuse(error.reason, str(error))
-        client.receipts.append(receipt)
-        client.settle()
+        refuse_publish(client, packet, error)
 
 
-def _count(client: Client, packet: Publish) -> None:
+def refuse_publish(client: Client, packet: Publish, error: MqttError) -> None:
+    """Tell a 5.0 client in its PUBACK or PUBREC why a publish is not accepted [MQTT-4.3.3-9] (5.0)."""
+    receipt = Receipt(client, 4 if packet.qos == 1 else 5, packet.packet_id, 0)
+    receipt.refuse(error.reason, str(error))
+    client.receipts.append(receipt)
+    client.settle()
+
+
+def described(client: Client, properties: Properties, payload: bytes, qos: int) -> Extras | None:
+    """The properties of a client's publish, as they travel with it.
+
+    Raises:
+        MqttError: they are not what they have to be.
+    """
+    reply = b""
+    if "response_topic" in properties:
+        topic = properties["response_topic"]
+        if may_answer(client, topic):
+            reply = client.broker.replying.reply_subject(topic, properties.get("correlation_data"), qos)
+    if properties.get("payload_format_indicator") and client.broker.settings.validate_payload_format:
+        _check_text(payload)
+    return extras(properties, reply)
+
+
+def count(client: Client, packet: Publish) -> None:
     """A client may have as many publishes unacknowledged as CONNACK has told it [MQTT-3.3.4-7] (5.0)."""
     states = client.inbound.machine.states
     if packet.qos == 2:
@@ -300,7 +314,7 @@ def _count(client: Client, packet: Publish) -> None:
         )
 
 
-def _unalias(client: Client, key: bytes, alias: int) -> bytes:
+def unalias(client: Client, key: bytes, alias: int) -> bytes:
     """The topic that an alias stands for, or has been given now [MQTT-3.3.2-7] [MQTT-3.3.2-12] (5.0).
 
     Raises:

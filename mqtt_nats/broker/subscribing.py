@@ -12,6 +12,7 @@ import logging
 from collections.abc import Set
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mqtt_nats.broker.announcing import asked, asked_to_end, subscribed, unsubscribed
 from mqtt_nats.broker.draining import drain
 from mqtt_nats.broker.durable import Attachment, backstop
 from mqtt_nats.broker.groups import PREFIX as SHARED
@@ -80,13 +81,14 @@ class Wish(NamedTuple):
 
 
 async def subscribe(client: Client, packet: Subscribe) -> None:
-    """Answer a SUBSCRIBE packet, with one SUBACK.
+    """Answer a SUBSCRIBE packet, with one SUBACK; nobody has sent, or is answered, one without packet identifier.
 
     [MQTT-3.8.4-1] [MQTT-3.8.4-4] (3.1.1), [MQTT-3.8.4-1] [MQTT-3.8.4-5] (5.0)
     """
     if postponed(client, lambda: subscribe(client, packet)):
         return
     _check_room(client, len(packet.filters))
+    packet, refused_by_hooks = await asked(client, packet)
     wanted: dict[str, Wish] = {}
     room = _Room(client)
     given = (packet.properties or {}).get("subscription_identifier")
@@ -94,8 +96,10 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
     codes: list[int] = []
     present = {found.text for found in client.filters}
     shares: dict[str, SharedSubscription] = {}
-    for entry in packet.filters:
+    for place, entry in enumerate(packet.filters):
         subjects, code = _subjects(client, entry.topic_filter)
+        if place in refused_by_hooks:
+            subjects, code = None, refused_by_hooks[place]
         guard = client.guarded
         if subjects is not None and guard is not None and not guard.may_subscribe(entry.topic_filter, entry.qos):
             subjects, code = None, ReasonCode.NOT_AUTHORIZED
@@ -157,7 +161,9 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
             codes[index] = FAILURE
     # [MQTT-2.3.1-7] [MQTT-3.8.4-2] (3.1.1), [MQTT-2.2.1-6] [MQTT-3.8.4-2] (5.0)
     # No reason string, no user properties [MQTT-3.9.2-1] [MQTT-3.9.2-2] (5.0)
-    client.outlet.write(encode(Suback(packet.packet_id, tuple(codes)), client.version))
+    if packet.packet_id:
+        client.outlet.write(encode(Suback(packet.packet_id, tuple(codes)), client.version))
+    subscribed(client, zip((entry.topic_filter for entry in packet.filters), codes, strict=True))
     start_replays(client, replays, {topic_filter: gates[topic_filter] for topic_filter in wanted})
     if shares:
         ask_again(client)
@@ -323,6 +329,7 @@ async def unsubscribe(client: Client, packet: Unsubscribe) -> None:
     if postponed(client, lambda: unsubscribe(client, packet)):
         return
     _check_room(client, len(packet.filters))
+    packet = await asked_to_end(client, packet)
     present = {found.text for found in client.filters} | set(client.shares or ())
     shares = list(set(client.shares or ()).intersection(packet.filters))
     try:
@@ -336,6 +343,7 @@ async def unsubscribe(client: Client, packet: Unsubscribe) -> None:
     # No reason string, no user properties [MQTT-3.11.2-1] [MQTT-3.11.2-2] (5.0)
     answer = Unsuback(packet.packet_id, codes if client.version == 5 else ())
     client.outlet.write(encode(answer, client.version))
+    unsubscribed(client, (topic_filter for topic_filter in packet.filters if topic_filter in present))
 
 
 def _unsuback_code(client: Client, topic_filter: str, present: set[str]) -> int:

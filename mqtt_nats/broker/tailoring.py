@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats import natstime
+from mqtt_nats.broker.announcing import dropped
 from mqtt_nats.codec import matches
 from mqtt_nats.pubsub.message import Message, Stored, encoded_id, expired, tailored
 from mqtt_streams.subjects import subject_to_topic
@@ -46,6 +47,10 @@ class Aliases:
         given[key] = alias
         return alias, known
 
+    def known(self) -> dict[int, bytes]:
+        """Topics by their alias."""
+        return {alias: key[2:] for key, alias in self._given.items()}
+
     def forget(self) -> None:
         """Give every alias anew: the client may not have got those that were given."""
         self._given.clear()
@@ -60,6 +65,7 @@ def pack(
     """
     now = natstime.now()
     if not dup and expired(message, now):
+        dropped(client, message.key[2:].decode(), qos, "expired")
         return b""
     version = client.version
     limit = client.terms.maximum_packet_size
@@ -73,7 +79,10 @@ def pack(
     data = tailored(
         message, version, qos, identifier, now, ids=ids, retain=retain, dup=dup, alias=alias, named=not known
     )
-    return data if len(data) <= limit else b""
+    if len(data) > limit:
+        dropped(client, message.key[2:].decode(), qos, "too large")
+        return b""
+    return data
 
 
 def tailor(client: Client, message: Message | Stored, qos: int, choice: Choice | None = None) -> Callable[[int], bytes]:

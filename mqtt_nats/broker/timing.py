@@ -8,9 +8,10 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.broker.closing import expire
+from mqtt_nats.broker.scheduling import message_due
 from mqtt_nats.broker.will import will_due
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.timers import EXPIRY, WILL, FiredTimer
+from mqtt_streams.timers import EXPIRY, MESSAGE, WILL, FiredTimer
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.context import Broker
@@ -50,6 +51,12 @@ async def _handle(broker: Broker, timer: FiredTimer) -> None:
             await expire(broker, timer)
         elif timer.kind == WILL:
             await will_due(broker, timer)
+        elif timer.kind == MESSAGE:
+            await message_due(broker, timer)
+            return
+        else:
+            log.debug("a timer of kind %s is left to a newer gateway", timer.kind)
+            return
         await broker.timers.done(timer)
     except (ApiError, NoResponders, RequestTimeout) as error:
         log.debug("timer of %s: %s", timer.key, error)

@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING
 
 from mqtt_nats import natstime
 from mqtt_nats.backbone.store import Future, Op, Silent, TooLarge
-from mqtt_nats.broker.operations import RetainedOp
+from mqtt_nats.broker.injecting import inject, sender_line
 from mqtt_nats.broker.patience import PAUSE
-from mqtt_nats.broker.publishing import HEADERS, RETAIN_LINE, Extras, may_answer, restored
-from mqtt_nats.broker.retaining import retain
+from mqtt_nats.broker.publishing import HEADERS, may_answer, restored
 from mqtt_nats.codec import NotAuthorized, PacketTooLarge, Will
-from mqtt_nats.pubsub.message import Message, Rich
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.headers import END, START, percent_decode
+from mqtt_streams.headers import END, START
 from mqtt_streams.properties import header_lines
 from mqtt_streams.sessions import NewerRecord, PoisonedRecord
 from mqtt_streams.subjects import subject_to_topic
@@ -217,62 +215,17 @@ def _publish(broker: Broker, will: StoredWill, then: Done | None) -> None:
     more = restored(b"%b%b%b" % (START, will.lines, END), natstime.now())
     if more is not None:
         more = broker.replying.addressed(more)
-    first, newline, _ = will.lines.partition(b"\r\n")
-    sender = first + newline if first.startswith(b"Nmqtt-Client:") else b""
     operation = WillOp(broker, will, then)
     try:
         if route is None:
             raise TooLarge("its subject names no topic")
-        _send(broker, will, route, sender, more, operation)
+        sender = sender_line(will.lines)
+        inject(broker, route, will.payload, will.qos, will.retain, sender, more, will.release, operation)
     except TooLarge as error:
         log.error("the will on %r cannot be published: %s", subject_to_topic(will.subject), error)
-        operation.end()
-
-
-def _send(
-    broker: Broker, will: StoredWill, route: Route, sender: bytes, more: Extras | None, operation: WillOp
-) -> None:
-    lines = sender
-    ttl, reply = b"", b""
-    if more is not None:
-        lines += more.lines
-        ttl, reply = more.ttl, more.reply
-    release = will.release
-    if will.retain:  # [MQTT-3.1.2-16] [MQTT-3.1.2-17] (3.1.1), [MQTT-3.1.2-14] [MQTT-3.1.2-15] (5.0)
-        operation.left += 1
-        identity = b"Nats-Msg-Id:%b\r\n" % release if will.payload else b""
-        parent = RetainedOp(broker, operation, not will.payload)
-        retain(broker, route, will.payload, will.qos, parent, identity + lines + ttl)
-        lines += RETAIN_LINE
-    first = b"NATS/1.0\r\nNmqtt-Pub:%d\r\n" % will.qos
-    if will.qos:
-        first += b"Nats-Msg-Id:%b\r\nNmqtt-Id:%b\r\n" % (release, broker.next_id())
-    first += lines
-    size = len(first) + 2
-    total = size + len(will.payload)
-    broker.link.out.append(b"%b%b%d %d\r\n%b\r\n%b\r\n" % (route.hpub, reply, size, total, first, will.payload))
-    if will.qos:
-        operation.left += 1
-        stay = more.stay if more is not None else b""
-        broker.store.put(route.msgs, b"%b%b\r\n" % (first, stay), will.payload, operation)
-    message = _message(will, route, sender, more)
-    if will.qos:
-        broker.fanout.released(route, message, release)
-    else:
-        broker.fanout.local(route, message)
+        operation.left = 0
     if not operation.left:
         operation.end()
-
-
-def _message(will: StoredWill, route: Route, sender: bytes, more: Extras | None) -> Message:
-    name = percent_decode(sender.partition(b":")[2].strip().decode("latin-1"))
-    if more is None and not will.retain:
-        return Message(route.key, will.payload, will.qos, name)
-    if more is None:
-        return Rich(route.key, will.payload, will.qos, name, kept=True)
-    return Rich(
-        route.key, will.payload, will.qos, name, body=more.body, expiry=more.expiry, born=more.born, kept=will.retain
-    )
 
 
 class Done(Op):

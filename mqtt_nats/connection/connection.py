@@ -53,6 +53,8 @@ class Hold:
     """Its session may be somebody else's."""
     STANDSTILL: Final = 128
     """The gateway stood still: the same, for all."""
+    HOOKS: Final = 256
+    """An async hook looks at what it has published."""
 
 
 class Handler(Protocol):

@@ -51,3 +51,48 @@ def remove(settings: Settings, gateway: str) -> None:
     from mqtt_nats.ctl.cluster import remove as end_lease
 
     click.echo(_run(settings, lambda inbox: end_lease(inbox, gateway)))
+
+
+@click.group()
+def plugins() -> None:
+    """Plugins of gateways."""
+
+
+_gateway = click.option("--gateway", default="", metavar="ID", help="Only this one; otherwise all that run.")
+
+
+@plugins.command("list")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@_gateway
+@click.pass_obj
+def list_plugins(settings: Settings, as_json: bool, gateway: str) -> None:
+    """Show what is installed, what is loaded, and what its hooks have done."""
+    from mqtt_nats.ctl.plugins import ask, shown
+
+    found = _run(settings, lambda inbox: ask(inbox, "list", gateway=gateway))
+    click.echo(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode() if as_json else shown(found))
+
+
+@plugins.command()
+@click.argument("name")
+@_gateway
+@click.pass_obj
+def load(settings: Settings, name: str, gateway: str) -> None:
+    """Load the plugin NAME, with the options of each gateway's configuration, until the gateway ends."""
+    _change(settings, "load", name, gateway)
+
+
+@plugins.command()
+@click.argument("name")
+@_gateway
+@click.pass_obj
+def unload(settings: Settings, name: str, gateway: str) -> None:
+    """Unload the plugin NAME and remove its hooks."""
+    _change(settings, "unload", name, gateway)
+
+
+def _change(settings: Settings, action: str, name: str, gateway: str) -> None:
+    from mqtt_nats.ctl.plugins import ask
+
+    for one in _run(settings, lambda inbox: ask(inbox, action, name, gateway)):
+        click.echo(f"gateway {one['id']}: plugin {name} is {action}ed")

@@ -85,6 +85,25 @@ def parse(message: StoredMessage) -> Held | None:
     )
 
 
+async def release_stored(js: JetStream, subject: str, wanted: str, since_ns: int) -> bool:
+    """Whether `$MQTT_msgs` has a message for `subject` with the Nats-Msg-Id `wanted`.
+
+    Looks at the messages of that subject since `since_ns` (nanoseconds since 1970), as far as the stream still has
+    them; needs `allow_direct` there.
+    """
+    start: dict[str, object] = {"start_time": stored.rfc3339(since_ns)}
+    more = True
+    while more:
+        page, more = await stored.direct_page(
+            js, MESSAGES, MESSAGE_PREFIX + subject, start, messages=_LOOK_MESSAGES, size=_LOOK_BYTES
+        )
+        for message in page:
+            if headers.get(message.headers, headers.MSG_ID) == wanted:
+                return True
+            start = {"seq": message.seq + 1}
+    return False
+
+
 class Qos2Store:
     """Reads and removes held publishes; the gateway's data path stores them."""
 
@@ -117,22 +136,9 @@ class Qos2Store:
     async def was_released(self, held: Held) -> bool:
         """Whether `$MQTT_msgs` has the release of a held publish already.
 
-        For records that another connection held, when the stream's duplicate window may have passed. Looks at the
-        messages of that subject since the hold, as far as the stream still has them; needs `allow_direct` there.
+        For records that another connection held, when the stream's duplicate window may have passed.
         """
-        wanted = release_id(held.seq)
-        subject = MESSAGE_PREFIX + held.subject
-        start: dict[str, object] = {"start_time": stored.rfc3339(held.time_ns)}
-        more = True
-        while more:
-            page, more = await stored.direct_page(
-                self._js, MESSAGES, subject, start, messages=_LOOK_MESSAGES, size=_LOOK_BYTES
-            )
-            for message in page:
-                if headers.get(message.headers, headers.MSG_ID) == wanted:
-                    return True
-                start = {"seq": message.seq + 1}
-        return False
+        return await release_stored(self._js, held.subject, release_id(held.seq), held.time_ns)
 
     async def delete(self, seq: int) -> bool:
         """Remove a released or stray publish; False when it was gone."""

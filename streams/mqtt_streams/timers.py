@@ -24,6 +24,8 @@ EXPIRY: Final = "expiry"
 """Kind of the session expiry timer; its key is the client's hash."""
 WILL: Final = "will"
 """Kind of the timer of a delayed will; its key is the gateway under which the will is stored and the client's hash."""
+MESSAGE: Final = "message"
+"""Kind of a message that is to be published later; its key is the message's own id."""
 
 _NOTHING: Final = (404, 408, 409)
 
@@ -124,7 +126,8 @@ class TimerStore:
                 break
         return found
 
-    async def done(self, timer: FiredTimer) -> None:
-        """Remove a timer that has been dealt with (do that first: nobody gets it again)."""
-        await stored.delete(self._js, STREAM, timer.seq)
+    async def done(self, timer: FiredTimer) -> bool:
+        """Remove a timer that has been dealt with (do that first: nobody gets it again); False when it was gone."""
+        removed = await stored.delete(self._js, STREAM, timer.seq)
         await self._js.request(timer.ack, b"+ACK")
+        return removed

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks and tells hooks what is not on the message path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from mqtt_nats.codec import Connect, MqttError, NotAuthorized, ReasonCode, Subscribe, Subscription, Unsubscribe, Will
+from mqtt_nats.hooks.chain import DecisionChain, HookFailed, Notice
+from mqtt_nats.hooks.events import (
+    ClientView,
+    Connected,
+    Connecting,
+    Disconnected,
+    Drop,
+    Dropped,
+    Published,
+    Publishing,
+    Refused,
+    Session,
+    Subscribed,
+    Subscribing,
+    Unsubscribed,
+    Unsubscribing,
+)
+from mqtt_nats.hooks.points import (
+    CLIENT_CONNECT,
+    CLIENT_CONNECTED,
+    CLIENT_DISCONNECTED,
+    CLIENT_SUBSCRIBE,
+    CLIENT_UNSUBSCRIBE,
+    MESSAGE_DROPPED,
+    MESSAGE_PUBLISH,
+    SESSION_SUBSCRIBED,
+    SESSION_UNSUBSCRIBED,
+)
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.client import Client
+    from mqtt_nats.broker.context import Broker
+
+E = TypeVar("E")
+V = TypeVar("V")
+
+
+async def _ask(chain: DecisionChain[E, V], event: E, value: V) -> V:
+    return await chain.decide_later(event, value) if chain.waits else chain.decide(event, value)
+
+
+# -- connections --------------------------------------------------------------------------------------
+
+
+async def admit(client: Client, connect: Connect, client_id: str) -> None:
+    """Ask whether a CONNECT goes on to its authentication.
+
+    Raises:
+        MqttError: it does not.
+    """
+    chain = client.broker.hooks.deciding(CLIENT_CONNECT)
+    if chain is None:
+        return
+    event = Connecting(
+        client_id,
+        connect.username,
+        client.connection.host,
+        connect.protocol_level,
+        connect.clean_start,
+        connect.keepalive,
+        connect.will is not None,
+        connect.properties or {},
+    )
+    try:
+        reason = await _ask(chain, event, ReasonCode.SUCCESS)
+    except HookFailed as error:
+        raise NotAuthorized(str(error)) from None
+    if reason is not ReasonCode.SUCCESS:
+        raise MqttError("the connection is not accepted", reason)
+
+
+async def looked_at(client: Client, will: Will) -> Will | None:
+    """A will as the hooks of published messages leave it; None: there is to be none.
+
+    Raises:
+        NotAuthorized: a hook has failed, or refuses it.
+    """
+    broker = client.broker
+    chain = broker.hooks.deciding(MESSAGE_PUBLISH)
+    if chain is not None:
+        delay = (will.properties or {}).get("will_delay_interval")
+        shown = (will.properties or {}).copy()
+        shown.pop("will_delay_interval", None)
+        before = Published(will.topic, will.payload, will.qos, will.retain, shown)
+        try:
+            after = await _ask(chain, Publishing(ClientView(client), will=True), before)
+        except HookFailed as error:
+            raise NotAuthorized(str(error)) from None
+        if isinstance(after, Drop):
+            if after.reason is ReasonCode.SUCCESS:
+                return None
+            raise NotAuthorized(after.text)
+        properties = after.properties.copy()
+        if delay is not None:
+            properties["will_delay_interval"] = delay
+        will = Will(after.topic, after.payload, after.qos, after.retain, properties or None)
+    if broker.takers.of(will.topic) is not None:
+        raise NotAuthorized("such a topic cannot have a will")
+    return will
+
+
+def connected(client: Client, present: bool) -> None:
+    """CONNACK has been written."""
+    chain = client.broker.hooks.noticing(CLIENT_CONNECTED)
+    if chain is not None:
+        chain.emit(Connected(ClientView(client), present))
+
+
+def disconnected(client: Client) -> None:
+    """The connection has ended; nobody who was not told of its beginning is told."""
+    chain = client.broker.hooks.noticing(CLIENT_DISCONNECTED)
+    if chain is None or not client.greeted:
+        return
+    if client.taken:
+        reason, text = ReasonCode.SESSION_TAKEN_OVER, "another connection has claimed the session"
+    elif client.graceful:
+        reason, text = ReasonCode.NORMAL_DISCONNECTION, "the client has left"
+    elif client.why is not None:
+        reason, text = client.why.reason, str(client.why)
+    else:
+        reason, text = ReasonCode.UNSPECIFIED_ERROR, "the connection was lost"
+    chain.emit(Disconnected(ClientView(client), reason, text))
+
+
+def session(broker: Broker, point: Notice[Session], client_id: str, epoch: int) -> None:
+    """Something has happened to a session."""
+    chain = broker.hooks.noticing(point)
+    if chain is not None:
+        chain.emit(Session(client_id, epoch))
+
+
+# -- subscriptions ------------------------------------------------------------------------------------
+
+
+async def asked(client: Client, packet: Subscribe) -> tuple[Subscribe, dict[int, int]]:
+    """A SUBSCRIBE packet as the hooks leave it, and what they refuse, by place."""
+    chain = client.broker.hooks.deciding(CLIENT_SUBSCRIBE)
+    if chain is None or not packet.packet_id:
+        return packet, {}
+    event = Subscribing(ClientView(client), packet.properties or {})
+    try:
+        wanted = await _ask(chain, event, packet.filters)
+    except HookFailed:
+        wanted = tuple(Refused(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR) for _ in packet.filters)
+    refused = {place: int(one.reason) for place, one in enumerate(wanted) if isinstance(one, Refused)}
+    pairs = zip(packet.filters, wanted, strict=True)
+    filters = tuple(new if isinstance(new, Subscription) else old for old, new in pairs)
+    return replace(packet, filters=filters), refused
+
+
+async def asked_to_end(client: Client, packet: Unsubscribe) -> Unsubscribe:
+    """An UNSUBSCRIBE packet as the hooks leave it."""
+    chain = client.broker.hooks.deciding(CLIENT_UNSUBSCRIBE)
+    if chain is None:
+        return packet
+    return replace(packet, filters=await _ask(chain, Unsubscribing(ClientView(client)), packet.filters))
+
+
+def subscribed(client: Client, granted: Iterable[tuple[str, int]]) -> None:
+    """SUBACK has been written."""
+    chain = client.broker.hooks.noticing(SESSION_SUBSCRIBED)
+    if chain is not None:
+        view = ClientView(client)
+        for topic_filter, code in granted:
+            if code <= 2:
+                chain.emit(Subscribed(view, topic_filter, code))
+
+
+def unsubscribed(client: Client, filters: Iterable[str]) -> None:
+    """UNSUBACK has been written."""
+    chain = client.broker.hooks.noticing(SESSION_UNSUBSCRIBED)
+    if chain is not None:
+        view = ClientView(client)
+        for topic_filter in filters:
+            chain.emit(Unsubscribed(view, topic_filter))
+
+
+# -- messages -----------------------------------------------------------------------------------------
+
+
+def dropped(
+    client: Client, topic: str, qos: int, reason: Literal["denied", "expired", "hook", "slow client", "too large"]
+) -> None:
+    """Somebody does not get a message."""
+    chain = client.broker.hooks.noticing(MESSAGE_DROPPED)
+    if chain is not None:
+        chain.emit(Dropped(ClientView(client), topic, qos, reason))

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages that no PUBLISH packet brings as they are: wills, those of plugins, those whose QoS a hook has changed."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from mqtt_nats.backbone.store import Future, Op, TooLarge
+from mqtt_nats.broker.operations import RetainedOp
+from mqtt_nats.broker.publishing import HEADERS, RETAIN_LINE, Extras
+from mqtt_nats.broker.retaining import retain
+from mqtt_nats.codec import PacketTooLarge
+from mqtt_nats.pubsub.message import Message, Rich
+from mqtt_streams.api import ApiError
+from mqtt_streams.headers import percent_decode
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.pubsub.table import Route
+
+log = logging.getLogger("mqtt_nats.broker")
+
+
+class Counting(Protocol):
+    """An operation that is done when as many stores are as it has counted."""
+
+    left: int
+
+    def stored(self, ack: bytes) -> None:
+        """One of them is done."""
+
+    def failed(self, error: ApiError) -> None:
+        """One of them is refused."""
+
+
+class Lonely(Op):
+    """Stores whose end nobody waits for, but the log."""
+
+    __slots__ = ("left", "topic")
+
+    def __init__(self, topic: str) -> None:
+        self.left = 0
+        self.topic = topic
+
+    def stored(self, ack: bytes) -> None:
+        """One of them is done."""
+
+    def failed(self, error: ApiError) -> None:
+        """Nobody is left to be told."""
+        log.error("a message on %r was not stored: %s", self.topic, error)
+
+
+class Awaited(Future):
+    """Stores that somebody waits for."""
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = 0
+
+    def stored(self, ack: bytes) -> None:
+        """The last of them is the end."""
+        self.left -= 1
+        if self.left <= 0 and not self.done.done():
+            self.done.set_result(0)
+
+
+def check_size(broker: Broker, route: Route, payload: bytes, sender: bytes, more: Extras | None) -> None:
+    """See whether NATS takes a message.
+
+    Raises:
+        PacketTooLarge: it does not.
+    """
+    size = len(payload) + HEADERS + len(sender) + 2 * len(route.hpub)
+    if more is not None:
+        size += len(more.lines)
+    if size > broker.store.max_payload:
+        raise PacketTooLarge(f"nats-server takes messages of {broker.store.max_payload} bytes, headers included")
+
+
+def inject(
+    broker: Broker,
+    route: Route,
+    payload: bytes,
+    qos: int,
+    retained: bool,
+    sender: bytes,
+    more: Extras | None,
+    release: bytes,
+    operation: Op,
+) -> None:
+    """Publish a message to everybody.
+
+    Args:
+        sender: the header line that names its publisher, or nothing.
+        release: what a repetition of it is recognised by, beginning with ``q2-`` or ``will-``; empty: nothing.
+        operation: a :class:`Counting`, whose ``left`` grows by the stores that it has to wait for.
+
+    Raises:
+        TooLarge: NATS would not take it.
+    """
+    counting: Counting = operation  # type: ignore[assignment]
+    lines = sender
+    ttl, reply, stay = b"", b"", b""
+    if more is not None:
+        lines += more.lines
+        ttl, reply, stay = more.ttl, more.reply, more.stay
+    identity = broker.next_id() if qos else b""
+    known_by = b"Nats-Msg-Id:%b\r\n" % release if release else b""
+    if retained:  # [MQTT-3.1.2-16] [MQTT-3.1.2-17] (3.1.1), [MQTT-3.1.2-14] [MQTT-3.1.2-15] (5.0)
+        counting.left += 1
+        parent = RetainedOp(broker, operation, not payload)
+        retain(broker, route, payload, qos, parent, (known_by if payload else b"") + lines + ttl)
+        lines += RETAIN_LINE
+    first = b"NATS/1.0\r\nNmqtt-Pub:%d\r\n" % qos
+    if qos:
+        first += b"%bNmqtt-Id:%b\r\n" % (known_by, identity)
+    first += lines
+    size = len(first) + 2
+    broker.link.out.append(
+        b"%b%b%d %d\r\n%b\r\n%b\r\n" % (route.hpub, reply, size, size + len(payload), first, payload)
+    )
+    if qos:
+        counting.left += 1
+        if not release and broker.with_ids:
+            first += b"Nats-Msg-Id:%b\r\n" % identity
+        broker.store.put(route.msgs, b"%b%b\r\n" % (first, stay), payload, operation)
+    message = _message(route, payload, qos, retained, sender, more)
+    if qos and release:
+        broker.fanout.released(route, message, release)
+    else:
+        broker.fanout.local(route, message)
+
+
+def _message(route: Route, payload: bytes, qos: int, retained: bool, sender: bytes, more: Extras | None) -> Message:
+    name = percent_decode(sender.partition(b":")[2].strip().decode("latin-1"))
+    if more is None and not retained:
+        return Message(route.key, payload, qos, name)
+    if more is None:
+        return Rich(route.key, payload, qos, name, kept=True)
+    return Rich(route.key, payload, qos, name, body=more.body, expiry=more.expiry, born=more.born, kept=retained)
+
+
+def sender_line(headers: bytes) -> bytes:
+    """The header line that names a publisher, from where it comes first; empty where it does not."""
+    first, newline, _ = headers.partition(b"\r\n")
+    return first + newline if first.startswith(b"Nmqtt-Client:") else b""
+
+
+__all__ = ["Awaited", "Counting", "Lonely", "TooLarge", "check_size", "inject", "sender_line"]

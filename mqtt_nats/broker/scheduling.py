@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages that are published later: JetStream keeps them, and tells a gateway when they are due.
+
+A message is a timer of ``$MQTT_timers`` with everything that is needed to publish it, so any gateway does it, whether
+or not it knows who had it scheduled. Above QoS 0 it is published under an id by which ``$MQTT_msgs`` recognises a
+repetition, and then the timer is removed; at QoS 0 whoever has removed the timer publishes it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from mqtt_nats import natstime
+from mqtt_nats.backbone.store import Op, TooLarge
+from mqtt_nats.broker.injecting import Awaited, Lonely, inject, sender_line
+from mqtt_nats.broker.publishing import restored
+from mqtt_streams import headers as block
+from mqtt_streams.consumers import parse_ack
+from mqtt_streams.qos2 import release_stored
+from mqtt_streams.timers import MESSAGE, FiredTimer, schedule_block, timer_subject
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.broker.injecting import Counting
+    from mqtt_nats.broker.takers import Taken
+
+log = logging.getLogger("mqtt_nats.broker")
+
+REDELIVERED = 1
+
+
+def release_of(identity: str) -> bytes:
+    """What a scheduled message above QoS 0 is recognised by once it is published."""
+    return b"q2-later-%b" % identity.encode()
+
+
+def schedule(broker: Broker, taken: Taken, at: float, operation: Op) -> None:
+    """Have a message published at Unix time ``at``; scheduling it again moves it.
+
+    Raises:
+        TooLarge: NATS would not take it.
+    """
+    pairs = [(block.PUB, str(taken.qos)), (block.SUBJECT, taken.route.subject)]
+    if taken.retain:
+        pairs.append((block.RETAIN, "1"))
+    key = taken.identity.decode()
+    lines = taken.sender + (taken.more.lines if taken.more is not None else b"")
+    headers = schedule_block(MESSAGE, key, at, 0, pairs)[: -len(block.END)] + lines + block.END
+    counting: Counting = operation  # type: ignore[assignment]
+    counting.left += 1
+    broker.store.put(b"HPUB %b " % timer_subject(MESSAGE, key).encode(), headers, taken.payload, operation)
+
+
+async def message_due(broker: Broker, timer: FiredTimer) -> None:
+    """Publish a message that is due, and remove its timer."""
+    qos = block.get_int(timer.headers, block.PUB)
+    subject = block.get(timer.headers, block.SUBJECT)
+    route = None if subject is None else broker.table.route_of_subject(subject.encode())
+    if qos is None or qos > 2 or route is None:
+        log.error("a scheduled message names no topic, or no QoS: removed")
+        await broker.timers.done(timer)
+        return
+    release = release_of(timer.key)
+    lines = [line + b"\r\n" for line in timer.headers.split(b"\r\n")[1:] if line]
+    sender = b"".join(sender_line(line) for line in lines)
+    kept = b"".join(line for line in lines if not line.startswith(b"Nmqtt-Retain:"))
+    more = restored(block.START + kept + block.END, natstime.now())
+    if more is not None:
+        more = broker.replying.addressed(more)
+    retained = block.get(timer.headers, block.RETAIN) is not None
+    if qos:
+        if not await _published(broker, timer, subject or "", release):
+            operation = Awaited()
+            try:
+                inject(broker, route, timer.payload, qos, retained, sender, more, release, operation)
+            except TooLarge as error:
+                log.error("a scheduled message on %r cannot be published: %s", route.topic, error)
+            else:
+                _send(broker)
+                await operation.done
+        await broker.timers.done(timer)
+    elif await broker.timers.done(timer):
+        try:
+            inject(broker, route, timer.payload, 0, retained, sender, more, release, Lonely(route.topic))
+        except TooLarge as error:
+            log.error("a scheduled message on %r cannot be published: %s", route.topic, error)
+        _send(broker)
+
+
+async def _published(broker: Broker, timer: FiredTimer, subject: str, release: bytes) -> bool:
+    """Whether somebody has published a message before the timer came here."""
+    ack = parse_ack(timer.ack.encode())
+    if ack is None or ack.delivered <= REDELIVERED:
+        return False
+    return await release_stored(broker.inbox, subject, release.decode(), ack.timestamp_ns)
+
+
+def _send(broker: Broker) -> None:
+    broker.link.kick()
+    broker.round.start()

@@ -1,0 +1,586 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hooks on the message path: what stands between a connection and its client while somebody wants to see messages.
+
+Without such hooks it is not there: a connection hands its packets to the client itself, and the client's bytes go to
+the socket as they are. With the first hook a :class:`Tap` takes the client's place as the connection's handler, and a
+:class:`Spout` that of the socket's ``write``; with the last one they are taken out again, while clients stay connected.
+
+A tap handles one packet after the other. While an async hook has one, those behind it wait, and nothing more is read
+from this client; so its messages, and all else that it sends, stay in their order.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from mqtt_nats.backbone.store import Op, TooLarge
+from mqtt_nats.broker.announcing import dropped
+from mqtt_nats.broker.client import Client, State
+from mqtt_nats.broker.injecting import Counting, Lonely, check_size, inject
+from mqtt_nats.broker.operations import Receipt
+from mqtt_nats.broker.permitting import look_again
+from mqtt_nats.broker.publishing import (
+    ANSWERED,
+    RECEIPTS_MOST,
+    count,
+    described,
+    extras,
+    is_answer,
+    publish,
+    refuse_publish,
+    unalias,
+)
+from mqtt_nats.broker.takers import Taken, Taker
+from mqtt_nats.codec import (
+    Ack,
+    AckRun,
+    MqttError,
+    NotAuthorized,
+    Packet,
+    PacketTooLarge,
+    Properties,
+    Publish,
+    PublishRun,
+    ReasonCode,
+    validate_topic_name,
+)
+from mqtt_nats.connection.connection import Handler, Hold
+from mqtt_nats.hooks.chain import DecisionChain, HookFailed, Point
+from mqtt_nats.hooks.events import Acked, ClientView, Delivered, Drop, Published, Publishing
+from mqtt_nats.hooks.points import CLIENT_AUTHORIZE, MESSAGE_ACKED, MESSAGE_DELIVERED, MESSAGE_DROPPED, MESSAGE_PUBLISH
+from mqtt_nats.outlet import Outlet
+from mqtt_nats.session.inbound import Action
+from mqtt_streams.api import ApiError
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.broker.inbound import HeldPublish
+
+log = logging.getLogger("mqtt_nats.broker")
+
+Chain = DecisionChain[Publishing, "Published | Drop"]
+
+PUBACK = 4
+PUBREC = 5
+PUBCOMP = 7
+
+
+class HookError(MqttError):
+    """A hook that has to say what becomes of a message has failed."""
+
+    reason = ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
+
+
+def changed(broker: Broker, point: Point) -> None:
+    """A point has got a hook, or has lost one."""
+    if point is CLIENT_AUTHORIZE:
+        look_again(broker)
+    else:
+        arrange(broker)
+
+
+def arrange(broker: Broker) -> None:
+    """Put taps and spouts in, or take them out, as the hooks of the moment want it."""
+    broker.round.lost = _lost if broker.hooks.noticing(MESSAGE_DROPPED) else None
+    for client in broker.connections:
+        _fit(client)
+
+
+def entered(client: Client) -> Handler:
+    """What a new connection hands its packets to."""
+    broker = client.broker
+    _fit_spout(client)
+    return Tap(client) if _tapped(broker) else client
+
+
+def _tapped(broker: Broker) -> bool:
+    hooks = broker.hooks
+    return bool(hooks.deciding(MESSAGE_PUBLISH) or hooks.noticing(MESSAGE_ACKED) or broker.takers)
+
+
+def _fit(client: Client) -> None:
+    connection = client.connection
+    handler = connection.handler
+    wanted = _tapped(client.broker)
+    if wanted and handler is client:
+        connection.handler = Tap(client)
+    elif not wanted and isinstance(handler, Tap) and handler.idle:
+        connection.handler = client
+    _fit_spout(client)
+
+
+def _fit_spout(client: Client) -> None:
+    hooks = client.broker.hooks
+    outlet = client.outlet
+    looks = bool(hooks.noticing(MESSAGE_DELIVERED) or hooks.noticing(MESSAGE_ACKED))
+    wanted = looks or hooks.noticing(MESSAGE_DROPPED) is not None
+    send = outlet.send
+    if isinstance(send, Spout):
+        send.looks = looks
+        if not wanted:
+            outlet.send = send.send
+    elif wanted and send is not None:
+        outlet.send = Spout(client, send, looks)
+
+
+# -- from clients -------------------------------------------------------------------------------------
+
+
+class Tap:
+    """Takes the place of a client as its connection's handler."""
+
+    __slots__ = ("_error", "_event", "_gone", "_waiting", "client")
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self._event = Publishing(ClientView(client))
+        self._waiting: deque[Packet] | None = None
+        """Packets behind one that an async hook has; None: no hook has any."""
+        self._error: MqttError | None = None
+        self._gone = False
+
+    @property
+    def idle(self) -> bool:
+        """True when nothing waits here."""
+        return self._waiting is None
+
+    def packets(self, packets: list[Packet]) -> None:
+        """Handle the packets of one read, in order."""
+        if self._waiting is not None:
+            self._waiting.extend(packets)
+        elif self.client.state is not State.LIVE:
+            self.client.packets(packets)
+        else:
+            self._go(deque(packets))
+
+    def broken(self, error: MqttError) -> None:
+        """The client violated the protocol; what came before that is served first."""
+        if self._waiting is not None:
+            self._error = error
+        else:
+            self.client.broken(error)
+
+    def lost(self) -> None:
+        """The socket is closed; what came before that is served first."""
+        if self._waiting is not None and self.client.alive:
+            self._gone = True
+        else:
+            self.client.lost()
+
+    def _go(self, packets: deque[Packet]) -> None:
+        client = self.client
+        chain = client.broker.hooks.deciding(MESSAGE_PUBLISH)
+        ready: list[Packet] = []
+        while packets:
+            packet = packets.popleft()
+            if isinstance(packet, PublishRun):
+                if chain is not None or _is_taken(client, packet.key):
+                    singles = [Publish(0, False, False, packet.key, 0, one) for one in packet.payloads()]
+                    packets.extendleft(reversed(singles))
+                    continue
+            elif isinstance(packet, Publish):
+                if chain is not None and chain.waits:
+                    packets.appendleft(packet)
+                    self._wait(packets)
+                    break
+                key, before = self._before(packet)
+                if before is not None:
+                    self._pass(packet, key, before, self._decided(chain, before), ready)
+                    continue
+            else:
+                self._acknowledged(packet)
+            ready.append(packet)
+        try:
+            if ready:
+                client.packets(ready)
+        except MqttError:
+            if self._waiting is not None:  # what comes after the violation is not served
+                self._waiting.clear()
+            raise
+
+    def _wait(self, packets: deque[Packet]) -> None:
+        client = self.client
+        self._waiting = packets
+        client.connection.hold(Hold.HOOKS)
+        client.broker.spawn(self._serve(packets), f"hooks for {client.client_id}")
+
+    async def _serve(self, waiting: deque[Packet]) -> None:
+        """Handle the packets that wait, one after the other, and those that come meanwhile."""
+        client = self.client
+        try:
+            while waiting and not client.ended:
+                await self._one(waiting.popleft())
+        except MqttError as error:
+            client.broken(error)
+        except Exception:
+            log.exception("a client's packet could not be handled")
+            client.broken(MqttError("internal error", ReasonCode.UNSPECIFIED_ERROR))
+        finally:
+            self._waiting = None
+            client.connection.release(Hold.HOOKS)
+            if self._error is not None:
+                client.broken(self._error)
+            if self._gone:
+                client.lost()
+            else:
+                _fit(client)
+
+    async def _one(self, packet: Packet) -> None:
+        client = self.client
+        if isinstance(packet, PublishRun):
+            singles = [Publish(0, False, False, packet.key, 0, one) for one in packet.payloads()]
+        elif isinstance(packet, Publish):
+            singles = [packet]
+        else:
+            self._acknowledged(packet)
+            client.packets([packet])
+            return
+        for single in singles:
+            key, before = self._before(single)
+            ready: list[Packet] = []
+            if before is None:
+                ready.append(single)
+            else:
+                chain = client.broker.hooks.deciding(MESSAGE_PUBLISH)
+                after: Published | Drop | None = before
+                if chain is not None:
+                    try:
+                        after = await chain.decide_later(self._event, before)
+                    except HookFailed:
+                        after = None
+                if client.ended:
+                    return
+                self._pass(single, key, before, after, ready)
+            client.packets(ready)
+
+    def _before(self, packet: Publish) -> tuple[bytes, Published | None]:
+        """The topic as it stands in a packet, and the message; None where no hook has to see it.
+
+        That is what is sent again, which a hook has seen, and what is wrong, which the client is told as ever.
+        """
+        client = self.client
+        key = packet.key
+        properties = packet.properties
+        try:
+            if properties is not None and "topic_alias" in properties:
+                key = unalias(client, key, properties["topic_alias"])
+            if packet.qos == 2 and packet.packet_id in client.inbound.machine.states:
+                return key, None
+            topic = validate_topic_name(key, client.broker.settings.max_topic_levels)
+        except MqttError:
+            return key, None
+        shown: Properties = {}
+        if properties:
+            shown = properties.copy()
+            shown.pop("topic_alias", None)
+        return key, Published(topic, packet.payload, packet.qos, packet.retain, shown)
+
+    def _decided(self, chain: Chain | None, before: Published) -> Published | Drop | None:
+        """What becomes of a message; None: a hook has failed."""
+        if chain is None:
+            return before
+        try:
+            return chain.decide(self._event, before)
+        except HookFailed:
+            return None
+
+    def _pass(
+        self, packet: Publish, key: bytes, before: Published, after: Published | Drop | None, ready: list[Packet]
+    ) -> None:
+        """Go on with what the hooks have made of a packet: it joins those that are ready, or is dealt with here.
+
+        Raises:
+            MqttError: the connection has to end.
+        """
+        client = self.client
+        taker = client.broker.takers.of(after.topic) if isinstance(after, Published) else None
+        if after is before and taker is None:
+            ready.append(packet)
+            return
+        plain = client.version == 5 or not (isinstance(after, Published) and after.properties)
+        if isinstance(after, Published) and taker is None and after.qos == packet.qos and plain:
+            topic = key if after.topic == before.topic else _key(after.topic)
+            properties = after.properties or None
+            ready.append(
+                Publish(packet.qos, after.retain, packet.dup, topic, packet.packet_id, after.payload, properties)
+            )
+            return
+        if ready:  # order
+            client.packets(ready)
+            ready.clear()
+            if client.ended:
+                return
+        try:
+            if client.version == 5 and packet.qos and not isinstance(after, Drop | None):
+                count(client, packet)
+            if isinstance(after, Published):
+                self._publish(packet, after, taker)
+            elif after is None:
+                raise HookError("a hook has failed")
+            else:
+                self._drop(packet, key, after)
+        except TooLarge as error:
+            raise PacketTooLarge(str(error)) from None
+        except MqttError as error:
+            if isinstance(error, HookError) and not packet.qos:
+                dropped(client, before.topic, 0, "hook")
+            elif client.version == 5 and packet.qos and error.reason in ANSWERED:
+                self._uncounted(packet, error)
+            else:
+                raise
+        if len(client.receipts) > RECEIPTS_MOST:
+            client.connection.hold(Hold.WINDOW)
+
+    def _uncounted(self, packet: Publish, error: MqttError) -> None:
+        """Refuse a publish whose acknowledgement will be counted."""
+        client = self.client
+        if isinstance(error, HookError):
+            count(client, packet)
+        refuse_publish(client, packet, error)
+
+    def _publish(self, packet: Publish, after: Published, taker: Taker | None) -> None:
+        """A message with another QoS than its packet, one with properties of a 3.1.1 client, or one that is taken."""
+        client = self.client
+        broker = client.broker
+        key = _key(after.topic)
+        if taker is None:
+            if is_answer(key):
+                raise NotAuthorized("an answer to a NATS client cannot be changed")
+            route = broker.table.route(key)
+        else:
+            route = broker.table.route(_key(taker.target(after.topic)))
+        guard = client.guarded
+        if guard is not None and not guard.may_publish(route.key, after.qos, after.retain):
+            if client.version == 5 and packet.qos:
+                raise NotAuthorized("not authorized")
+            self._drop(packet, key, Drop(ReasonCode.NOT_AUTHORIZED), counted=True)
+            return
+        if client.version == 5:
+            more = described(client, after.properties, after.payload, after.qos) if after.properties else None
+        else:
+            more = extras(after.properties)
+        check_size(broker, route, after.payload, client.sender_header, more)
+        if taker is None and after.qos == packet.qos:
+            publish(client, route, after.payload, after.qos, after.retain, packet.packet_id, more)
+            return
+        if packet.qos == 2 and after.qos == 2:
+            held = broker.table.route(key)
+            client.inbound.publish(key, held, packet.packet_id, after.payload, after.retain, more)
+            return
+        operation = self._operation(packet, key, after.topic)
+        if taker is None:
+            inject(
+                broker,
+                route,
+                after.payload,
+                after.qos,
+                after.retain,
+                client.sender_header,
+                more,
+                b"",
+                operation,
+            )
+        else:
+            identity = broker.next_id()
+            taker.take(
+                Taken(
+                    after.topic,
+                    route,
+                    after.payload,
+                    after.qos,
+                    after.retain,
+                    client.sender_header,
+                    more,
+                    identity,
+                ),
+                operation,
+            )
+        counting: Counting = operation  # type: ignore[assignment]
+        if not counting.left and packet.qos:
+            counting.left = 1
+            operation.stored(b"")
+
+    def _operation(self, packet: Publish, key: bytes, topic: str) -> Op:
+        """What the stores of a message end with."""
+        client = self.client
+        if not packet.qos:
+            return Lonely(topic)
+        receipt = Receipt(client, PUBACK, packet.packet_id, 0) if packet.qos == 1 else self._passed(packet, key)
+        client.receipts.append(receipt)
+        return receipt
+
+    def _passed(self, packet: Publish, key: bytes) -> Receipt:
+        """The PUBREC of a QoS 2 publish that goes on at once: its PUBREL only frees the packet identifier."""
+        client = self.client
+        if client.inbound.machine.publish(packet.packet_id) is not Action.HOLD:
+            raise AssertionError("a publish that is held is not looked at again")
+        return Passed(client, client.inbound.passed(packet.packet_id, key))
+
+    def _drop(self, packet: Publish, key: bytes, drop: Drop, counted: bool = False) -> None:
+        """Nobody gets the message; answer its publisher [MQTT-3.3.5-2] (3.1.1)."""
+        client = self.client
+        if not counted:
+            dropped(client, key[2:].decode(), packet.qos, "hook")
+        if not packet.qos:
+            return
+        if client.version == 5 and not counted:
+            count(client, packet)
+        if client.version == 5 and drop.reason >= ReasonCode.UNSPECIFIED_ERROR:
+            refuse_publish(client, packet, MqttError(drop.text, drop.reason))
+            return
+        receipt = self._operation(packet, key, "")
+        receipt.left = 1  # type: ignore[attr-defined]
+        receipt.stored(b"")
+
+    # -- acknowledgements -----------------------------------------------------------------------
+
+    def _acknowledged(self, packet: Packet) -> None:
+        """Tell who wants to know that the client has a message."""
+        if isinstance(packet, AckRun):
+            kind, ids, failed = packet.kind, packet.ids, False
+        elif isinstance(packet, Ack):
+            kind, ids, failed = packet.kind, [packet.packet_id], packet.reason >= ReasonCode.UNSPECIFIED_ERROR
+        else:
+            return
+        chain = self.client.broker.hooks.noticing(MESSAGE_ACKED)
+        if chain is None or not (kind in (PUBACK, PUBCOMP) or (kind == PUBREC and failed)):
+            return
+        send = self.client.outlet.send
+        for identifier in ids:
+            message = send.sent.pop(identifier, None) if isinstance(send, Spout) else None
+            chain.emit(Acked(self._event.client, identifier, failed, message))
+
+
+class Passed(Receipt):
+    """The PUBREC of a QoS 2 publish that is not held."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self, client: Client, held: HeldPublish) -> None:
+        super().__init__(client, PUBREC, held.id, 0)
+        self._held = held
+
+    def failed(self, error: ApiError) -> None:
+        """JetStream refuses: the identifier is free."""
+        self.client.inbound.deleted(self._held)
+        super().failed(error)
+
+    def stored(self, ack: bytes) -> None:
+        """When everything is stored, the client may release it."""
+        if self.left == 1 and not self.reason:
+            self.client.inbound.machine.stored(self.id)
+        super().stored(ack)
+
+
+def _key(topic: str) -> bytes:
+    """A topic as it stands in a PUBLISH packet.
+
+    Raises:
+        NotAuthorized: it has more bytes than a topic can have; only a hook can make such a one.
+    """
+    encoded = topic.encode()
+    if len(encoded) > 65535:
+        raise NotAuthorized("a hook has made a topic that is too long")
+    return len(encoded).to_bytes(2) + encoded
+
+
+def _is_taken(client: Client, key: bytes) -> bool:
+    takers = client.broker.takers
+    return bool(takers) and takers.of(key[2:].decode(errors="replace")) is not None
+
+
+# -- to clients ---------------------------------------------------------------------------------------
+
+
+class Spout:
+    """Takes the place of a socket's ``write``: sees what is sent."""
+
+    __slots__ = ("_aliases", "_view", "client", "looks", "send", "sent")
+
+    def __init__(self, client: Client, send: Callable[[bytes], None], looks: bool) -> None:
+        self.client = client
+        self.send = send
+        self.looks = looks
+        self.sent: dict[int, Delivered] = {}
+        """Messages that are not acknowledged, by packet identifier, where somebody wants to know."""
+        self._view = ClientView(client)
+        self._aliases: dict[int, bytes] = {} if client.outgoing is None else client.outgoing.known()
+
+    def __call__(self, data: bytes) -> None:
+        """Send, then tell what has been sent."""
+        self.send(data)
+        if self.looks:
+            self._look(data)
+
+    def _look(self, data: bytes) -> None:
+        hooks = self.client.broker.hooks
+        delivered, acked = hooks.noticing(MESSAGE_DELIVERED), hooks.noticing(MESSAGE_ACKED)
+        at = 0
+        while at < len(data):
+            first = data[at]
+            body, end = _extent(data, at)
+            at = end
+            if first >> 4 != 3:
+                continue
+            found = self._parse(first, data, body, end)
+            if acked is not None and found.qos:
+                self.sent[found.packet_id] = found
+            if delivered is not None:
+                delivered.emit(found)
+
+    def _parse(self, first: int, data: bytes, at: int, end: int) -> Delivered:
+        qos = first >> 1 & 3
+        size = data[at] << 8 | data[at + 1]
+        at += 2
+        topic = data[at : at + size]
+        at += size
+        identifier = 0
+        if qos:
+            identifier = data[at] << 8 | data[at + 1]
+            at += 2
+        if self.client.version == 5:
+            start, stop = _extent(data, at - 1)
+            alias = _alias(data, start, stop)
+            if alias:
+                if size:
+                    self._aliases[alias] = topic
+                else:
+                    topic = self._aliases.get(alias, b"")
+            at = stop
+        retain, dup = bool(first & 1), bool(first & 8)
+        return Delivered(self._view, topic.decode(), data[at:end], qos, retain, dup, identifier)
+
+
+def _extent(data: bytes, at: int) -> tuple[int, int]:
+    """Beginning and end of what has a length (one to four bytes) after the byte at ``at``."""
+    size = shift = 0
+    while True:
+        at += 1
+        size |= (data[at] & 127) << shift
+        shift += 7
+        if data[at] < 128:
+            return at + 1, at + 1 + size
+
+
+def _alias(data: bytes, at: int, end: int) -> int:
+    """The topic alias among properties that we have written; only an expiry may come before it."""
+    if at < end and data[at] == 0x02:
+        at += 5
+    return data[at + 1] << 8 | data[at + 2] if at + 3 <= end and data[at] == 0x23 else 0
+
+
+def _lost(outlet: Outlet, data: bytes) -> None:
+    """QoS 0 messages are dropped, because their client does not read."""
+    spout = outlet.send
+    if not isinstance(spout, Spout):
+        return
+    at = 0
+    while at < len(data):
+        first = data[at]
+        body, at = _extent(data, at)
+        if first >> 4 == 3:
+            size = data[body] << 8 | data[body + 1]
+            dropped(spout.client, data[body + 2 : body + 2 + size].decode(), first >> 1 & 3, "slow client")

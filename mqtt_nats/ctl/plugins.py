@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ctl plugins``: what gateways have installed and loaded, and loading and unloading it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import orjson
+
+from mqtt_nats.backbone.inbox import NO_RESPONDERS, Inbox
+from mqtt_nats.broker.control import PLUGINS, WHO
+from mqtt_nats.ctl.cluster import PATIENCE
+from mqtt_nats.ctl.connecting import ask_all
+from mqtt_nats.ctl.tables import table
+from mqtt_nats.errors import StartupError
+
+WORKING: Final = 25.0
+"""Seconds that a gateway has for loading or unloading."""
+
+
+async def ask(inbox: Inbox, action: str, name: str = "", gateway: str = "") -> list[dict[str, Any]]:
+    """Have one gateway, or all (``gateway`` empty), do something, and tell what they have then.
+
+    Raises:
+        StartupError: no gateway is there, or not all have answered.
+    """
+    present = {one["id"] for one in await ask_all(inbox, WHO, PATIENCE)}
+    wanted = present & {gateway} if gateway else present
+    if not wanted:
+        missing = f"gateway {gateway} does not answer" if gateway else "no gateway answers"
+        raise StartupError(f"{missing}: `mqtt-nats ctl cluster status` lists them")
+    answers: dict[str, dict[str, Any]] = {}
+    done = asyncio.Event()
+
+    def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        if payload and not headers.startswith(NO_RESPONDERS):
+            one = orjson.loads(payload)
+            answers[one["id"]] = one
+            if wanted <= answers.keys():
+                done.set()
+
+    link = inbox.link
+    reply = inbox.prefix + b"plugins." + inbox.token()
+    sid = link.subscribe_raw(reply, arrived)
+    body = orjson.dumps({"do": action, "name": name, "gateway": gateway})
+    link.out.append(b"PUB %b %b %d\r\n%b\r\n" % (PLUGINS, reply, len(body), body))
+    link.kick()
+    try:
+        async with asyncio.timeout(WORKING):
+            await done.wait()
+    except TimeoutError:
+        missing = ", ".join(sorted(wanted - answers.keys()))
+        raise StartupError(f"no answer from gateway {missing} in {WORKING:g} seconds") from None
+    finally:
+        link.unsubscribe_raw(sid)
+    failed = [f"gateway {one['id']}: {one['error']}" for one in answers.values() if one["error"]]
+    if failed:
+        raise StartupError("; ".join(sorted(failed)))
+    return sorted(answers.values(), key=lambda one: str(one["id"]))
+
+
+def shown(found: list[dict[str, Any]]) -> str:
+    """What gateways have, for people."""
+    rows = []
+    for one in found:
+        for plugin in one["plugins"]:
+            hooks = plugin["hooks"]
+            calls, failures = (sum(hook[what] for hook in hooks) for what in ("calls", "failures"))
+            points = ", ".join(dict.fromkeys(hook["point"] for hook in hooks))
+            state = "loaded" if plugin["loaded"] else ""
+            numbers = [f"{calls:,}", f"{failures:,}"] if hooks else ["", ""]
+            rows.append([one["id"], plugin["name"], state, plugin["package"], *numbers, points])
+    return "\n".join(table(["gateway", "plugin", "state", "package", "calls", "failures", "hooks"], rows))

@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chains of callbacks: the order, who decides, and what becomes of a callback that fails.
+
+A point is either a *decision* (its callbacks pass a value on, each may replace it) or a *notice* (something has
+happened). Callbacks run by priority, highest first, those of the same in the order in which they were added. Any of
+them may stop the chain. What fails or takes too long is counted, logged and passed over; at a strict point, where
+passing it over could let something through, the whole decision fails instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
+
+from mqtt_nats.errors import describe
+
+log = logging.getLogger("mqtt_nats.hooks")
+
+E = TypeVar("E")
+V = TypeVar("V")
+E_ = TypeVar("E_", contravariant=True)
+
+TIMEOUT: Final = 5.0
+"""Seconds that an async callback has, unless it was added with another number."""
+
+WAITING_MOST: Final = 10_000
+"""Notices that wait for async callbacks of one point; more are lost, and counted."""
+
+REMIND: Final = 10.0
+"""Seconds between two lines about the same callback."""
+
+_KEEP: Final[Any] = object()
+
+
+@dataclass(frozen=True)
+class Continue(Generic[V]):
+    """The next callback goes on with this value."""
+
+    value: V
+
+
+@dataclass(frozen=True)
+class Stop(Generic[V]):
+    """No further callback is asked; the value stays as it is unless there is one here."""
+
+    value: V = _KEEP
+
+
+Decided = Continue[V] | Stop[V] | None
+Decider = Callable[[E, V], "Decided[V] | Awaitable[Decided[V]]"]
+Noticed = Stop[Any] | None
+Observer = Callable[[E], "Noticed | Awaitable[Noticed]"]
+
+
+class HookFailed(Exception):
+    """A callback of a strict point has failed: what it was asked about must not happen."""
+
+
+@dataclass(frozen=True, eq=False)
+class Decision(Generic[E, V]):
+    """A point whose callbacks get an event and a value, and may replace the value.
+
+    Attributes:
+        fits: whether a value may take the place of another; one that may not counts as a failure.
+        strict: a failure fails the decision.
+        waits: async callbacks are possible.
+    """
+
+    name: str
+    fits: Callable[[V, Any], bool]
+    strict: bool = False
+    waits: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Notice(Generic[E]):
+    """A point whose callbacks are told of an event."""
+
+    name: str
+
+
+Point = Decision[Any, Any] | Notice[Any]
+
+
+class Entry:
+    """One callback in a chain, and what it has done."""
+
+    __slots__ = ("asynchronous", "callback", "calls", "failures", "owner", "point", "priority", "said", "timeout")
+
+    def __init__(self, point: Point, callback: Callable[..., Any], priority: int, timeout: float, owner: str) -> None:
+        self.point = point
+        self.callback = callback
+        self.priority = priority
+        self.timeout = timeout
+        self.owner = owner
+        self.asynchronous = is_async(callback)
+        self.calls = 0
+        self.failures = 0
+        """Exceptions, results of a wrong type, and calls that took too long."""
+        self.said = 0.0
+
+    @property
+    def name(self) -> str:
+        """The callback's, for logs."""
+        return str(getattr(self.callback, "__qualname__", None) or type(self.callback).__name__)
+
+
+class Account(NamedTuple):
+    """What a callback has done, for people."""
+
+    point: str
+    callback: str
+    owner: str
+    priority: int
+    calls: int
+    failures: int
+
+
+def is_async(callback: Callable[..., Any]) -> bool:
+    """Whether a callback is a coroutine function, or an object whose ``__call__`` is one."""
+    return inspect.iscoroutinefunction(callback) or inspect.iscoroutinefunction(
+        getattr(callback, "__call__", None)  # noqa: B004 - not whether it can be called, but how
+    )
+
+
+class Chain:
+    """The callbacks of one point, in their order."""
+
+    __slots__ = ("entries", "point", "waits")
+
+    def __init__(self, point: Point) -> None:
+        self.point = point
+        self.entries: tuple[Entry, ...] = ()
+        self.waits = False
+        """There are async callbacks."""
+
+    def add(self, entry: Entry) -> None:
+        """Put a callback at its place."""
+        self._set((*self.entries, entry))
+
+    def remove(self, entry: Entry) -> None:
+        """Take a callback out."""
+        self._set(tuple(one for one in self.entries if one is not entry))
+
+    def _set(self, entries: tuple[Entry, ...]) -> None:
+        self.entries = tuple(sorted(entries, key=lambda entry: -entry.priority))
+        self.waits = any(entry.asynchronous for entry in entries)
+
+    def _failed(self, entry: Entry, why: str) -> None:
+        entry.failures += 1
+        now = monotonic()
+        if now - entry.said > REMIND or entry.failures == 1:
+            entry.said = now
+            whose = f" of {entry.owner}" if entry.owner else ""
+            log.error("hook %s%s at %s: %s (%d so far)", entry.name, whose, self.point.name, why, entry.failures)
+
+
+class DecisionChain(Chain, Generic[E, V]):
+    """The callbacks of a decision."""
+
+    __slots__ = ()
+
+    point: Decision[E, V]
+
+    def decide(self, event: E, value: V) -> V:
+        """Ask every callback; there are no async ones.
+
+        Raises:
+            HookFailed: one of a strict point has failed.
+        """
+        for entry in self.entries:
+            entry.calls += 1
+            try:
+                result = entry.callback(event, value)
+            except Exception as error:
+                self._fail(entry, describe(error))
+                continue
+            if result is not None:
+                value, stop = self._taken(entry, value, result)
+                if stop:
+                    break
+        return value
+
+    async def decide_later(self, event: E, value: V) -> V:
+        """Ask every callback, waiting for the async ones.
+
+        Raises:
+            HookFailed: one of a strict point has failed, or took too long.
+        """
+        for entry in self.entries:
+            entry.calls += 1
+            try:
+                result = entry.callback(event, value)
+                if entry.asynchronous:
+                    async with asyncio.timeout(entry.timeout):
+                        result = await result
+            except TimeoutError:
+                self._fail(entry, f"no answer in {entry.timeout:g} seconds")
+                continue
+            except Exception as error:
+                self._fail(entry, describe(error))
+                continue
+            if result is not None:
+                value, stop = self._taken(entry, value, result)
+                if stop:
+                    break
+        return value
+
+    def _taken(self, entry: Entry, value: V, result: Any) -> tuple[V, bool]:
+        """The value after a callback, and whether the chain ends."""
+        if isinstance(result, Continue | Stop):
+            new = result.value
+            stop = isinstance(result, Stop)
+            if new is _KEEP:
+                return value, stop
+            if self.point.fits(value, new):
+                return cast("V", new), stop
+            self._fail(entry, f"a value that does not fit: {type(new).__name__}")
+            return value, False
+        _discard(result)
+        self._fail(entry, f"returned {type(result).__name__}, not Continue, Stop or None")
+        return value, False
+
+    def _fail(self, entry: Entry, why: str) -> None:
+        self._failed(entry, why)
+        if self.point.strict:
+            raise HookFailed(f"a hook at {self.point.name} has failed")
+
+
+class NoticeChain(Chain, Generic[E]):
+    """The callbacks that are told of something.
+
+    While there are async ones, events wait in a queue, so that each callback gets them in their order.
+    """
+
+    __slots__ = ("_queue", "_spawn", "_working", "lost")
+
+    point: Notice[E]
+
+    def __init__(self, point: Notice[E], spawn: Callable[[Coroutine[Any, Any, None], str], object]) -> None:
+        super().__init__(point)
+        self._spawn = spawn
+        self._queue: deque[E] = deque()
+        self._working = False
+        self.lost = 0
+        """Events that nobody was told of, because too many were waiting."""
+
+    def emit(self, event: E) -> None:
+        """Tell every callback; never raises."""
+        if not self.waits and not self._working:
+            self._tell(event)
+            return
+        if len(self._queue) >= WAITING_MOST:
+            self.lost += 1
+            if self.lost == 1 or self.lost % WAITING_MOST == 0:
+                log.error("hooks at %s are too slow: %d events lost so far", self.point.name, self.lost)
+            return
+        self._queue.append(event)
+        if not self._working:
+            self._working = True
+            self._spawn(self._work(), f"hooks at {self.point.name}")
+
+    def _tell(self, event: E) -> None:
+        for entry in self.entries:
+            entry.calls += 1
+            try:
+                result = entry.callback(event)
+            except Exception as error:
+                self._failed(entry, describe(error))
+                continue
+            if result is not None and self._stops(entry, result):
+                return
+
+    async def _work(self) -> None:
+        try:
+            while self._queue:
+                await self._tell_later(self._queue.popleft())
+        finally:
+            self._working = False
+
+    async def _tell_later(self, event: E) -> None:
+        for entry in self.entries:
+            entry.calls += 1
+            try:
+                result = entry.callback(event)
+                if entry.asynchronous:
+                    async with asyncio.timeout(entry.timeout):
+                        result = await result
+            except TimeoutError:
+                self._failed(entry, f"no answer in {entry.timeout:g} seconds")
+                continue
+            except Exception as error:
+                self._failed(entry, describe(error))
+                continue
+            if result is not None and self._stops(entry, result):
+                return
+
+    def _stops(self, entry: Entry, result: Any) -> bool:
+        if isinstance(result, Stop):
+            return True
+        _discard(result)
+        self._failed(entry, f"returned {type(result).__name__}, not Stop or None")
+        return False
+
+
+def _discard(result: Any) -> None:
+    """A coroutine that nobody awaits is closed, so that it does not complain."""
+    if inspect.iscoroutine(result):
+        result.close()

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Delayed publish: a message on ``$delayed/<seconds>/<topic>`` is published on ``<topic>`` so many seconds later."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pydantic import Field
+
+from mqtt_nats.backbone.store import Op
+from mqtt_nats.broker.takers import Taken
+from mqtt_nats.codec import TopicNameInvalid
+from mqtt_nats.plugins.base import Options, Plugin
+
+BEGINNING: Final = "$delayed/"
+
+
+class DelayedOptions(Options):
+    """What can be set."""
+
+    max_delay: int = Field(
+        default=4_294_967, ge=1, le=4_294_967_295, description="Longest delay that is accepted, in seconds."
+    )
+
+
+class Delayed(Plugin[DelayedOptions]):
+    """Has JetStream keep messages until they are due."""
+
+    options_type = DelayedOptions
+
+    async def load(self) -> None:
+        """Begin to take such messages."""
+        self.gateway.take(BEGINNING, self)
+
+    def target(self, topic: str) -> str:
+        """The topic that a message is for.
+
+        Raises:
+            TopicNameInvalid: the delay is no number of seconds, or too long, or no topic follows it.
+        """
+        return parse(topic, self.options.max_delay)[1]
+
+    def take(self, taken: Taken, operation: Op) -> None:
+        """Schedule a message."""
+        self.gateway.schedule(taken, parse(taken.topic, self.options.max_delay)[0], operation)
+
+
+def parse(topic: str, most: int) -> tuple[int, str]:
+    """Seconds and topic of ``$delayed/<seconds>/<topic>``.
+
+    Raises:
+        TopicNameInvalid: it is not like that, or more than ``most`` seconds.
+    """
+    digits, slash, rest = topic.removeprefix(BEGINNING).partition("/")
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= 10):
+        raise TopicNameInvalid("the delay is no number of seconds")
+    if int(digits) > most:
+        raise TopicNameInvalid(f"the delay is longer than {most} seconds")
+    if not slash or not rest or rest.startswith(BEGINNING):
+        raise TopicNameInvalid("no topic follows the delay")
+    return int(digits), rest

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a plugin can do with its gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from mqtt_nats import natstime
+from mqtt_nats.backbone.store import TooLarge
+from mqtt_nats.broker.injecting import Awaited, check_size, inject
+from mqtt_nats.broker.publishing import extras
+from mqtt_nats.broker.scheduling import schedule
+from mqtt_nats.broker.subscribing import subscribe
+from mqtt_nats.broker.takers import Taken, Taker
+from mqtt_nats.broker.tapping import arrange
+from mqtt_nats.codec import MqttError, PacketTooLarge, Properties, ReasonCode, Subscribe, Subscription
+from mqtt_nats.hooks.chain import TIMEOUT, Decider, Decision, Entry, Notice, Observer, Point
+from mqtt_nats.hooks.events import ClientView
+
+if TYPE_CHECKING:
+    from mqtt_nats.backbone.store import Op
+    from mqtt_nats.broker.context import Broker
+
+E = TypeVar("E")
+V = TypeVar("V")
+
+
+class Host:
+    """A gateway, as one plugin sees it. What was begun here ends when the plugin is unloaded."""
+
+    def __init__(self, broker: Broker, owner: str) -> None:
+        self._broker = broker
+        self._owner = owner
+        self._taken: list[str] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def identity(self) -> str:
+        """The id of the gateway."""
+        return self._broker.identity
+
+    @overload
+    def on(
+        self, point: Decision[E, V], callback: Decider[E, V], *, priority: int = 0, timeout: float = TIMEOUT
+    ) -> Entry: ...
+    @overload
+    def on(self, point: Notice[E], callback: Observer[E], *, priority: int = 0, timeout: float = TIMEOUT) -> Entry: ...
+    def on(self, point: Point, callback: Callable[..., Any], *, priority: int = 0, timeout: float = TIMEOUT) -> Entry:
+        """Add a hook; the arguments are those of :meth:`mqtt_nats.hooks.Hooks.add`."""
+        add: Callable[..., Entry] = self._broker.hooks.add
+        return add(point, callback, priority=priority, timeout=timeout, owner=self._owner)
+
+    def off(self, entry: Entry) -> None:
+        """Remove a hook."""
+        self._broker.hooks.remove(entry)
+
+    async def publish(
+        self, topic: str, payload: bytes, qos: int = 0, retain: bool = False, properties: Properties | None = None
+    ) -> None:
+        """Publish a message; returns when it is stored, at QoS 0 without retain at once.
+
+        No hook of ``message.publish`` and no rule of the ACL looks at it.
+
+        Raises:
+            MqttError: the topic is not for clients, or the message is too large.
+            ApiError: JetStream does not store it.
+        """
+        broker = self._broker
+        encoded = topic.encode()
+        route = broker.table.route(len(encoded).to_bytes(2) + encoded)
+        more = extras(properties) if properties else None
+        check_size(broker, route, payload, b"", more)
+        operation = Awaited()
+        try:
+            inject(broker, route, payload, qos, retain, b"", more, b"", operation)
+        except TooLarge as error:
+            raise PacketTooLarge(str(error)) from None
+        broker.link.kick()
+        broker.round.start()
+        if operation.left:
+            await operation.done
+
+    def subscribe(self, client: ClientView, *subscriptions: Subscription) -> None:
+        """Subscribe a client, as if it had asked itself; it is not told.
+
+        What it may not have it does not get; that is in the log. Hooks of ``client.subscribe`` are not asked.
+        """
+        one = client._client
+        one.do(subscribe(one, Subscribe(0, subscriptions)))
+
+    def disconnect(self, client: ClientView, reason: ReasonCode, text: str) -> None:
+        """End a connection; a client of 5.0 is told why."""
+        client._client.end(MqttError(text, reason))
+
+    def clients(self) -> list[ClientView]:
+        """Who is connected to this gateway."""
+        return [ClientView(one) for one in self._broker.clients.values()]
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str = "") -> asyncio.Task[None]:
+        """Run something in the background; an exception is logged and ends only that."""
+        task = self._broker.spawn(work, f"{self._owner} {name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def take(self, beginning: str, taker: Taker) -> None:
+        """Take the messages of topics that begin with ``beginning`` (whole levels, a slash at the end).
+
+        Raises:
+            ValueError: they are taken.
+        """
+        self._broker.takers.add(beginning, taker)
+        self._taken.append(beginning)
+        arrange(self._broker)
+
+    def schedule(self, taken: Taken, seconds: float, operation: Op) -> None:
+        """Have a message that was taken published in so many seconds, whatever becomes of this gateway.
+
+        Raises:
+            TooLarge: NATS would not take it.
+        """
+        schedule(self._broker, taken, natstime.now() + seconds, operation)
+
+    def withdraw(self) -> None:
+        """End all of it."""
+        self._broker.hooks.remove_all(self._owner)
+        for beginning in self._taken:
+            self._broker.takers.remove(beginning)
+        self._taken.clear()
+        arrange(self._broker)
+        for task in self._tasks:
+            task.cancel()

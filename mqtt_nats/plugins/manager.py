@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads and unloads the plugins of one gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+from pydantic import ValidationError
+
+from mqtt_nats.errors import StartupError, describe
+from mqtt_nats.plugins.base import Plugin
+from mqtt_nats.plugins.host import Host
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.context import Broker
+
+log = logging.getLogger("mqtt_nats.plugins")
+
+GROUP: Final = "mqtt_nats.plugins"
+
+PATIENCE: Final = 10.0
+"""Seconds in which a plugin must have loaded, or unloaded."""
+
+
+class PluginError(Exception):
+    """A plugin cannot be loaded or unloaded; one line that says why."""
+
+
+class Plugins:
+    """What is loaded.
+
+    Args:
+        options: the tables of the configuration, by the plugin's name. ``load = false`` in one keeps its plugin from
+            being loaded at the start.
+    """
+
+    def __init__(self, broker: Broker, options: Mapping[str, Mapping[str, Any]]) -> None:
+        self._broker = broker
+        self._options = options
+        self._loaded: dict[str, Plugin[Any]] = {}
+        self._busy = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Load what the configuration says.
+
+        Raises:
+            StartupError: one of them cannot be loaded.
+        """
+        for name, options in self._options.items():
+            wanted = options.get("load", True)
+            if not isinstance(wanted, bool):
+                raise StartupError(f"plugins.{name}.load: expected true or false")
+            if wanted:
+                try:
+                    await self.load(name)
+                except PluginError as error:
+                    raise StartupError(str(error)) from None
+
+    async def end(self) -> None:
+        """Unload all, those loaded last first."""
+        for name in reversed(list(self._loaded)):
+            try:
+                await self.unload(name)
+            except PluginError as error:
+                log.error("%s", error)
+
+    async def load(self, name: str) -> None:
+        """Load a plugin; when that fails nothing of it is left.
+
+        Raises:
+            PluginError: it cannot be loaded.
+        """
+        async with self._busy:
+            if name in self._loaded:
+                raise PluginError(f"plugin {name!r} is loaded already")
+            kind = _kind(name)
+            given = {key: value for key, value in self._options.get(name, {}).items() if key != "load"}
+            try:
+                options = kind.options_type.model_validate(given)
+            except ValidationError as error:
+                raise PluginError(f"plugin {name!r}: {_wrong(error)}") from None
+            host = Host(self._broker, name)
+            try:
+                plugin: Plugin[Any] = kind(options, host)
+                async with asyncio.timeout(PATIENCE):
+                    await plugin.load()
+            except BaseException as error:
+                host.withdraw()
+                if isinstance(error, TimeoutError):
+                    raise PluginError(f"plugin {name!r} does not load within {PATIENCE:g} seconds") from None
+                if isinstance(error, ValueError):  # it is about the options, and meant to be read
+                    raise PluginError(f"plugin {name!r}: {' '.join(str(error).split())}") from None
+                if isinstance(error, Exception):
+                    raise PluginError(f"plugin {name!r} cannot be loaded: {describe(error)}") from None
+                raise
+            self._loaded[name] = plugin
+            log.info("plugin %r is loaded", name)
+
+    async def unload(self, name: str) -> None:
+        """Unload a plugin; afterwards nothing of it is asked or told any more, also when this raises.
+
+        Raises:
+            PluginError: it is not loaded, or has failed while it ended.
+        """
+        async with self._busy:
+            plugin = self._loaded.pop(name, None)
+            if plugin is None:
+                raise PluginError(f"plugin {name!r} is not loaded")
+            plugin.gateway.withdraw()
+            log.info("plugin %r is unloaded", name)
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    await plugin.unload()
+            except TimeoutError:
+                raise PluginError(f"plugin {name!r} is unloaded, but did not end within {PATIENCE:g} seconds") from None
+            except Exception as error:
+                raise PluginError(f"plugin {name!r} is unloaded, but failed: {describe(error)}") from None
+
+    def state(self) -> list[dict[str, Any]]:
+        """Every plugin that is installed, whether it is loaded, and what its hooks have done."""
+        accounts = self._broker.hooks.accounts()
+        found = {one.name: one for one in _installed()}
+        return [
+            {
+                "name": name,
+                "loaded": name in self._loaded,
+                "package": _package(found.get(name)),
+                "hooks": [
+                    {
+                        "point": one.point,
+                        "callback": one.callback,
+                        "priority": one.priority,
+                        "calls": one.calls,
+                        "failures": one.failures,
+                    }
+                    for one in accounts
+                    if one.owner == name and name in self._loaded
+                ],
+            }
+            for name in sorted({*found, *self._loaded})
+        ]
+
+    async def asked(self, payload: bytes) -> dict[str, Any] | None:
+        """Do what ``mqtt-nats ctl plugins`` asks; None: it is not for this gateway."""
+        try:
+            question = orjson.loads(payload)
+            action, name, gateway = question["do"], question.get("name", ""), question.get("gateway", "")
+        except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
+            return None
+        if gateway and gateway != self._broker.identity:
+            return None
+        error = ""
+        try:
+            if action == "load":
+                await self.load(str(name))
+            elif action == "unload":
+                await self.unload(str(name))
+        except PluginError as failure:
+            error = str(failure)
+            log.warning("%s", error)
+        return {"error": error, "plugins": self.state()}
+
+
+def _installed() -> list[EntryPoint]:
+    importlib.invalidate_caches()  # it may have been installed just now
+    found = {(one.name, one.value): one for one in entry_points(group=GROUP)}
+    return list(found.values())
+
+
+def _package(one: EntryPoint | None) -> str:
+    return f"{one.dist.name} {one.dist.version}" if one is not None and one.dist is not None else ""
+
+
+def _kind(name: str) -> type[Plugin[Any]]:
+    """The class of a plugin.
+
+    Raises:
+        PluginError: there is none.
+    """
+    found = [one for one in _installed() if one.name == name]
+    if not found:
+        raise PluginError(f"no plugin {name!r} is installed: a package with an entry point in {GROUP} has it")
+    if len(found) > 1:
+        raise PluginError(f"several packages have a plugin {name!r}: {', '.join(sorted(map(_package, found)))}")
+    try:
+        kind = found[0].load()
+    except Exception as error:
+        raise PluginError(f"plugin {name!r} cannot be imported: {describe(error)}") from None
+    if not (isinstance(kind, type) and issubclass(kind, Plugin)):
+        raise PluginError(f"plugin {name!r} is no subclass of mqtt_nats.plugins.Plugin")
+    return kind
+
+
+def _wrong(error: ValidationError) -> str:
+    """What is wrong with options, without their values."""
+    problems = []
+    for detail in error.errors(include_url=False, include_context=False, include_input=False):
+        where = ".".join(str(part) for part in detail["loc"])
+        message = detail["msg"].removeprefix("Value error, ")
+        problems.append(f"{where}: {message[:1].lower()}{message[1:]}" if where else message)
+    return "; ".join(problems)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Topic rewrite: what clients publish and subscribe on one topic is on another one for everybody else."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from mqtt_nats.codec import MqttError, Subscription, matches, validate_topic_filter
+from mqtt_nats.hooks.chain import Continue
+from mqtt_nats.hooks.events import ClientView, Drop, Published, Publishing, Subscribing, Unsubscribing, Wanted
+from mqtt_nats.hooks.points import CLIENT_SUBSCRIBE, CLIENT_UNSUBSCRIBE, MESSAGE_PUBLISH
+from mqtt_nats.plugins.base import Options, Plugin
+from mqtt_nats.plugins.names import filled
+
+PRIORITY = 100
+"""Others see topics as they are afterwards."""
+
+_GROUP = re.compile(r"\$(\d)")
+_SHARED = "$share/"
+
+
+class Rule(BaseModel):
+    """One rule."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    action: Literal["publish", "subscribe", "all"] = Field(default="all", description="What it is about.")
+    filter: str = Field(description="Topics, or filters, that it is about: a topic filter that matches them.")
+    regex: str = Field(description="Regular expression that the whole topic, or filter, has to match too.")
+    to: str = Field(
+        description="What takes its place: `$1` to `$9` stand for the groups, `%c` for the client id, `%u` for the "
+        "user."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        try:
+            validate_topic_filter(self.filter)
+        except MqttError as error:
+            raise ValueError(f"filter: {error}") from None
+        try:
+            groups = re.compile(self.regex).groups
+        except re.error as error:
+            raise ValueError(f"regex: {error}") from None
+        missing = [number for number in _GROUP.findall(self.to) if not 1 <= int(number) <= groups]
+        if missing:
+            raise ValueError(f"to: ${missing[0]} is no group of the regular expression")
+        return self
+
+    def apply(self, topic: str, client: ClientView) -> str | None:
+        """The topic, or filter, that takes the place of ``topic``; None: the rule is not about it."""
+        if not topic or not matches(self.filter, topic):
+            return None
+        found = re.fullmatch(self.regex, topic)
+        text = filled(self.to, client) if found is not None else None
+        if found is None or text is None:
+            return None
+        return _GROUP.sub(lambda group: found[int(group[1])] or "", text)
+
+
+class RewriteOptions(Options):
+    """What can be set."""
+
+    rules: tuple[Rule, ...] = Field(min_length=1, description="The first that is about a topic counts.")
+
+
+class Rewrite(Plugin[RewriteOptions]):
+    """Rewrites topics of publishes, and filters of subscriptions."""
+
+    options_type = RewriteOptions
+
+    async def load(self) -> None:
+        """Begin."""
+        rules = self.options.rules
+        self._publish = [rule for rule in rules if rule.action != "subscribe"]
+        self._subscribe = [rule for rule in rules if rule.action != "publish"]
+        if self._publish:
+            self.gateway.on(MESSAGE_PUBLISH, self._published, priority=PRIORITY)
+        if self._subscribe:
+            self.gateway.on(CLIENT_SUBSCRIBE, self._subscribed, priority=PRIORITY)
+            self.gateway.on(CLIENT_UNSUBSCRIBE, self._unsubscribed, priority=PRIORITY)
+
+    def _published(self, event: Publishing, message: Published | Drop) -> Continue[Published | Drop] | None:
+        if isinstance(message, Drop):
+            return None
+        topic = rewritten(self._publish, message.topic, event.client)
+        return None if topic is None else Continue(replace(message, topic=topic))
+
+    def _subscribed(self, event: Subscribing, wanted: Wanted) -> Continue[Wanted]:
+        return Continue(
+            tuple(
+                replace(one, topic_filter=self._filter(one.topic_filter, event.client))
+                if isinstance(one, Subscription)
+                else one
+                for one in wanted
+            )
+        )
+
+    def _unsubscribed(self, event: Unsubscribing, filters: tuple[str, ...]) -> Continue[tuple[str, ...]]:
+        return Continue(tuple(self._filter(one, event.client) for one in filters))
+
+    def _filter(self, text: str, client: ClientView) -> str:
+        """A filter rewritten; of a shared subscription, what follows the name of the group."""
+        before = ""
+        if text.startswith(_SHARED) and text.count("/") > 1:
+            _, group, rest = text.split("/", 2)
+            before, text = f"{_SHARED}{group}/", rest
+        return before + (rewritten(self._subscribe, text, client) or text)
+
+
+def rewritten(rules: list[Rule], topic: str, client: ClientView) -> str | None:
+    """What the first rule that is about a topic makes of it; None: there is no such rule."""
+    for rule in rules:
+        found = rule.apply(topic, client)
+        if found is not None:
+            return found
+    return None
