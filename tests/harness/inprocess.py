@@ -13,6 +13,7 @@ import anyio
 
 from mqtt_nats.broker.context import Broker
 from mqtt_nats.config import Settings
+from mqtt_nats.errors import first_error
 from mqtt_nats.gateway import Gateway
 from mqtt_nats.listeners.settings import Bound
 
@@ -29,6 +30,8 @@ class InProcess:
         self.ports: list[int] = []
         self.loop: asyncio.AbstractEventLoop | None = None
         self.error: BaseException | None = None
+        self.stop: Callable[[], None] = lambda: None
+        """Ends it in good order, and waits for that."""
 
     @property
     def port(self) -> int:
@@ -78,11 +81,19 @@ def running(settings: Settings) -> Iterator[InProcess]:
             finally:
                 await found.gateway.disconnect()
         except BaseException as error:
-            found.error = error
+            found.error = first_error(error)
         finally:
             started.set()
 
     thread = threading.Thread(target=lambda: anyio.run(main, backend_options={"use_uvloop": True}), daemon=True)
+
+    def end() -> None:
+        if found.error is None and thread.is_alive():
+            ending[0]()
+        thread.join(_START)
+        assert not thread.is_alive()
+
+    found.stop = end
     thread.start()
     assert started.wait(_START)
     try:
@@ -90,9 +101,6 @@ def running(settings: Settings) -> Iterator[InProcess]:
             raise found.error
         yield found
     finally:
-        if found.error is None:
-            ending[0]()
-        thread.join(_START)
-        assert not thread.is_alive()
+        end()
     if found.error is not None:
         raise found.error
