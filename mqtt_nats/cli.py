@@ -24,6 +24,7 @@ from mqtt_nats.ctl.commands import cluster
 from mqtt_nats.embedded import run_server
 from mqtt_nats.errors import StartupError, first_error
 from mqtt_nats.hangup import Hangup
+from mqtt_nats.limits.settings import ClientLimits
 from mqtt_nats.listeners.settings import Bound, join_address
 from mqtt_nats.workers import supervise
 
@@ -91,7 +92,7 @@ def command() -> None:
     metavar="FILE",
     help=f"TOML file with settings, by the names of the flags with underscores. [{ENV_PREFIX}CONFIG]",
 )
-@_setting_options(*Settings.model_fields)
+@_setting_options(*sorted(Settings.model_fields, key=lambda name: name in ClientLimits.model_fields))
 def serve(config: Path | None, **flags: Any) -> None:
     """Serve MQTT clients until SIGINT or SIGTERM. On SIGHUP certificates are read again.
 

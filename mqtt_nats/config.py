@@ -25,6 +25,7 @@ from pydantic_settings import (
 )
 
 from mqtt_nats.errors import StartupError
+from mqtt_nats.limits.settings import ClientLimits, Inflight, PacketSize, Seconds, Sixteen, at_listener
 from mqtt_nats.listeners.settings import Address, ListenerSettings, parse_address
 
 ENV_PREFIX = "MQTT_NATS_"
@@ -60,7 +61,7 @@ def _lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
-class Settings(BaseSettings):
+class Settings(ClientLimits, BaseSettings):
     """Everything that can be set. Constructing it reads neither environment nor file: ``load`` does."""
 
     model_config = SettingsConfigDict(
@@ -151,28 +152,20 @@ class Settings(BaseSettings):
         max_length=1000,
         description="Where 5.0 clients are sent by a gateway that stops (Server Reference, with reason 0x9C).",
     )
-    max_packet_size: ByteSize = Field(
+    max_packet_size: PacketSize = Field(
         default=ByteSize(_MIB),
-        ge=64,
-        le=268_435_460,
         description="Largest MQTT packet accepted, in bytes (`1MiB` is understood).",
     )
-    connect_packet_size: ByteSize = Field(
+    connect_packet_size: PacketSize = Field(
         default=ByteSize(64 * 1024),
-        ge=64,
-        le=268_435_460,
         description="Largest packet accepted before a CONNECT has been, in bytes.",
     )
-    connect_timeout: float = Field(
+    connect_timeout: Seconds = Field(
         default=15.0,
-        gt=0,
-        allow_inf_nan=False,
         description="Seconds in which a new connection must have sent its CONNECT.",
     )
-    max_inflight: int = Field(
+    max_inflight: Inflight = Field(
         default=100,
-        ge=1,
-        le=16384,
         description="QoS 1 and 2 messages sent but not acknowledged, per durable subscription and per regular session.",
     )
     max_queued: int = Field(
@@ -197,10 +190,8 @@ class Settings(BaseSettings):
         "2 until it reads again; what waited is left to JetStream.",
     )
     max_subscriptions: int = Field(default=1000, ge=1, description="Subscriptions of one session.")
-    receive_maximum: int = Field(
+    receive_maximum: Sixteen = Field(
         default=1024,
-        ge=1,
-        le=65535,
         description="QoS 1 and 2 publishes that a 5.0 client may have unacknowledged (Receive Maximum).",
     )
     topic_alias_maximum: int = Field(
@@ -300,6 +291,11 @@ class Settings(BaseSettings):
         if self.listeners and "listen" not in self.model_fields_set:
             return self.listeners
         return (ListenerSettings(listen=self.listen), *self.listeners)
+
+    def at(self, listener: ListenerSettings) -> Self:
+        """What holds at a listener."""
+        changes = at_listener(dict(listener))
+        return self.model_copy(update=changes) if changes else self
 
     @property
     def listen_address(self) -> tuple[str, int]:

@@ -171,7 +171,7 @@ def test_the_documentation_lists_every_setting_with_its_default_and_description(
         )
         for name, field in Settings.model_fields.items()
     ]
-    assert rows == expected
+    assert sorted(rows) == sorted(expected)  # limits have a table of their own
     assert f"`{env_name('max_inflight')}`" in text
 
 
