@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors that end the gateway, or another command."""
+"""Errors that end the gateway, or another command; and what is said of those that do not."""
+
+from pathlib import Path
 
 
 class StartupError(Exception):
@@ -15,3 +17,12 @@ def first_error(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def describe(error: BaseException) -> str:
+    """What kind of error it is and where it comes from. Its text is left out: it may quote a password."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    kind = type(error).__name__
+    return kind if last is None else f"{kind} at {Path(last.tb_frame.f_code.co_filename).name}:{last.tb_lineno}"
