@@ -6,6 +6,7 @@ the TOML file. docs/configuration.md lists every setting; a test compares the tw
 """
 
 import difflib
+import json
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -24,11 +25,18 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from mqtt_nats.access.settings import KINDS, AnySettings, AuthenticatorSettings, PasswordSettings, is_loopback
 from mqtt_nats.errors import StartupError
 from mqtt_nats.limits.settings import ClientLimits, Inflight, PacketSize, Seconds, Sixteen, at_listener
 from mqtt_nats.listeners.settings import Address, ListenerSettings, parse_address
 
 ENV_PREFIX = "MQTT_NATS_"
+
+TABLES = ("listeners", "authenticators")
+"""Settings that are lists of entries with settings of their own."""
+
+SCRAM = "scram"
+"""What `scram_file` is called in the `authenticators` of a listener."""
 
 _MIB = 1024 * 1024
 _URL_SCHEMES = ("nats", "tls")  # the data path is not for WebSocket
@@ -114,12 +122,22 @@ class Settings(ClientLimits, BaseSettings):
         default=None, description="Name expected in the certificate of nats-server, where it is not the URL's."
     )
 
-    allow_anonymous: bool = Field(
-        default=True, description="Let clients in that authenticate by no method of `scram_file`."
+    allow_anonymous: bool | None = Field(
+        default=None,
+        description="Let clients in that present no user name and no password; unset: on loopback, where nothing is "
+        "said of who may connect.",
+    )
+    password_file: FilePath | None = Field(
+        default=None,
+        description="File with users and their hashed passwords, written by `mqtt-nats passwd`; asked before others.",
     )
     scram_file: FilePath | None = Field(
         default=None,
-        description="File with the users that may authenticate by SCRAM-SHA-256, written by `mqtt-nats passwd`.",
+        description="File with users that may authenticate by SCRAM-SHA-256, written by `mqtt-nats passwd --scram`.",
+    )
+    authenticators: tuple[AuthenticatorSettings, ...] = Field(
+        default=(),
+        description="Who decides about clients, `[[authenticators]]` in the file; they are asked in their order.",
     )
     acl_file: FilePath | None = Field(
         default=None,
@@ -277,12 +295,16 @@ class Settings(ClientLimits, BaseSettings):
             raise ValueError("nats_password needs nats_user")
         if (self.nats_tls_cert is None) != (self.nats_tls_key is None):
             raise ValueError("nats_tls_cert and nats_tls_key need each other")
-        if not self.allow_anonymous and self.scram_file is None:
-            raise ValueError("without allow_anonymous nobody could connect: set scram_file")
+        names = [one.called for one in self.all_authenticators]
+        for name in names:
+            if names.count(name) > 1 or name == SCRAM:
+                raise ValueError(f"two authenticators are called {name}: give them a name")
         addresses = [one.listen for one in self.all_listeners if parse_address(one.listen)[1]]
         for address in addresses:
             if addresses.count(address) > 1:
                 raise ValueError(f"two listeners have the address {address}")
+        for one in self.all_listeners:
+            self._check_access(one)
         return self
 
     @property
@@ -291,6 +313,48 @@ class Settings(ClientLimits, BaseSettings):
         if self.listeners and "listen" not in self.model_fields_set:
             return self.listeners
         return (ListenerSettings(listen=self.listen), *self.listeners)
+
+    @property
+    def all_authenticators(self) -> tuple[AnySettings, ...]:
+        """That of ``password_file``, and ``authenticators``."""
+        if self.password_file is None:
+            return self.authenticators
+        return (PasswordSettings(type="password", file=self.password_file), *self.authenticators)
+
+    def chain_of(self, listener: ListenerSettings) -> tuple[str, ...]:
+        """Names of the authenticators that are asked at a listener, and `scram` where that is possible there."""
+        if listener.authenticators is not None:
+            return listener.authenticators
+        return (*(one.called for one in self.all_authenticators), *((SCRAM,) if self.scram_file else ()))
+
+    def is_open(self, listener: ListenerSettings) -> bool:
+        """Whether anonymous clients are let in at a listener."""
+        if listener.allow_anonymous is not None:
+            return listener.allow_anonymous
+        if self.allow_anonymous is not None:
+            return self.allow_anonymous
+        return not self.chain_of(listener)
+
+    def _check_access(self, one: ListenerSettings) -> None:
+        """A listener that strangers reach is not open because nobody has thought of it."""
+        chain = self.chain_of(one)
+        known = {*(each.called for each in self.all_authenticators), *((SCRAM,) if self.scram_file else ())}
+        for name in chain:
+            if name not in known:
+                raise ValueError(f"listener {one.listen}: there is no authenticator {name!r}")
+        if chain or one.tls_client_ca is not None:
+            return
+        entry = one in self.listeners
+        said = one.allow_anonymous if entry else self.allow_anonymous
+        if not self.is_open(one):
+            raise ValueError(f"listener {one.listen}: without authenticators and allow_anonymous nobody could connect")
+        near = is_loopback(parse_address(one.listen)[0]) and not one.proxy_protocol
+        if not said and not near:
+            where = "for it " if entry else ""
+            raise ValueError(
+                f"listener {one.listen} would be open to everybody who reaches it: set password_file, scram_file or "
+                f"authenticators, or {where}allow_anonymous = true"
+            )
 
     def at(self, listener: ListenerSettings) -> Self:
         """What holds at a listener."""
@@ -326,8 +390,9 @@ class Settings(ClientLimits, BaseSettings):
         values = _read_file(config) if config is not None else {}
         try:
             values |= EnvSettingsSource(cls)()
-        except SettingsError:  # the only one that is not plain text
-            raise StartupError(f"{env_name('listeners')} is not valid JSON: expected a list of objects") from None
+        except SettingsError:  # the only ones that are not plain text
+            names = [env_name(name) for name in TABLES if not _is_json(os.environ.get(env_name(name)))]
+            raise StartupError(f"{' and '.join(names)} is not valid JSON: expected a list of objects") from None
         values |= {name: value for name, value in flags.items() if value is not None}
         try:
             return cls(**values)
@@ -352,7 +417,7 @@ def is_secret(field: FieldInfo) -> bool:
 
 def has_flag(name: str) -> bool:
     """Whether the setting can be given on the command line."""
-    return not is_secret(Settings.model_fields[name]) and name != "listeners"
+    return not is_secret(Settings.model_fields[name]) and name not in TABLES
 
 
 def cannot_listen(address: str, error: OSError) -> str:
@@ -385,11 +450,24 @@ def _read_file(path: Path) -> dict[str, Any]:
     return values
 
 
-def _of_listener(where: tuple[int | str, ...], kind: str, message: str) -> str:
-    """What is wrong with an entry of ``listeners``; they count from 1."""
-    name = "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in where).removeprefix(".")
+def _is_json(text: str | None) -> bool:
+    try:
+        json.loads(text or "[]")
+    except ValueError:
+        return False
+    return True
+
+
+def _of_entry(where: tuple[int | str, ...], kind: str, message: str) -> str:
+    """What is wrong with an entry of ``listeners`` or ``authenticators``; they count from 1."""
+    parts, fields = list(where), ListenerSettings.model_fields
+    if where[0] == "authenticators" and len(where) > 2:
+        fields = KINDS[str(parts.pop(2))].model_fields
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        message = f"type must be one of {', '.join(KINDS)}"
+    name = "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
     if kind == "extra_forbidden":
-        near = difflib.get_close_matches(str(where[-1]), ListenerSettings.model_fields, n=1)
+        near = difflib.get_close_matches(str(where[-1]), fields, n=1)
         message = f"unknown setting: did you mean {near[0]!r}?" if near else "unknown setting"
     return f"{name}: {message}"
 
@@ -405,8 +483,8 @@ def _one_line(error: ValidationError, values: Mapping[str, Any]) -> str:
             problems.append(message)
             continue
         shown = ""
-        if name == "listeners":
-            problems.append(_of_listener(detail["loc"], detail["type"], message))
+        if name in TABLES:
+            problems.append(_of_entry(detail["loc"], detail["type"], message))
             continue
         field = Settings.model_fields.get(name)
         if field is not None and not is_secret(field) and name != "nats":

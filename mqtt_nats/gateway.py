@@ -13,9 +13,7 @@ from typing import Any, Final
 
 import anyio
 
-from mqtt_nats.access.aclfile import load as load_rules
-from mqtt_nats.access.authenticator import Authenticator
-from mqtt_nats.access.local import LocalAccess
+from mqtt_nats.authenticators.doors import Doors
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.backbone.store import Store
@@ -26,7 +24,6 @@ from mqtt_nats.broker.control import Control
 from mqtt_nats.broker.greeting import UseAnotherServer
 from mqtt_nats.broker.leases import Lease
 from mqtt_nats.broker.opening import refuse
-from mqtt_nats.broker.permitting import change_rules
 from mqtt_nats.broker.recovery import recover, recover_wild, watch_consumers
 from mqtt_nats.broker.sharing import look_after, recover_queues
 from mqtt_nats.broker.standstill import tick, watch
@@ -96,12 +93,12 @@ class Gateway:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.access: Authenticator = LocalAccess(settings)
-        self.rules = None if settings.acl_file is None else load_rules(settings.acl_file)
+        self.access = Doors(settings)
         self.listeners = [Listener(one, settings.connect_timeout) for one in settings.all_listeners]
+        self.doors = {one: self.access.door(one.settings) for one in self.listeners}
         self.reloads: list[Callable[[], None]] = [
             *(listener.reload for listener in self.listeners),
-            self._reload_rules,
+            self.access.reload,
         ]
         """What :meth:`reload` calls. Each raises StartupError when it has to keep what it has."""
         self.identity = name_hash(secrets.token_hex(16))
@@ -223,8 +220,9 @@ class Gateway:
         broker.retained.replicated = self._configs[RETAINED].get("num_replicas", 1) > 1
 
     async def disconnect(self) -> None:
-        """Close the connections to NATS."""
+        """Close the connections to NATS, and those of authenticators."""
         self._ending = True
+        await self.access.close()
         for link in (self.shared, self.wild, self.link):
             if link.is_connected:
                 await link.close()
@@ -273,13 +271,6 @@ class Gateway:
         if self.broker is not None:
             self.broker.spawn(recover_wild(self.broker, self.wild), "recovery of wildcards")
 
-    def _reload_rules(self) -> None:
-        path = self.settings.acl_file
-        if path is not None:
-            self.rules = load_rules(path)
-            if self.broker is not None:
-                change_rules(self.broker, self.rules)
-
     # -- clients --------------------------------------------------------------------------------
 
     async def run(self, on_ready: Callable[[list[Bound]], None], stop: anyio.Event) -> None:
@@ -296,10 +287,9 @@ class Gateway:
                 self.shared,
                 self.inbox,
                 self.store,
-                self.access,
                 tasks,
             )
-            broker.rules = self.rules
+            broker.rules, self.access.broker = self.access.rules, broker
             self._recognise(broker)
             watch_consumers(broker)
             watch(broker)
@@ -320,6 +310,7 @@ class Gateway:
                 tasks.create_task(self.lease.keep(), name="lease"),
                 tasks.create_task(broker.readiness.keep(), name="readiness"),
                 tasks.create_task(look_after(broker), name="shared subscriptions"),
+                tasks.create_task(self.access.keep(), name="authenticators"),
             ]
             try:
                 addresses = await self._listen(broker)
@@ -362,7 +353,7 @@ class Gateway:
         broker = self.broker
         if broker is None or broker.closing or (connection.left is None and not listener.enter(connection)):
             return None
-        client = Client(broker, connection)
+        client = Client(broker, connection, self.doors[listener])
         broker.connections.add(client)
         return client
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr, ValidationError
 
+from mqtt_nats.access.settings import KINDS
 from mqtt_nats.cli import default_text
 from mqtt_nats.config import Settings, env_name, flag_name, has_flag
 from mqtt_nats.errors import StartupError
@@ -181,6 +182,21 @@ def test_the_documentation_lists_what_can_be_set_for_a_listener() -> None:
     assert rows == [
         (name, "needed" if field.is_required() else f"`{default_text(field.default)}`", field.description)
         for name, field in ListenerSettings.model_fields.items()
+    ]
+
+
+def test_the_documentation_lists_what_can_be_set_for_an_authenticator() -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+\.\w+)` \| ([^|]+?) \| (.+) \|$", text, re.MULTILINE)
+    assert rows == [
+        (
+            f"{kind}.{name}",
+            "needed" if field.is_required() else f"`{default_text(field.default)}`",
+            field.description,
+        )
+        for kind, model in KINDS.items()
+        for name, field in model.model_fields.items()
+        if name not in ("name", "type")
     ]
 
 

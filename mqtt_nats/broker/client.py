@@ -15,6 +15,7 @@ from collections.abc import Coroutine
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final
 
+from mqtt_nats.access.authenticator import ANONYMOUS
 from mqtt_nats.broker.authenticating import Authentication, begin
 from mqtt_nats.broker.closing import farewell, leave
 from mqtt_nats.broker.greeting import TERMS, Terms, goodbye, refusal, terms
@@ -54,6 +55,7 @@ from mqtt_streams.headers import percent_encode
 from mqtt_streams.subjects import filter_to_subjects
 
 if TYPE_CHECKING:
+    from mqtt_nats.access.authenticator import Door
     from mqtt_nats.broker.context import Broker
     from mqtt_nats.broker.durable import DurableSide
     from mqtt_nats.broker.permitting import Guard
@@ -89,15 +91,18 @@ class Client(Member):
         "_idle",
         "_jobs",
         "_task",
+        "access",
         "aliases",
         "authentication",
         "broker",
         "connection",
         "durable_side",
         "epoch",
+        "expires",
         "expiry",
         "foreign",
         "graceful",
+        "granted",
         "greeted",
         "guarded",
         "hash",
@@ -120,7 +125,7 @@ class Client(Member):
         "will",
     )
 
-    def __init__(self, broker: Broker, connection: Connection) -> None:
+    def __init__(self, broker: Broker, connection: Connection, access: Door) -> None:
         super().__init__(connection.outlet, False, False)
         self.broker = broker
         self.connection = connection
@@ -149,6 +154,10 @@ class Client(Member):
         """Every publish names this client, so that it can be kept from getting it."""
         self.user: str | None = None
         """Whom the authentication has proved the client to be; None: it is anonymous."""
+        self.access, self.granted = access, ANONYMOUS
+        """Who decides whether it gets in, and what has been decided."""
+        self.expires: asyncio.TimerHandle | None = None
+        """Ends the connection when that is not good any more."""
         self.guarded: Guard | None = None
         """What it may publish and subscribe; None: everything."""
         self.authentication: Authentication | None = None
@@ -480,6 +489,8 @@ class Client(Member):
         self.state = State.ENDED
         if self.authentication is not None:
             self.authentication.lost()
+        if self.expires is not None:
+            self.expires.cancel()
         if self.epoch:
             leave_will(self)
         if self._task is None:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats import natstime
 from mqtt_nats.access.acl import Rules
-from mqtt_nats.access.authenticator import Authenticator
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.backbone.store import Op, Store
@@ -78,7 +77,6 @@ class Broker:
         shared: Link,
         inbox: Inbox,
         store: Store,
-        access: Authenticator,
         spawn: asyncio.TaskGroup,
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -94,7 +92,6 @@ class Broker:
         store.find = partial(find_stored, inbox)
         self.with_ids = False
         """QoS 1 messages are stored under an id, by which their stream recognises a repetition."""
-        self.access = access
         self.rules: Rules | None = None
         """Who may publish and subscribe what; None: everybody everything."""
         self.clock = Clock(loop.time())

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.access.acl import Identity, Permissions, Rules
+from mqtt_nats.access.acl import Both, Identity, Permissions, Rules
 from mqtt_nats.broker.groups import PREFIX as SHARED
 from mqtt_nats.broker.subscribing import withdraw
 from mqtt_nats.broker.will import drop_will
@@ -73,10 +73,12 @@ class Guard:
 
 def identify(client: Client) -> None:
     """The client is known: from now on it may do what the rules say."""
-    rules = client.broker.rules
-    if rules is not None:
-        identity = Identity(client.user, client.client_id, client.connection.host)
-        client.guarded = Guard(client, identity, rules.permissions(identity))
+    rules, own = client.broker.rules, client.granted.rules
+    if rules is None and own is None:
+        return
+    identity = Identity(client.user, client.client_id, client.connection.host, client.granted.groups)
+    found = [one.permissions(identity) for one in (rules, own) if one is not None]
+    client.guarded = Guard(client, identity, found[0] if len(found) == 1 else Both(found[0], found[1]))
 
 
 def denied_subscriptions(client: Client) -> set[str]:
@@ -109,6 +111,13 @@ def change_rules(broker: Broker, rules: Rules) -> None:
         if client.alive:
             identify(client)
             _check(client)
+
+
+def revoke(broker: Broker) -> None:
+    """Disconnect who would not be let in any more."""
+    for client in list(broker.connections):
+        if client.alive and not client.granted.valid():
+            client.end(NotAuthorized("the credentials are not good any more"))
 
 
 def _check(client: Client) -> None:

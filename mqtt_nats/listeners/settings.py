@@ -70,6 +70,21 @@ class ListenerSettings(BaseModel):
         "theirs.",
     )
     tls_minimum: Literal["1.2", "1.3"] = Field(default="1.2", description="Oldest version of TLS that is spoken.")
+    use_identity: Literal["cn", "dns", "email", "uri"] | None = Field(
+        default=None,
+        description="The name in the client's certificate that is its user, the common name or one of the alternative "
+        "names; needs `tls_client_ca`. No authenticator is asked.",
+    )
+    authenticators: Names | None = Field(
+        default=None,
+        description="Names of the authenticators that are asked here, in this order, `scram` for `scram_file`; unset: "
+        "all. `[]`: none.",
+    )
+    allow_anonymous: bool | None = Field(
+        default=None,
+        description="Here, in place of the gateway's. Has to be `true` where strangers reach the listener and nobody "
+        "is asked who they are.",
+    )
     proxy_protocol: Networks = Field(
         default=(),
         description="Networks of the proxies that connect here and say by the PROXY protocol (1 or 2) whom they speak "
@@ -108,6 +123,10 @@ class ListenerSettings(BaseModel):
             raise ValueError(f"origins needs a type with WebSocket, not {self.type}")
         if self.secure and (self.tls_cert is None or self.tls_key is None):
             raise ValueError(f"type {self.type} needs tls_cert and tls_key")
+        if self.use_identity is not None and self.tls_client_ca is None:
+            raise ValueError("use_identity needs tls_client_ca")
+        if self.use_identity is not None and (self.authenticators or self.allow_anonymous):
+            raise ValueError("use_identity excludes authenticators and allow_anonymous")
         return self
 
     @property
