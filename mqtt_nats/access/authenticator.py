@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from mqtt_nats.codec import ReasonCode
@@ -49,7 +49,7 @@ class Allow:
     groups: frozenset[str] = frozenset()
     rules: OwnRules | None = None
     expires: float | None = None
-    valid: Callable[[], bool] = _always
+    valid: Callable[[], bool] = field(default=_always, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Success:
 
     data: bytes
     user: str
-    valid: Callable[[], bool] = _always
+    valid: Callable[[], bool] = field(default=_always, compare=False)
 
 
 class Exchange(Protocol):
