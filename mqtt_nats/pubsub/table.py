@@ -151,6 +151,9 @@ class Group:
         self.guarded += other.guarded
 
 
+NOBODY: Final = Group()  # of every topic without local members
+
+
 class Backlog:
     """QoS 1 and 2 messages that came through NATS while those missed before them were still being read.
 
@@ -217,7 +220,7 @@ class Route:
         self.pub = b"PUB %b " % encoded
         self.hpub = b"HPUB %b " % encoded
         self.msgs = b"HPUB $MQTT.msgs.%b " % encoded
-        self.local = Group()
+        self.local = NOBODY
         """Members served without a way through NATS."""
         self.groups: dict[Filter, Group] = {}
         self.size = 0
@@ -384,8 +387,7 @@ class Table:
         """Let go of the members that routes not used since the last change still name."""
         for route in self.routes.values():
             if route.version != self.version and route.groups:
-                route.groups = {}
-                route.local = Group()
+                route.groups, route.local = {}, NOBODY
 
     def _resolve(self, route: Route) -> None:
         """Find out who gets a message on this topic."""
@@ -414,9 +416,8 @@ class Table:
         if MEMBER_BYTES * members > ROUTE_BYTES or route.size > ROUTE_BYTES + KEY_COPIES * len(route.key):
             self._measure(route, members)
         local = [group for found, group in groups.items() if found.local]
-        if len(local) == 1:
-            route.local = local[0]
-        else:
+        route.local = local[0] if local else NOBODY
+        if len(local) > 1:
             route.local = Group()
             for group in local:
                 route.local.merge(group)
