@@ -20,7 +20,7 @@ from anyio.abc import TaskStatus
 
 from mqtt_nats import __version__
 from mqtt_nats.config import ENV_PREFIX, Settings, env_name, flag_name, has_flag
-from mqtt_nats.ctl.commands import cluster
+from mqtt_nats.ctl.commands import bans, cluster
 from mqtt_nats.embedded import run_server
 from mqtt_nats.errors import StartupError, first_error
 from mqtt_nats.hangup import Hangup
@@ -152,6 +152,7 @@ def ctl(context: click.Context, /, config: Path | None, **flags: Any) -> None:
 
 
 ctl.add_command(cluster)
+ctl.add_command(bans)
 
 
 @command.command(add_help_option=False, context_settings={"ignore_unknown_options": True})

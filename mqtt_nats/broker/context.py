@@ -16,12 +16,12 @@ from mqtt_nats.access.acl import Rules
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.backbone.store import Op, Store
+from mqtt_nats.broker.banning import Banning
 from mqtt_nats.broker.generation import Generation
 from mqtt_nats.broker.nodes import Nodes
 from mqtt_nats.broker.readiness import Readiness
 from mqtt_nats.broker.replying import Replying
 from mqtt_nats.broker.unheard import Unheard, find_stored
-from mqtt_nats.codec import Limits
 from mqtt_nats.connection.connection import Clock, Hold
 from mqtt_nats.outlet import Round
 from mqtt_nats.pubsub.fanout import Fanout
@@ -98,7 +98,7 @@ class Broker:
         self.standing = False
         """The gateway stood still, and has not found out yet what has moved."""
         self.round = Round(loop.call_soon)
-        self.table = Table(settings.local_dispatch, settings.max_topic_levels)
+        self.table = Table(settings.local_dispatch, settings.max_topic_levels, settings.max_topic_length)
         self.fanout = Fanout(self.table, link, self.round)
         self.replying = Replying(self)
         self.nodes = Nodes(self)
@@ -112,15 +112,11 @@ class Broker:
         self.wills = WillStore(inbox)
         self.groups = SharedStore(inbox)
         self.generation = Generation(self)
-        self.limits = Limits(
-            max_packet_size=settings.max_packet_size,
-            connect_packet_size=settings.connect_packet_size,
-            max_topic_levels=settings.max_topic_levels,
-            max_filters=settings.max_subscriptions,
-            max_user_properties=64,
-        )
-        self.welcomes: dict[bool, bytes] = {}
-        """CONNACK of most 5.0 connections, by Session Present."""
+        self.welcomes: dict[tuple[int, ...], bytes] = {}
+        """CONNACK of most 5.0 connections, by Session Present and limits."""
+        self.banning = Banning(self)
+        self.not_retained = 0
+        """Messages that were to be retained, and are not, because of a limit."""
         self.clients: dict[str, Client] = {}
         """Connected clients by client id."""
         self.connections: set[Client] = set()

@@ -322,7 +322,7 @@ class DurableSide:
             present: what it has been until now.
         """
         client = self.client
-        return min(client.terms.receive_maximum, max(present, client.broker.settings.max_inflight))
+        return min(client.terms.receive_maximum, max(present, client.connection.settings.max_inflight))
 
     def point_anew(self) -> None:
         """Name new deliver subjects in the record; it is written before the consumers are changed."""

@@ -29,6 +29,7 @@ class Verdict(Enum):
     RATE = "too many connections in a short time"
     RULES = "its address is denied"
     BANNED = "its address is banned"
+    PROXY = "it is no proxy of this listener"
 
 
 class House:

@@ -60,6 +60,10 @@ class Bans:
     def __iter__(self) -> Iterator[Ban]:
         return iter(self._found.values())
 
+    def get(self, kind: str, value: str) -> Ban | None:
+        """The ban about this, whether it has ended or not."""
+        return self._found.get((kind, value))
+
     def put(self, one: Ban) -> None:
         """Add a ban, or another end for one that there is."""
         self._found[one.kind, one.value] = one

@@ -230,7 +230,7 @@ class Route:
 class Table:
     """The subscriptions of all clients of this gateway."""
 
-    def __init__(self, local_dispatch: bool = True, max_levels: int = 128) -> None:
+    def __init__(self, local_dispatch: bool = True, max_levels: int = 128, max_bytes: int = 65_535) -> None:
         self.version = 0
         """Grows with every change; a route of an older version is resolved again."""
         self.routes: dict[bytes, Route] = {}
@@ -239,7 +239,7 @@ class Table:
         self.filters: dict[str, Filter] = {}
         self._trie: FilterTrie[Filter] = FilterTrie()
         self._local_dispatch = local_dispatch
-        self._max_levels = max_levels
+        self._most = max_levels, max_bytes
 
     # -- subscriptions --------------------------------------------------------------------------
 
@@ -353,7 +353,7 @@ class Table:
         return found
 
     def _make(self, key: bytes) -> Route:
-        topic = validate_topic_name(key, self._max_levels)
+        topic = validate_topic_name(key, *self._most)
         try:
             subject = topic_to_subject(topic)
         except ReservedSubject as error:
