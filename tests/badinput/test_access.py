@@ -11,6 +11,7 @@ import pytest
 
 import mqtt_nats.gateway
 from mqtt_nats.access.authenticator import Allow, Challenge, Credentials, Denied, Exchange, Success
+from mqtt_nats.authenticators.doors import Doors
 from mqtt_nats.broker import authenticating
 from mqtt_nats.codec import ReasonCode
 from mqtt_nats.config import Settings
@@ -88,7 +89,7 @@ def gateways(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> list[Gateway]:
         return found[-1]
 
     monkeypatch.setattr(mqtt_nats.gateway, "Gateway", make)
-    monkeypatch.setattr(mqtt_nats.gateway.Doors, "door", lambda self, listener: fake)
+    monkeypatch.setattr(Doors, "door", lambda self, listener: fake)
     return found
 
 
