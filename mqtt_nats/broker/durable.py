@@ -113,6 +113,8 @@ class DurableSide:
         """A consumer was deleted, and is about to be made again."""
         self.doubtful: set[str] = set()
         """Consumers of which deliveries or acknowledgements may have been lost; somebody is going to look."""
+        self.attempts = 0
+        """How often in a row the consumers were attached anew for that."""
         self.kept = False
         """A consumer has kept its deliver subject: the record names another one."""
         self.stall: Stall | None = None
