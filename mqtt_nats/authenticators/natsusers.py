@@ -76,7 +76,8 @@ class NatsUsers:
         self._access = access
         self._servers = settings.servers or access.servers
         self._crowd = Crowd(settings.concurrency)
-        self._checked = -CHECKED
+        self._checked: dict[str, float] = {}
+        """When bad credentials were refused last, by their form."""
         self._checking = asyncio.Lock()
         self._account = settings.account
 
@@ -95,7 +96,7 @@ class NatsUsers:
         wanted = self._settings.permissions == "wanted"
         try:
             async with asyncio.timeout(self._settings.timeout):
-                await self._must_refuse()
+                await self._must_refuse(login)
                 info = await self._ask(login)
                 account = await self._own_account()
         except Refused:
@@ -125,17 +126,21 @@ class NatsUsers:
             self._account = info.account
         return self._account
 
-    async def _must_refuse(self) -> None:
-        """A server that lets everybody in, or goes by the gateway's certificate, proves nothing."""
+    async def _must_refuse(self, login: Mapping[str, str]) -> None:
+        """A server that lets everybody in, or goes by the gateway's certificate, proves nothing.
+
+        It may do so for some forms of credentials only: for tokens, when it looks at no token.
+        """
+        form = next(iter(login))
         async with self._checking:
-            if monotonic() - self._checked < CHECKED:
+            if monotonic() - self._checked.get(form, -CHECKED) < CHECKED:
                 return
             try:
-                await self._ask({"user": secrets.token_hex(16), "pass": secrets.token_hex(16)})
+                await self._ask(dict.fromkeys(login, secrets.token_hex(16)))
             except Refused:
-                self._checked = monotonic()
+                self._checked[form] = monotonic()
                 return
-        log.error("authenticator %r: nats-server accepts any user and password, so it cannot decide", self.name)
+        log.error("authenticator %r: nats-server accepts any credentials, so it cannot decide", self.name)
         raise MqttError("nats-server accepts anybody", ReasonCode.NOT_AUTHORIZED)
 
     async def _ask(self, login: Mapping[str, str]) -> Info | None:
@@ -185,7 +190,7 @@ class NatsUsers:
         """Nothing to be read; what nats-server does is looked at again."""
 
         def commit() -> None:
-            self._checked = -CHECKED
+            self._checked.clear()
             self._account = self._settings.account
 
         return commit

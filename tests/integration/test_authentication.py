@@ -43,7 +43,11 @@ def users(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def gateway(nats_server: NatsServer, users: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """A gateway that knows the users, and lets others in too."""
-    found = Gateway(tmp_path_factory.mktemp("gateway") / "log", nats_server.url, arguments=["--scram-file", str(users), "--allow-anonymous"])
+    found = Gateway(
+        tmp_path_factory.mktemp("gateway") / "log",
+        nats_server.url,
+        arguments=["--scram-file", str(users), "--allow-anonymous"],
+    )
     found.start()
     yield found
     found.process.discard()
