@@ -90,6 +90,8 @@ class Point:
     """How many of those who only stand by were connected, or subscribed, per second."""
     memory: list[float] = field(default_factory=list)
     """What each of them takes of the broker's memory (KB)."""
+    effort: list[float] = field(default_factory=list)
+    """What it takes of the broker's CPU (µs) that one joins."""
     error: str = ""
 
     @property
@@ -129,22 +131,24 @@ def measure(curve: Curve, value: int, peer: str, seconds: float, point: Point) -
     if "joined" in metrics:
         point.joined.append(metrics["joined"])
         point.memory.append(metrics["memory"])
+        point.effort.append(metrics["effort"])
     for label in processes:
         point.cpu.setdefault(label, []).append(cpu[label] * 1000)
 
 
 def rows(found: dict[str, list[Point]], axis: str) -> list[str]:
     """A curve as a table."""
-    lines = [[axis, "peer", "msg/s", "CPU per message", "joined per second", "memory of each"]]
+    lines = [[axis, "peer", "msg/s", "CPU per message", "joined per second", "CPU of each", "memory of each"]]
     for peer, points in found.items():
         for point in points:
             if point.error or not point.rates:
-                lines.append([f"{point.value:,}", peer, "void", point.error, "", ""])
+                lines.append([f"{point.value:,}", peer, "void", point.error, "", "", ""])
                 continue
             cost = ", ".join(f"{label} {value:.1f} µs" for label, value in point.cost().items())
-            crowd = ["", ""]
+            crowd = ["", "", ""]
             if point.joined:
-                crowd = [figure(statistics.median(point.joined)), f"{statistics.median(point.memory):.1f} KB"]
+                joined, effort, memory = map(statistics.median, (point.joined, point.effort, point.memory))
+                crowd = [figure(joined), f"{figure(effort)} µs", f"{memory:.1f} KB"]
             lines.append([f"{point.value:,}", peer, figure(point.rate), cost, *crowd])
     if not any(line[4] for line in lines[1:]):
         lines = [line[:4] for line in lines]

@@ -47,7 +47,7 @@ class Traffic:
         self.job, self.scenario = job, scenario
         self.samples: list[int] = []
         self.crowd: dict[str, float] = {}
-        """How many of those who stand by have joined per second, and the memory of each (KB)."""
+        """How many of those who stand by have joined per second, the memory (KB) and CPU (µs) of each."""
         layout = job.layout(scenario, self.topic(0), scenario.qos, "subscribers")
         self.loop = Loop(layout.size)
         self.subscribers: list[Subscriber] = []
@@ -91,7 +91,7 @@ class Traffic:
     def _crowd(self) -> None:
         """Connect those who only stand by, and those who have subscribed something else."""
         job, scenario, loop = self.job, self.scenario, self.loop
-        before, began = resident(job), time.monotonic()
+        before, meter = resident(job), Meter(job.processes)
         clients = [Client(f"idle{i:05}", f"idle/{i:05}", version=job.version) for i in range(scenario.idle)]
         for greeting in connect_all(loop, (job.host, job.port), clients, timeout=CONNECT_TIMEOUT):
             loop.add(Idle(loop, greeting.sock, greeting.name))
@@ -106,8 +106,10 @@ class Traffic:
                 raise LoadError(f"{scenario.filters} filters not subscribed after {CONNECT_TIMEOUT:.0f} s")
             loop.turn(0.05)
         if count := scenario.idle + scenario.filters:
-            self.crowd["joined"] = count / (time.monotonic() - began)
+            meter.stop()
+            self.crowd["joined"] = count / meter.seconds
             self.crowd["memory"] = (resident(job) - before) / 1024 / count
+            self.crowd["effort"] = sum(meter.cpu[label] for label in job.processes) * 1e6 / count
 
     @staticmethod
     def topic(publisher: int) -> str:

@@ -35,8 +35,12 @@ def test_a_void_point() -> None:
 
 
 def test_those_who_stand_by() -> None:
-    point = Point(100, [2.0], {"gateway": [1.0]}, joined=[5000.0, 1.0, 6000.0], memory=[7.04])
-    assert [text.strip() for text in rows({"ours": [point]}, "filters")[2].split("|")[5:7]] == ["5,000", "7.0 KB"]
+    point = Point(100, [2.0], {"gateway": [1.0]}, joined=[5000.0, 1.0, 6000.0], memory=[7.04], effort=[12.0])
+    assert [text.strip() for text in rows({"ours": [point]}, "filters")[2].split("|")[5:8]] == [
+        "5,000",
+        "12 µs",
+        "7.0 KB",
+    ]
 
 
 def test_one_curve_leaves_the_others_and_what_is_written_by_hand(tmp_path: Path) -> None:
