@@ -6,7 +6,7 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 py
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint conformance chaos bench bench-full demo kill-archive fuzz clean
+.PHONY: run test lint conformance chaos bench bench-full bench-check profile demo kill-archive fuzz clean
 
 # nats-server and the gateway on 127.0.0.1:1883; Ctrl-C ends both. The shell hands its process over.
 run: $(VENV)/.embedded
@@ -42,13 +42,27 @@ chaos: $(VENV)/.test
 fuzz: $(VENV)/.test
 	$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
+# The table of targets, beside nats-server's own listener and mosquitto: docs/benchmarks.md, in less than 20 minutes.
 bench: $(VENV)/.bench
-	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks --table --rounds 5 --seconds 1 --warmup 0.3 \
+		--title "Beside nats-server's own listener and mosquitto" \
+		--report docs/benchmarks.md --ratios docs/benchmarks.json $(BENCH_ARGS)
 
-# Every broker, and how cost grows with sessions, filters, connections, retained messages and payload: docs/growth.md.
+# The same ratios in three minutes; fails where one is worse than in docs/benchmarks.json by more than the spread explains.
+bench-check: $(VENV)/.bench
+	$(BIN)/python -m benchmarks --check docs/benchmarks.json --rounds 3 --seconds 0.7 --warmup 0.3 $(BENCH_ARGS)
+
+# Every broker that is here, and how cost grows with sessions, filters, connections, retained messages and payload.
 bench-full: $(VENV)/.bench
-	$(BIN)/python -m benchmarks --peers ours,nats,mosquitto,amqtt --rounds 5 $(BENCH_ARGS)
-	$(BIN)/python -m benchmarks.growth
+	$(MAKE) bench; test $$? -le 2
+	test -d $(VENV)/aedes || npm install --silent --prefix $(VENV)/aedes aedes || true
+	$(BIN)/python -m benchmarks --table --peers ours,nats,mosquitto,aedes,amqtt,emqx --rounds 3 --seconds 1 \
+		--warmup 0.3 --report docs/benchmarks.md --part brokers --title 'Beside every broker'; test $$? -le 1
+	$(BIN)/python -m benchmarks.growth --rounds 3 --seconds 1
+
+# A flame graph of the gateway in each main scenario, and what takes the time: docs/profiles.md.
+profile: $(VENV)/.bench
+	$(BIN)/python -m benchmarks.profile $(PROFILE_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -5,43 +5,33 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks import peers, report
+from benchmarks import compare, page, peers, report, targets
 from benchmarks.job import Job
 from benchmarks.report import BASE, Cell, Results
+from benchmarks.runner import BESIDE, fewer, generate, machine, peer_of, unusable
 from benchmarks.scenarios import OUTSTANDING, WINDOW, Scenario, select
-
-JOB_TIMEOUT = 240.0
-SLOW_PEER_CLIENTS = {("amqtt", "connections"): 500, ("amqtt", "drain"): 2000, ("amqtt", "retained"): 2000}
-"""Fewer connections and stored messages for a broker that would take minutes; the results are per second."""
-
-
-BESIDE = f"{BASE} 3.1.1"
-"""With ``--v5``, the column of the gateway with 3.1.1 clients."""
-
-
-def _peer(column: str) -> str:
-    return BASE if column == BESIDE else column
 
 
 def _on_nats(column: str) -> bool:
-    return _peer(column) in peers.ON_NATS
+    return peer_of(column) in peers.ON_NATS
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--only", default="", metavar="GLOB[,GLOB]", help="scenarios, e.g. 'pairs*,latency-q1'")
-    parser.add_argument("--peers", default=",".join(peers.DEFAULT_PEERS), help="of: " + ", ".join(peers.PEERS))
+    parser.add_argument(
+        "--table",
+        action="store_true",
+        help="the scenarios that have targets, and without --peers, each with the peers that its targets name",
+    )
+    parser.add_argument("--peers", default="", help="of: " + ", ".join(peers.PEERS))
     parser.add_argument("--rounds", type=int, default=3, help="the table has medians over the rounds (%(default)s)")
     parser.add_argument("--seconds", type=float, default=2.0, help="measured per scenario (%(default)s)")
     parser.add_argument("--warmup", type=float, default=0.5, help="seconds before that (%(default)s)")
@@ -53,34 +43,25 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--ours", default=peers.OURS_COMMAND, metavar="COMMAND", help="default: %(default)s")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write the tables as markdown")
+    parser.add_argument(
+        "--part", default="table", metavar="NAME", help="into this part of the report; the others stay (%(default)s)"
+    )
+    parser.add_argument("--title", default="Beside other brokers", help="of that part (%(default)s)")
+    parser.add_argument("--ratios", type=Path, metavar="FILE", help="write what is compared with targets, for --check")
+    parser.add_argument(
+        "--check",
+        type=Path,
+        metavar="FILE",
+        help="compare the ratios with those of an earlier run; 1 if one is worse by more than the spread explains",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every run as JSON")
     parser.add_argument("--list", action="store_true", help="name the scenarios")
     parser.add_argument("--keep", action="store_true", help="start the first peer, print its pids, wait for Ctrl-C")
     return parser
 
 
-def generate(job: Job) -> dict[str, object]:
-    """Run the load generator in a process of its own."""
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.load"],
-            input=json.dumps(asdict(job)),
-            capture_output=True,
-            text=True,
-            cwd=Path(__file__).parent.parent,
-            timeout=JOB_TIMEOUT,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return {"error": f"load generator not done after {JOB_TIMEOUT:.0f} s"}
-    if done.returncode:
-        return {"error": "load generator failed: " + (done.stderr.strip().splitlines() or ["no output"])[-1]}
-    result: dict[str, object] = json.loads(done.stdout)
-    return result
-
-
 def _run(scenario: Scenario, column: str, options: argparse.Namespace) -> dict[str, object]:
-    peer = _peer(column)
+    peer = peer_of(column)
     try:
         with peers.running(peer, options.ours, split=scenario.split) as broker:
             return generate(
@@ -92,7 +73,7 @@ def _run(scenario: Scenario, column: str, options: argparse.Namespace) -> dict[s
                     options.seconds,
                     options.warmup,
                     broker.processes,
-                    SLOW_PEER_CLIENTS.get((peer, scenario.kind), 0),
+                    fewer(peer, scenario.kind),
                     5 if options.v5 and column != BESIDE else 4,
                     broker.other_port,
                     broker.nats_port,
@@ -112,29 +93,6 @@ def _summary(result: dict[str, object]) -> str:
     return f"{figures}; CPU: {shares}"
 
 
-def machine(names: Sequence[str]) -> str:
-    """What the figures were measured on, and with which versions."""
-    model = "unknown processor"
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = line.partition(":")[2].strip()
-            break
-    versions = "; ".join(f"{peer}: {found}" for peer in names if (found := peers.version(_peer(peer))))
-    return (
-        f"{os.cpu_count()} CPUs ({model}), Linux {platform.release()}, Python {platform.python_version()}; {versions}; "
-        f"{time.strftime('%Y-%m-%d')}"
-    )
-
-
-def _unusable(peer: str, options: argparse.Namespace) -> str | None:
-    """Why a peer cannot be measured: it is not installed, does not start or does not speak 5.0."""
-    try:
-        with peers.running(peer, options.ours) as broker:
-            return "it does not speak MQTT 5.0" if options.v5 and not peers.greets(broker.port, 5) else None
-    except peers.PeerError as error:
-        return str(error)
-
-
 def _keep(peer: str, command: str) -> None:
     with peers.running(peer, command) as broker:
         print(f"{peer} on {peers.HOST}:{broker.port}, pids {broker.processes}; Ctrl-C ends it", flush=True)
@@ -145,24 +103,15 @@ def _keep(peer: str, command: str) -> None:
             return
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 1 if a result is void, 2 for wrong arguments."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    version = 5 if options.v5 else 4
-    if options.list:
-        print("\n".join(f"{each.name:20} {each.title}" for each in select([], version=version)))
-        return 0
-    try:
-        scenarios = select([each for each in options.only.split(",") if each], version=version)
-    except ValueError as error:
-        parser.error(str(error))
+def _columns(options: argparse.Namespace, parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
+    """The columns of the table, and what is said of peers that are skipped."""
+    default = ("ours", "nats") if options.check else ("ours", "nats", "mosquitto") if options.table else peers.ALL
     names: list[str] = []
     skipped: list[str] = []
-    for peer in options.peers.split(","):
+    for peer in options.peers.split(",") if options.peers else default:
         if peer not in peers.PEERS:
             parser.error(f"no peer is called {peer!r}; there are {', '.join(peers.PEERS)}")
-        if reason := _unusable(peer, options):
+        if reason := unusable(peer, options.ours, v5=options.v5):
             skipped.append(f"{peer} ({reason})")
             print(f"skipped: {skipped[-1]}", flush=True)
         else:
@@ -171,27 +120,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 names.append(BESIDE)
     if not names:
         parser.error("no peer is left")
-    if options.keep:
-        _keep(_peer(names[0]), options.ours)
-        return 0
-    results: Results = {scenario.name: {peer: Cell() for peer in names} for scenario in scenarios}
-    for number in range(options.rounds):
-        for scenario in scenarios:
-            for name in names if number % 2 == 0 else reversed(names):
-                if (name == BESIDE and scenario.properties) or (scenario.behind_nats and not _on_nats(name)):
-                    continue
-                result = _run(scenario, name, options)
-                results[scenario.name][name].runs.append(result)
-                print(f"round {number + 1}: {scenario.name}, {name}: {_summary(result)}", flush=True)
+    return names, skipped
+
+
+def _scenarios(options: argparse.Namespace, version: int) -> list[Scenario]:
+    """What is to be measured; raises ValueError for a glob without a match."""
+    only = [each for each in options.only.split(",") if each]
+    if options.check and not only:
+        only = list(compare.CHECKED)
+    found = select(only, version=version)
+    return [each for each in found if each.name in targets.scenarios()] if options.table else found
+
+
+def _measured(scenario: Scenario, column: str, options: argparse.Namespace) -> bool:
+    """Whether a scenario is measured with the peer of a column."""
+    if (column == BESIDE and scenario.properties) or (scenario.behind_nats and not _on_nats(column)):
+        return False
+    return bool(options.peers) or not (options.table or options.check) or column in targets.needed(scenario.name)
+
+
+def _notes(options: argparse.Namespace, skipped: Sequence[str], took: float) -> list[str]:
     notes = [
         f"{options.payload}-byte payload; median of {options.rounds} interleaved rounds of {options.seconds:g} s, "
-        "± half the range; the load generator shares the CPUs with the broker.",
+        f"± half the range; {took / 60:.0f} minutes in all; the load generator shares the CPUs with the broker.",
         "Count and order of every publisher's messages are verified at every subscriber; a result with a lost, "
         "repeated or reordered message is void.",
         f"QoS 1 and 2: at most {WINDOW} messages of a publisher unacknowledged. A publisher waits where a subscriber "
         f"is behind: at most 2,000 messages (QoS 1 and 2: 200) and {OUTSTANDING:,} deliveries are outstanding.",
-        "Fresh data directory for each run. Both NATS peers: JetStream in files, `sync_interval` 1 s. mosquitto and "
-        "amqtt store nothing.",
+        "Fresh data directory for each run. Both NATS peers: JetStream in files, `sync_interval` 1 s. The other "
+        "brokers store nothing.",
     ]
     if options.v5:
         notes.append(
@@ -200,16 +157,73 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     if skipped:
         notes.append("Skipped: " + ", ".join(skipped) + ".")
+    return notes
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; 1 if a result is void or a ratio is worse than it was, 2 for wrong arguments."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    version = 5 if options.v5 else 4
+    if options.list:
+        print("\n".join(f"{each.name:20} {each.title}" for each in select([], version=version)))
+        return 0
+    try:
+        scenarios = _scenarios(options, version)
+        before = compare.load(options.check) if options.check else ("", {})
+    except (ValueError, compare.ReportError) as error:
+        parser.error(str(error))
+    names, skipped = _columns(options, parser)
+    if options.keep:
+        _keep(peer_of(names[0]), options.ours)
+        return 0
+    began = time.monotonic()
+    results: Results = {scenario.name: {peer: Cell() for peer in names} for scenario in scenarios}
+    for number in range(options.rounds):
+        for scenario in scenarios:
+            for name in names if number % 2 == 0 else reversed(names):
+                if not _measured(scenario, name, options):
+                    continue
+                result = _run(scenario, name, options)
+                results[scenario.name][name].runs.append(result)
+                print(f"round {number + 1}: {scenario.name}, {name}: {_summary(result)}", flush=True)
+    verdicts = targets.judged({each.name for each in scenarios}, names, results)
+    if options.check:
+        return _checked(before, verdicts, machine(names))
     command = "python -m benchmarks " + shlex.join(sys.argv[1:] if arguments is None else arguments)
-    text = report.document(scenarios, names, results, machine=machine(names), command=command.strip(), notes=notes)
+    text = report.document(
+        scenarios,
+        names,
+        results,
+        title=options.title,
+        about=machine(names),
+        command=command.strip(),
+        notes=_notes(options, skipped, time.monotonic() - began),
+        reached=targets.target_table(verdicts),
+    )
     print("\n" + text)
     if options.report:
-        options.report.parent.mkdir(parents=True, exist_ok=True)
-        options.report.write_text(text)
+        page.put(options.report, "Benchmarks", options.part, text)
+    if options.ratios:
+        compare.save(options.ratios, machine(names), verdicts)
     if options.json:
         runs = {name: {peer: cell.runs for peer, cell in cells.items()} for name, cells in results.items()}
         options.json.write_text(json.dumps(runs, indent=1))
     return 1 if report.error_list(scenarios, names, results) else 0
+
+
+def _checked(
+    before: tuple[str, dict[tuple[str, str, str], compare.Kept]], verdicts: Sequence[targets.Verdict], here: str
+) -> int:
+    """Say what has changed since an earlier run."""
+    machine_before, kept = before
+    found = compare.changes(verdicts, kept)
+    print(f"\nthen: {machine_before}\nnow:  {here}\n")
+    print("\n".join(compare.change_table(found)))
+    if compare.failed(found):
+        print("\nREGRESSION: a ratio is worse than the spread explains, or a message was lost, repeated or reordered")
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -4,19 +4,20 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import signal
 import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from benchmarks import peers
-from benchmarks.__main__ import generate, machine
+from benchmarks import page, peers
+from benchmarks.chart import Line, Panel, chart
 from benchmarks.job import Job
 from benchmarks.report import figure, table
+from benchmarks.runner import generate, machine, unusable
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
 
@@ -85,6 +86,12 @@ class Point:
     rates: list[float] = field(default_factory=list)
     cpu: dict[str, list[float]] = field(default_factory=dict)
     """Microseconds per message by process."""
+    joined: list[float] = field(default_factory=list)
+    """How many of those who only stand by were connected, or subscribed, per second."""
+    memory: list[float] = field(default_factory=list)
+    """What each of them takes of the broker's memory (KB)."""
+    effort: list[float] = field(default_factory=list)
+    """What it takes of the broker's CPU (µs) that one joins."""
     error: str = ""
 
     @property
@@ -97,8 +104,11 @@ class Point:
         return {label: statistics.median(found) for label, found in self.cpu.items()}
 
 
-Curves = dict[str, dict[str, list[Point]]]
-"""Curve → peer → points."""
+def usable(peer: str) -> bool:
+    """Whether a peer can be measured here; says so if not."""
+    if reason := unusable(peer, peers.OURS_COMMAND):
+        print(f"skipped: {peer} ({reason})", flush=True)
+    return not reason
 
 
 def measure(curve: Curve, value: int, peer: str, seconds: float, point: Point) -> None:
@@ -118,60 +128,50 @@ def measure(curve: Curve, value: int, peer: str, seconds: float, point: Point) -
     assert isinstance(metrics, dict)
     assert isinstance(cpu, dict)
     point.rates.append(metrics["rate"])
+    if "joined" in metrics:
+        point.joined.append(metrics["joined"])
+        point.memory.append(metrics["memory"])
+        point.effort.append(metrics["effort"])
     for label in processes:
         point.cpu.setdefault(label, []).append(cpu[label] * 1000)
 
 
 def rows(found: dict[str, list[Point]], axis: str) -> list[str]:
     """A curve as a table."""
-    lines = [[axis, "peer", "msg/s", "CPU per message"]]
+    lines = [[axis, "peer", "msg/s", "CPU per message", "joined per second", "CPU of each", "memory of each"]]
     for peer, points in found.items():
         for point in points:
             if point.error or not point.rates:
-                lines.append([f"{point.value:,}", peer, "void", point.error])
+                lines.append([f"{point.value:,}", peer, "void", point.error, "", "", ""])
                 continue
             cost = ", ".join(f"{label} {value:.1f} µs" for label, value in point.cost().items())
-            lines.append([f"{point.value:,}", peer, figure(point.rate), cost])
+            crowd = ["", "", ""]
+            if point.joined:
+                joined, effort, memory = map(statistics.median, (point.joined, point.effort, point.memory))
+                crowd = [figure(joined), f"{figure(effort)} µs", f"{memory:.1f} KB"]
+            lines.append([f"{point.value:,}", peer, figure(point.rate), cost, *crowd])
+    if not any(line[4] for line in lines[1:]):
+        lines = [line[:4] for line in lines]
     return table(lines)
 
 
-def draw(curve: Curve, found: dict[str, list[Point]], path: Path) -> None:
+def draw(curve: Curve, found: dict[str, list[Point]]) -> str:
     """Rate and CPU per message against the value, both axes logarithmic."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    mpl.rcParams["svg.hashsalt"] = curve.name  # the same figures give the same file
-    from matplotlib import pyplot
-
-    chart, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    rates, costs = [], []
     for peer, points in found.items():
         good = [point for point in points if point.rates and not point.error]
-        if not good:
-            continue
-        values = [point.value for point in good]
-        left.plot(values, [point.rate for point in good], marker="o", label=peer)
-        for label in good[0].cpu:
-            costs = [point.cost()[label] for point in good]
-            right.plot(values, costs, marker="o", label=label if label.startswith(peer) else f"{peer}: {label}")
-    left.set(ylabel="messages per second", title=curve.title)
-    right.set(ylabel="CPU per message (µs)")
-    for side in (left, right):
-        side.set(xscale="log", yscale="log", xlabel=curve.axis)
-        side.grid(visible=True, which="major", alpha=0.3)
-        if side.lines:
-            side.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    chart.savefig(path, metadata={"Date": None})
-    pyplot.close(chart)
+        rates.append(Line(peer, peer, [(point.value, point.rate) for point in good]))
+        for dash, label in enumerate(good[0].cpu if good else {}):
+            name = label if label.startswith(peer) else f"{peer}: {label}"
+            costs.append(Line(name, peer, [(point.value, point.cost()[label]) for point in good], dash))
+    panels = [Panel("Messages per second", curve.axis, rates), Panel("CPU per message (µs)", curve.axis, costs)]
+    return chart(curve.title, panels)
 
 
-def document(curves: Sequence[Curve], results: Curves, *, about: str, command: str) -> str:
-    """The page with all charts."""
-    parts = ["# How cost grows", "", f"{about}  ", f"`{command}`", ""]
-    for curve in curves:
-        parts += [f"## {curve.title}", "", f"![{curve.title}](charts/growth-{curve.name}.svg)", ""]
-        parts += [*rows(results[curve.name], curve.axis), ""]
-    return "\n".join(parts)
+def section(curve: Curve, found: dict[str, list[Point]], *, about: str, command: str) -> str:
+    """What the page says of a curve."""
+    image = f"![{curve.title}](charts/growth-{curve.name}.svg)"
+    return "\n".join([f"## {curve.title}", "", f"{about}  ", f"`{command}`", "", image, "", *rows(found, curve.axis)])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -179,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = [curve.name for curve in CURVES]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", description=__doc__)
     parser.add_argument("--only", default="", metavar="CURVE[,CURVE]", help="of: " + ", ".join(names))
-    parser.add_argument("--peers", default="ours,nats", help="of: " + ", ".join(peers.PEERS))
+    parser.add_argument("--peers", default="ours,nats,mosquitto", help="of: " + ", ".join(peers.PEERS))
     parser.add_argument("--rounds", type=int, default=1, help="the charts have medians over the rounds (%(default)s)")
     parser.add_argument("--seconds", type=float, default=2.0, help="measured per point (%(default)s)")
     parser.add_argument("--most", type=int, default=0, metavar="N", help="leave out what is larger on the x axis")
@@ -192,11 +192,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for peer in options.peers.split(","):
         if peer not in peers.PEERS:
             parser.error(f"no peer is called {peer!r}; there are {', '.join(peers.PEERS)}")
-    curves = [curve for curve in CURVES if not wanted or curve.name in wanted]
-    results: Curves = {}
-    for curve in curves:
+    command = shlex.join(["python", "-m", "benchmarks.growth", *(sys.argv[1:] if arguments is None else arguments)])
+    names = [peer for peer in options.peers.split(",") if usable(peer)]
+    if not names:
+        parser.error("no peer is left")
+    void = False
+    for curve in [each for each in CURVES if not wanted or each.name in wanted]:
         values = [value for value in curve.values if not options.most or value <= options.most]
-        found = results[curve.name] = {peer: [Point(value) for value in values] for peer in options.peers.split(",")}
+        found = {peer: [Point(value) for value in values] for peer in names}
         for number in range(options.rounds):
             for index, value in enumerate(values):
                 for peer in list(found) if number % 2 == 0 else reversed(found):
@@ -204,12 +207,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     measure(curve, value, peer, options.seconds, point)
                     said = point.error or f"{figure(point.rates[-1])} msg/s"
                     print(f"round {number + 1}: {curve.name} {value:,}, {peer}: {said}", flush=True)
-        draw(curve, found, options.docs / "charts" / f"growth-{curve.name}.svg")
-    command = "python -m benchmarks.growth " + " ".join(sys.argv[1:] if arguments is None else arguments)
-    about = f"{machine(options.peers.split(','))}, {time.strftime('%H:%M')}"
-    text = document(curves, results, about=about, command=command.strip())
-    (options.docs / "growth.md").write_text(text)
-    return int(any(point.error for found in results.values() for points in found.values() for point in points))
+        picture = options.docs / "charts" / f"growth-{curve.name}.svg"
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        picture.write_text(draw(curve, found))
+        text = section(curve, found, about=machine(names), command=command)
+        page.put(options.docs / "growth.md", "How cost grows", f"growth {curve.name}", text)
+        void = void or any(point.error for points in found.values() for point in points)
+    return int(void)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,8 @@ class Traffic:
     def __init__(self, job: Job, scenario: Scenario) -> None:
         self.job, self.scenario = job, scenario
         self.samples: list[int] = []
+        self.crowd: dict[str, float] = {}
+        """How many of those who stand by have joined per second, the memory (KB) and CPU (µs) of each."""
         layout = job.layout(scenario, self.topic(0), scenario.qos, "subscribers")
         self.loop = Loop(layout.size)
         self.subscribers: list[Subscriber] = []
@@ -89,6 +91,7 @@ class Traffic:
     def _crowd(self) -> None:
         """Connect those who only stand by, and those who have subscribed something else."""
         job, scenario, loop = self.job, self.scenario, self.loop
+        before, meter = resident(job), Meter(job.processes)
         clients = [Client(f"idle{i:05}", f"idle/{i:05}", version=job.version) for i in range(scenario.idle)]
         for greeting in connect_all(loop, (job.host, job.port), clients, timeout=CONNECT_TIMEOUT):
             loop.add(Idle(loop, greeting.sock, greeting.name))
@@ -102,6 +105,11 @@ class Traffic:
             if time.monotonic() > until:
                 raise LoadError(f"{scenario.filters} filters not subscribed after {CONNECT_TIMEOUT:.0f} s")
             loop.turn(0.05)
+        if count := scenario.idle + scenario.filters:
+            meter.stop()
+            self.crowd["joined"] = count / meter.seconds
+            self.crowd["memory"] = (resident(job) - before) / 1024 / count
+            self.crowd["effort"] = sum(meter.cpu[label] for label in job.processes) * 1e6 / count
 
     @staticmethod
     def topic(publisher: int) -> str:
@@ -143,6 +151,11 @@ class Traffic:
         )
 
 
+def resident(job: Job) -> int:
+    """Bytes of memory that the broker's processes take."""
+    return sum(proc.resident_bytes(pid) for pid in job.processes.values())
+
+
 def percentiles(samples: list[int]) -> dict[str, float]:
     """Median and 99th percentile in µs of delivery times in ns; nothing for fewer than 100 samples."""
     if len(samples) < 100:
@@ -163,7 +176,7 @@ def throughput(job: Job, scenario: Scenario) -> dict[str, object]:
         meter.stop()
         samples = percentiles(traffic.samples)
         traffic.settle()
-        return meter.result(count, {"rate": count / meter.seconds, **samples})
+        return meter.result(count, {"rate": count / meter.seconds, **samples, **traffic.crowd})
 
 
 def latency(job: Job, scenario: Scenario) -> dict[str, object]:

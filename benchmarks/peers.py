@@ -60,6 +60,23 @@ AMQTT_CONFIG = {
     "plugins": {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
 }
 
+AEDES = Path(sys.prefix) / "aedes"
+"""Where ``npm install --prefix`` has put aedes: in the virtual environment."""
+
+EMQX_SETTINGS = {
+    "NODE__DATA_DIR": "{data}",
+    "NODE__NAME": "bench@{host}",
+    "LOG__CONSOLE__LEVEL": "error",
+    "LISTENERS__TCP__DEFAULT__BIND": "{host}:{mqtt}",
+    "LISTENERS__SSL__DEFAULT__ENABLE": "false",
+    "LISTENERS__WS__DEFAULT__ENABLE": "false",
+    "LISTENERS__WSS__DEFAULT__ENABLE": "false",
+    "DASHBOARD__LISTENERS__HTTP__BIND": "0",
+    "MQTT__MAX_INFLIGHT": "65535",
+    "MQTT__MAX_MQUEUE_LEN": "infinity",
+}
+"""Given as environment variables; without limits of its own on what may be queued, as mosquitto above."""
+
 OURS_COMMAND = "mqtt-nats serve --nats nats://{host}:{nats} --listen {host}:{mqtt}"
 
 
@@ -122,12 +139,12 @@ class _Start:
         path.write_text(text)
         return str(path)
 
-    def spawn(self, label: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    def spawn(self, label: str, command: Sequence[str], **environment: str) -> subprocess.Popen[bytes]:
         label = self.label(label)
         with (self.data / f"{label}.log").open("wb") as log:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=self.data,
-                start_new_session=True,
+                start_new_session=True, env=os.environ | environment,
             )  # fmt: skip
         self.processes.append(process)
         self.running.processes[label] = process.pid
@@ -205,6 +222,21 @@ def _amqtt(start: _Start, command: str) -> None:
     start.spawn("amqtt", [_required("amqtt"), "-c", start.write("amqtt.yaml", config)])
 
 
+def _aedes(start: _Start, command: str) -> None:
+    module = AEDES / "node_modules" / "aedes" / "aedes.js"
+    if not module.is_file():
+        raise PeerError("aedes is not installed")
+    script = Path(__file__).with_name("aedes.mjs")
+    start.spawn("aedes", [_required("node"), str(script), str(module), HOST, str(start.ports[0]["mqtt"])])
+
+
+def _emqx(start: _Start, command: str) -> None:
+    program = _required("emqx")
+    start.data.joinpath("store0").mkdir()
+    settings = {f"EMQX_{name}": value.format(**start.values()) for name, value in EMQX_SETTINGS.items()}
+    start.spawn("emqx", [program, "foreground"], **settings)
+
+
 def _relay(start: _Start, command: str) -> None:
     script = Path(__file__).with_name("relay.py")
     start.spawn("relay", [sys.executable, str(script), str(start.ports[0]["mqtt"])])
@@ -214,16 +246,27 @@ PEERS: dict[str, Callable[[_Start, str], None]] = {
     "ours": _ours,
     "nats": _nats,
     "mosquitto": _mosquitto,
+    "aedes": _aedes,
     "amqtt": _amqtt,
+    "emqx": _emqx,
     "relay": _relay,
 }
 ON_NATS = ("ours", "nats")
-DEFAULT_PEERS = ("ours", "nats", "mosquitto", "amqtt")
+ALL = ("ours", "nats", "mosquitto", "aedes", "amqtt", "emqx")
+"""All that are brokers."""
 
 
 def version(peer: str) -> str:
     """What a peer's program says of its version."""
-    arguments = {"nats": ["nats-server", "-v"], "mosquitto": ["mosquitto", "-h"], "amqtt": ["amqtt", "--version"]}
+    if peer == "aedes":
+        said = json.loads((AEDES / "node_modules" / "aedes" / "package.json").read_text())
+        return f"aedes {said['version']}"
+    arguments = {
+        "nats": ["nats-server", "-v"],
+        "mosquitto": ["mosquitto", "-h"],
+        "amqtt": ["amqtt", "--version"],
+        "emqx": ["emqx", "version"],
+    }
     if peer not in arguments:
         return ""
     program, *rest = arguments[peer]

@@ -193,23 +193,21 @@ def document(
     peers: Sequence[str],
     results: Results,
     *,
-    machine: str,
+    title: str,
+    about: str,
     command: str,
     notes: Sequence[str],
+    reached: Sequence[str] = (),
 ) -> str:
-    """The whole report."""
+    """The report. ``about``: the machine; ``reached``: the lines that say which targets are reached."""
     errors = error_list(scenarios, peers, results)
-    parts = [
-        "# Benchmarks",
-        "",
-        f"{machine}  ",
-        f"`{command}`",
-        "",
-        *(f"- {note}" for note in notes),
-        "",
+    parts = [f"## {title}", "", f"{about}  ", f"`{command}`", "", *(f"- {note}" for note in notes), ""]
+    if reached:
+        parts += ["### Targets", "", *reached, "", "### Figures", ""]
+    parts += [
         *main_table(scenarios, peers, results),
         "",
-        "## CPU",
+        "### CPU",
         "",
         "Seconds of CPU per 1,000 deliveries (connections) and parts of one CPU, of the broker's processes and of the",
         "load generator. Where the generator is marked as the limit, the broker can do more than the table says.",
@@ -218,7 +216,7 @@ def document(
         *cost_table(scenarios, peers, results),
     ]
     if beside := beside_table(scenarios, peers, results):
-        parts += ["", "## Beside each other", "", "The rate as a part of that of another scenario.", "", *beside]
+        parts += ["", "### Beside each other", "", "The rate as a part of that of another scenario.", "", *beside]
     if errors:
-        parts += ["", "## Void results", "", *errors]
+        parts += ["", "### Void results", "", *errors]
     return "\n".join(parts) + "\n"

@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import anyio
 import click
@@ -20,10 +20,11 @@ from anyio.abc import TaskStatus
 
 from mqtt_nats import __version__
 from mqtt_nats.config import ENV_PREFIX, Settings, env_name, flag_name, has_flag
-from mqtt_nats.ctl.commands import cluster, plugins
+from mqtt_nats.ctl.commands import bans, cluster, plugins
 from mqtt_nats.embedded import run_server
 from mqtt_nats.errors import StartupError, first_error
 from mqtt_nats.hangup import Hangup
+from mqtt_nats.limits.settings import ClientLimits
 from mqtt_nats.listeners.settings import Bound, join_address
 from mqtt_nats.workers import supervise
 
@@ -46,7 +47,7 @@ def _setting_options(*names: str) -> Callable[[Callable[..., Any]], Callable[...
                 continue
             flag, kind = flag_name(name), field.annotation
             shown = f"{field.description} [{env_name(name)}; default: {default_text(field.default)}]"
-            if kind is bool:
+            if kind is bool or bool in get_args(kind):
                 option = click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=shown)
             else:
                 option = click.option(flag, name, metavar=_metavar(name, kind), help=shown)
@@ -91,12 +92,12 @@ def command() -> None:
     metavar="FILE",
     help=f"TOML file with settings, by the names of the flags with underscores. [{ENV_PREFIX}CONFIG]",
 )
-@_setting_options(*Settings.model_fields)
+@_setting_options(*sorted(Settings.model_fields, key=lambda name: name in ClientLimits.model_fields))
 def serve(config: Path | None, **flags: Any) -> None:
-    """Serve MQTT clients until SIGINT or SIGTERM. On SIGHUP certificates are read again.
+    """Serve MQTT clients until SIGINT or SIGTERM. On SIGHUP certificates, users and rules are read again.
 
     A flag wins over the environment variable in brackets, which wins over the file. Secrets have no flag:
-    MQTT_NATS_NATS_PASSWORD and MQTT_NATS_NATS_TOKEN, or the file. Nor have listeners beside --listen.
+    MQTT_NATS_NATS_PASSWORD and MQTT_NATS_NATS_TOKEN, or the file. Nor have authenticators, or more listeners.
     """
     settings = Settings.load(flags, config)
     logging.basicConfig(
@@ -110,13 +111,17 @@ def serve(config: Path | None, **flags: Any) -> None:
 @click.argument("user")
 @click.option("--stdin", is_flag=True, help="Read the password from standard input, one line, instead of asking.")
 @click.option("--delete", is_flag=True, help="Remove the user.")
-def passwd(file: Path, user: str, stdin: bool, delete: bool) -> None:
-    """Set the password of USER in FILE, which is the gateway's `scram_file`. A running gateway does not read it again.
+@click.option("--scram", is_flag=True, help="FILE is a `scram_file`, for clients that authenticate by SCRAM-SHA-256.")
+def passwd(file: Path, user: str, stdin: bool, delete: bool, scram: bool) -> None:
+    """Set the password of USER in FILE, which is the gateway's `password_file`.
 
     FILE is created where there is none, and only its owner may read it. It has no password, only what is needed to
-    check one.
+    check one. A running gateway reads it again on SIGHUP.
     """
-    from mqtt_nats.access.verifiers import delete_user, set_password  # not needed for --help and --version
+    if scram:  # not needed for --help and --version
+        from mqtt_nats.access.verifiers import delete_user, set_password
+    else:
+        from mqtt_nats.access.passwords import delete_user, set_password
 
     try:
         if delete:
@@ -129,6 +134,8 @@ def passwd(file: Path, user: str, stdin: bool, delete: bool) -> None:
         else:
             password = click.prompt("Password", hide_input=True, confirmation_prompt=True)
         new = set_password(file, user, password)
+    except UnicodeError:
+        raise StartupError("the user name or the password is not UTF-8 text") from None
     except ValueError as error:
         raise StartupError(str(error)) from None
     click.echo(f"{user} {'added' if new else 'changed'}")
@@ -146,6 +153,7 @@ def ctl(context: click.Context, /, config: Path | None, **flags: Any) -> None:
 
 ctl.add_command(cluster)
 ctl.add_command(plugins)
+ctl.add_command(bans)
 
 
 @command.command(add_help_option=False, context_settings={"ignore_unknown_options": True})

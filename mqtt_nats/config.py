@@ -7,7 +7,6 @@ the TOML file. docs/configuration.md lists every setting; a test compares the tw
 
 import difflib
 import os
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -24,10 +23,19 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from mqtt_nats.access.settings import KINDS, AnySettings, AuthenticatorSettings, PasswordSettings, is_loopback
+from mqtt_nats.configsource import is_json, read_file, without_userinfo
 from mqtt_nats.errors import StartupError
+from mqtt_nats.limits.settings import ClientLimits, Inflight, PacketSize, Seconds, Sixteen, at_listener
 from mqtt_nats.listeners.settings import Address, ListenerSettings, parse_address
 
 ENV_PREFIX = "MQTT_NATS_"
+
+TABLES = ("listeners", "authenticators", "plugins")
+"""Settings that have entries with settings of their own."""
+
+SCRAM = "scram"
+"""What `scram_file` is called in the `authenticators` of a listener."""
 
 _MIB = 1024 * 1024
 _URL_SCHEMES = ("nats", "tls")  # the data path is not for WebSocket
@@ -60,7 +68,7 @@ def _lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
-class Settings(BaseSettings):
+class Settings(ClientLimits, BaseSettings):
     """Everything that can be set. Constructing it reads neither environment nor file: ``load`` does."""
 
     model_config = SettingsConfigDict(
@@ -113,12 +121,22 @@ class Settings(BaseSettings):
         default=None, description="Name expected in the certificate of nats-server, where it is not the URL's."
     )
 
-    allow_anonymous: bool = Field(
-        default=True, description="Let clients in that authenticate by no method of `scram_file`."
+    allow_anonymous: bool | None = Field(
+        default=None,
+        description="Let clients in that present no user name and no password; unset: on loopback, where nothing is "
+        "said of who may connect.",
+    )
+    password_file: FilePath | None = Field(
+        default=None,
+        description="File with users and their hashed passwords, written by `mqtt-nats passwd`; asked before others.",
     )
     scram_file: FilePath | None = Field(
         default=None,
-        description="File with the users that may authenticate by SCRAM-SHA-256, written by `mqtt-nats passwd`.",
+        description="File with users that may authenticate by SCRAM-SHA-256, written by `mqtt-nats passwd --scram`.",
+    )
+    authenticators: tuple[AuthenticatorSettings, ...] = Field(
+        default=(),
+        description="Who decides about clients, `[[authenticators]]` in the file; they are asked in their order.",
     )
     acl_file: FilePath | None = Field(
         default=None,
@@ -151,28 +169,20 @@ class Settings(BaseSettings):
         max_length=1000,
         description="Where 5.0 clients are sent by a gateway that stops (Server Reference, with reason 0x9C).",
     )
-    max_packet_size: ByteSize = Field(
+    max_packet_size: PacketSize = Field(
         default=ByteSize(_MIB),
-        ge=64,
-        le=268_435_460,
         description="Largest MQTT packet accepted, in bytes (`1MiB` is understood).",
     )
-    connect_packet_size: ByteSize = Field(
+    connect_packet_size: PacketSize = Field(
         default=ByteSize(64 * 1024),
-        ge=64,
-        le=268_435_460,
         description="Largest packet accepted before a CONNECT has been, in bytes.",
     )
-    connect_timeout: float = Field(
+    connect_timeout: Seconds = Field(
         default=15.0,
-        gt=0,
-        allow_inf_nan=False,
         description="Seconds in which a new connection must have sent its CONNECT.",
     )
-    max_inflight: int = Field(
+    max_inflight: Inflight = Field(
         default=100,
-        ge=1,
-        le=16384,
         description="QoS 1 and 2 messages sent but not acknowledged, per durable subscription and per regular session.",
     )
     max_queued: int = Field(
@@ -197,10 +207,8 @@ class Settings(BaseSettings):
         "2 until it reads again; what waited is left to JetStream.",
     )
     max_subscriptions: int = Field(default=1000, ge=1, description="Subscriptions of one session.")
-    receive_maximum: int = Field(
+    receive_maximum: Sixteen = Field(
         default=1024,
-        ge=1,
-        le=65535,
         description="QoS 1 and 2 publishes that a 5.0 client may have unacknowledged (Receive Maximum).",
     )
     topic_alias_maximum: int = Field(
@@ -292,12 +300,16 @@ class Settings(BaseSettings):
             raise ValueError("nats_password needs nats_user")
         if (self.nats_tls_cert is None) != (self.nats_tls_key is None):
             raise ValueError("nats_tls_cert and nats_tls_key need each other")
-        if not self.allow_anonymous and self.scram_file is None:
-            raise ValueError("without allow_anonymous nobody could connect: set scram_file")
+        names = [one.called for one in self.all_authenticators]
+        for name in names:
+            if names.count(name) > 1 or name == SCRAM:
+                raise ValueError(f"two authenticators are called {name}: give them a name")
         addresses = [one.listen for one in self.all_listeners if parse_address(one.listen)[1]]
         for address in addresses:
             if addresses.count(address) > 1:
                 raise ValueError(f"two listeners have the address {address}")
+        for one in self.all_listeners:
+            self._check_access(one)
         return self
 
     @property
@@ -308,6 +320,53 @@ class Settings(BaseSettings):
         return (ListenerSettings(listen=self.listen), *self.listeners)
 
     @property
+    def all_authenticators(self) -> tuple[AnySettings, ...]:
+        """That of ``password_file``, and ``authenticators``."""
+        if self.password_file is None:
+            return self.authenticators
+        return (PasswordSettings(type="password", file=self.password_file), *self.authenticators)
+
+    def chain_of(self, listener: ListenerSettings) -> tuple[str, ...]:
+        """Names of the authenticators that are asked at a listener, and `scram` where that is possible there."""
+        if listener.authenticators is not None:
+            return listener.authenticators
+        return (*(one.called for one in self.all_authenticators), *((SCRAM,) if self.scram_file else ()))
+
+    def is_open(self, listener: ListenerSettings) -> bool:
+        """Whether anonymous clients are let in at a listener."""
+        if listener.allow_anonymous is not None:
+            return listener.allow_anonymous
+        if self.allow_anonymous is not None:
+            return self.allow_anonymous
+        return not self.chain_of(listener)
+
+    def _check_access(self, one: ListenerSettings) -> None:
+        """A listener that strangers reach is not open because nobody has thought of it."""
+        chain = self.chain_of(one)
+        known = {*(each.called for each in self.all_authenticators), *((SCRAM,) if self.scram_file else ())}
+        for name in chain:
+            if name not in known:
+                raise ValueError(f"listener {one.listen}: there is no authenticator {name!r}")
+        if chain or one.tls_client_ca is not None:
+            return
+        entry = one in self.listeners
+        said = one.allow_anonymous if entry else self.allow_anonymous
+        if not self.is_open(one):
+            raise ValueError(f"listener {one.listen}: without authenticators and allow_anonymous nobody could connect")
+        near = is_loopback(parse_address(one.listen)[0]) and not one.proxy_protocol
+        if not said and not near:
+            where = "for it " if entry else ""
+            raise ValueError(
+                f"listener {one.listen} would be open to everybody who reaches it: set password_file, scram_file or "
+                f"authenticators, or {where}allow_anonymous = true"
+            )
+
+    def at(self, listener: ListenerSettings) -> Self:
+        """What holds at a listener."""
+        changes = at_listener(dict(listener))
+        return self.model_copy(update=changes) if changes else self
+
+    @property
     def listen_address(self) -> tuple[str, int]:
         """``listen`` as (host, port), the host without brackets."""
         return parse_address(self.listen)
@@ -315,12 +374,12 @@ class Settings(BaseSettings):
     @property
     def nats_display(self) -> str:
         """``nats`` without user names and passwords, for messages and logs."""
-        return ",".join(_without_userinfo(url) for url in self.nats)
+        return ",".join(without_userinfo(url) for url in self.nats)
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         """Keep what a NATS URL may hold before its ``@`` out of ``repr``."""
         for name, value in super().__repr_args__():
-            yield name, tuple(map(_without_userinfo, value)) if name == "nats" else value
+            yield name, tuple(map(without_userinfo, value)) if name == "nats" else value
 
     @classmethod
     def load(cls, flags: Mapping[str, Any], config: Path | None = None) -> Self:
@@ -333,14 +392,13 @@ class Settings(BaseSettings):
         """
         if config is None and (named := os.environ.get(ENV_PREFIX + "CONFIG")):
             config = Path(named)
-        values = _read_file(config) if config is not None else {}
+        values = read_file(config, cls.model_fields) if config is not None else {}
         try:
             values |= EnvSettingsSource(cls)()
-        except SettingsError as error:  # the only ones that are not plain text
-            name, what = "listeners", "a list of objects"
-            if '"plugins"' in str(error):
-                name, what = "plugins", "an object of objects"
-            raise StartupError(f"{env_name(name)} is not valid JSON: expected {what}") from None
+        except SettingsError:  # the only ones that are not plain text
+            names = [env_name(name) for name in TABLES if not is_json(os.environ.get(env_name(name)))]
+            what = "an object" if names == [env_name("plugins")] else "a list of objects"
+            raise StartupError(f"{' and '.join(names)} is not valid JSON: expected {what}") from None
         values |= {name: value for name, value in flags.items() if value is not None}
         try:
             return cls(**values)
@@ -365,7 +423,7 @@ def is_secret(field: FieldInfo) -> bool:
 
 def has_flag(name: str) -> bool:
     """Whether the setting can be given on the command line."""
-    return not is_secret(Settings.model_fields[name]) and name not in ("listeners", "plugins")
+    return not is_secret(Settings.model_fields[name]) and name not in TABLES
 
 
 def cannot_listen(address: str, error: OSError) -> str:
@@ -376,33 +434,16 @@ def cannot_listen(address: str, error: OSError) -> str:
     )
 
 
-def _without_userinfo(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    return scheme + separator + rest.rpartition("@")[2]
-
-
-def _read_file(path: Path) -> dict[str, Any]:
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise StartupError(f"cannot read the configuration file {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise StartupError(f"the configuration file {path} is not UTF-8 text") from None
-    except tomllib.TOMLDecodeError as error:
-        raise StartupError(f"the configuration file {path} is not valid TOML: {error}") from None
-    for key in values:
-        if key not in Settings.model_fields:
-            near = difflib.get_close_matches(key, Settings.model_fields, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "docs/configuration.md lists the settings"
-            raise StartupError(f"unknown setting {key!r} in {path}: {hint}")
-    return values
-
-
-def _of_listener(where: tuple[int | str, ...], kind: str, message: str) -> str:
-    """What is wrong with an entry of ``listeners``; they count from 1."""
-    name = "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in where).removeprefix(".")
+def _of_entry(where: tuple[int | str, ...], kind: str, message: str) -> str:
+    """What is wrong with an entry of ``listeners`` or ``authenticators``; they count from 1."""
+    parts, fields = list(where), ListenerSettings.model_fields
+    if where[0] == "authenticators" and len(where) > 2:
+        fields = KINDS[str(parts.pop(2))].model_fields
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        message = f"type must be one of {', '.join(KINDS)}"
+    name = "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
     if kind == "extra_forbidden":
-        near = difflib.get_close_matches(str(where[-1]), ListenerSettings.model_fields, n=1)
+        near = difflib.get_close_matches(str(where[-1]), fields, n=1)
         message = f"unknown setting: did you mean {near[0]!r}?" if near else "unknown setting"
     return f"{name}: {message}"
 
@@ -418,11 +459,8 @@ def _one_line(error: ValidationError, values: Mapping[str, Any]) -> str:
             problems.append(message)
             continue
         shown = ""
-        if name == "listeners":
-            problems.append(_of_listener(detail["loc"], detail["type"], message))
-            continue
-        if name == "plugins":
-            problems.append(f"{'.'.join(str(part) for part in detail['loc'])}: {message}")
+        if name in TABLES:
+            problems.append(_of_entry(detail["loc"], detail["type"], message))
             continue
         field = Settings.model_fields.get(name)
         if field is not None and not is_secret(field) and name != "nats":

@@ -13,9 +13,7 @@ from typing import Any, Final
 
 import anyio
 
-from mqtt_nats.access.aclfile import load as load_rules
-from mqtt_nats.access.authenticator import Authenticator
-from mqtt_nats.access.local import LocalAccess
+from mqtt_nats.authenticators.doors import Doors
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.backbone.store import Store
@@ -25,18 +23,19 @@ from mqtt_nats.broker.context import Broker
 from mqtt_nats.broker.control import Control
 from mqtt_nats.broker.greeting import UseAnotherServer
 from mqtt_nats.broker.leases import Lease
-from mqtt_nats.broker.opening import refuse
-from mqtt_nats.broker.permitting import change_rules
 from mqtt_nats.broker.recovery import recover, recover_wild, watch_consumers
 from mqtt_nats.broker.sharing import look_after, recover_queues
+from mqtt_nats.broker.silence import end_silent
 from mqtt_nats.broker.standstill import tick, watch
 from mqtt_nats.broker.tapping import changed, entered
 from mqtt_nats.broker.timing import take_timers
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.config import Settings, cannot_listen
 from mqtt_nats.connection.connection import CLOCK_STEP, Connection, Handler
+from mqtt_nats.connection.pacing import PacedConnection, paced
 from mqtt_nats.errors import StartupError
 from mqtt_nats.hangup import Hangup
+from mqtt_nats.limits.admission import House
 from mqtt_nats.linking import connect_link
 from mqtt_nats.listeners.listener import Listener
 from mqtt_nats.listeners.settings import Bound
@@ -98,12 +97,13 @@ class Gateway:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.access: Authenticator = LocalAccess(settings)
-        self.rules = None if settings.acl_file is None else load_rules(settings.acl_file)
-        self.listeners = [Listener(one, settings.connect_timeout) for one in settings.all_listeners]
+        self.access = Doors(settings)
+        self.house = House(settings)
+        self.listeners = [Listener(one, settings, self.house) for one in settings.all_listeners]
+        self.doors = {one: self.access.door(one.settings) for one in self.listeners}
         self.reloads: list[Callable[[], None]] = [
             *(listener.reload for listener in self.listeners),
-            self._reload_rules,
+            self.access.reload,
         ]
         """What :meth:`reload` calls. Each raises StartupError when it has to keep what it has."""
         self.identity = name_hash(secrets.token_hex(16))
@@ -210,6 +210,7 @@ class Gateway:
             message_retention=settings.message_retention,
             retention=settings.retention,
             message_ids=settings.message_ids,
+            max_retained=settings.max_retained,
         )
         self._configs = report.configs
         if self.broker is not None:
@@ -225,8 +226,9 @@ class Gateway:
         broker.retained.replicated = self._configs[RETAINED].get("num_replicas", 1) > 1
 
     async def disconnect(self) -> None:
-        """Close the connections to NATS."""
+        """Close the connections to NATS, and those of authenticators."""
         self._ending = True
+        await self.access.close()
         for link in (self.shared, self.wild, self.link):
             if link.is_connected:
                 await link.close()
@@ -275,13 +277,6 @@ class Gateway:
         if self.broker is not None:
             self.broker.spawn(recover_wild(self.broker, self.wild), "recovery of wildcards")
 
-    def _reload_rules(self) -> None:
-        path = self.settings.acl_file
-        if path is not None:
-            self.rules = load_rules(path)
-            if self.broker is not None:
-                change_rules(self.broker, self.rules)
-
     # -- clients --------------------------------------------------------------------------------
 
     async def run(self, on_ready: Callable[[list[Bound]], None], stop: anyio.Event) -> None:
@@ -298,10 +293,10 @@ class Gateway:
                 self.shared,
                 self.inbox,
                 self.store,
-                self.access,
                 tasks,
             )
-            broker.rules = self.rules
+            broker.rules, self.access.broker = self.access.rules, broker
+            self.house.banned = broker.banning.address
             broker.hooks.changed = partial(changed, broker)
             broker.plugins = Plugins(broker, self.settings.plugins)
             self._recognise(broker)
@@ -324,7 +319,9 @@ class Gateway:
                 tasks.create_task(take_timers(broker), name="timers"),
                 tasks.create_task(self.lease.keep(), name="lease"),
                 tasks.create_task(broker.readiness.keep(), name="readiness"),
+                tasks.create_task(broker.banning.keep(), name="bans"),
                 tasks.create_task(look_after(broker), name="shared subscriptions"),
+                tasks.create_task(self.access.keep(), name="authenticators"),
             ]
             try:
                 addresses = await self._listen(broker)
@@ -366,9 +363,13 @@ class Gateway:
 
     def _accept(self, listener: Listener, connection: Connection) -> Handler | None:
         broker = self.broker
-        if broker is None or broker.closing or (connection.left is None and not listener.enter(connection)):
+        if (
+            broker is None
+            or broker.closing
+            or (connection.left is None and not listener.enter(connection, connection.host))
+        ):
             return None
-        client = Client(broker, connection)
+        client = Client(broker, connection, self.doors[listener])
         broker.connections.add(client)
         return entered(client)
 
@@ -376,7 +377,8 @@ class Gateway:
         broker = self.broker
         assert broker is not None
         accept = partial(self._accept, listener)
-        return Connection(broker.limits, broker.round, self.settings.max_outbound_bytes, broker.clock, accept)
+        kind = PacedConnection if paced(listener.general) else Connection
+        return kind(listener.limits, broker.round, listener.general, broker.clock, accept)
 
     def _pressure(self, pressed: bool) -> None:
         if self.broker is not None:
@@ -435,7 +437,6 @@ class Gateway:
     async def _tick(self, broker: Broker) -> None:
         loop = asyncio.get_running_loop()
         rotated = released = looked = loop.time()
-        timeout = self.settings.connect_timeout
         while True:
             await asyncio.sleep(CLOCK_STEP)
             now = broker.clock.now = loop.time()
@@ -456,15 +457,7 @@ class Gateway:
                 looked = now
                 if self._may_have_grown():
                     broker.spawn(self._restore(broker), "replicas")
-            for client in list(broker.connections):
-                connection = client.connection
-                if client.alive and connection.expired(now, timeout):
-                    client.end(MqttError("nothing came in time", ReasonCode.KEEP_ALIVE_TIMEOUT))
-                    if client.version != 5:  # else it is told why
-                        connection.abort()
-                elif client.unanswered and now - connection.opened > timeout + CLOCK_STEP:
-                    # Nothing is read from it meanwhile, so that it is not noticed when it gives up.
-                    refuse(client, MqttError("NATS does not answer", ReasonCode.SERVER_UNAVAILABLE))
+            end_silent(broker, now)
 
     def _may_have_grown(self) -> bool:
         """Whether the streams have fewer replicas than the servers that are announced could hold."""

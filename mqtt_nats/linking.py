@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nats.errors import AuthorizationError, NoServersError
 from nats.errors import Error as NatsError
@@ -13,6 +13,9 @@ from nats.errors import Error as NatsError
 from mqtt_nats.backbone.link import Link, open_link
 from mqtt_nats.config import Settings
 from mqtt_nats.errors import StartupError
+
+if TYPE_CHECKING:
+    from mqtt_nats.authenticators.natsusers import NatsAccess
 
 
 async def connect_link(
@@ -57,17 +60,33 @@ def nats_options(settings: Settings) -> dict[str, Any]:
         options["nkeys_seed"] = str(settings.nats_nkey)
     if settings.nats_creds is not None:
         options["user_credentials"] = str(settings.nats_creds)
-    secure = any(url.startswith("tls://") for url in settings.nats)
-    if secure or settings.nats_tls_ca is not None or settings.nats_tls_cert is not None:
-        try:
-            context = ssl.create_default_context(
-                cafile=None if settings.nats_tls_ca is None else str(settings.nats_tls_ca)
-            )
-            if settings.nats_tls_cert is not None:
-                context.load_cert_chain(str(settings.nats_tls_cert), str(settings.nats_tls_key))
-        except (OSError, ssl.SSLError) as error:
-            raise StartupError(f"the TLS files for NATS cannot be used: {error}") from None
+    context = _tls(settings)
+    if context is not None:
         options["tls"] = context
         if settings.nats_tls_hostname is not None:
             options["tls_hostname"] = settings.nats_tls_hostname
     return options
+
+
+def nats_access(settings: Settings) -> NatsAccess:
+    """How the users of nats-server are checked; see :mod:`mqtt_nats.authenticators.natsusers`."""
+    from mqtt_nats.authenticators.natsusers import NatsAccess, own_login
+
+    nkey = settings.nats_nkey is not None or settings.nats_creds is not None
+    password = None if settings.nats_password is None else settings.nats_password.get_secret_value()
+    token = None if settings.nats_token is None else settings.nats_token.get_secret_value()
+    login = None if nkey else own_login(settings.nats[0], settings.nats_user, password, token)
+    return NatsAccess(settings.nats, _tls(settings), settings.nats_tls_hostname, login)
+
+
+def _tls(settings: Settings) -> ssl.SSLContext | None:
+    secure = any(url.startswith("tls://") for url in settings.nats)
+    if not secure and settings.nats_tls_ca is None and settings.nats_tls_cert is None:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=None if settings.nats_tls_ca is None else str(settings.nats_tls_ca))
+        if settings.nats_tls_cert is not None:
+            context.load_cert_chain(str(settings.nats_tls_cert), str(settings.nats_tls_key))
+    except (OSError, ssl.SSLError) as error:
+        raise StartupError(f"the TLS files for NATS cannot be used: {error}") from None
+    return context

@@ -23,7 +23,7 @@ from typing import Any, Final
 import anyio
 from pydantic import SecretStr
 
-from mqtt_nats.config import Settings, cannot_listen
+from mqtt_nats.config import TABLES, Settings, cannot_listen
 from mqtt_nats.errors import StartupError
 from mqtt_nats.hangup import Hangup
 from mqtt_nats.listeners.settings import Bound, join_address, parse_address
@@ -218,7 +218,7 @@ def dump(settings: Settings) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in settings.model_fields_set - {"embedded", "embedded_port", "data"}:
         value = getattr(settings, name)
-        if name == "listeners":
+        if name in TABLES:
             found[name] = [one.model_dump(mode="json", exclude_unset=True) for one in value]
             continue
         if isinstance(value, SecretStr):

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_address
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 from mqtt_nats.codec import matches
 
@@ -34,11 +34,21 @@ class Identity:
     Attributes:
         user: whom the authentication has proved it to be; None for an anonymous client, whatever it calls itself.
         address: the peer's IP address; empty where there is none.
+        groups: those that the authentication has put the user into.
     """
 
     user: str | None
     client_id: str
     address: str = ""
+    groups: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A group, and the users that are always in it; the authentication may put more into it."""
+
+    name: str
+    users: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +60,16 @@ class Who:
 
     users: tuple[str, ...] | None = None
     clients: tuple[str, ...] | None = None
-    groups: tuple[frozenset[str], ...] | None = None
+    groups: tuple[Group, ...] | None = None
     addresses: tuple[IPv4Network | IPv6Network, ...] | None = None
 
     def includes(self, one: Identity) -> bool:
         """Whether the rule is about this client."""
         if self.users is not None and one.user not in self.users:
             return False
-        if self.groups is not None and not any(one.user in group for group in self.groups):
+        if self.groups is not None and not any(
+            one.user in group.users or group.name in one.groups for group in self.groups
+        ):
             return False
         if self.clients is not None and not any(_named(one.client_id, each) for each in self.clients):
             return False
@@ -159,10 +171,11 @@ class Permissions:
         if known is None:
             if len(self._topics) >= _REMEMBERED:
                 self._topics.clear()
-            known = self._topics[asked] = self._may_publish(key[2:].decode(), qos, retain)
+            known = self._topics[asked] = self.may_publish(key[2:].decode(), qos, retain)
         return known
 
-    def _may_publish(self, topic: str, qos: int, retain: bool) -> bool:
+    def may_publish(self, topic: str, qos: int, retain: bool) -> bool:
+        """Whether a message may be published, without memory."""
         for one in self._publish:
             rule = one.rule
             if rule.qos is not None and qos not in rule.qos:
@@ -184,6 +197,32 @@ class Permissions:
             ):
                 return one.rule.allow
         return self._default
+
+
+class OwnRules(Protocol):
+    """What one client may do at most, whatever the rules for all allow: its authentication has said so."""
+
+    def permissions(self, one: Identity) -> Permissions:
+        """What this client may do."""
+
+
+class Both(Permissions):
+    """What is permitted by two."""
+
+    __slots__ = ("_first", "_second")
+
+    def __init__(self, first: Permissions, second: Permissions) -> None:
+        super().__init__((), False)
+        self._first = first
+        self._second = second
+
+    def may_publish(self, topic: str, qos: int, retain: bool) -> bool:
+        """Whether both permit it."""
+        return self._first.may_publish(topic, qos, retain) and self._second.may_publish(topic, qos, retain)
+
+    def subscribe(self, topic_filter: str, qos: int) -> bool:
+        """Whether both permit it."""
+        return self._first.subscribe(topic_filter, qos) and self._second.subscribe(topic_filter, qos)
 
 
 def covers(wide: str, narrow: str) -> bool:

@@ -6,11 +6,20 @@ from __future__ import annotations
 import tomllib
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
-from mqtt_nats.access.acl import Access, Pattern, Rule, Rules, Who
+from mqtt_nats.access.acl import Access, Group, Pattern, Rule, Rules, Who
 from mqtt_nats.codec import MqttError, validate_topic_filter
 from mqtt_nats.errors import StartupError
 
@@ -31,12 +40,8 @@ class _Literal(_Model):
     eq: str
 
 
-class _Rule(_Model):
+class _OwnRule(_Model):
     effect: Literal["allow", "deny"]
-    user: Texts | None = None
-    client: Texts | None = None
-    group: Texts | None = None
-    address: Networks | None = None
     access: Access = "both"
     topics: Annotated[list[str | _Literal], BeforeValidator(_listed), Field(min_length=1)]
     qos: Annotated[set[Annotated[int, Field(ge=0, le=2)]], Field(min_length=1)] | None = None
@@ -56,10 +61,17 @@ class _Rule(_Model):
         return topics
 
     @model_validator(mode="after")
-    def _together(self) -> _Rule:
+    def _together(self) -> Self:
         if self.retain is not None and self.access == "subscribe":
             raise ValueError("retain is about publishing, access is subscribe")
         return self
+
+
+class _Rule(_OwnRule):
+    user: Texts | None = None
+    client: Texts | None = None
+    group: Texts | None = None
+    address: Networks | None = None
 
 
 class _File(_Model):
@@ -90,19 +102,42 @@ def load(path: Path) -> Rules:
         for name in rule.group or ():
             if name not in found.groups:
                 raise StartupError(f"the ACL file {path}: rule {number}: there is no group {name!r}")
-    groups = {name: frozenset(users) for name, users in found.groups.items()}
-    return Rules(tuple(_rule(rule, groups) for rule in found.rules), found.default == "allow")
+    groups = {name: Group(name, frozenset(users)) for name, users in found.groups.items()}
+    return Rules(tuple(_rule(rule, _who(rule, groups)) for rule in found.rules), found.default == "allow")
 
 
-def _rule(rule: _Rule, groups: dict[str, frozenset[str]]) -> Rule:
+OWN_MOST: Final = 1000
+"""Rules that one client may bring."""
+
+_OWN: Final = TypeAdapter(Annotated[list[_OwnRule], Field(max_length=OWN_MOST)])
+
+
+def own_rules(values: Any) -> Rules:
+    """Rules that are about one client: a list of entries as in the file, which do not say who. The end denies.
+
+    Raises:
+        ValueError: one line that says what is wrong.
+    """
+    try:
+        found = _OWN.validate_python(values)
+    except ValidationError as error:
+        raise ValueError(_one_line(error)) from None
+    return Rules(tuple(_rule(rule, Who()) for rule in found))
+
+
+def _who(rule: _Rule, groups: dict[str, Group]) -> Who:
+    return Who(
+        None if rule.user is None else tuple(rule.user),
+        None if rule.client is None else tuple(rule.client),
+        None if rule.group is None else tuple(groups[name] for name in rule.group),
+        None if rule.address is None else tuple(rule.address),
+    )
+
+
+def _rule(rule: _OwnRule, who: Who) -> Rule:
     return Rule(
         rule.effect == "allow",
-        Who(
-            None if rule.user is None else tuple(rule.user),
-            None if rule.client is None else tuple(rule.client),
-            None if rule.group is None else tuple(groups[name] for name in rule.group),
-            None if rule.address is None else tuple(rule.address),
-        ),
+        who,
         rule.access,
         tuple(Pattern(one) if isinstance(one, str) else Pattern(one.eq, True) for one in rule.topics),
         None if rule.qos is None else frozenset(rule.qos),

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from mqtt_nats.codec import ReasonCode
 
 if TYPE_CHECKING:
+    from mqtt_nats.access.acl import OwnRules
     from mqtt_nats.connection.connection import Connection
 
 
@@ -28,6 +29,46 @@ class Credentials:
         return f"Credentials(client_id={self.client_id!r}, username={self.username!r}, peer={self.connection.peer!r})"
 
 
+def _always() -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Allow:
+    """The client gets in.
+
+    Attributes:
+        user: whom it has proved to be; None: it is anonymous.
+        groups: of the user, beside those that the ACL file puts it into.
+        rules: what it may do at most; None: the ACL file alone says.
+        expires: Unix time at which its connection has to end; None: it does not.
+        valid: false as soon as what it has presented would not let it in any more. Asked when files were read again.
+    """
+
+    user: str | None
+    groups: frozenset[str] = frozenset()
+    rules: OwnRules | None = None
+    expires: float | None = None
+    valid: Callable[[], bool] = field(default=_always, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Ignore:
+    """It is for another authenticator to decide."""
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """The client does not get in. ``why`` is for the log, never for the client."""
+
+    why: str
+    reason: ReasonCode = ReasonCode.NOT_AUTHORIZED
+
+
+ANONYMOUS = Allow(None)
+IGNORE = Ignore()
+
+
 @dataclass(frozen=True, slots=True)
 class Challenge:
     """The client has to send more; ``data`` is for it."""
@@ -37,17 +78,11 @@ class Challenge:
 
 @dataclass(frozen=True, slots=True)
 class Success:
-    """The client is ``user``; ``data`` is for it."""
+    """The client is ``user``; ``data`` is for it. ``valid`` is that of :class:`Allow`."""
 
     data: bytes
     user: str
-
-
-@dataclass(frozen=True, slots=True)
-class Denied:
-    """The client does not get in. ``why`` is for the log, never for the client."""
-
-    why: str
+    valid: Callable[[], bool] = field(default=_always, compare=False)
 
 
 class Exchange(Protocol):
@@ -58,14 +93,25 @@ class Exchange(Protocol):
 
 
 class Authenticator(Protocol):
-    """Decides who may connect."""
+    """A link of the chain: knows some clients."""
+
+    @property
+    def name(self) -> str:
+        """As the settings call it."""
+
+    async def check(self, credentials: Credentials) -> Allow | Ignore | Denied:
+        """Decide about a client, or leave that to the next one. An exception denies."""
+
+
+class Door(Protocol):
+    """Decides who may connect by one listener."""
 
     @property
     def methods(self) -> Collection[str]:
-        """Names of the enhanced authentication methods that it serves."""
+        """Names of the enhanced authentication methods that are served."""
 
-    async def authenticate(self, credentials: Credentials) -> ReasonCode:
-        """Decide about a client that names no method: ``SUCCESS``, or the reason to refuse it. An exception denies."""
+    async def authenticate(self, credentials: Credentials) -> Allow | Denied:
+        """Decide about a client that names no method. An exception denies."""
 
     async def begin(self, method: str, client_id: str, connection: Connection) -> Exchange:
         """Begin an exchange by one of :attr:`methods`, for a CONNECT or a re-authentication. An exception denies."""

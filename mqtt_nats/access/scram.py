@@ -10,7 +10,8 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 from scramp import ScramException
@@ -43,6 +44,10 @@ class Users:
         made = Verifier(self._iterations, salt[: self._salt_size], stored, server)
         return self._verifiers.get(name, made)
 
+    def known(self, name: str) -> Verifier | None:
+        """The verifier of a user that exists."""
+        return self._verifiers.get(name)
+
     def _derive(self, text: bytes) -> bytes:
         return hmac.digest(self._secret, text, "sha256")
 
@@ -51,11 +56,13 @@ class ScramExchange:
     """One run of SCRAM-SHA-256.
 
     Args:
+        users: finds the users, as they are now.
         nonce: the server's part of the nonce; printable ASCII without comma, different each time.
     """
 
-    def __init__(self, users: Users, nonce: str) -> None:
+    def __init__(self, users: Callable[[], Users], nonce: str) -> None:
         self._users = users
+        self._verifier: Verifier | None = None
         self._server: ScramServer | None = MECHANISM.make_server(self._find, s_nonce=nonce)
         """None when it is over."""
         self._begun = False
@@ -75,7 +82,7 @@ class ScramExchange:
             message = data.decode()
             if self._begun:
                 server.set_client_final(message)
-                return Success(server.get_server_final().encode(), self._user)
+                return Success(server.get_server_final().encode(), self._user, partial(self._valid, self._verifier))
             server.set_client_first(message)
             self._begun = True
             challenge = Challenge(server.get_server_first().encode())
@@ -88,5 +95,8 @@ class ScramExchange:
 
     def _find(self, name: str) -> tuple[bytes, bytes, bytes, int]:
         self._user = name
-        found = self._users.find(name)
+        found = self._verifier = self._users().find(name)
         return found.salt, found.stored_key, found.server_key, found.iterations
+
+    def _valid(self, verifier: Verifier | None) -> bool:
+        return self._users().known(self._user) == verifier

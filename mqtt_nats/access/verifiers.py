@@ -13,11 +13,7 @@ the same on every gateway that has the file.
 from __future__ import annotations
 
 import base64
-import fcntl
-import os
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -25,7 +21,7 @@ from typing import Final
 from scramp import ScramException, ScramMechanism
 from scramp.utils import saslprep
 
-from mqtt_nats.errors import StartupError
+from mqtt_nats.access.userfile import changing, read
 
 MECHANISM: Final = ScramMechanism("SCRAM-SHA-256")
 
@@ -65,24 +61,7 @@ def load(path: Path) -> dict[str, Verifier]:
     Raises:
         StartupError: it cannot be read, or a line is wrong.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise StartupError(f"cannot read the users in {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise StartupError(f"the file of users {path} is not UTF-8 text") from None
-    if not lines[-1]:
-        lines.pop()
-    users: dict[str, Verifier] = {}
-    for number, line in enumerate(lines, 1):
-        try:
-            name, verifier = _parse(line)
-        except ValueError as error:
-            raise StartupError(f"{path}, line {number}: {error}") from None
-        if name in users:
-            raise StartupError(f"{path}, line {number}: {name!r} is there twice")
-        users[name] = verifier
-    return users
+    return read(path, _parse)
 
 
 def _parse(line: str) -> tuple[str, Verifier]:
@@ -147,7 +126,7 @@ def set_password(path: Path, name: str, password: str) -> bool:
     """
     name = normalize(name)
     verifier = make(password)
-    with _changing(path) as users:
+    with changing(path, load) as users:
         users.setdefault(NOBODY, make(secrets.token_hex()))
         new = name not in users
         users[name] = verifier
@@ -162,46 +141,5 @@ def delete_user(path: Path, name: str) -> bool:
         ValueError: the name is not possible.
     """
     name = normalize(name)
-    with _changing(path, must_exist=True) as users:
+    with changing(path, load, must_exist=True) as users:
         return users.pop(name, None) is not None
-
-
-@contextmanager
-def _changing(path: Path, *, must_exist: bool = False) -> Iterator[dict[str, Verifier]]:
-    """The users, to be changed; what is left at the end is written in one step. Others who change it wait."""
-    path = path.resolve()  # a link stays one
-    try:
-        directory = os.open(path.parent, os.O_RDONLY)
-    except OSError as error:
-        raise StartupError(f"cannot write the users to {path}: {error.strerror}") from None
-    try:
-        fcntl.flock(directory, fcntl.LOCK_EX)
-        users = load(path) if must_exist or path.exists() else {}
-        before = dict(users)
-        yield users
-        if users != before:
-            try:
-                _write(path, "".join(f"{name}:{verifier}\n" for name, verifier in users.items()))
-                os.fsync(directory)
-            except OSError as error:
-                raise StartupError(f"cannot write the users to {path}: {error.strerror}") from None
-    finally:
-        os.close(directory)
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace a file, which keeps its owner where we may set it, with one that only its owner may read."""
-    new = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
-    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with open(handle, "w", encoding="utf-8") as file:
-            if os.geteuid() == 0 and path.exists():
-                owner = path.stat()
-                os.fchown(handle, owner.st_uid, owner.st_gid)
-            file.write(text)
-            file.flush()
-            os.fsync(handle)
-        new.replace(path)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise

@@ -142,8 +142,11 @@ class Inbox:
         try:
             while True:
                 try:
-                    async with asyncio.timeout(timeout):
-                        answer = await queue.get()
+                    if queue.empty():  # only then is there anything to wait for
+                        async with asyncio.timeout(timeout):
+                            answer = await queue.get()
+                    else:
+                        answer = queue.get_nowait()
                 except TimeoutError:
                     raise RequestTimeout(f"no reply in {timeout:g} s: {subject}") from None
                 if answer.headers.startswith(NO_RESPONDERS) and not answer.payload:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+from mqtt_nats.access.authenticator import IGNORE, Credentials, Denied
 from mqtt_nats.codec import Connect, MqttError, NotAuthorized, ReasonCode, Subscribe, Subscription, Unsubscribe, Will
 from mqtt_nats.hooks.chain import DecisionChain, HookFailed, Notice
 from mqtt_nats.hooks.events import (
@@ -26,6 +27,7 @@ from mqtt_nats.hooks.events import (
     Unsubscribing,
 )
 from mqtt_nats.hooks.points import (
+    CLIENT_AUTHENTICATE,
     CLIENT_CONNECT,
     CLIENT_CONNECTED,
     CLIENT_DISCONNECTED,
@@ -34,7 +36,9 @@ from mqtt_nats.hooks.points import (
     MESSAGE_DROPPED,
     MESSAGE_PUBLISH,
     SESSION_SUBSCRIBED,
+    SESSION_TAKEN_OVER,
     SESSION_UNSUBSCRIBED,
+    Verdict,
 )
 
 if TYPE_CHECKING:
@@ -79,6 +83,17 @@ async def admit(client: Client, connect: Connect, client_id: str) -> None:
         raise MqttError("the connection is not accepted", reason)
 
 
+async def verdict_of_hooks(client: Client, credentials: Credentials) -> Verdict:
+    """What hooks say of a client's user name and password, before any authenticator is asked."""
+    chain = client.broker.hooks.deciding(CLIENT_AUTHENTICATE)
+    if chain is None:
+        return IGNORE
+    try:
+        return await _ask(chain, credentials, IGNORE)
+    except HookFailed as error:
+        return Denied(str(error))
+
+
 async def looked_at(client: Client, will: Will) -> Will | None:
     """A will as the hooks of published messages leave it; None: there is to be none.
 
@@ -118,6 +133,8 @@ def connected(client: Client, present: bool) -> None:
 
 def disconnected(client: Client) -> None:
     """The connection has ended; nobody who was not told of its beginning is told."""
+    if client.taken and client.epoch:
+        session(client.broker, SESSION_TAKEN_OVER, client.client_id, client.epoch)
     chain = client.broker.hooks.noticing(CLIENT_DISCONNECTED)
     if chain is None or not client.greeted:
         return

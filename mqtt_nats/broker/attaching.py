@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.codec import MqttError, ReasonCode
-from mqtt_streams.api import ApiError, call
+from mqtt_streams.api import ApiError, RequestTimeout, call
 from mqtt_streams.consumers import (
     ConsumerInfo,
     ConsumerNotFound,
@@ -74,12 +74,16 @@ async def move(broker: Broker, stream: str, consumer: ConsumerRef) -> ConsumerIn
     Raises:
         DeliverSubjectBusy: somebody listens to the present one, and goes on doing so.
         ConsumerNotFound: there is no such consumer.
+        RequestTimeout: servers that have just found each other again say yes, and leave it as it was.
     """
     now = asyncio.get_running_loop().time
     deadline = now() + (LET_GO_CROWDED if now() < broker.crowded_until else LET_GO)
     while True:
         try:
-            return await update_consumer(broker.inbox, stream, consumer)
+            info = await update_consumer(broker.inbox, stream, consumer)
+            if info.config["deliver_subject"] != consumer.deliver_subject:
+                raise RequestTimeout(f"{consumer.durable_name} keeps its deliver subject")
+            return info
         except DeliverSubjectBusy:
             if now() > deadline:
                 broker.crowded_until = now() + CROWDED

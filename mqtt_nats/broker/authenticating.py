@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from time import time
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from mqtt_nats.access.authenticator import Credentials, Denied, Success
+from mqtt_nats.access.authenticator import Allow, Credentials, Denied, Ignore, Success
+from mqtt_nats.broker.announcing import verdict_of_hooks
 from mqtt_nats.codec import (
     Auth,
     Connect,
@@ -26,6 +28,7 @@ from mqtt_nats.codec import (
     encode,
 )
 from mqtt_nats.connection.connection import Hold
+from mqtt_nats.errors import describe
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
@@ -50,10 +53,31 @@ async def authenticate(client: Client, connect: Connect, client_id: str) -> Prop
     if client.authentication is not None:
         return await client.authentication.open(connect, client_id)
     credentials = Credentials(client_id, connect.username, connect.password, client.connection)
-    verdict = await _decision(client.broker.access.authenticate(credentials))
-    if verdict is not ReasonCode.SUCCESS:
-        raise MqttError("access denied", verdict)
+    verdict = await verdict_of_hooks(client, credentials)
+    if isinstance(verdict, Ignore):
+        verdict = await _decision(client.access.authenticate(credentials))
+    if isinstance(verdict, Denied):
+        log.info("client %r from %s: %s", client_id, client.connection.peer, verdict.why)
+        raise MqttError("access denied", verdict.reason)
+    admit(client, verdict)
     return None
+
+
+def admit(client: Client, granted: Allow) -> None:
+    """The client has proved who it is; its connection ends when that is not good any more.
+
+    Raises:
+        NotAuthorized: it is not good any more already.
+    """
+    if not client.alive:
+        raise NotAuthorized("the client has gone")
+    client.granted, client.user = granted, granted.user
+    if granted.expires is not None:
+        left = granted.expires - time()
+        if left <= 0:
+            raise NotAuthorized("the credentials have expired")
+        expired = MqttError("the credentials have expired", ReasonCode.MAXIMUM_CONNECT_TIME)
+        client.expires = asyncio.get_running_loop().call_later(left, client.end, expired)
 
 
 async def _decision(work: Coroutine[Any, Any, T]) -> T:
@@ -61,8 +85,8 @@ async def _decision(work: Coroutine[Any, Any, T]) -> T:
         async with asyncio.timeout(AUTHENTICATION):
             return await work
     except Exception as error:
-        log.exception("the authenticator failed: access denied")
-        raise NotAuthorized("the authenticator failed") from error
+        log.error("the authenticator failed, so access is denied: %s", describe(error))
+        raise NotAuthorized("the authenticator failed") from None
 
 
 def begin(client: Client, connect: Connect) -> Authentication | None:
@@ -138,11 +162,12 @@ class Authentication:
             MqttError: the client does not get in [MQTT-4.12.0-4] (5.0).
         """
         client = self._client
-        if self._method not in client.broker.access.methods:  # [MQTT-4.12.0-1] (5.0)
+        if self._method not in client.access.methods:  # [MQTT-4.12.0-1] (5.0)
             raise MqttError("the authentication method is not served", ReasonCode.BAD_AUTHENTICATION_METHOD)
         data = (connect.properties or {}).get("authentication_data")
         done = await self._exchange(client_id, data, client.connection.opened)
-        self._user = client.user = done.user
+        self._user = done.user
+        admit(client, Allow(done.user, valid=done.valid))
         client.connection.decoder.trust()
         return self._properties(done.data)
 
@@ -153,6 +178,7 @@ class Authentication:
             done = await self._exchange(client.client_id, data, asyncio.get_running_loop().time())
             if done.user != self._user:
                 raise NotAuthorized("re-authentication as another user")
+            admit(client, Allow(done.user, valid=done.valid))
             self._send(ReasonCode.SUCCESS, done.data)
         except MqttError as error:
             client.end(error)  # [MQTT-4.12.1-2] (5.0)
@@ -160,11 +186,11 @@ class Authentication:
     async def _exchange(self, client_id: str, data: bytes | None, since: float) -> Success:
         """Run an exchange that must be complete in the time for CONNECT, counted from ``since`` (loop time)."""
         client = self._client
-        access = client.broker.access
+        access = client.access
         self._busy = True
         try:
             exchange = await _decision(access.begin(self._method, client_id, client.connection))
-            async with asyncio.timeout_at(since + client.broker.settings.connect_timeout):
+            async with asyncio.timeout_at(since + client.connection.settings.connect_timeout):
                 for left in reversed(range(ROUNDS_MOST)):
                     verdict = await _decision(exchange.step(data))
                     if not client.alive:

@@ -15,7 +15,7 @@ from collections.abc import Coroutine
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final
 
-from mqtt_nats.broker.announcing import session
+from mqtt_nats.access.authenticator import ANONYMOUS
 from mqtt_nats.broker.authenticating import Authentication, begin
 from mqtt_nats.broker.closing import farewell, leave
 from mqtt_nats.broker.greeting import TERMS, Terms, goodbye, refusal, terms
@@ -47,7 +47,6 @@ from mqtt_nats.codec import (
     Unsubscribe,
 )
 from mqtt_nats.connection.connection import Connection, Hold
-from mqtt_nats.hooks.points import SESSION_TAKEN_OVER
 from mqtt_nats.pubsub.message import Message
 from mqtt_nats.pubsub.table import PLAIN, Choice, Filter, Member, Options
 from mqtt_nats.session.regular import RegularOutbound
@@ -56,6 +55,7 @@ from mqtt_streams.headers import percent_encode
 from mqtt_streams.subjects import filter_to_subjects
 
 if TYPE_CHECKING:
+    from mqtt_nats.access.authenticator import Door
     from mqtt_nats.broker.context import Broker
     from mqtt_nats.broker.durable import DurableSide
     from mqtt_nats.broker.permitting import Guard
@@ -91,15 +91,18 @@ class Client(Member):
         "_idle",
         "_jobs",
         "_task",
+        "access",
         "aliases",
         "authentication",
         "broker",
         "connection",
         "durable_side",
         "epoch",
+        "expires",
         "expiry",
         "foreign",
         "graceful",
+        "granted",
         "greeted",
         "guarded",
         "hash",
@@ -123,15 +126,13 @@ class Client(Member):
         "will",
     )
 
-    def __init__(self, broker: Broker, connection: Connection) -> None:
+    def __init__(self, broker: Broker, connection: Connection, access: Door) -> None:
         super().__init__(connection.outlet, False, False)
-        self.broker = broker
-        self.connection = connection
+        self.broker, self.connection = broker, connection
         self.state = State.NEW
         self.terms: Terms = TERMS
         """What a 5.0 client has asked for in CONNECT."""
-        self.hash = ""
-        self.token = ""
+        self.hash = self.token = ""
         self.epoch = 0
         """Stream sequence of this session's last record write; the first of them claimed it."""
         self.foreign = 0
@@ -154,6 +155,10 @@ class Client(Member):
         """Whom the authentication has proved the client to be; None: it is anonymous."""
         self.why: MqttError | None = None
         """Why the gateway has ended the connection, where it has."""
+        self.access, self.granted = access, ANONYMOUS
+        """Who decides whether it gets in, and what has been decided."""
+        self.expires: asyncio.TimerHandle | None = None
+        """Ends the connection when that is not good any more."""
         self.guarded: Guard | None = None
         """What it may publish and subscribe; None: everything."""
         self.authentication: Authentication | None = None
@@ -166,8 +171,7 @@ class Client(Member):
         """Shared subscriptions by their filter, ``$share/`` included."""
         self.unacknowledged = 0
         """QoS 1 publishes of a 5.0 client without PUBACK."""
-        self.takeover_sid = b""
-        self.takeover_subject = b""
+        self.takeover_sid = self.takeover_subject = b""
         self.receipts: deque[Receipt] = deque()
         self.inbound: Inbound = Inbound(self)
         self.regular_side: RegularOutbound | None = None
@@ -236,7 +240,7 @@ class Client(Member):
         early, self._early = self._early, []
         try:
             if early:
-                (self.connection.handler or self).packets(early)
+                self.connection.inner(self).packets(early)
             if self._error is not None:
                 raise self._error
         except MqttError as error:
@@ -467,7 +471,6 @@ class Client(Member):
     def taken_over(self) -> None:
         """Another connection has claimed the session: end at once, and touch nothing of what is stored."""
         self.taken = True
-        session(self.broker, SESSION_TAKEN_OVER, self.client_id, self.epoch)
         if self._task is not None and self._idle is not None and self._task is not asyncio.current_task():
             self._task.cancel()
         if self.durable_side is not None:
@@ -487,6 +490,8 @@ class Client(Member):
         self.state = State.ENDED
         if self.authentication is not None:
             self.authentication.lost()
+        if self.expires is not None:
+            self.expires.cancel()
         if self.epoch:
             leave_will(self)
         if self._task is None:

@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats import natstime
 from mqtt_nats.access.acl import Rules
-from mqtt_nats.access.authenticator import Authenticator
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.backbone.store import Op, Store
+from mqtt_nats.broker.banning import Banning
 from mqtt_nats.broker.generation import Generation
 from mqtt_nats.broker.nodes import Nodes
 from mqtt_nats.broker.readiness import Readiness
 from mqtt_nats.broker.replying import Replying
 from mqtt_nats.broker.takers import Takers
 from mqtt_nats.broker.unheard import Unheard, find_stored
-from mqtt_nats.codec import Limits
 from mqtt_nats.connection.connection import Clock, Hold
 from mqtt_nats.hooks.registry import Hooks
 from mqtt_nats.outlet import Round
@@ -81,7 +80,6 @@ class Broker:
         shared: Link,
         inbox: Inbox,
         store: Store,
-        access: Authenticator,
         spawn: asyncio.TaskGroup,
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -97,7 +95,6 @@ class Broker:
         store.find = partial(find_stored, inbox)
         self.with_ids = False
         """QoS 1 messages are stored under an id, by which their stream recognises a repetition."""
-        self.access = access
         self.rules: Rules | None = None
         """Who may publish and subscribe what; None: everybody everything."""
         self.hooks = Hooks(self.spawn)
@@ -107,7 +104,7 @@ class Broker:
         self.standing = False
         """The gateway stood still, and has not found out yet what has moved."""
         self.round = Round(loop.call_soon)
-        self.table = Table(settings.local_dispatch, settings.max_topic_levels)
+        self.table = Table(settings.local_dispatch, settings.max_topic_levels, settings.max_topic_length)
         self.fanout = Fanout(self.table, link, self.round)
         self.replying = Replying(self)
         self.nodes = Nodes(self)
@@ -121,15 +118,11 @@ class Broker:
         self.wills = WillStore(inbox)
         self.groups = SharedStore(inbox)
         self.generation = Generation(self)
-        self.limits = Limits(
-            max_packet_size=settings.max_packet_size,
-            connect_packet_size=settings.connect_packet_size,
-            max_topic_levels=settings.max_topic_levels,
-            max_filters=settings.max_subscriptions,
-            max_user_properties=64,
-        )
-        self.welcomes: dict[bool, bytes] = {}
-        """CONNACK of most 5.0 connections, by Session Present."""
+        self.welcomes: dict[tuple[int, ...], bytes] = {}
+        """CONNACK of most 5.0 connections, by Session Present and limits."""
+        self.banning = Banning(self)
+        self.not_retained = 0
+        """Messages that were to be retained, and are not, because of a limit."""
         self.clients: dict[str, Client] = {}
         """Connected clients by client id."""
         self.connections: set[Client] = set()

@@ -113,6 +113,8 @@ class DurableSide:
         """A consumer was deleted, and is about to be made again."""
         self.doubtful: set[str] = set()
         """Consumers of which deliveries or acknowledgements may have been lost; somebody is going to look."""
+        self.attempts = 0
+        """How often in a row the consumers were attached anew for that."""
         self.kept = False
         """A consumer has kept its deliver subject: the record names another one."""
         self.stall: Stall | None = None
@@ -322,7 +324,7 @@ class DurableSide:
             present: what it has been until now.
         """
         client = self.client
-        return min(client.terms.receive_maximum, max(present, client.broker.settings.max_inflight))
+        return min(client.terms.receive_maximum, max(present, client.connection.settings.max_inflight))
 
     def point_anew(self) -> None:
         """Name new deliver subjects in the record; it is written before the consumers are changed."""

@@ -96,20 +96,23 @@ def welcome(client: Client, connect: Connect, present: bool, more: Properties | 
     """CONNACK of a connection that is accepted; ``more`` are properties of its authentication."""
     if client.version != 5:
         return encode(Connack(present, 0), 4)
-    settings = client.broker.settings
+    settings = client.connection.settings
     usual = (
         connect.client_id
         and client.connection.keepalive == connect.keepalive
         and more is None
         and (settings.response_information is None or not client.terms.response_information)
     )
-    known = client.broker.welcomes.get(present) if usual else None
+    kind = (present, settings.receive_maximum, settings.max_packet_size, settings.max_qos)
+    known = client.broker.welcomes.get(kind) if usual else None
     if known is not None:
         return known
     properties: Properties = {
         "receive_maximum": settings.receive_maximum,
         "maximum_packet_size": int(settings.max_packet_size),
     }
+    if settings.max_qos < 2:
+        properties["maximum_qos"] = settings.max_qos  # [MQTT-3.2.2-9] (5.0)
     if settings.topic_alias_maximum:
         properties["topic_alias_maximum"] = settings.topic_alias_maximum
     if not connect.client_id:
@@ -123,7 +126,7 @@ def welcome(client: Client, connect: Connect, present: bool, more: Properties | 
         properties |= more
     data = encode(Connack(present, 0, properties), 5)
     if usual:
-        client.broker.welcomes[present] = data
+        client.broker.welcomes[kind] = data
     return data
 
 

@@ -23,7 +23,7 @@ from mqtt_nats.broker.publishing import RETAIN_LINE, aged, bare, message, restor
 from mqtt_nats.broker.retaining import store_retained
 from mqtt_nats.broker.scheduling import release_of
 from mqtt_nats.broker.takers import Taken, Taker
-from mqtt_nats.codec import MqttError, ReasonCode
+from mqtt_nats.codec import MqttError, QuotaExceeded, ReasonCode
 from mqtt_nats.session.inbound import Action, InboundQos2
 from mqtt_streams.headers import get
 from mqtt_streams.qos2 import STREAM, Held, held_block, held_subject, release_id, release_stored
@@ -140,6 +140,9 @@ class Inbound:
     ) -> None:
         """A PUBLISH at QoS 2."""
         client = self._client
+        most = client.broker.settings.max_held
+        if len(self.machine.states) >= most and identifier not in self.machine.states:
+            raise QuotaExceeded(f"more than {most} publishes at QoS 2 wait for PUBREL")
         match self.machine.publish(identifier):
             case Action.HOLD:
                 keep = self._kept + len(payload) <= KEEP_BYTES

@@ -39,6 +39,7 @@ from mqtt_nats.codec import (
     InvalidClientId,
     MqttError,
     Properties,
+    QosNotSupported,
     ReasonCode,
     connack_code,
     encode,
@@ -110,15 +111,19 @@ def refuse(client: Client, error: MqttError) -> None:
 async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | None]:
     """Claim the session; returns whether it existed, and what CONNACK has to say about the authentication."""
     broker = client.broker
-    settings = broker.settings
+    settings = client.connection.settings
     if broker.closing:
         raise MqttError("the gateway is shutting down", ReasonCode.SERVER_SHUTTING_DOWN)
     if not connect.client_id and not connect.clean_start and connect.protocol_level == 4:  # [MQTT-3.1.3-8]
         raise InvalidClientId("an empty client id needs a clean session")
     # [MQTT-3.1.3-6] (3.1.1, 5.0) [MQTT-3.1.3-7] (5.0)
     client_id = connect.client_id or f"auto-{broker.new_nuid()}"
+    if client.connection.surplus:
+        raise MqttError("too many connections in a short time", ReasonCode.CONNECTION_RATE_EXCEEDED)
+    await broker.banning.admit(client, client_id, known=False)
     await admit(client, connect, client_id)
     granted = await authenticate(client, connect, client_id)
+    await broker.banning.admit(client, client_id, known=True)
     client.client_id = client_id  # [MQTT-3.1.3-2] (3.1.1, 5.0)
     client.hash = name_hash(client_id)
     client.token = subject_token(client_id)
@@ -135,6 +140,8 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
         client.mark()
     check_greeting(client, connect, granted)
     if connect.will is not None:
+        if connect.will.qos > settings.max_qos:  # [MQTT-3.2.2-12] (5.0)
+            raise QosNotSupported(f"the QoS of the will is above {settings.max_qos}")
         connect = replace(connect, will=await looked_at(client, connect.will))
     if connect.will is not None:
         check_will(client, connect.will)
@@ -263,7 +270,7 @@ def _prepare(client: Client, connect: Connect, known: SessionRecord | None) -> b
     [MQTT-3.1.2-4] [MQTT-3.1.2-6] (3.1.1), [MQTT-3.1.2-4] [MQTT-3.1.2-5] [MQTT-3.1.2-6] (5.0). A session that was
     made to outlive its connection stays of that kind, and ends at once where its expiry interval is now 0.
     """
-    settings = client.broker.settings
+    settings = client.connection.settings
     left = leftovers(known) if known is not None else []
     # Until the former owner's will has been dealt with, whoever ends the session finds it.
     wills = list(known.v5.wills) if known is not None and known.v5 is not None else []

@@ -27,6 +27,9 @@ MSG_NOT_FOUND: Final = frozenset((10037, 10057, 10043))
 TOO_MANY_PER_SUBJECT: Final = "maximum messages per subject exceeded"
 """JetStream's words; its error code, 10077, is that of every store that a limit of the stream forbids."""
 
+NO_ROOM: Final = "maximum messages exceeded"
+"""The same, of a stream that has as many messages as it may."""
+
 
 class Receipt(Op):
     """A PUBACK, PUBREC or PUBCOMP to come, due when ``left`` stores are acknowledged."""
@@ -102,10 +105,16 @@ class RetainedOp(Op):
             self.parent.stored(ack)
 
     def failed(self, error: ApiError) -> None:
-        """The publish as a whole has failed."""
+        """The publish as a whole has failed, unless there are as many retained messages as there may be."""
         self.broker.retained_now(self)
-        if self.parent is not None:
-            self.parent.failed(error)
+        parent = self.parent
+        if error.description == NO_ROOM and not (isinstance(parent, Receipt) and parent.client.version == 5):
+            self.broker.not_retained += 1
+            log.debug("a message is not retained: there are as many as there may be")
+            if parent is not None:
+                parent.stored(b"")
+        elif parent is not None:
+            parent.failed(error)
         else:
             log.warning("a retained message was not stored: %s", error)
 

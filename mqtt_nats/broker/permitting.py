@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.access.acl import Identity, Permissions, Rules
+from mqtt_nats.access.acl import Both, Identity, Permissions, Rules
 from mqtt_nats.broker.announcing import dropped
 from mqtt_nats.broker.groups import PREFIX as SHARED
 from mqtt_nats.broker.subscribing import withdraw
@@ -115,13 +115,14 @@ class AskingGuard(Guard):
 
 def identify(client: Client) -> None:
     """The client is known: from now on it may do what the rules, and hooks, say."""
-    rules = client.broker.rules
+    rules, own = client.broker.rules, client.granted.rules
     asking = client.broker.hooks.deciding(CLIENT_AUTHORIZE) is not None
-    if rules is None and not asking:
+    if rules is None and own is None and not asking:
         client.guarded = None
         return
-    identity = Identity(client.user, client.client_id, client.connection.host)
-    permissions = EVERYTHING if rules is None else rules.permissions(identity)
+    identity = Identity(client.user, client.client_id, client.connection.host, client.granted.groups)
+    found = [one.permissions(identity) for one in (rules, own) if one is not None] or [EVERYTHING]
+    permissions = found[0] if len(found) == 1 else Both(found[0], found[1])
     client.guarded = (AskingGuard if asking else Guard)(client, identity, permissions)
 
 
@@ -160,6 +161,13 @@ def look_again(broker: Broker) -> None:
         if client.alive:
             identify(client)
             _check(client)
+
+
+def revoke(broker: Broker) -> None:
+    """Disconnect who would not be let in any more."""
+    for client in list(broker.connections):
+        if client.alive and not client.granted.valid():
+            client.end(NotAuthorized("the credentials are not good any more"))
 
 
 def _check(client: Client) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mqtt_nats import natstime
 from mqtt_nats.backbone.store import TooLarge
 from mqtt_nats.broker.operations import Receipt, RetainedOp
-from mqtt_nats.broker.retaining import store_retained
+from mqtt_nats.broker.retaining import may_retain, store_retained
 from mqtt_nats.codec import (
     MqttError,
     PacketTooLarge,
@@ -150,6 +150,7 @@ def publish(
     if client.guarded is not None and not _permitted(client, client.guarded, route.key, qos, retain, packet_id):
         return
     size = len(payload)
+    retain = retain and may_retain(client, size, qos)
     lines = client.sender_header
     if qos or retain or more is not None or client.marked:
         if more is not None:
@@ -308,10 +309,9 @@ def count(client: Client, packet: Publish) -> None:
             return  # sent again
     else:
         client.unacknowledged += 1
-    if client.unacknowledged + len(states) + (packet.qos == 2) > client.broker.settings.receive_maximum:
-        raise ReceiveMaximumExceeded(
-            f"more than {client.broker.settings.receive_maximum} publishes are not acknowledged"
-        )
+    most = client.connection.settings.receive_maximum
+    if client.unacknowledged + len(states) + (packet.qos == 2) > most:
+        raise ReceiveMaximumExceeded(f"more than {most} publishes are not acknowledged")
 
 
 def unalias(client: Client, key: bytes, alias: int) -> bytes:

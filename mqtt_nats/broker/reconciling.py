@@ -40,6 +40,9 @@ AT_ONCE: Final = 64
 SETTLE: Final = 0.5
 """Seconds for what is under way, and for further consumers of the session to have a leader."""
 
+ATTEMPTS: Final = 10
+"""Times in a row that a session is attached anew."""
+
 
 class Reconciling:
     """Looks at the consumers of sessions that may have missed something."""
@@ -89,9 +92,14 @@ class Reconciling:
             if side.stall is not None:
                 return  # everything comes again when the client reads
             if await self._complete(side, names):
+                side.attempts = 0
                 return
             log.info("client %r: deliveries or acknowledgements were lost: they come again", client.client_id)
             await reattach(client, side)
+            side.attempts += 1
+            if side.attempts < ATTEMPTS:  # servers that had just lost each other have answered what did not come to be
+                for name in side.attachments:
+                    self.due(client, name)
 
     async def _complete(self, side: DurableSide, names: set[str]) -> bool:
         """Whether JetStream and this gateway agree on what the session has been given and has acknowledged."""
@@ -129,4 +137,5 @@ class Reconciling:
 def _suspicious(info: ConsumerInfo, machine: DurableOutbound, attachment: Attachment) -> bool:
     source = attachment.source
     unseen = source.place and info.delivered_consumer_seq >= source.place
-    return bool(unseen) or info.num_ack_pending > outstanding(machine, source)
+    astray = info.config["deliver_subject"] != attachment.consumer.deliver_subject or not info.push_bound
+    return bool(unseen) or astray or info.num_ack_pending > outstanding(machine, source)

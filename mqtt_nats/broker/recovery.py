@@ -71,6 +71,7 @@ async def recover(broker: Broker, link: Link) -> None:
         broker.control.renew(link)
     broker.replying.renew(link)
     broker.nodes.renew(link)
+    broker.banning.renew(link)
     expect_gap(broker, link)
     broker.table.renew(link)
     recover_inboxes(broker)

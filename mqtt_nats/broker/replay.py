@@ -146,39 +146,58 @@ class Replay:
         gates = self.client.gates
         return self.client.alive and gate is not None and gates is not None and gates.get(gate.found) is gate
 
-    async def room(self) -> bool:
-        """Wait until the client can take more; False when nobody wants it any more."""
+    async def room(self, size: int | None) -> bool:
+        """Wait until the client can take ``size`` bytes more; False when nobody wants them any more.
+
+        Args:
+            size: None = until nothing waits to be sent.
+        """
         client = self.client
         wait = ROOM_STEP
         while self.wanted:
             regular = client.regular_side
             side = client.durable_side
-            waiting = len(regular.queue) if regular is not None else side.machine.replaying if side is not None else 0
-            if not client.outlet.clogged and not waiting:
+            if regular is not None:
+                free = not regular.queue or (size is not None and regular.has_room_for(size))
+            else:
+                free = side is None or not side.machine.replaying
+            if free and not client.outlet.clogged:
                 return True
             await asyncio.sleep(wait)
             wait = min(wait * 2, ROOM_MOST)
         return False
 
     async def run(self) -> None:
-        """Send page after page."""
+        """Send page after page, and read the next one meanwhile."""
         client = self.client
         if self.stored:
             client.broker.spawn(self._follow(), f"retained messages for {client.client_id}")
+        following: asyncio.Task[list[RetainedMessage]] | None = None
         try:
             while self.page:
+                following = None if self.complete else asyncio.create_task(self._read())
                 for message in self.page:
-                    if not await self.room():
+                    if not await self.room(len(message.payload)):
                         return
                     self.send(message)
                 self.cursor = self.page[-1].seq + 1
                 self._marks.append(self.cursor)
-                self.page = [] if self.complete else await anext(self._pages, [])
+                self.page = [] if following is None else await following
+            # New messages at QoS 0 wait for nothing: they must not pass retained ones that wait for acknowledgements.
+            await self.room(None)
         except (ApiError, NoResponders, RequestTimeout) as error:
             log.error(
                 "client %r: the retained messages of %r were not all sent: %s", client.client_id, self.filter, error
             )
+        finally:
+            if following is not None:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
         self._written = True
+
+    async def _read(self) -> list[RetainedMessage]:
+        """The page after the one that is being sent; empty at the end."""
+        return await anext(self._pages, [])
 
     async def _follow(self) -> None:
         """Note in the session record how far the client has acknowledged, page by page, and at last that it has all."""

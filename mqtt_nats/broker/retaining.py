@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from mqtt_nats.backbone.store import Op
+from mqtt_nats.codec import QuotaExceeded
 from mqtt_streams.retained import retained_subject, set_block, tombstone_block
 
 if TYPE_CHECKING:
@@ -13,6 +15,29 @@ if TYPE_CHECKING:
     from mqtt_nats.broker.context import Broker
     from mqtt_nats.broker.publishing import Extras
     from mqtt_nats.pubsub.table import Route
+
+log = logging.getLogger("mqtt_nats.broker")
+
+
+def may_retain(client: Client, size: int, qos: int) -> bool:
+    """Whether a payload of ``size`` bytes may be retained. What may not is passed on like any other message.
+
+    Raises:
+        QuotaExceeded: it may not, and its client can be told so in the acknowledgement.
+    """
+    most = client.broker.settings.max_retained_size
+    if most is None or size <= most:
+        return True
+    if client.version == 5 and qos:
+        raise QuotaExceeded(f"retained messages have at most {most} bytes")
+    not_retained(client, f"it has {size} bytes, more than {most}")
+    return False
+
+
+def not_retained(client: Client, why: str) -> None:
+    """A message was passed on, but is not retained, and its client cannot be told."""
+    client.broker.not_retained += 1
+    log.debug("client %r: a message is not retained: %s", client.client_id, why)
 
 
 def store_retained(

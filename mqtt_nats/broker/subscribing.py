@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Set
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mqtt_nats.broker.announcing import asked, asked_to_end, subscribed, unsubscribed
@@ -89,6 +90,8 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
         return
     _check_room(client, len(packet.filters))
     packet, refused_by_hooks = await asked(client, packet)
+    if (most := client.connection.settings.max_qos) < 2:
+        packet = replace(packet, filters=tuple(replace(one, qos=min(one.qos, most)) for one in packet.filters))
     wanted: dict[str, Wish] = {}
     room = _Room(client)
     given = (packet.properties or {}).get("subscription_identifier")
@@ -211,7 +214,8 @@ def _subjects(client: Client, topic_filter: str) -> tuple[tuple[str, ...] | None
     try:
         if topic_filter.startswith(SHARED):
             topic_filter = parse_shared(topic_filter, client.broker.settings.max_topic_levels)[1]
-        validate_topic_filter(topic_filter, client.broker.settings.max_topic_levels)
+        settings = client.broker.settings
+        validate_topic_filter(topic_filter, settings.max_topic_levels, settings.max_topic_length)
         return filter_to_subjects(topic_filter), 0
     except (MqttError, ValueError) as error:
         log.info("client %r may not subscribe %r: %s", client.client_id, topic_filter, error)
@@ -225,7 +229,7 @@ class _Room:
 
     def __init__(self, client: Client) -> None:
         self._present = {found.text for found in client.filters} | set(client.shares or ())
-        self._count = client.broker.settings.max_subscriptions
+        self._count = client.connection.settings.max_subscriptions
         self._bytes: int | None = None
         """What the session record may grow by: it is stored in one message."""
         if client.durable_side is not None and client.record is not None:

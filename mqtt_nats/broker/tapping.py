@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mqtt_nats.backbone.store import Op, TooLarge
 from mqtt_nats.broker.announcing import dropped
 from mqtt_nats.broker.client import Client, State
-from mqtt_nats.broker.injecting import Counting, Lonely, check_size, inject
+from mqtt_nats.broker.injecting import Counting as CountingOp
+from mqtt_nats.broker.injecting import Lonely, check_size, inject
 from mqtt_nats.broker.operations import Receipt
 from mqtt_nats.broker.permitting import look_again
 from mqtt_nats.broker.publishing import (
@@ -33,6 +33,7 @@ from mqtt_nats.broker.publishing import (
     refuse_publish,
     unalias,
 )
+from mqtt_nats.broker.spouting import Spout, fit_spout, lost
 from mqtt_nats.broker.takers import Taken, Taker
 from mqtt_nats.codec import (
     Ack,
@@ -48,10 +49,10 @@ from mqtt_nats.codec import (
     validate_topic_name,
 )
 from mqtt_nats.connection.connection import Handler, Hold
+from mqtt_nats.connection.pacing import Counting
 from mqtt_nats.hooks.chain import DecisionChain, HookFailed, Point
-from mqtt_nats.hooks.events import Acked, ClientView, Delivered, Drop, Published, Publishing
-from mqtt_nats.hooks.points import CLIENT_AUTHORIZE, MESSAGE_ACKED, MESSAGE_DELIVERED, MESSAGE_DROPPED, MESSAGE_PUBLISH
-from mqtt_nats.outlet import Outlet
+from mqtt_nats.hooks.events import Acked, ClientView, Drop, Published, Publishing
+from mqtt_nats.hooks.points import CLIENT_AUTHORIZE, MESSAGE_ACKED, MESSAGE_DROPPED, MESSAGE_PUBLISH
 from mqtt_nats.session.inbound import Action
 from mqtt_streams.api import ApiError
 
@@ -84,7 +85,7 @@ def changed(broker: Broker, point: Point) -> None:
 
 def arrange(broker: Broker) -> None:
     """Put taps and spouts in, or take them out, as the hooks of the moment want it."""
-    broker.round.lost = _lost if broker.hooks.noticing(MESSAGE_DROPPED) else None
+    broker.round.lost = lost if broker.hooks.noticing(MESSAGE_DROPPED) else None
     for client in broker.connections:
         _fit(client)
 
@@ -92,7 +93,7 @@ def arrange(broker: Broker) -> None:
 def entered(client: Client) -> Handler:
     """What a new connection hands its packets to."""
     broker = client.broker
-    _fit_spout(client)
+    fit_spout(client)
     return Tap(client) if _tapped(broker) else client
 
 
@@ -103,27 +104,14 @@ def _tapped(broker: Broker) -> bool:
 
 def _fit(client: Client) -> None:
     connection = client.connection
-    handler = connection.handler
+    place = connection.handler if isinstance(connection.handler, Counting) else connection
+    handler = place.handler
     wanted = _tapped(client.broker)
     if wanted and handler is client:
-        connection.handler = Tap(client)
+        place.handler = Tap(client)
     elif not wanted and isinstance(handler, Tap) and handler.idle:
-        connection.handler = client
-    _fit_spout(client)
-
-
-def _fit_spout(client: Client) -> None:
-    hooks = client.broker.hooks
-    outlet = client.outlet
-    looks = bool(hooks.noticing(MESSAGE_DELIVERED) or hooks.noticing(MESSAGE_ACKED))
-    wanted = looks or hooks.noticing(MESSAGE_DROPPED) is not None
-    send = outlet.send
-    if isinstance(send, Spout):
-        send.looks = looks
-        if not wanted:
-            outlet.send = send.send
-    elif wanted and send is not None:
-        outlet.send = Spout(client, send, looks)
+        place.handler = client
+    fit_spout(client)
 
 
 # -- from clients -------------------------------------------------------------------------------------
@@ -398,7 +386,7 @@ class Tap:
                 ),
                 operation,
             )
-        counting: Counting = operation  # type: ignore[assignment]
+        counting: CountingOp = operation  # type: ignore[assignment]
         if not counting.left and packet.qos:
             counting.left = 1
             operation.stored(b"")
@@ -490,97 +478,3 @@ def _key(topic: str) -> bytes:
 def _is_taken(client: Client, key: bytes) -> bool:
     takers = client.broker.takers
     return bool(takers) and takers.of(key[2:].decode(errors="replace")) is not None
-
-
-# -- to clients ---------------------------------------------------------------------------------------
-
-
-class Spout:
-    """Takes the place of a socket's ``write``: sees what is sent."""
-
-    __slots__ = ("_aliases", "_view", "client", "looks", "send", "sent")
-
-    def __init__(self, client: Client, send: Callable[[bytes], None], looks: bool) -> None:
-        self.client = client
-        self.send = send
-        self.looks = looks
-        self.sent: dict[int, Delivered] = {}
-        """Messages that are not acknowledged, by packet identifier, where somebody wants to know."""
-        self._view = ClientView(client)
-        self._aliases: dict[int, bytes] = {} if client.outgoing is None else client.outgoing.known()
-
-    def __call__(self, data: bytes) -> None:
-        """Send, then tell what has been sent."""
-        self.send(data)
-        if self.looks:
-            self._look(data)
-
-    def _look(self, data: bytes) -> None:
-        hooks = self.client.broker.hooks
-        delivered, acked = hooks.noticing(MESSAGE_DELIVERED), hooks.noticing(MESSAGE_ACKED)
-        at = 0
-        while at < len(data):
-            first = data[at]
-            body, end = _extent(data, at)
-            at = end
-            if first >> 4 != 3:
-                continue
-            found = self._parse(first, data, body, end)
-            if acked is not None and found.qos:
-                self.sent[found.packet_id] = found
-            if delivered is not None:
-                delivered.emit(found)
-
-    def _parse(self, first: int, data: bytes, at: int, end: int) -> Delivered:
-        qos = first >> 1 & 3
-        size = data[at] << 8 | data[at + 1]
-        at += 2
-        topic = data[at : at + size]
-        at += size
-        identifier = 0
-        if qos:
-            identifier = data[at] << 8 | data[at + 1]
-            at += 2
-        if self.client.version == 5:
-            start, stop = _extent(data, at - 1)
-            alias = _alias(data, start, stop)
-            if alias:
-                if size:
-                    self._aliases[alias] = topic
-                else:
-                    topic = self._aliases.get(alias, b"")
-            at = stop
-        retain, dup = bool(first & 1), bool(first & 8)
-        return Delivered(self._view, topic.decode(), data[at:end], qos, retain, dup, identifier)
-
-
-def _extent(data: bytes, at: int) -> tuple[int, int]:
-    """Beginning and end of what has a length (one to four bytes) after the byte at ``at``."""
-    size = shift = 0
-    while True:
-        at += 1
-        size |= (data[at] & 127) << shift
-        shift += 7
-        if data[at] < 128:
-            return at + 1, at + 1 + size
-
-
-def _alias(data: bytes, at: int, end: int) -> int:
-    """The topic alias among properties that we have written; only an expiry may come before it."""
-    if at < end and data[at] == 0x02:
-        at += 5
-    return data[at + 1] << 8 | data[at + 2] if at + 3 <= end and data[at] == 0x23 else 0
-
-
-def _lost(outlet: Outlet, data: bytes) -> None:
-    """QoS 0 messages are dropped, because their client does not read."""
-    spout = outlet.send
-    if not isinstance(spout, Spout):
-        return
-    at = 0
-    while at < len(data):
-        first = data[at]
-        body, at = _extent(data, at)
-        if first >> 4 == 3:
-            size = data[body] << 8 | data[body + 1]
-            dropped(spout.client, data[body + 2 : body + 2 + size].decode(), first >> 1 & 3, "slow client")

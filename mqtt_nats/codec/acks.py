@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mqtt_nats.codec.errors import EncodeError, ProtocolError
+from mqtt_nats.codec.limits import Limits
 from mqtt_nats.codec.properties import Properties, place, put_properties, read_properties
 from mqtt_nats.codec.reasons import ReasonCode
 from mqtt_nats.codec.wire import PacketKind, Reader, put_packet, put_packet_id
@@ -38,7 +39,7 @@ class Ack:
     properties: Properties | None = None
 
 
-def read_ack(kind: int, reader: Reader, max_user_properties: int) -> Ack:
+def read_ack(kind: int, reader: Reader, limits: Limits) -> Ack:
     """Read an acknowledgement of MQTT 5.0 with three bytes or more. The property length may be left out."""
     packet_id = reader.packet_id()
     number = reader.u8()
@@ -46,7 +47,9 @@ def read_ack(kind: int, reader: Reader, max_user_properties: int) -> Ack:
         raise ProtocolError(f"reason code {number:#04x} is not one of {PacketKind(kind).name}'s")
     properties = None
     if reader.pos < reader.end:
-        properties = read_properties(reader, place(PacketKind(kind)), max_user_properties)
+        properties = read_properties(
+            reader, place(PacketKind(kind)), limits.max_user_properties, limits.max_user_property_bytes
+        )
         reader.finish()
     return Ack(kind, packet_id, ReasonCode(number), properties)
 

@@ -97,14 +97,14 @@ def read_connect(reader: Reader, level: int, bridge: bool, limits: Limits) -> Co
     if level == 4 and flags & 0xC0 == 0x40:  # [MQTT-3.1.2-22]
         raise MalformedPacket("password without user name")
     keepalive = reader.u16()
-    users = limits.max_user_properties
-    properties = read_properties(reader, _CONNECT, users) if level == 5 else None
+    users = limits.max_user_properties, limits.max_user_property_bytes
+    properties = read_properties(reader, _CONNECT, *users) if level == 5 else None
     client_id = reader.string()  # [MQTT-3.1.3-3] [MQTT-3.1.3-4] (3.1.1, 5.0)
     if level == 4 and not client_id and not clean_start:  # [MQTT-3.1.3-7] [MQTT-3.1.3-8]
         raise InvalidClientId("an empty client identifier needs a clean session")
     will = None
     if flags & 0x04:  # [MQTT-3.1.2-9] (3.1.1, 5.0)
-        will_properties = read_properties(reader, WILL, users) if level == 5 else None
+        will_properties = read_properties(reader, WILL, *users) if level == 5 else None
         topic = reader.string()  # [MQTT-3.1.3-10] (3.1.1), [MQTT-3.1.3-11] (5.0)
         check_topic_name(topic, limits.max_topic_levels)
         will = Will(topic, reader.binary(), will_qos, bool(flags & 0x20), will_properties)
@@ -165,7 +165,7 @@ def read_connack(reader: Reader, version: int, limits: Limits) -> Connack:
         if number not in _CONNACK_REASONS:  # [MQTT-3.2.2-8] (5.0)
             raise ProtocolError(f"reason code {number:#04x} is not one of CONNACK's")
         code = ReasonCode(number)
-        properties = read_properties(reader, _CONNACK, limits.max_user_properties)
+        properties = read_properties(reader, _CONNACK, limits.max_user_properties, limits.max_user_property_bytes)
     else:
         if number > 5:
             raise ProtocolError(f"return code {number} is reserved")

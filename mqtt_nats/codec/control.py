@@ -57,7 +57,7 @@ def read_disconnect(reader: Reader, version: int, limits: Limits, from_server: b
         raise ProtocolError(f"reason code {number:#04x} is not one of DISCONNECT's on this side")
     properties = None
     if reader.pos < reader.end:
-        properties = read_properties(reader, _DISCONNECT, limits.max_user_properties)
+        properties = read_properties(reader, _DISCONNECT, limits.max_user_properties, limits.max_user_property_bytes)
         reader.finish()
     misplaced = "session_expiry_interval" if from_server else "server_reference"
     if properties is not None and misplaced in properties:  # [MQTT-3.14.2-2] (5.0)
@@ -83,7 +83,7 @@ def read_auth(reader: Reader, limits: Limits, from_server: bool) -> Auth:
         raise ProtocolError(f"reason code {number:#04x} is not one of AUTH's on this side")
     properties = None
     if reader.pos < reader.end:
-        properties = read_properties(reader, _AUTH, limits.max_user_properties)
+        properties = read_properties(reader, _AUTH, limits.max_user_properties, limits.max_user_property_bytes)
         reader.finish()
     if number and (properties is None or "authentication_method" not in properties):  # section 3.15.2.2.2
         raise ProtocolError("AUTH without authentication method")

@@ -16,7 +16,7 @@ from typing import Final
 from mqtt_nats.codec.acks import FIRST, Ack, AckRun, read_ack
 from mqtt_nats.codec.connect import Connack, Connect, read_connack, read_connect, read_protocol
 from mqtt_nats.codec.control import Auth, Disconnect, PingReq, PingResp, read_auth, read_disconnect
-from mqtt_nats.codec.errors import MalformedPacket, MqttError, PacketTooLarge, ProtocolError
+from mqtt_nats.codec.errors import MalformedPacket, MqttError, PacketTooLarge, ProtocolError, QosNotSupported
 from mqtt_nats.codec.limits import Limits
 from mqtt_nats.codec.publish import Publish, PublishRun, read_publish5
 from mqtt_nats.codec.subscribe import (
@@ -62,7 +62,7 @@ _PINGRESP: Final = PingResp()
 _BLOCK: Final = 16  # packets that one struct layout covers: cheap to compile, and the cost per packet is low enough
 
 
-def _actions(version: int, from_server: bool) -> bytes:
+def _actions(version: int, from_server: bool, max_qos: int) -> bytes:
     """The action for each first byte of what a client, or a server, sends in a version (0: before CONNECT)."""
     table = bytearray(256)
     if not version:
@@ -70,7 +70,8 @@ def _actions(version: int, from_server: bool) -> bytes:
         return bytes(table)
     table[0x30] = _RUN
     for first in (0x31, *range(0x32, 0x36), *range(0x3A, 0x3E)):  # [MQTT-3.3.1-2] [MQTT-3.3.1-4] (3.1.1, 5.0)
-        table[first] = _PUBLISH
+        if first >> 1 & 3 <= max_qos:
+            table[first] = _PUBLISH
     for first in FIRST.values():
         table[first] = _ACK
     others = (0x20, 0x90, 0xB0, 0xD0) if from_server else (0x82, 0xA2, 0xC0, 0xE0)
@@ -81,7 +82,12 @@ def _actions(version: int, from_server: bool) -> bytes:
     return bytes(table)
 
 
-_ACTIONS: Final = {(version, side): _actions(version, side) for version in (0, 4, 5) for side in (False, True)}
+_ACTIONS: Final = {
+    (version, side, qos): _actions(version, side, qos)
+    for version in (0, 4, 5)
+    for side in (False, True)
+    for qos in (0, 1, 2)
+}
 
 
 class Decoder:
@@ -97,7 +103,7 @@ class Decoder:
     def __init__(self, limits: Limits, version: int = 0) -> None:
         self._limits = limits
         self._limit = limits.max_packet_size if version else limits.connect_packet_size
-        self._actions = _ACTIONS[version, self.from_server]
+        self._actions = _ACTIONS[version, self.from_server, limits.max_qos]
         self._held: bytearray | None = None  # start of an incomplete packet
         self._need = 0  # bytes of `_held` before there is anything to parse
         self.error: MqttError | None = None
@@ -177,7 +183,7 @@ class Decoder:
                 if v5:
                     if top == after or data[top] or top == body + 2:
                         reader = Reader(data, body, after)
-                        append(read_publish5(first, reader, self.from_server, self._limits.max_user_properties))
+                        append(read_publish5(first, reader, self.from_server, self._limits))
                         pos = after
                         continue
                     top += 1
@@ -209,7 +215,7 @@ class Decoder:
                 if v5:
                     if at == after or data[at] or top == body + 2:
                         reader = Reader(data, body, after)
-                        append(read_publish5(first, reader, self.from_server, self._limits.max_user_properties))
+                        append(read_publish5(first, reader, self.from_server, self._limits))
                         pos = after
                         continue
                     at += 1
@@ -232,7 +238,7 @@ class Decoder:
                     else:
                         append(AckRun(kind, [packet_id]))
                 elif size > 2 and v5:
-                    append(read_ack(kind, Reader(data, body, after), self._limits.max_user_properties))
+                    append(read_ack(kind, Reader(data, body, after), self._limits))
                 else:
                     raise MalformedPacket("acknowledgement is not two bytes long")
                 pos = after
@@ -259,7 +265,7 @@ class Decoder:
             level, bridge = read_protocol(reader)
             self.version = level
             connect = read_connect(reader, level, bridge, limits)
-            self._actions = _ACTIONS[level, False]
+            self._actions = _ACTIONS[level, False, limits.max_qos]
             if connect.properties is None or "authentication_method" not in connect.properties:
                 self._limit = limits.max_packet_size
             return connect
@@ -289,6 +295,8 @@ class Decoder:
         if not kind or (kind == PacketKind.AUTH and self.version == 4):
             return MalformedPacket(f"packet type {kind} is reserved")
         if kind == PacketKind.PUBLISH and self.version:
+            if self._limits.max_qos < first >> 1 & 3 < 3:  # [MQTT-3.2.2-11] (5.0)
+                return QosNotSupported(f"QoS above {self._limits.max_qos}")
             return MalformedPacket("QoS is 3, or DUP is set at QoS 0")  # [MQTT-3.3.1-2] [MQTT-3.3.1-4] (3.1.1, 5.0)
         flags = 2 if kind in (PacketKind.PUBREL, PacketKind.SUBSCRIBE, PacketKind.UNSUBSCRIBE) else 0
         # [MQTT-2.2.2-1] [MQTT-2.2.2-2] (3.1.1), [MQTT-2.1.3-1] (5.0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one connection. All are required."""
+    """Bounds of one connection. What has a default is bounded by the size of packets anyway, or by the protocol."""
 
     max_packet_size: int
     """Bytes of a whole packet, fixed header included, after CONNECT."""
@@ -20,3 +20,7 @@ class Limits:
     """Filters of one SUBSCRIBE or UNSUBSCRIBE."""
     max_user_properties: int
     """User properties of one property list."""
+    max_user_property_bytes: int = 0xFFFF_FFFF
+    """Bytes of their names and values."""
+    max_qos: int = 2
+    """Highest QoS of a PUBLISH and of a will."""

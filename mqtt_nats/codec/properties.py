@@ -66,6 +66,9 @@ class Wire(Enum):
     PAIR = "pair"
 
 
+USER_OVERHEAD: Final = 5
+"""Bytes of a user property beside its name and value: an identifier and two lengths."""
+
 WILL: Final = 1
 """Place of the will properties in a mask of places."""
 
@@ -145,12 +148,14 @@ _BY_ID: Final = {row.id: row for row in PROPERTIES}
 _BY_NAME: Final = {row.name: row for row in PROPERTIES}
 
 
-def read_properties(reader: Reader, where: int, max_user_properties: int) -> Properties | None:
+def read_properties(
+    reader: Reader, where: int, max_user_properties: int, max_user_bytes: int = 0xFFFF_FFFF
+) -> Properties | None:
     """Read a property list with its length; None when it is empty.
 
     `where` is the one place the list stands in. Raises MalformedPacket for an identifier that is unknown or out of
     place (section 2.2.2.2), ProtocolError for a repeat or a value out of range, QuotaExceeded above
-    `max_user_properties`.
+    `max_user_properties`, or above `max_user_bytes` of UTF-8 in their names and values.
     """
     length = reader.varint()
     if not length:  # [MQTT-2.2.2-1] (5.0)
@@ -161,7 +166,9 @@ def read_properties(reader: Reader, where: int, max_user_properties: int) -> Pro
         raise MalformedPacket("properties end after the packet")
     reader.end = stop
     found: dict[str, Any] = {}
+    user_bytes = 0
     while reader.pos < stop:
+        start = reader.pos
         row = _BY_ID.get(reader.varint())
         if row is None or not row.places & where:
             raise MalformedPacket("property identifier is unknown or not allowed in this packet")
@@ -176,6 +183,10 @@ def read_properties(reader: Reader, where: int, max_user_properties: int) -> Pro
             raise ProtocolError(f"property {row.name} is repeated")
         if row.wire is Wire.PAIR and len(values) >= max_user_properties:
             raise QuotaExceeded(f"more than {max_user_properties} user properties")
+        if row.wire is Wire.PAIR:
+            user_bytes += reader.pos - start - USER_OVERHEAD
+            if user_bytes > max_user_bytes:
+                raise QuotaExceeded(f"more than {max_user_bytes} bytes of user properties")
         values.append(value)
     reader.end = outer
     if "authentication_data" in found and "authentication_method" not in found:

@@ -8,6 +8,7 @@ from itertools import chain
 from struct import iter_unpack
 
 from mqtt_nats.codec.errors import EncodeError, ProtocolError
+from mqtt_nats.codec.limits import Limits
 from mqtt_nats.codec.properties import Properties, place, put_properties, read_properties
 from mqtt_nats.codec.wire import PacketKind, Reader, put_packet_id, put_varint
 
@@ -61,7 +62,7 @@ class PublishRun:
         return payloads
 
 
-def read_publish5(first: int, reader: Reader, from_server: bool, max_user_properties: int) -> Publish:
+def read_publish5(first: int, reader: Reader, from_server: bool, limits: Limits) -> Publish:
     """Read a PUBLISH of MQTT 5.0 in general; the first byte's flags are known to be legal."""
     start = reader.pos
     size = reader.u16()
@@ -69,7 +70,7 @@ def read_publish5(first: int, reader: Reader, from_server: bool, max_user_proper
     key = reader.data[start : reader.pos]
     qos = first >> 1 & 3
     packet_id = reader.packet_id() if qos else 0  # [MQTT-2.3.1-5] (3.1.1), [MQTT-2.2.1-2] (5.0)
-    properties = read_properties(reader, _PUBLISH, max_user_properties)
+    properties = read_properties(reader, _PUBLISH, limits.max_user_properties, limits.max_user_property_bytes)
     if properties is None:
         if not size:
             raise ProtocolError("empty topic without topic alias")

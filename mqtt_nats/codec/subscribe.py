@@ -72,7 +72,11 @@ class Unsuback:
 def read_subscribe(reader: Reader, version: int, limits: Limits) -> Subscribe:
     """Read SUBSCRIBE."""
     packet_id = reader.packet_id()
-    properties = read_properties(reader, _SUBSCRIBE, limits.max_user_properties) if version == 5 else None
+    properties = (
+        read_properties(reader, _SUBSCRIBE, limits.max_user_properties, limits.max_user_property_bytes)
+        if version == 5
+        else None
+    )
     filters: list[Subscription] = []
     while reader.pos < reader.end:
         if len(filters) >= limits.max_filters:
@@ -113,7 +117,11 @@ def put_subscribe(packet: Subscribe, version: int) -> bytes:
 def read_unsubscribe(reader: Reader, version: int, limits: Limits) -> Unsubscribe:
     """Read UNSUBSCRIBE."""
     packet_id = reader.packet_id()
-    properties = read_properties(reader, _UNSUBSCRIBE, limits.max_user_properties) if version == 5 else None
+    properties = (
+        read_properties(reader, _UNSUBSCRIBE, limits.max_user_properties, limits.max_user_property_bytes)
+        if version == 5
+        else None
+    )
     filters: list[str] = []
     while reader.pos < reader.end:
         if len(filters) >= limits.max_filters:
@@ -136,7 +144,11 @@ def put_unsubscribe(packet: Unsubscribe, version: int) -> bytes:
 def read_suback(reader: Reader, version: int, limits: Limits) -> Suback:
     """Read SUBACK, as a client."""
     packet_id = reader.packet_id()
-    properties = read_properties(reader, _SUBACK, limits.max_user_properties) if version == 5 else None
+    properties = (
+        read_properties(reader, _SUBACK, limits.max_user_properties, limits.max_user_property_bytes)
+        if version == 5
+        else None
+    )
     codes = _read_codes(reader, _SUBACK_CODES[version])
     return Suback(packet_id, codes, properties)
 
@@ -147,7 +159,7 @@ def read_unsuback(reader: Reader, version: int, limits: Limits) -> Unsuback:
     if version != 5:
         reader.finish()
         return Unsuback(packet_id)
-    properties = read_properties(reader, _UNSUBACK, limits.max_user_properties)
+    properties = read_properties(reader, _UNSUBACK, limits.max_user_properties, limits.max_user_property_bytes)
     return Unsuback(packet_id, _read_codes(reader, _UNSUBACK_CODES), properties)
 
 

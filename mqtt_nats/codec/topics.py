@@ -9,14 +9,19 @@ from mqtt_nats.codec.wire import text
 MAX_LEVELS = 65_535
 """More levels than a topic can have: no limit."""
 
+MAX_BYTES = 65_535
+"""The longest string there is."""
 
-def validate_topic_name(key: bytes, max_levels: int = MAX_LEVELS) -> str:
+
+def validate_topic_name(key: bytes, max_levels: int = MAX_LEVELS, max_bytes: int = MAX_BYTES) -> str:
     """The topic of a PUBLISH from its key (two length bytes, then UTF-8).
 
     Raises MalformedPacket for bytes that are not UTF-8 or contain NUL, TopicNameInvalid as `check_topic_name`.
     """
     if len(key) < 2 or key[0] << 8 | key[1] != len(key) - 2:
         raise MalformedPacket("topic key without its length")
+    if len(key) - 2 > max_bytes:
+        raise TopicNameInvalid(f"topic name has more than {max_bytes} bytes")
     topic = text(key[2:])  # [MQTT-3.3.2-1] [MQTT-4.7.3-2] (3.1.1, 5.0)
     check_topic_name(topic, max_levels)
     return topic
@@ -32,12 +37,14 @@ def check_topic_name(topic: str, max_levels: int = MAX_LEVELS) -> None:
         raise TopicNameInvalid(f"topic name has more than {max_levels} levels")
 
 
-def validate_topic_filter(topic_filter: str, max_levels: int = MAX_LEVELS) -> None:
-    """Raise TopicFilterInvalid for an empty filter, NUL, a misplaced wildcard or more than `max_levels` levels."""
+def validate_topic_filter(topic_filter: str, max_levels: int = MAX_LEVELS, max_bytes: int = MAX_BYTES) -> None:
+    """Raise TopicFilterInvalid for an empty filter, NUL, a misplaced wildcard, too many levels or bytes of UTF-8."""
     if not topic_filter:  # [MQTT-4.7.3-1] (3.1.1, 5.0)
         raise TopicFilterInvalid("topic filter is empty")
     if "\0" in topic_filter:  # [MQTT-4.7.3-2] (3.1.1, 5.0)
         raise TopicFilterInvalid("topic filter contains U+0000")
+    if len(topic_filter) * 4 > max_bytes and len(topic_filter.encode()) > max_bytes:
+        raise TopicFilterInvalid(f"topic filter has more than {max_bytes} bytes")
     if topic_filter.count("/") >= max_levels:
         raise TopicFilterInvalid(f"topic filter has more than {max_levels} levels")
     if "#" in topic_filter:  # [MQTT-4.7.1-2] (3.1.1), [MQTT-4.7.1-1] (5.0)

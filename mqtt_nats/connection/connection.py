@@ -14,6 +14,8 @@ from mqtt_nats.outlet import Outlet, Round
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from mqtt_nats.config import Settings
+
 log = logging.getLogger("mqtt_nats.connection")
 
 # A client that does not read may hold this much in its socket's buffer before its messages wait outside.
@@ -53,7 +55,9 @@ class Hold:
     """Its session may be somebody else's."""
     STANDSTILL: Final = 128
     """The gateway stood still: the same, for all."""
-    HOOKS: Final = 256
+    RATE: Final = 256
+    """It has sent more than it may in such a time."""
+    HOOKS: Final = 512
     """An async hook looks at what it has published."""
 
 
@@ -85,6 +89,9 @@ class Connection(asyncio.Protocol):
         "left",
         "opened",
         "outlet",
+        "settings",
+        "source",
+        "surplus",
         "transport",
     )
 
@@ -92,12 +99,14 @@ class Connection(asyncio.Protocol):
         self,
         limits: Limits,
         round_: Round,
-        outbound_limit: int,
+        settings: Settings,
         clock: Clock,
         made: Callable[[Connection], Handler | None],
     ) -> None:
         self.decoder = Decoder(limits)
-        self.outlet = Outlet(round_, outbound_limit)
+        self.outlet = Outlet(round_, settings.max_outbound_bytes)
+        self.settings = settings
+        """Those that hold at its listener."""
         self.transport: asyncio.Transport | None = None
         self.handler: Handler | None = None
         self.keepalive = 0.0
@@ -105,6 +114,10 @@ class Connection(asyncio.Protocol):
         self.opened = self.alive = clock.now
         self.left: Callable[[], None] | None = None
         """Called once, when the socket is closed: who counts connections has set it."""
+        self.source: tuple[str, int] | None = None
+        """Address and port of the client, where it is not the one that the socket is connected to."""
+        self.surplus = False
+        """There are too many connections: its CONNECT is refused."""
         self._clock = clock
         self._made = made
         self._holds = 0
@@ -175,6 +188,10 @@ class Connection(asyncio.Protocol):
             left()
         self.transport = None
 
+    def inner(self, otherwise: Handler) -> Handler:
+        """Who handles what was read, and counted, before."""
+        return self.handler or otherwise
+
     def hold(self, why: int) -> None:
         """Read nothing more until :meth:`release` is called for every reason to hold."""
         if not self._holds and self.transport is not None and not self.transport.is_closing():
@@ -228,14 +245,20 @@ class Connection(asyncio.Protocol):
     @property
     def host(self) -> str:
         """IP address of the client; empty where it has none."""
-        name: Any = self.transport.get_extra_info("peername") if self.transport is not None else None
-        return str(name[0]) if isinstance(name, tuple) and len(name) > 1 else ""
+        name = self._address()
+        return "" if name is None else str(name[0])
 
     @property
     def peer(self) -> str:
         """Address of the client, for logs."""
+        name = self._address()
+        return "unknown" if name is None else f"{name[0]}:{name[1]}"
+
+    def _address(self) -> tuple[Any, ...] | None:
+        if self.source is not None:
+            return self.source
         name: Any = self.transport.get_extra_info("peername") if self.transport is not None else None
-        return f"{name[0]}:{name[1]}" if isinstance(name, tuple) and len(name) > 1 else "unknown"
+        return name if isinstance(name, tuple) and len(name) > 1 else None
 
 
 class Clock:

@@ -54,6 +54,47 @@ def remove(settings: Settings, gateway: str) -> None:
 
 
 @click.group()
+def bans() -> None:
+    """Client ids, user names and addresses that may not connect."""
+
+
+@bans.command(name="list")
+@click.option("--json", "as_json", is_flag=True, help="For programs; times are Unix times, 0 for always.")
+@click.pass_obj
+def list_bans(settings: Settings, as_json: bool) -> None:
+    """Show who is banned, until when, and why."""
+    from mqtt_nats.ctl.bans import listed, shown
+
+    found = _run(settings, listed)
+    click.echo(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode() if as_json else shown(found))
+
+
+@bans.command(name="add")
+@click.argument("kind", type=click.Choice(("client", "user", "address")))
+@click.argument("who")
+@click.option("--for", "lasts", default="1h", show_default=True, metavar="TIME", help="90s, 15m, 2h, 7d or always.")
+@click.option("--reason", default="", help="Why, for those who look at the list.")
+@click.pass_obj
+def add_ban(settings: Settings, kind: str, who: str, lasts: str, reason: str) -> None:
+    """Ban WHO, a client id, a user name, an address or a network, at all gateways."""
+    from mqtt_nats.ctl.bans import add, seconds
+
+    length = seconds(lasts)
+    click.echo(_run(settings, lambda inbox: add(inbox, kind, who, length, reason)))
+
+
+@bans.command(name="remove")
+@click.argument("kind", type=click.Choice(("client", "user", "address")))
+@click.argument("who")
+@click.pass_obj
+def remove_ban(settings: Settings, kind: str, who: str) -> None:
+    """Lift the ban of WHO."""
+    from mqtt_nats.ctl.bans import remove as lift
+
+    click.echo(_run(settings, lambda inbox: lift(inbox, kind, who)))
+
+
+@click.group()
 def plugins() -> None:
     """Plugins of gateways."""
 

@@ -28,6 +28,7 @@ from mqtt_nats.hooks.events import Subscribing as Subscribing
 from mqtt_nats.hooks.events import Unsubscribed as Unsubscribed
 from mqtt_nats.hooks.events import Unsubscribing as Unsubscribing
 from mqtt_nats.hooks.events import Wanted as Wanted
+from mqtt_nats.hooks.points import CLIENT_AUTHENTICATE as CLIENT_AUTHENTICATE
 from mqtt_nats.hooks.points import CLIENT_AUTHORIZE as CLIENT_AUTHORIZE
 from mqtt_nats.hooks.points import CLIENT_CONNECT as CLIENT_CONNECT
 from mqtt_nats.hooks.points import CLIENT_CONNECTED as CLIENT_CONNECTED
@@ -45,4 +46,5 @@ from mqtt_nats.hooks.points import SESSION_SUBSCRIBED as SESSION_SUBSCRIBED
 from mqtt_nats.hooks.points import SESSION_TAKEN_OVER as SESSION_TAKEN_OVER
 from mqtt_nats.hooks.points import SESSION_TERMINATED as SESSION_TERMINATED
 from mqtt_nats.hooks.points import SESSION_UNSUBSCRIBED as SESSION_UNSUBSCRIBED
+from mqtt_nats.hooks.points import Verdict as Verdict
 from mqtt_nats.hooks.registry import Hooks as Hooks

@@ -5,9 +5,16 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from mqtt_nats.access.authenticator import Allow, Credentials, Denied, Ignore
 from mqtt_nats.codec import ReasonCode, Subscription
 from mqtt_nats.hooks import events
 from mqtt_nats.hooks.chain import Decision, Notice, Point
+
+Verdict = Allow | Ignore | Denied
+
+
+def _is_verdict(_: Any, new: Any) -> bool:
+    return isinstance(new, Verdict)
 
 
 def _is_reason(_: Any, new: Any) -> bool:
@@ -35,6 +42,7 @@ def _as_many(old: Any, new: Any) -> bool:
 
 
 CLIENT_CONNECT: Final = Decision[events.Connecting, ReasonCode]("client.connect", _is_reason, strict=True)
+CLIENT_AUTHENTICATE: Final = Decision[Credentials, Verdict]("client.authenticate", _is_verdict, strict=True)
 CLIENT_AUTHORIZE: Final = Decision[events.Authorizing, bool]("client.authorize", _is_bool, strict=True, waits=False)
 CLIENT_CONNECTED: Final = Notice[events.Connected]("client.connected")
 CLIENT_DISCONNECTED: Final = Notice[events.Disconnected]("client.disconnected")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One listener: accepts connections, counts them, and secures them where it is to.
+"""One listener: accepts connections, asks whether they may come in, and secures them where it is to.
 
 MQTT runs over TCP, TLS and WebSocket [MQTT-7.1.1-1] (3.1.1), [MQTT-4.2.0-1] (5.0).
 """
@@ -13,12 +13,19 @@ import ssl
 from collections.abc import Callable, Coroutine
 from functools import partial
 from time import monotonic
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from mqtt_nats.codec import Limits
 from mqtt_nats.connection.connection import LINGER
+from mqtt_nats.limits.admission import Door, House, Verdict
+from mqtt_nats.limits.networks import parse_host, parse_network
+from mqtt_nats.listeners.proxy import BadHeader, HeaderReader
 from mqtt_nats.listeners.secure import make_context
 from mqtt_nats.listeners.settings import Bound, ListenerSettings, parse_address
 from mqtt_nats.listeners.websocket import WebSocket
+
+if TYPE_CHECKING:
+    from mqtt_nats.config import Settings
 
 log = logging.getLogger("mqtt_nats.listeners")
 
@@ -29,7 +36,7 @@ AGAIN: Final = 1.0
 """Seconds without accepting, when the process has too many files open."""
 
 REMIND: Final = 60.0
-"""Seconds between two lines that a listener is full."""
+"""Seconds between two lines that a listener lets somebody not in, for one reason."""
 
 
 class Counted(Protocol):
@@ -37,27 +44,34 @@ class Counted(Protocol):
 
     left: Callable[[], None] | None
     """To be called once, when it is gone: it has been counted."""
+    source: tuple[str, int] | None
+    """Whom a proxy speaks for."""
+    surplus: bool
+    """It is only let in to be told that there are too many."""
 
 
 class Listener:
     """Accepts connections on the address of ``settings``.
 
     Args:
-        timeout: seconds in which handshakes must be complete.
+        general: settings of the gateway; ``general`` of the listener are those that hold there.
+        house: what all listeners of the process share.
 
     Raises:
         StartupError: a certificate or key cannot be used.
     """
 
-    def __init__(self, settings: ListenerSettings, timeout: float) -> None:
+    def __init__(self, settings: ListenerSettings, general: Settings, house: House) -> None:
         self.settings = settings
-        self.connections = 0
-        """Sockets that are open, also those whose TLS handshake is not complete."""
+        self.general = general = general.at(settings)
+        self.limits = decoder_limits(general)
+        self._door = Door(house, general, settings)
+        self._proxies = tuple(map(parse_network, settings.proxy_protocol))
         self._context = make_context(settings) if settings.secure else None
-        self._timeout = timeout
+        self._timeout = general.connect_timeout
         self._server: asyncio.Server | None = None
         self._sockets: list[socket.socket] = []
-        self._reminded = -REMIND
+        self._reminded: dict[Verdict, float] = {}
 
     async def open(
         self,
@@ -81,7 +95,7 @@ class Listener:
         loop = asyncio.get_running_loop()
         host, port = parse_address(self.settings.listen)
         new: Callable[[], Any] = partial(self._web, make) if self.settings.web else partial(make, self)
-        if self._context is None:
+        if self._context is None and not self._proxies:
             self._server = await loop.create_server(new, host, port, backlog=backlog, reuse_port=shared or None)
             return [self._bound(one.getsockname()) for one in self._server.sockets]
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -119,24 +133,62 @@ class Listener:
         if self.settings.secure:
             self._context = make_context(self.settings)
 
-    def enter(self, connection: Counted) -> bool:
-        """Count a connection, unless there are too many."""
-        limit = self.settings.max_connections
-        if limit is not None and self.connections >= limit:
-            now = monotonic()
-            if now - self._reminded >= REMIND:
-                self._reminded = now
-                log.warning("listener %s has %d connections: more are closed at once", self.settings.listen, limit)
-            return False
-        self.connections += 1
-        connection.left = self._leave
+    def enter(self, connection: Counted, host: str) -> bool:
+        """Count a connection of the address ``host``, unless it may not come in."""
+        now = monotonic()
+        verdict = self._trusts(host) if self._proxies else self._door.visit(host, now)
+        if verdict not in LET_IN:
+            return self._refused(verdict, host)
+        count = self._door.enter(now)
+        if count not in LET_IN:
+            if not self._proxies:
+                self._door.depart(host)
+            return self._refused(count, host)
+        connection.surplus = Verdict.LATER in (verdict, count)
+        connection.left = self._door.leave if self._proxies else partial(self._leave, host)
         return True
 
-    def _web(self, make: Callable[[Listener], Any]) -> WebSocket:
-        return WebSocket(make(self), self.enter, self._timeout)
+    def _trusts(self, host: str) -> Verdict:
+        """Whether an address is one of the proxies'."""
+        address = parse_host(host)
+        trusted = address is not None and any(
+            network.version == address.version and address in network for network in self._proxies
+        )
+        return Verdict.IN if trusted else Verdict.PROXY
 
-    def _leave(self) -> None:
-        self.connections -= 1
+    def _named(self, connection: Counted, source: tuple[str, int]) -> bool:
+        """A proxy has said whom it speaks for."""
+        host = source[0]
+        verdict = self._door.visit(host, monotonic())
+        if verdict not in LET_IN:
+            return self._refused(verdict, host)
+        connection.source = source
+        connection.surplus |= verdict is Verdict.LATER
+        connection.left = partial(self._leave, host)
+        return True
+
+    def _leave(self, host: str) -> None:
+        self._door.leave()
+        self._door.depart(host)
+
+    def _refused(self, verdict: Verdict, host: str) -> bool:
+        """Say, now and then, that somebody is not let in."""
+        now = monotonic()
+        if now - self._reminded.get(verdict, -REMIND) >= REMIND:
+            self._reminded[verdict] = now
+            if verdict is Verdict.FULL:
+                count = self._door.connections
+                log.warning("listener %s has %d connections: more are closed at once", self.settings.listen, count)
+            else:
+                log.warning("listener %s: %s is not let in: %s", self.settings.listen, host, verdict.value)
+        return False
+
+    def _web(self, make: Callable[[Listener], Any]) -> WebSocket:
+        return WebSocket(make(self), self._enter_web, self._timeout, self.settings.origins)
+
+    def _enter_web(self, connection: WebSocket) -> bool:
+        name = connection.get_extra_info("peername")
+        return self.enter(connection, str(name[0]) if isinstance(name, tuple) else "")
 
     def _accept(
         self,
@@ -157,8 +209,8 @@ class Listener:
                 return
             accepted.setblocking(False)
             protocol = new()
-            if self.enter(protocol):
-                spawn(self._secure(accepted, address, protocol), "TLS handshake")
+            if self.enter(protocol, address[0]):
+                spawn(self._secure(accepted, address, protocol), "handshake")
             else:
                 accepted.close()
 
@@ -167,22 +219,65 @@ class Listener:
             asyncio.get_running_loop().add_reader(listening, self._accept, listening, *more)
 
     async def _secure(self, accepted: socket.socket, address: Any, protocol: Any) -> None:
-        """The handshake; the protocol is told of the connection when it is complete, and of its end then only."""
+        """Header and handshake; the protocol is told of the connection when they are complete, and of its end then."""
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        handed = False
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: protocol,
-                accepted,
-                ssl=self._context,
-                ssl_handshake_timeout=self._timeout,
-                ssl_shutdown_timeout=LINGER,
-            )
-        except (OSError, asyncio.CancelledError) as error:
+            if self._proxies:
+                async with asyncio.timeout(self._timeout):
+                    found = await _read_header(accepted)
+                if not self._named(protocol, found or address[:2]):
+                    raise BadHeader("the client is not let in")
+            secure: dict[str, Any] = {}
+            if self._context is not None:
+                left = max(0.1, self._timeout - (loop.time() - begun))
+                secure = {"ssl_handshake_timeout": left, "ssl_shutdown_timeout": LINGER}
+            handed = True
+            await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=self._context, **secure)
+        except (OSError, BadHeader, asyncio.CancelledError) as error:
             if protocol.left is not None:
                 protocol.left()
                 protocol.left = None
+            if not handed:
+                accepted.close()
             if isinstance(error, asyncio.CancelledError):
                 raise
-            log.debug("listener %s: TLS with %s:%d failed: %s", self.settings.listen, *address[:2], _why(error))
+            what = "TLS" if handed else "PROXY protocol"
+            log.debug("listener %s: %s with %s:%d failed: %s", self.settings.listen, what, *address[:2], _why(error))
+
+
+LET_IN: Final = (Verdict.IN, Verdict.LATER)
+
+
+def decoder_limits(settings: Settings) -> Limits:
+    """What the decoder of a connection accepts."""
+    return Limits(
+        max_packet_size=settings.max_packet_size,
+        connect_packet_size=settings.connect_packet_size,
+        max_topic_levels=settings.max_topic_levels,
+        max_filters=settings.max_filters,
+        max_user_properties=settings.max_user_properties,
+        max_user_property_bytes=settings.max_user_property_bytes,
+        max_qos=settings.max_qos,
+    )
+
+
+async def _read_header(accepted: socket.socket) -> tuple[str, int] | None:
+    """Read a header of the PROXY protocol, and nothing of what follows it.
+
+    Raises:
+        BadHeader: it is none, or the connection ends before.
+        OSError: the connection is broken.
+    """
+    loop = asyncio.get_running_loop()
+    reader = HeaderReader()
+    while reader.need:
+        data = await loop.sock_recv(accepted, reader.need)
+        if not data:
+            raise BadHeader("the connection ends in the header")
+        reader.feed(data)
+    return reader.source
 
 
 def _why(error: BaseException) -> str:

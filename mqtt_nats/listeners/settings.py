@@ -3,11 +3,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FilePath, model_validator
 
+from mqtt_nats.limits.settings import (
+    Bytes,
+    Count,
+    Inflight,
+    Names,
+    Networks,
+    PacketSize,
+    Qos,
+    Rate,
+    Rules,
+    Seconds,
+    Sixteen,
+)
+
 Kind = Literal["tcp", "tls", "ws", "wss"]
+
+INSTEAD: Final = "Here, in place of the gateway's."
 
 
 def parse_address(value: str) -> tuple[str, int]:
@@ -54,19 +70,63 @@ class ListenerSettings(BaseModel):
         "theirs.",
     )
     tls_minimum: Literal["1.2", "1.3"] = Field(default="1.2", description="Oldest version of TLS that is spoken.")
+    use_identity: Literal["cn", "dns", "email", "uri"] | None = Field(
+        default=None,
+        description="The name in the client's certificate that is its user, the common name or one of the alternative "
+        "names; needs `tls_client_ca`. No authenticator is asked.",
+    )
+    authenticators: Names | None = Field(
+        default=None,
+        description="Names of the authenticators that are asked here, in this order, `scram` for `scram_file`; unset: "
+        "all. `[]`: none.",
+    )
+    allow_anonymous: bool | None = Field(
+        default=None,
+        description="Here, in place of the gateway's. Has to be `true` where strangers reach the listener and nobody "
+        "is asked who they are.",
+    )
+    proxy_protocol: Networks = Field(
+        default=(),
+        description="Networks of the proxies that connect here and say by the PROXY protocol (1 or 2) whom they speak "
+        "for; nobody else may.",
+    )
+    origins: Names = Field(
+        default=(),
+        description="For WebSocket: what browsers may send as `Origin` (`https://example.org`); unset: anything.",
+    )
+    addresses: Rules = Field(default=(), description="As the gateway's, which has to let the address in as well.")
     max_connections: int | None = Field(
         default=None,
         ge=1,
         description="Connections at the same time, in each worker; more are closed before anything is read from them.",
     )
+    max_connections_per_address: Count | None = Field(default=None, description=INSTEAD)
+    connect_rate: Rate | None = Field(default=None, description=INSTEAD)
+    connect_rate_per_address: Rate | None = Field(default=None, description=INSTEAD)
+    connect_timeout: Seconds | None = Field(default=None, description=INSTEAD)
+    connect_packet_size: PacketSize | None = Field(default=None, description=INSTEAD)
+    max_packet_size: PacketSize | None = Field(default=None, description=INSTEAD)
+    message_rate: Rate | None = Field(default=None, description=INSTEAD)
+    byte_rate: Bytes | None = Field(default=None, description=INSTEAD)
+    max_subscriptions: Count | None = Field(default=None, description=INSTEAD)
+    max_inflight: Inflight | None = Field(default=None, description=INSTEAD)
+    max_queued: Count | None = Field(default=None, description=INSTEAD)
+    receive_maximum: Sixteen | None = Field(default=None, description=INSTEAD)
+    max_qos: Qos | None = Field(default=None, description=INSTEAD)
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         given = [name for name in self.model_fields_set if name.startswith("tls_") and getattr(self, name) is not None]
         if not self.secure and given:
             raise ValueError(f"{sorted(given)[0]} needs a type with TLS, not {self.type}")
+        if self.origins and not self.web:
+            raise ValueError(f"origins needs a type with WebSocket, not {self.type}")
         if self.secure and (self.tls_cert is None or self.tls_key is None):
             raise ValueError(f"type {self.type} needs tls_cert and tls_key")
+        if self.use_identity is not None and self.tls_client_ca is None:
+            raise ValueError("use_identity needs tls_client_ca")
+        if self.use_identity is not None and (self.authenticators or self.allow_anonymous):
+            raise ValueError("use_identity excludes authenticators and allow_anonymous")
         return self
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final, cast
 
 from wsproto import ConnectionType, WSConnection
@@ -63,11 +63,21 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
     Args:
         enter: counts the connection, where that has not been done; false when there are too many.
         timeout: seconds in which the upgrade must be complete.
+        origins: what a browser may give as the origin of its page; empty: anything.
     """
 
-    def __init__(self, connection: Connection, enter: Callable[[WebSocket], bool], timeout: float) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        enter: Callable[[WebSocket], bool],
+        timeout: float,
+        origins: Collection[str] = (),
+    ) -> None:
         super().__init__()
         self.left: Callable[[], None] | None = None
+        self.source: tuple[str, int] | None = None
+        self.surplus = False
+        self._origins = frozenset(one.lower() for one in origins)
         self._connection = connection
         self._enter = enter
         self._timeout = timeout
@@ -168,6 +178,7 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
         rest = bytes(self._head[end + 4 :])
         self._head.clear()
         self._connection.left, self.left = self.left, None
+        self._connection.surplus = self.surplus
         self._connection.connection_made(self)
         if rest:
             self.data_received(rest)
@@ -189,6 +200,11 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
             raise Refused(505, "another version of HTTP")
         if request.target.partition("?")[0] != PATH:
             raise Refused(404, "another path")
+        if self._origins:
+            # Browsers always name the page that asks; who names none is no page that somebody was lured to.
+            named = [value.decode("latin-1").lower() for name, value in request.extra_headers if name == b"origin"]
+            if not self._origins.issuperset(named):
+                raise Refused(403, f"origin {', '.join(named)!r}")
         if SUBPROTOCOL not in request.subprotocols:
             raise Refused(400, "the subprotocol is not offered")  # [MQTT-6.0.0-3] (3.1.1, 5.0)
         return AcceptConnection(subprotocol=SUBPROTOCOL)  # [MQTT-6.0.0-4] (3.1.1, 5.0)
@@ -319,4 +335,6 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """What is known of the socket."""
+        if name == "peername" and self.source is not None:
+            return self.source
         return default if self._transport is None else self._transport.get_extra_info(name, default)

@@ -151,6 +151,9 @@ class Group:
         self.guarded += other.guarded
 
 
+NOBODY: Final = Group()  # of every topic without local members
+
+
 class Backlog:
     """QoS 1 and 2 messages that came through NATS while those missed before them were still being read.
 
@@ -217,7 +220,7 @@ class Route:
         self.pub = b"PUB %b " % encoded
         self.hpub = b"HPUB %b " % encoded
         self.msgs = b"HPUB $MQTT.msgs.%b " % encoded
-        self.local = Group()
+        self.local = NOBODY
         """Members served without a way through NATS."""
         self.groups: dict[Filter, Group] = {}
         self.size = 0
@@ -227,7 +230,7 @@ class Route:
 class Table:
     """The subscriptions of all clients of this gateway."""
 
-    def __init__(self, local_dispatch: bool = True, max_levels: int = 128) -> None:
+    def __init__(self, local_dispatch: bool = True, max_levels: int = 128, max_bytes: int = 65_535) -> None:
         self.version = 0
         """Grows with every change; a route of an older version is resolved again."""
         self.routes: dict[bytes, Route] = {}
@@ -236,7 +239,7 @@ class Table:
         self.filters: dict[str, Filter] = {}
         self._trie: FilterTrie[Filter] = FilterTrie()
         self._local_dispatch = local_dispatch
-        self._max_levels = max_levels
+        self._most = max_levels, max_bytes
 
     # -- subscriptions --------------------------------------------------------------------------
 
@@ -350,7 +353,7 @@ class Table:
         return found
 
     def _make(self, key: bytes) -> Route:
-        topic = validate_topic_name(key, self._max_levels)
+        topic = validate_topic_name(key, *self._most)
         try:
             subject = topic_to_subject(topic)
         except ReservedSubject as error:
@@ -384,8 +387,7 @@ class Table:
         """Let go of the members that routes not used since the last change still name."""
         for route in self.routes.values():
             if route.version != self.version and route.groups:
-                route.groups = {}
-                route.local = Group()
+                route.groups, route.local = {}, NOBODY
 
     def _resolve(self, route: Route) -> None:
         """Find out who gets a message on this topic."""
@@ -414,9 +416,8 @@ class Table:
         if MEMBER_BYTES * members > ROUTE_BYTES or route.size > ROUTE_BYTES + KEY_COPIES * len(route.key):
             self._measure(route, members)
         local = [group for found, group in groups.items() if found.local]
-        if len(local) == 1:
-            route.local = local[0]
-        else:
+        route.local = local[0] if local else NOBODY
+        if len(local) > 1:
             route.local = Group()
             for group in local:
                 route.local.merge(group)

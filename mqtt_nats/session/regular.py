@@ -169,6 +169,14 @@ class RegularOutbound:
         if token and self.settled is not None:
             self.settled(token)
 
+    def has_room_for(self, size: int) -> bool:
+        """Whether a message of ``size`` bytes may wait: less than one window waits, and there are enough bytes.
+
+        So there is something to send when acknowledgements come.
+        """
+        most = min(self.limit, self.max_queued // 2)
+        return len(self.queue) < most and self._bytes + size <= self.max_bytes // 2
+
     @property
     def room(self) -> int:
         """How many more messages could be sent now."""

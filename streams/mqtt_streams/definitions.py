@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 import orjson
 
 from mqtt_streams.api import ApiError, JetStream, NoLeader, NoResponders, RequestTimeout, call
+from mqtt_streams.bans import STREAM as BANS
 from mqtt_streams.gateways import STREAM as GATEWAYS
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.pubrel import STREAM as OUT
@@ -24,7 +25,7 @@ from mqtt_streams.shared import STREAM as SHARED
 from mqtt_streams.timers import STREAM as TIMERS
 from mqtt_streams.wills import STREAM as WILLS
 
-STREAMS: Final = (SESSIONS, MESSAGES, RETAINED, QOS2IN, OUT, TIMERS, WILLS, SHARED, GATEWAYS)
+STREAMS: Final = (SESSIONS, MESSAGES, RETAINED, QOS2IN, OUT, TIMERS, WILLS, SHARED, GATEWAYS, BANS)
 
 BY_SIZE: Final = 3
 """Replicas of streams where nobody has said how many, and where there are as many servers."""
@@ -123,6 +124,7 @@ async def ensure_streams(
     retention: Literal["limits", "interest"] = "limits",
     message_ids: Literal["replicated", "always", "never"] = "never",
     upgrade_retention: bool = False,
+    max_retained: int | None = None,
 ) -> EnsureReport:
     """Create missing streams, upgrade what may be, refuse what contradicts a definition.
 
@@ -130,7 +132,8 @@ async def ensure_streams(
     there are three servers or more, one where there are fewer, and never fewer than any of the streams has.
     `message_retention`: seconds a QoS 1/2 message is kept. `retention`: policy of a new `$MQTT_msgs`; an existing one
     keeps its own, unless `upgrade_retention` allows interest -> limits. `message_ids`: whether every message is stored
-    under an id, which makes the duplicate window shorter; one that somebody has chosen stays. Other gateways may do
+    under an id, which makes the duplicate window shorter; one that somebody has chosen stays. `max_retained`: topics
+    with a retained message; what is there stays, also when it is more. Other gateways may do
     the same at the same time. Raises StreamSetupError, StreamConflict; NotAnswering while there is no leader.
     """
     report = EnsureReport(await _domain(js))
@@ -140,6 +143,8 @@ async def ensure_streams(
         while True:
             definition = load_definition(stream)
             definition["num_replicas"] = level.wanted
+            if stream == RETAINED and max_retained is not None:
+                definition |= {"max_msgs": max_retained, "discard": "new"}
             if stream == MESSAGES:
                 definition["retention"] = retention
                 definition["max_age"] = message_retention * _NS
@@ -281,7 +286,7 @@ def _check(stream: str, definition: dict[str, Any], config: dict[str, Any], doma
     per_subject = definition["max_msgs_per_subject"]
     if _limit(config.get("max_msgs_per_subject")) != _limit(per_subject):
         raise StreamConflict(stream, "max_msgs_per_subject", config.get("max_msgs_per_subject"), per_subject)
-    if stream != MESSAGES and config.get("discard") != definition["discard"]:
+    if stream not in (MESSAGES, RETAINED) and config.get("discard") != definition["discard"]:
         raise StreamConflict(stream, "discard", config.get("discard"), definition["discard"])
     for setting in ("discard_new_per_subject", "sealed", "no_ack", "deny_delete", "deny_purge"):
         if bool(config.get(setting)) != bool(definition.get(setting)):
@@ -318,6 +323,11 @@ def _changes(
     for limit in ("max_age", "max_bytes", "max_msgs", "max_msg_size"):
         has, wants = _limit(config.get(limit)), _limit(definition[limit])
         if has == wants:
+            continue
+        if limit == "max_msgs" and definition.get("discard") == "new" and definition["name"] == RETAINED:
+            changes[limit] = definition[limit]
+            if config.get("discard") != "new":  # it refuses, and removes nothing
+                changes["discard"] = "new"
             continue
         own = limit == "max_age" and definition["name"] == MESSAGES
         empty = messages == 0 and (to_limits or config["retention"] == "limits")

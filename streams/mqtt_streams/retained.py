@@ -18,9 +18,14 @@ from mqtt_streams.subjects import readable_topic, starts_with_wildcard, visible_
 
 STREAM: Final = "$MQTT_rmsgs"
 PREFIX: Final = "$MQTT.rmsgs."
-PAGE_MESSAGES: Final = 256
-PAGE_BYTES: Final = 4 * 1024 * 1024
-"""Bounds of one page of `matching`, so that memory does not grow with the number of retained messages."""
+PAGE_FIRST: Final = 256
+PAGE_MESSAGES: Final = 2048
+PAGE_BYTES: Final = 2 * 1024 * 1024
+"""Bounds of one page of `matching`, so that memory does not grow with the number of retained messages.
+
+A page is twice as long as the one before, from `PAGE_FIRST` to `PAGE_MESSAGES`: for each the server counts all messages
+that are left, so many short pages would cost the square of their number.
+"""
 
 _LAG: Final = 2.0
 """Seconds after which every replica that is read has a message."""
@@ -146,10 +151,12 @@ class RetainedStore:
         tail = max(seq, last_seq - _TAIL + 1)
         found: set[int] = set()
         more = True
+        length = PAGE_FIRST
         while more and seq <= last_seq:
             raw, more = await stored.direct_page(
-                self._js, STREAM, PREFIX + filter_subject, {"seq": seq}, messages=PAGE_MESSAGES, size=PAGE_BYTES
+                self._js, STREAM, PREFIX + filter_subject, {"seq": seq}, messages=length, size=PAGE_BYTES
             )
+            length = min(2 * length, PAGE_MESSAGES)
             page = [
                 message
                 for message in map(parse, raw)

@@ -7,6 +7,7 @@ Single messages come from the stream's leader; a direct get is cheaper and may b
 from base64 import b64decode
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -32,11 +33,17 @@ class StoredMessage(NamedTuple):
     payload: bytes
 
 
+@lru_cache(maxsize=64)
+def _seconds(whole: str) -> int:
+    """Seconds since 1970; messages that are read together were mostly stored in the same few seconds."""
+    seconds = datetime.fromisoformat(whole + "+00:00") - _EPOCH
+    return seconds.days * 86400 + seconds.seconds
+
+
 def time_ns(text: str) -> int:
     """Nanoseconds since 1970 of an RFC 3339 UTC time with up to nine decimals; raises ValueError."""
     whole, _, fraction = text.removesuffix("Z").partition(".")
-    seconds = datetime.fromisoformat(whole + "+00:00") - _EPOCH
-    return (seconds.days * 86400 + seconds.seconds) * 1_000_000_000 + int(fraction[:9].ljust(9, "0"))
+    return _seconds(whole) * 1_000_000_000 + int(fraction[:9].ljust(9, "0"))
 
 
 def rfc3339(nanoseconds: int) -> str:

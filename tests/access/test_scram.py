@@ -34,7 +34,7 @@ def users() -> Users:
 
 async def exchange(users: Users, name: str, password: str) -> tuple[str, Challenge | Success | Denied]:
     """Run an exchange with scramp's client; the server's first message and its verdict."""
-    server = ScramExchange(users, "server-nonce")
+    server = ScramExchange(lambda: users, "server-nonce")
     client = ScramClient(["SCRAM-SHA-256"], name, password)
     first = await server.step(client.get_client_first().encode())
     assert isinstance(first, Challenge)
@@ -46,13 +46,13 @@ async def exchange(users: Users, name: str, password: str) -> tuple[str, Challen
 
 
 async def test_the_example_of_rfc_7677(users: Users) -> None:
-    server = ScramExchange(users, NONCE)
+    server = ScramExchange(lambda: users, NONCE)
     assert await server.step(CLIENT_FIRST) == Challenge(SERVER_FIRST)
     assert await server.step(CLIENT_FINAL) == Success(SERVER_FINAL, "user")
 
 
 async def test_the_first_message_is_asked_for_when_it_is_missing(users: Users) -> None:
-    server = ScramExchange(users, NONCE)
+    server = ScramExchange(lambda: users, NONCE)
     assert await server.step(None) == Challenge(b"")
     assert await server.step(CLIENT_FIRST) == Challenge(SERVER_FIRST)
 
@@ -98,7 +98,7 @@ async def test_unknown_users_look_like_most(users: Users) -> None:
 
 async def test_the_line_of_nobody_is_no_user() -> None:
     users = Users({NOBODY: verifier("pencil")})
-    server = ScramExchange(users, NONCE)
+    server = ScramExchange(lambda: users, NONCE)
     verdict = await server.step(CLIENT_FIRST.replace(b"n=user", b"n="))
     assert isinstance(verdict, Denied)
     assert users.find(NOBODY) != verifier("pencil")
@@ -123,7 +123,7 @@ async def test_the_line_of_nobody_is_no_user() -> None:
     ],
 )
 async def test_a_bad_first_message(users: Users, message: bytes) -> None:
-    server = ScramExchange(users, NONCE)
+    server = ScramExchange(lambda: users, NONCE)
     assert isinstance(await server.step(message), Denied)
     for later in (CLIENT_FIRST, CLIENT_FINAL, None):  # and that is the end of it
         assert isinstance(await server.step(later), Denied)
@@ -148,14 +148,14 @@ async def test_a_bad_first_message(users: Users, message: bytes) -> None:
     ],
 )
 async def test_a_bad_final_message(users: Users, message: bytes | None) -> None:
-    server = ScramExchange(users, NONCE)
+    server = ScramExchange(lambda: users, NONCE)
     await server.step(CLIENT_FIRST)
     assert isinstance(await server.step(message), Denied)
     assert isinstance(await server.step(CLIENT_FINAL), Denied)  # no second try
 
 
 async def test_nothing_follows_success(users: Users) -> None:
-    server = ScramExchange(users, NONCE)
+    server = ScramExchange(lambda: users, NONCE)
     await server.step(CLIENT_FIRST)
     assert isinstance(await server.step(CLIENT_FINAL), Success)
     assert isinstance(await server.step(CLIENT_FINAL), Denied)

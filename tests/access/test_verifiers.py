@@ -169,7 +169,7 @@ def test_the_password_of_the_verifier() -> None:
 
 def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "mqtt_nats", "passwd", *arguments],
+        [sys.executable, "-m", "mqtt_nats", "passwd", "--scram", *arguments],
         cwd=ROOT,
         input=stdin,
         capture_output=True,
@@ -200,9 +200,9 @@ def test_the_command(file: Path) -> None:
 
 def test_the_command_asks_twice_and_shows_nothing(file: Path) -> None:
     runner = CliRunner()
-    done = runner.invoke(command, ["passwd", str(file), "ann"], input="pencil\npencil\n")
+    done = runner.invoke(command, ["passwd", "--scram", str(file), "ann"], input="pencil\npencil\n")
     assert done.exit_code == 0, done.output
     assert "pencil" not in done.output
-    done = runner.invoke(command, ["passwd", str(file), "bob"], input="one\ntwo\n")
+    done = runner.invoke(command, ["passwd", "--scram", str(file), "bob"], input="one\ntwo\n")
     assert done.exit_code == 1
     assert list(load(file)) == [NOBODY, "ann"]

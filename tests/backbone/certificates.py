@@ -101,15 +101,15 @@ def nkey(prefix: int) -> Nkey:
     return Nkey(bytes(seed), nkeys.from_seed(bytearray(seed)).public_key.decode())
 
 
-def token(issuer: Nkey, subject: Nkey, kind: str, name: str) -> str:
-    """A JWT of NATS, version 2, without limits: ``issuer`` vouches for ``subject``."""
+def token(issuer: Nkey, subject: Nkey, kind: str, name: str, **more: object) -> str:
+    """A JWT of NATS, version 2, without limits: ``issuer`` vouches for ``subject``; ``more`` is said of a user."""
     nats: dict[str, object] = {"type": kind, "version": 2}
     if kind == "account":
         nats["limits"] = dict.fromkeys(("subs", "data", "payload", "imports", "exports", "conn", "leaf"), -1) | {
             "wildcards": True
         }
     if kind == "user":
-        nats |= {"pub": {}, "sub": {}, "subs": -1, "data": -1, "payload": -1}
+        nats |= {"pub": {}, "sub": {}, "subs": -1, "data": -1, "payload": -1} | more
     claims: dict[str, object] = {
         "iat": int(datetime.now(UTC).timestamp()),
         "iss": issuer.public,

@@ -10,7 +10,8 @@ import anyio
 import pytest
 
 import mqtt_nats.gateway
-from mqtt_nats.access.authenticator import Challenge, Credentials, Denied, Exchange, Success
+from mqtt_nats.access.authenticator import Allow, Challenge, Credentials, Denied, Exchange, Success
+from mqtt_nats.authenticators.doors import Doors
 from mqtt_nats.broker import authenticating
 from mqtt_nats.codec import ReasonCode
 from mqtt_nats.config import Settings
@@ -30,7 +31,7 @@ class FakeExchange:
     async def step(self, data: bytes | None) -> Challenge | Success | Denied:
         match data:
             case b"raise":
-                raise RuntimeError("broken")
+                raise RuntimeError("broken", "secret-password")
             case b"deny":
                 return Denied("not for the client")
             case b"success":
@@ -52,25 +53,25 @@ class Fake:
 
     async def begin(self, method: str, client_id: str, connection: Connection) -> Exchange:
         if method == "BROKEN":
-            raise RuntimeError("broken")
+            raise RuntimeError("broken", "secret-password")
         return FakeExchange()
 
-    async def authenticate(self, credentials: Credentials) -> ReasonCode:
+    async def authenticate(self, credentials: Credentials) -> Allow | Denied:
         self.seen.append(repr(credentials))
         match credentials.username:
             case "raise":
-                raise RuntimeError("broken")
+                raise RuntimeError("broken", "secret-password")
             case "timeout":
                 raise TimeoutError
             case "cancel":
                 await asyncio.sleep(3600)
             case "banned":
-                return ReasonCode.BANNED
+                return Denied("", ReasonCode.BANNED)
             case "wrong":
-                return ReasonCode.BAD_USER_NAME_OR_PASSWORD
+                return Denied("", ReasonCode.BAD_USER_NAME_OR_PASSWORD)
             case "busy":
-                return ReasonCode.SERVER_BUSY
-        return ReasonCode.SUCCESS
+                return Denied("", ReasonCode.SERVER_BUSY)
+        return Allow(credentials.username)
 
 
 @pytest.fixture
@@ -88,7 +89,7 @@ def gateways(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> list[Gateway]:
         return found[-1]
 
     monkeypatch.setattr(mqtt_nats.gateway, "Gateway", make)
-    monkeypatch.setattr(mqtt_nats.gateway, "LocalAccess", lambda settings: fake)
+    monkeypatch.setattr(Doors, "door", lambda self, listener: fake)
     return found
 
 
@@ -128,7 +129,7 @@ def answer(port: int, user: str) -> bytes:
         return found.body
 
 
-def test_denied(port: int, fake: Fake) -> None:
+def test_denied(port: int, fake: Fake, caplog: pytest.LogCaptureFixture) -> None:
     with Bystanders(port) as bystanders, Raw(port) as hanging:
         hanging.send(connect("hanging", flags=0x82, tail=("cancel",)))
         assert answer(port, "raise") == b"\0\x05"
@@ -142,6 +143,8 @@ def test_denied(port: int, fake: Fake) -> None:
             client.ping()
         bystanders.check()
     assert not any("secret" in text for text in fake.seen)
+    assert "RuntimeError at test_access.py" in caplog.text
+    assert "secret" not in caplog.text
 
 
 DENIED = {"raise": 0x87, "timeout": 0x87, "banned": 0x8A, "wrong": 0x86, "busy": 0x89}

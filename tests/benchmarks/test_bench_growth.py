@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.growth import CURVES, Point, draw, main, rows
+from benchmarks.page import put
 
 
 def test_curves_are_measured_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -16,19 +17,42 @@ def test_curves_are_measured_and_drawn(tmp_path: Path, capsys: pytest.CaptureFix
     text = (tmp_path / "growth.md").read_text()
     for name in ("durable", "filters", "connections"):
         assert f"charts/growth-{name}.svg" in text
-        assert (tmp_path / "charts" / f"growth-{name}.svg").read_text().startswith("<?xml")
+        assert (tmp_path / "charts" / f"growth-{name}.svg").read_text().startswith("<svg")
     assert "nats-server" in text
     assert "void" not in text
     assert "round 1: filters 100, nats: " in capsys.readouterr().out
 
 
-def test_a_void_point(tmp_path: Path) -> None:
-    good = Point(10, [3.0, 1.0, 2.0], {"nats-server": [1.0, 2.0, 3.0]})
-    found = {"ours": [good, Point(100, error="lost")]}
-    assert [line.split("|")[3].strip() for line in rows(found, "filters")[2:]] == ["2", "void"]
-    draw(CURVES[0], found, tmp_path / "a.svg")
-    draw(CURVES[0], found, tmp_path / "b.svg")
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+def test_a_void_point() -> None:
+    good = Point(10, [3.0, 1.0, 2.0], {"nats-server": [1.0, 2.0, 3.0], "gateway": [1.0]})
+    found = {"ours": [good, Point(100, error="lost")], "amqtt": [Point(10, error="lost")]}
+    assert [line.split("|")[3].strip() for line in rows(found, "filters")[2:]] == ["2", "void", "void"]
+    assert "joined" not in rows(found, "filters")[0]
+    picture = draw(CURVES[0], found)
+    assert picture == draw(CURVES[0], found)
+    for label in ("ours: nats-server", "ours: gateway", "amqtt"):
+        assert f">{label}</text>" in picture
+
+
+def test_those_who_stand_by() -> None:
+    point = Point(100, [2.0], {"gateway": [1.0]}, joined=[5000.0, 1.0, 6000.0], memory=[7.04], effort=[12.0])
+    assert [text.strip() for text in rows({"ours": [point]}, "filters")[2].split("|")[5:8]] == [
+        "5,000",
+        "12 µs",
+        "7.0 KB",
+    ]
+
+
+def test_one_curve_leaves_the_others_and_what_is_written_by_hand(tmp_path: Path) -> None:
+    path = tmp_path / "growth.md"
+    put(path, "How cost grows", "growth filters", "old filters")
+    path.write_text(path.read_text() + "\nby hand\n")
+    put(path, "How cost grows", "growth payload", "payload")
+    put(path, "How cost grows", "growth filters", r"new \1 filters")
+    text = path.read_text()
+    assert text.startswith("# How cost grows\n")
+    assert [each in text for each in ("old filters", r"new \1 filters", "by hand", "payload")] == [0, 1, 1, 1]
+    assert text.index("new") < text.index("by hand") < text.index("payload")
 
 
 def test_wrong_names(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,7 @@ def test_one_void_round_makes_the_result_void() -> None:
     found = row({"ours": bad, "nats": runs(5.0)})
     assert found[2:] == ["void", "5 ±0%", "–"]
     scenarios = select(["pairs10-q0"])
-    text = document(scenarios, ["ours"], {"pairs10-q0": {"ours": bad}}, machine="m", command="c", notes=[])
+    text = document(scenarios, ["ours"], {"pairs10-q0": {"ours": bad}}, title="t", about="m", command="c", notes=[])
     assert "- 10 pairs, batched, QoS 0, ours: 2 of 10 deliveries missing" in text.splitlines()
 
 
@@ -40,7 +40,7 @@ def test_generator_at_its_limit_is_marked() -> None:
     scenarios = select(["pairs10-q0"])
     for broker_busy, limit in ((0.5, " (limit)"), (1.0, "")):
         results = {"pairs10-q0": {"nats": runs(1.0, broker_busy=broker_busy)}}
-        lines = document(scenarios, ["nats"], results, machine="m", command="c", notes=[]).splitlines()
+        lines = document(scenarios, ["nats"], results, title="t", about="m", command="c", notes=[]).splitlines()
         cells = [text.strip() for text in lines[-1].strip("|").split("|")]
         assert cells[1:6] == ["nats", "0.5000", "0.2500", f"{broker_busy:.0%}", f"95%{limit}"]
 

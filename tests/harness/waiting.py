@@ -3,7 +3,9 @@
 
 import contextlib
 import inspect
-import secrets
+import itertools
+import os
+import random
 import socket
 import time
 from collections.abc import Awaitable, Callable
@@ -20,11 +22,16 @@ _POLL = 0.01  # seconds
 # server that is being started again, and a client that tries such a port meanwhile can even connect to itself.
 _PORTS = range(12_000, 32_000)
 
+# Who asks has a part of them for himself, by turns: a port that was free a moment ago is not given to somebody else.
+_WORKER = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+_MINE = _PORTS[int(_WORKER) :: int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))]
+_turns = itertools.cycle(random.SystemRandom().sample(_MINE, len(_MINE)))
+
 
 def free_port() -> int:
     """A TCP port of 127.0.0.1 that was free a moment ago, and that no outgoing connection takes."""
     while True:
-        port = secrets.choice(_PORTS)
+        port = next(_turns)
         with socket.socket() as listener, contextlib.suppress(OSError):
             listener.bind(("127.0.0.1", port))
             return port

@@ -189,7 +189,7 @@ def test_what_cannot_be_added(hooks: Hooks) -> None:
     with pytest.raises(ValueError, match="timeout"):
         hooks.add(TOLD, lambda event: None, timeout=0)
     with pytest.raises(TypeError, match="cannot be called"):
-        hooks.add(TOLD, 3)  # type: ignore[arg-type]
+        hooks.add(TOLD, 3)  # type: ignore[call-overload]
 
 
 def test_notices_stop_and_go_on_after_failures(hooks: Hooks) -> None:

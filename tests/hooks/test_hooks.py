@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from mqtt_nats.access.authenticator import Allow, Credentials, Denied
 from mqtt_nats.broker.tapping import Tap
 from mqtt_nats.codec import ReasonCode, Subscription, Will
 from mqtt_nats.hooks import (
+    CLIENT_AUTHENTICATE,
     CLIENT_AUTHORIZE,
     CLIENT_CONNECT,
     CLIENT_CONNECTED,
@@ -26,12 +28,14 @@ from mqtt_nats.hooks import (
     SESSION_TERMINATED,
     SESSION_UNSUBSCRIBED,
     Authorizing,
+    Connected,
     Connecting,
     Continue,
     Refused,
     Stop,
     Subscribing,
     Unsubscribing,
+    Verdict,
     Wanted,
 )
 from tests.harness.inprocess import InProcess
@@ -79,6 +83,34 @@ async def test_a_hook_that_fails_refuses_connections(inside: InProcess, add: Add
     assert entry.failures == 1
     async with await RawClient.open(inside.port):
         assert entry.failures == 1
+
+
+async def test_who_is_let_in_by_a_hook(inside: InProcess, add: Add) -> None:
+    """It decides before the authenticators of the listener, which decide about the others."""
+    seen: list[Connected] = []
+
+    async def check(credentials: Credentials, verdict: Verdict) -> Continue[Verdict] | Stop[Verdict] | None:
+        if credentials.username == "ann":
+            right = credentials.password == b"secret"
+            return Stop(Allow("ann") if right else Denied("wrong", ReasonCode.BAD_USER_NAME_OR_PASSWORD))
+        return None
+
+    add(CLIENT_AUTHENTICATE, check)
+    add(CLIENT_CONNECTED, seen.append)
+    async with await RawClient.connect(inside.port, "a", username="ann", password=b"secret") as client:
+        await client.quiet()
+    async with await RawClient5.connect5(inside.port, "b", username="ann", password=b"x", code=0x86) as client5:
+        await client5.expect_closed()
+    async with await RawClient.connect(inside.port, "c") as client:
+        await client.quiet()
+    assert [(one.client.client_id, one.client.user) for one in seen] == [("a", "ann"), ("c", None)]
+
+    async def broken(credentials: Credentials, verdict: Verdict) -> Any:
+        raise RuntimeError
+
+    add(CLIENT_AUTHENTICATE, broken, priority=1)
+    async with await RawClient5.connect5(inside.port, "d", code=NOT_AUTHORIZED) as client5:
+        await client5.expect_closed()
 
 
 async def test_the_life_of_connections_and_sessions(inside: InProcess, add: Add) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
-from mqtt_nats.broker.tapping import Spout, Tap
+from mqtt_nats.broker.spouting import Spout
+from mqtt_nats.broker.tapping import Tap
 from mqtt_nats.codec import Ack, Connack, Connect, Publish, ReasonCode, Subscription, Will
 from mqtt_nats.hooks import (
     MESSAGE_ACKED,
@@ -466,7 +468,7 @@ async def test_taps_and_spouts_come_and_go_with_the_hooks(inside: InProcess, add
             async with await RawClient.connect(inside.port, "new") as new:
                 await new.quiet()
                 assert (await new.subscribe("x")) == (0,)
-            inside.call(lambda entry=entry: hooks.remove(entry))
+            inside.call(partial(hooks.remove, entry))
         assert inside.call(kinds) == (False, False)
         await client.quiet()
 

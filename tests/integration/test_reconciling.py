@@ -11,6 +11,7 @@ from tests.conftest import GatewayFactory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient
+from tests.integration.conftest import Stored
 
 pytestmark = pytest.mark.anyio
 
@@ -81,3 +82,25 @@ async def test_consecutive_deliveries_lack_nothing(local: Gateway) -> None:
                 assert received.payload == b"more %d" % number
                 await again.complete(received)
     assert LOST not in local.log
+
+
+async def test_a_consumer_that_delivers_elsewhere_is_brought_back(
+    local: Gateway, proxy: NatsProxy, stored: Stored
+) -> None:
+    """Whatever has moved its deliver subject away: a look at the consumer finds that out."""
+    async with (
+        await RawClient.connect(local.port, "astray", clean=False) as subscriber,
+        await RawClient.connect(local.port, "publisher") as publisher,
+    ):
+        await subscriber.subscribe("astray", qos=1)
+        ((name, config),) = [(one.name, one.config) for one in await stored.session_consumers("astray")]
+        trap = proxy.set("down", "$JS.EVENT.ADVISORY.CONSUMER.DELETED.", Action.DROP)
+        await stored.js.delete_consumer("$MQTT_msgs", name)
+        await trap.sprung.wait()
+        config.deliver_subject = "$MQTT.sub.elsewhere"
+        await stored.js.add_consumer("$MQTT_msgs", config)
+        await publisher.deliver("astray", b"1", 1)
+        await subscriber.quiet()
+        await stored.nats.publish(f"$JS.EVENT.ADVISORY.CONSUMER.LEADER_ELECTED.$MQTT_msgs.{name}", b"{}")
+        assert (await subscriber.messages(1))[0].payload == b"1"
+    assert local.log.count(LOST) == 1

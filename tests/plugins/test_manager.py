@@ -56,7 +56,7 @@ async def test_a_plugin_is_loaded_and_unloaded_under_the_feet_of_clients(start: 
     assert samples.Suffix.unloaded == unloaded + 3
 
 
-BAD = {
+BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "failing": (HERE + "Failing", {}, "plugin 'failing' cannot be loaded: RuntimeError at samples.py:"),
     "picky": (HERE + "Picky", {}, "plugin 'picky': the moon is full"),
     "none": (HERE + "NoPlugin", {}, "plugin 'none' is no subclass of mqtt_nats.plugins.Plugin"),

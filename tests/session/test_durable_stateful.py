@@ -43,11 +43,17 @@ class DurableSession(RuleBasedStateMachine):
             for each in self.patches:
                 each.stop()
 
-    @initialize(late=st.booleans(), window=st.integers(1, 3), qos=st.lists(st.integers(1, 2), min_size=3, max_size=3))
-    def begin(self, late: bool, window: int, qos: list[int]) -> None:
+    @initialize(
+        late=st.booleans(),
+        window=st.integers(1, 3),
+        qos=st.lists(st.integers(1, 2), min_size=3, max_size=3),
+        later=st.sampled_from((0, 2 * IDS)),
+    )
+    def begin(self, late: bool, window: int, qos: list[int], later: int) -> None:
+        """The last subscription may have begun so late that all identifiers were used before."""
         self.world = World(late=late)
         for (name, (pattern, start)), granted in zip(PATTERNS.items(), qos, strict=True):
-            self.world.consumers[name] = Consumer(name, pattern, granted, start, window)
+            self.world.consumers[name] = Consumer(name, pattern, granted, start + later * (start > 1), window)
         self.resume()
 
     # -- what happens -----------------------------------------------------------------------------

@@ -157,3 +157,21 @@ def test_everything_arrives_once_and_in_order(messages: Iterable[tuple[int, bool
     assert received == sent
     assert not outbound.inflight
     assert not outbound.queue
+
+
+def test_room_for_a_message_that_may_wait() -> None:
+    """Half of what may wait, in messages and in bytes, and no more than one window."""
+    outbound, _ = machine(limit=3, queued=10)
+    outbound.max_bytes = 100
+    for waiting in range(-3, 3):
+        assert outbound.has_room_for(1)
+        assert len(outbound.queue) == max(waiting, 0)
+        outbound.publish(1, HEAD, b"p")
+    assert outbound.has_room_for(1) is False  # a window of 3 waits
+    outbound.acknowledged(PUBACK, [1])
+    assert outbound.has_room_for(48)
+    assert not outbound.has_room_for(49)
+    few, _ = machine(limit=3, queued=3)
+    for _ in range(4):
+        few.publish(1, HEAD, b"p")
+    assert not few.has_room_for(1)

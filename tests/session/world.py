@@ -37,14 +37,17 @@ class Consumer:
     window: int
     end: int = 0
     """Not 0: draining."""
-    position: int = 0
-    """Highest stream sequence delivered."""
+    position: int = -1
+    """Highest stream sequence delivered; at first the one before `start`, as nats-server has it."""
     was: tuple[int, int] = (0, 0)
     """Up to the second, messages may have been sent at the QoS that is first."""
     pending: dict[int, int] = field(default_factory=dict)
     """Delivered and not acknowledged: sequence to delivery count."""
     wire: deque[tuple[int, int]] = field(default_factory=deque)
     """(sequence, delivery count) on their way to the gateway."""
+
+    def __post_init__(self) -> None:
+        self.position = max(self.position, self.start - 1)
 
 
 @dataclass
@@ -168,9 +171,7 @@ class World:
         self.first_sent: dict[str, int] = {}
         """Per topic, the highest sequence sent for the first time."""
         self.in_use: dict[int, int] = {}
-        """Identifiers that this connection uses, with the sequence of their message."""
-        self.may_hold: dict[int, int] = {}
-        """Those by which the client may know a QoS 2 message of an earlier connection."""
+        """Identifiers that the client may know, also from earlier connections, with the sequence of their message."""
         self.sent_qos: dict[int, int] = {}
         """At which QoS each was sent first."""
         self.ended: dict[str, int] = {}
@@ -192,9 +193,6 @@ class World:
         sequence = message.sequence
         assert self.in_use.get(identifier, sequence) == sequence, (
             f"identifier {identifier} of {sequence} is in use for {self.in_use[identifier]}"
-        )
-        assert qos == 1 or self.may_hold.get(identifier, sequence) == sequence, (
-            f"{sequence} may be taken for a repetition of {self.may_hold[identifier]}"
         )
         if sequence in self.sent:
             assert dup, f"{sequence} is sent again without DUP"
@@ -225,11 +223,9 @@ class World:
             self.first_sent[topic] = max(sequence, self.first_sent.get(topic, 0))
 
     def disconnected(self) -> None:
-        """The client's connection has ended: of QoS 1 it knows nothing any more."""
+        """The client's connection has ended, and with it what was on its way."""
         self.to_client.clear()
         self.to_gateway.clear()
-        self.may_hold |= {at: sequence for at, sequence in self.in_use.items() if self.sent_qos[sequence] == 2}
-        self.in_use.clear()
 
     def client_reads(self) -> None:
         """The client takes one packet and answers it."""
@@ -261,8 +257,6 @@ class World:
         kind, identifier = self.to_gateway.popleft()
         if kind in (PUBACK, PUBCOMP):
             self.in_use.pop(identifier, None)
-        if kind == PUBCOMP:
-            self.may_hold.pop(identifier, None)
         gateway.machine.acknowledged(kind, [identifier])
 
     # -- JetStream ------------------------------------------------------------------------------
@@ -277,7 +271,7 @@ class World:
         return [
             sequence
             for sequence, message in self.stream.items()
-            if sequence > consumer.position and sequence >= consumer.start and _matches(consumer.pattern, message.topic)
+            if sequence > consumer.position and _matches(consumer.pattern, message.topic)
         ]
 
     def deliver(self, consumer: Consumer) -> bool:

@@ -15,9 +15,10 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
 from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.broker.operations import NO_ROOM
 from mqtt_nats.config import Settings
 from mqtt_nats.linking import connect_link
-from mqtt_streams.api import call, publish
+from mqtt_streams.api import ApiError, call, publish
 from mqtt_streams.consumers import ConsumerRef, create_consumer
 from mqtt_streams.definitions import (
     STREAMS,
@@ -42,7 +43,7 @@ Link: TypeAlias = Callable[..., Awaitable[NatsPyJetStream]]
 DAY_NS = 86400 * 10**9
 
 
-ADDED = ["$MQTT_wills", "$MQTT_shared", "KV_MQTT_gateways"]
+ADDED = ["$MQTT_wills", "$MQTT_shared", "KV_MQTT_gateways", "KV_MQTT_bans"]
 
 
 async def config_of(js: NatsPyJetStream, stream: str) -> dict[str, Any]:
@@ -134,6 +135,7 @@ async def test_switches_are_turned_on(js: NatsPyJetStream) -> None:
         "$MQTT_wills": ["allow_direct"],
         "$MQTT_shared": ["allow_direct"],
         "KV_MQTT_gateways": ["allow_direct"],
+        "KV_MQTT_bans": ["allow_direct", "allow_msg_ttl"],
     }
     assert report.kept == []
     assert (await ensure_streams(js)).upgraded == {}
@@ -470,3 +472,27 @@ async def test_a_cluster_that_grows(tmp_path: Path) -> None:
                 await asyncio.sleep(0.5)
             assert report.upgraded == {stream: ["num_replicas"] for stream in STREAMS}
             assert await replicas(js) == {3}
+
+
+async def test_a_limit_of_retained_messages(js: NatsPyJetStream) -> None:
+    """A topic that has one gets another; one more topic is refused, and none is lost."""
+
+    async def retain(topic: str) -> None:
+        await publish(js, f"$MQTT.rmsgs.{topic}", b"x")
+
+    await ensure_streams(js)
+    for topic in ("a", "b", "c"):
+        await retain(topic)
+    report = await ensure_streams(js, max_retained=2)
+    assert set(report.upgraded["$MQTT_rmsgs"]) == {"max_msgs", "discard"}
+    assert (await call(js, "STREAM.INFO.$MQTT_rmsgs"))["state"]["messages"] == 3
+    await retain("a")
+    with pytest.raises(ApiError, match=NO_ROOM):
+        await retain("d")
+    # A gateway without the limit changes nothing.
+    report = await ensure_streams(js)
+    assert not report.upgraded
+    assert report.kept == ["stream $MQTT_rmsgs: max_msgs is 2, the definition says -1"]
+    report = await ensure_streams(js, max_retained=4)
+    assert report.upgraded == {"$MQTT_rmsgs": ["max_msgs"]}
+    await retain("d")

@@ -28,6 +28,7 @@ from tests.harness.raw5 import (
     prop,
     publish,
 )
+from tests.integration.conftest import Stored
 from tests.v5.conftest import Opener
 
 STORED = prop(SESSION_EXPIRY, 600)
@@ -229,13 +230,16 @@ def test_nothing_is_added_to_properties(open5: Opener, name: str) -> None:
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "elsewhere"])
 @pytest.mark.parametrize("qos", [1, 2])
-def test_expiry(open5: Opener, name: str, qos: int, elsewhere: bool, second_gateway: Gateway, gateway: Gateway) -> None:
+async def test_expiry(
+    open5: Opener, name: str, qos: int, elsewhere: bool, second_gateway: Gateway, gateway: Gateway, stored: Stored
+) -> None:
     """[MQTT-3.3.2-5], [MQTT-3.3.2-6] (5.0): what is left is told, and what has expired does not come."""
     there = second_gateway if elsewhere else gateway
     durable, regular = open5(f"{name}-durable", STORED), open5(f"{name}-regular")
     for client in (durable, regular):
         client.subscribed((f"{name}/#", qos))
     durable.close()
+    await stored.detached(f"{name}-durable")
     publisher = open5(to=there)
     for seconds in (1, 100, 2, 0xFFFFFFFF):
         publisher.deliver(f"{name}/{seconds}", b"%d" % seconds, prop(EXPIRY, seconds), qos=qos, flags=1)

@@ -111,7 +111,7 @@ class Scene:
             self.cluster.isolate(number, silently=silently)
         await self.until_over(number, warned)
         await asyncio.to_thread(self.cluster.heal)
-        await self.flowing()
+        await self.over()
         await self.cluster.settled(STREAM)
 
     async def cut_off(self, number: int) -> None:
@@ -120,6 +120,11 @@ class Scene:
         self.links[number].cut()
         await self.until_over(number, warned)
         self.links[number].restore()
+        await self.over()
+
+    async def over(self) -> None:
+        """Wait until all gateways serve their clients again: the next cut is to be noticed."""
+        await aeventually(lambda: all(map(_ready, self.gateways)), PATIENCE, what="gateways that are ready again")
         await self.flowing()
 
     async def until_over(self, number: int, warned: int) -> None:
@@ -148,6 +153,10 @@ class Scene:
         how = f"Routes through proxies{self.obstacle and f' ({self.obstacle})'}."
         remark = how if self.proxies else "Each server, with its gateway, in a network namespace of its own."
         return Result(figures, [*wrong[:10], *(line for verdict in verdicts for line in verdict.lines())], [remark])
+
+
+def _ready(gateway: Gateway) -> bool:
+    return gateway.log.count("not ready: ") == gateway.log.count("ready again")
 
 
 def acknowledged_meanwhile(events: Sequence[Event], cuts: Sequence[Cut]) -> list[str]:

@@ -17,6 +17,9 @@ from tests.harness.rawclient import PUBCOMP, PUBREC, PUBREL, RawClient, topic_of
 _PROMPT = 5.0
 """Seconds in which something happens that needs nothing but the broker itself."""
 
+_NOTED = 1.0
+"""Seconds after which a nats-server has written down what it has delivered; before that it may come without DUP."""
+
 _LEASE = 5
 """Seconds after which a gateway of ours counts as dead."""
 
@@ -84,6 +87,7 @@ async def _after_kill(broker: Broker, new: bool) -> None:
         subscriber.ack(PUBREC, ids[0])
         await subscriber.expect_ack(PUBREL, ids[0])
         await subscriber.quiet()
+        await asyncio.sleep(_NOTED)
         await asyncio.to_thread(broker.kill)
     await asyncio.to_thread(broker.start)
     async with (

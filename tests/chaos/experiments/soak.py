@@ -32,6 +32,8 @@ EXPIRY = 3
 """Seconds after which a durable visitor's session ends."""
 POOL = 3
 """Client ids that each visitor uses again and again."""
+TOPICS = 25
+"""Visits after which a visitor's topics come again: a gateway knows up to 100,000 topics, in memory of its own."""
 VISIT = 120.0
 """Seconds in which a visit must come to its end, however busy the machine is."""
 EMPTY = 60.0
@@ -82,7 +84,7 @@ class Visitor:
         durable = version == 5 and dice.random() < 0.5
         # Ids that come again find their session, or do not.
         name = f"v{self.number}-{dice.randrange(POOL) if dice.random() < 0.4 else POOL + self.visits}"
-        own = f"churn/{self.number}/{self.visits}"
+        own = f"churn/{self.number}/{self.visits % TOPICS}"
 
         def client() -> ChaosClient:
             will = ClientWill(f"{own}/will", dice.randrange(3), delay=dice.choice((0, 1)))

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a service that is asked over HTTP is told, and what it may answer."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from mqtt_nats.access.aclfile import own_rules
+from mqtt_nats.access.authenticator import IGNORE, Allow, Credentials, Denied, Ignore
+from mqtt_nats.codec import ReasonCode
+
+# Bytes of an answer.
+ANSWER_MOST: Final = 256 * 1024
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
+
+    result: Literal["allow", "deny", "ignore"]
+    user: str | None = Field(default=None, min_length=1)
+    groups: list[str] = []
+    acl: list[Any] | None = None
+    expires: float | None = Field(default=None, allow_inf_nan=False)
+
+
+def question(credentials: Credentials) -> bytes | None:
+    """The body of the request; None when the password is no text, so that it cannot be asked about."""
+    try:
+        password = None if credentials.password is None else credentials.password.decode()
+    except UnicodeDecodeError:
+        return None
+    return orjson.dumps(
+        {
+            "client_id": credentials.client_id,
+            "username": credentials.username,
+            "password": password,
+            "address": credentials.connection.host,
+        }
+    )
+
+
+def verdict(status: int, body: bytes, credentials: Credentials) -> Allow | Ignore | Denied:
+    """What an answer means. Whatever is not exactly as it has to be denies."""
+    if status != 200:
+        return Denied(f"the service answers with status {status}")
+    try:
+        found = _Answer.model_validate_json(body)
+        rules = None if found.acl is None else own_rules(found.acl)
+    except ValidationError as error:
+        where = ".".join(str(part) for part in error.errors(include_input=False)[0]["loc"]) or "it"
+        return Denied(f"the answer of the service is wrong: {where}")
+    except ValueError as error:
+        return Denied(f"the answer of the service is wrong: acl: {error}")
+    if found.result == "ignore":
+        return IGNORE
+    if found.result == "deny":
+        return Denied("the service says no", ReasonCode.BAD_USER_NAME_OR_PASSWORD)
+    user = found.user or credentials.username or None
+    if user is not None and not user.isprintable():
+        return Denied("the name of the user has control characters")
+    return Allow(user, frozenset(found.groups), rules, found.expires)

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file of users whose passwords come in CONNECT, hashed by Argon2id (RFC 9106).
+
+One line per user::
+
+    user:$argon2id$v=19$m=<KiB>,t=<passes>,p=<lanes>$<salt>$<hash>
+
+A user that does not exist is verified against a hash that no password fits, at the cost that most users have, so that
+the time does not tell who is in the file.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from argon2 import Parameters, PasswordHasher, Type, extract_parameters
+from argon2.exceptions import Argon2Error, InvalidHashError
+from argon2.low_level import ARGON2_VERSION, verify_secret
+
+from mqtt_nats.access.userfile import changing, read
+
+# What OWASP asks for at least: some 20 ms and 19 MiB. Whole fleets connect at once, so not more.
+HASHER: Final = PasswordHasher(time_cost=2, memory_cost=19 * 1024, parallelism=1, hash_len=32, salt_len=16)
+
+# A line may ask for so much at most: 1 GiB, 100 passes, 64 lanes.
+MEMORY_MOST: Final = 1024 * 1024
+TIME_MOST: Final = 100
+LANES_MOST: Final = 64
+
+NAME_MOST: Final = 1024  # bytes
+
+_MARK: Final = ":$argon2id$"
+
+
+@dataclass(frozen=True, slots=True)
+class PasswordHash:
+    """What has to be known about a password to check it."""
+
+    text: str = field(repr=False)
+
+    def __str__(self) -> str:
+        """As it stands in the file, after the name."""
+        return self.text
+
+    def fits(self, password: bytes) -> bool:
+        """Whether it is the password's: takes long, and lets other threads run meanwhile."""
+        try:
+            return verify_secret(self.text.encode(), password, Type.ID)
+        except Argon2Error:
+            return False
+
+
+class PasswordUsers:
+    """The users of a file, and those that are not in it."""
+
+    def __init__(self, users: Mapping[str, PasswordHash]) -> None:
+        self._users = dict(users)
+        costs = Counter(_costs(one) for one in self._users.values())
+        self._nobody = _nobody(costs.most_common(1)[0][0] if costs else (2, 19 * 1024, 1))
+
+    def find(self, name: str) -> PasswordHash | None:
+        """The hash of a user; None for one that does not exist."""
+        return self._users.get(name)
+
+    def verify(self, name: str, password: bytes) -> PasswordHash | None:
+        """The user's hash when the password fits; it takes as long when there is no such user."""
+        found = self._users.get(name)
+        fits = (found or self._nobody).fits(password)
+        return found if fits else None
+
+
+def load(path: Path) -> dict[str, PasswordHash]:
+    """Read the file.
+
+    Raises:
+        StartupError: it cannot be read, or a line is wrong.
+    """
+    return read(path, _parse)
+
+
+def _parse(line: str) -> tuple[str, PasswordHash]:
+    name, mark, rest = line.rpartition(_MARK)
+    if not mark:
+        raise ValueError("expected user:$argon2id$v=19$m=<KiB>,t=<passes>,p=<lanes>$<salt>$<hash>, as passwd writes it")
+    check_name(name)
+    text = mark[1:] + rest
+    try:
+        found = extract_parameters(text)
+        parts = [base64.b64decode(part + "=" * (-len(part) % 4), validate=True) for part in rest.split("$")[-2:]]
+    except (InvalidHashError, ValueError):
+        raise ValueError("the hash of the password is not one of Argon2id") from None
+    if found.version != ARGON2_VERSION or not 8 <= len(parts[0]) <= 64 or not 16 <= len(parts[1]) <= 128:
+        raise ValueError("the hash must be of version 19, have a salt of 8 to 64 bytes and itself 16 to 128 bytes")
+    if not 1 <= found.time_cost <= TIME_MOST or not 1 <= found.parallelism <= LANES_MOST:
+        raise ValueError(f"t must be from 1 to {TIME_MOST}, and p from 1 to {LANES_MOST}")
+    if not 8 * found.parallelism <= found.memory_cost <= MEMORY_MOST:
+        raise ValueError(f"m must be from 8 * p to {MEMORY_MOST}")
+    return name, PasswordHash(text)
+
+
+def _costs(one: PasswordHash) -> tuple[int, int, int]:
+    found: Parameters = extract_parameters(one.text)
+    return found.time_cost, found.memory_cost, found.parallelism
+
+
+def _nobody(costs: tuple[int, int, int]) -> PasswordHash:
+    """A hash that no password is known for."""
+    passes, memory, lanes = costs
+    salt, digest = (base64.b64encode(secrets.token_bytes(size)).decode().rstrip("=") for size in (16, 32))
+    return PasswordHash(f"$argon2id$v={ARGON2_VERSION}$m={memory},t={passes},p={lanes}${salt}${digest}")
+
+
+def check_name(name: str) -> str:
+    """A user name that may be in the file.
+
+    Raises:
+        ValueError: it may not.
+    """
+    if not name or not name.isprintable() or len(name.encode()) > NAME_MOST:
+        raise ValueError(f"a user name must have 1 to {NAME_MOST} bytes, and no control characters")
+    return name
+
+
+def set_password(path: Path, name: str, password: str) -> bool:
+    """Make or replace the entry of a user, and the file where there is none; returns whether the user is new.
+
+    Raises:
+        StartupError: the file cannot be read or written.
+        ValueError: name or password are not possible.
+    """
+    check_name(name)
+    if not password:
+        raise ValueError("the password is empty")
+    if len(password.encode()) > 65535:
+        raise ValueError("the password has more than 65535 bytes, which CONNECT cannot carry")
+    made = PasswordHash(HASHER.hash(password))
+    with changing(path, load) as users:
+        new = name not in users
+        users[name] = made
+    return new
+
+
+def delete_user(path: Path, name: str) -> bool:
+    """Remove the entry of a user; returns whether there was one.
+
+    Raises:
+        StartupError: the file cannot be read or written.
+        ValueError: the name is not possible.
+    """
+    check_name(name)
+    with changing(path, load, must_exist=True) as users:
+        return users.pop(name, None) is not None

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be set for one authenticator: an entry of ``[[authenticators]]``."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_args
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FilePath, model_validator
+
+Algorithm = Literal[
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "HS256", "HS384", "HS512"
+]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address by that name."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _check_url(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        parts = urlsplit(value)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ValueError("expected a URL such as https://auth.example.org/mqtt")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("a URL must not have a user name or password in it")
+    if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
+        raise ValueError("http is for 127.0.0.1 and ::1 only: use https")
+    return value
+
+
+def _check_keys(value: Any) -> Any:
+    if isinstance(value, str) and "://" in value:
+        return _check_url(value)
+    if isinstance(value, str) and not Path(value).is_file():
+        raise ValueError("path does not point to a file")
+    return value
+
+
+def _check_servers(value: Any) -> Any:
+    for url in value if isinstance(value, list | tuple) else ():
+        if isinstance(url, str):
+            try:
+                parts = urlsplit(url)
+                usable = parts.scheme in ("nats", "tls") and parts.hostname and parts.port != 0 and "@" not in url
+            except ValueError:
+                usable = False
+            if not usable:
+                raise ValueError("expected URLs such as tls://nats.example.org:4222, without user name and password")
+    return value
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Url = Annotated[str, BeforeValidator(_check_url)]
+Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_listed), Field(min_length=1)]
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    name: str = Field(
+        default="", pattern=r"^[\w.-]*$", description="What listeners call it; `type`, where it is not given."
+    )
+
+    @property
+    def called(self) -> str:
+        """Its name, given or not."""
+        return self.name or str(self.type)  # type: ignore[attr-defined]
+
+
+class PasswordSettings(_Settings):
+    """Users of a file."""
+
+    type: Literal["password"]
+    file: FilePath = Field(description="File with the users and their hashed passwords, written by `mqtt-nats passwd`.")
+    concurrency: int = Field(
+        default=2, ge=1, le=64, description="Passwords that are verified at the same time, each in a thread."
+    )
+
+
+class TokenSettings(_Settings):
+    """JSON Web Tokens in place of passwords."""
+
+    type: Literal["jwt"]
+    keys: Annotated[str, BeforeValidator(_check_keys)] = Field(
+        description="The keys of who signs (JWKS): a file, or an https URL."
+    )
+    algorithms: Annotated[tuple[Algorithm, ...], BeforeValidator(_listed), Field(min_length=1)] = Field(
+        description="Algorithms of signatures that are accepted, such as `RS256`, `ES256`, `EdDSA`."
+    )
+    issuer: str | None = Field(
+        default=None, min_length=1, description="What `iss` has to be; tokens of others are left to the next one."
+    )
+    audience: Texts | None = Field(
+        default=None, description="Of which one has to be in `aud`; unset: tokens with an `aud` are denied."
+    )
+    leeway: float = Field(
+        default=10, ge=0, le=300, allow_inf_nan=False, description="Seconds by which clocks may differ."
+    )
+    user_claim: str = Field(default="sub", min_length=1, description="Claim with the name of the user.")
+    groups_claim: str = Field(default="groups", min_length=1, description="Claim with the groups of the user.")
+    acl_claim: str = Field(default="acl", min_length=1, description="Claim with what the client may do at most.")
+    client_claim: str | None = Field(
+        default=None, min_length=1, description="Claim that has to be there, and to be the client id."
+    )
+    refresh: float = Field(
+        default=600, ge=10, le=86_400, allow_inf_nan=False, description="Seconds after which a URL is read again."
+    )
+    tls_ca: FilePath | None = Field(
+        default=None, description="PEM file with the authorities that may vouch for the URL's server."
+    )
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        shared = [one for one in self.algorithms if one.startswith("HS")]
+        if shared and len(shared) != len(self.algorithms):
+            raise ValueError("algorithms with a shared key (HS) and those with a public key exclude each other")
+        if shared and "://" in self.keys:
+            raise ValueError("a shared key (HS) is read from a file")
+        return self
+
+
+class HttpSettings(_Settings):
+    """A service that is asked over HTTP."""
+
+    type: Literal["http"]
+    url: Url = Field(description="Where to ask, by POST: https, or http on loopback.")
+    timeout: float = Field(default=5, gt=0, le=9, description="Seconds in which the answer must be there.")
+    concurrency: int = Field(default=20, ge=1, le=1000, description="Questions at the same time.")
+    token_file: FilePath | None = Field(
+        default=None, description="File with a token that is sent along, `Authorization: Bearer`."
+    )
+    tls_ca: FilePath | None = Field(default=None, description="PEM file with the authorities that may vouch for it.")
+    tls_cert: FilePath | None = Field(
+        default=None, description="PEM file with the certificate that it is shown; needs `tls_key`."
+    )
+    tls_key: FilePath | None = Field(default=None, description="PEM file with the key of `tls_cert`.")
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key need each other")
+        return self
+
+
+class NatsSettings(_Settings):
+    """The users of nats-server."""
+
+    type: Literal["nats"]
+    servers: Annotated[Texts, BeforeValidator(_check_servers)] | None = Field(
+        default=None, description="URLs of the nats-servers that know the users; unset: those of `nats`."
+    )
+    account: str | None = Field(
+        default=None, min_length=1, description="Account that users have to be of; unset: that of the gateway."
+    )
+    permissions: Literal["needed", "wanted"] = Field(
+        default="needed",
+        description="What becomes of users who may not ask nats-server for their permissions: with `needed` they are "
+        "denied, with `wanted` the ACL file alone says what they may do.",
+    )
+    timeout: float = Field(default=5, gt=0, le=9, description="Seconds in which nats-server must have answered.")
+    concurrency: int = Field(default=10, ge=1, le=1000, description="Connections at the same time.")
+
+
+AnySettings = PasswordSettings | TokenSettings | HttpSettings | NatsSettings
+AuthenticatorSettings = Annotated[AnySettings, Field(discriminator="type")]
+
+KINDS: dict[str, type[AnySettings]] = {
+    get_args(kind.model_fields["type"].annotation)[0]: kind for kind in get_args(AnySettings)
+}
+"""The models by ``type``."""

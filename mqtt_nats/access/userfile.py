@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A file with one line per user, which is replaced as a whole when it is changed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from mqtt_nats.errors import StartupError
+
+E = TypeVar("E")
+
+
+def read(path: Path, parse: Callable[[str], tuple[str, E]]) -> dict[str, E]:
+    """The entries by user; ``parse`` splits a line and raises ValueError.
+
+    Raises:
+        StartupError: the file cannot be read, or a line is wrong.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise StartupError(f"cannot read the users in {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise StartupError(f"the file of users {path} is not UTF-8 text") from None
+    if not lines[-1]:
+        lines.pop()
+    users: dict[str, E] = {}
+    for number, line in enumerate(lines, 1):
+        try:
+            name, entry = parse(line)
+        except ValueError as error:
+            raise StartupError(f"{path}, line {number}: {error}") from None
+        if name in users:
+            raise StartupError(f"{path}, line {number}: {name!r} is there twice")
+        users[name] = entry
+    return users
+
+
+@contextmanager
+def changing(path: Path, load: Callable[[Path], dict[str, E]], *, must_exist: bool = False) -> Iterator[dict[str, E]]:
+    """The users, to be changed; what is left at the end is written in one step. Others who change it wait.
+
+    Raises:
+        StartupError: the file cannot be read or written.
+    """
+    path = path.resolve()  # a link stays one
+    try:
+        directory = os.open(path.parent, os.O_RDONLY)
+    except OSError as error:
+        raise StartupError(f"cannot write the users to {path}: {error.strerror}") from None
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        users = load(path) if must_exist or path.exists() else {}
+        before = dict(users)
+        yield users
+        if users != before:
+            try:
+                _write(path, "".join(f"{name}:{entry}\n" for name, entry in users.items()))
+                os.fsync(directory)
+            except OSError as error:
+                raise StartupError(f"cannot write the users to {path}: {error.strerror}") from None
+    finally:
+        os.close(directory)
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file, which keeps its owner where we may set it, with one that only its owner may read."""
+    new = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            if os.geteuid() == 0 and path.exists():
+                owner = path.stat()
+                os.fchown(handle, owner.st_uid, owner.st_gid)
+            file.write(text)
+            file.flush()
+            os.fsync(handle)
+        new.replace(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise

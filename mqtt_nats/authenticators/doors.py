@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may connect by which listener, and what they may do: made from the settings, and read again on SIGHUP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from mqtt_nats.access.acl import Rules
+from mqtt_nats.access.aclfile import load as load_rules
+from mqtt_nats.access.authenticator import Authenticator, Door
+from mqtt_nats.access.certificates import CertificateUsers
+from mqtt_nats.access.chain import Chain
+from mqtt_nats.access.scram import Users
+from mqtt_nats.access.settings import (
+    AnySettings,
+    HttpSettings,
+    NatsSettings,
+    PasswordSettings,
+    TokenSettings,
+)
+from mqtt_nats.access.verifiers import load as load_verifiers
+from mqtt_nats.broker.permitting import change_rules, revoke
+from mqtt_nats.config import SCRAM
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.config import Settings
+    from mqtt_nats.listeners.settings import ListenerSettings
+
+
+class Part(Authenticator, Protocol):
+    """An authenticator that has files or connections."""
+
+    def reload(self) -> Callable[[], None]:
+        """Read files again; what is returned puts them in force. Raises StartupError."""
+
+    async def keep(self) -> None:
+        """What it does while the gateway runs."""
+
+    async def close(self) -> None:
+        """Give back what it has."""
+
+
+class Doors:
+    """All authenticators, and the rules.
+
+    Raises:
+        StartupError: a file cannot be used.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.broker: Broker | None = None
+        """Whose clients are told of changes, once there is one."""
+        self.rules: Rules | None = None if settings.acl_file is None else load_rules(settings.acl_file)
+        self._users = None if settings.scram_file is None else Users(load_verifiers(settings.scram_file))
+        self._parts = {one.called: self._make(one) for one in settings.all_authenticators}
+
+    def _make(self, one: AnySettings) -> Part:
+        # What is not asked for is not loaded.
+        match one:
+            case PasswordSettings():
+                from mqtt_nats.authenticators.passwords import PasswordFile
+
+                return PasswordFile(one)
+            case TokenSettings():
+                from mqtt_nats.authenticators.tokens import Tokens
+
+                return Tokens(one, self._changed)
+            case HttpSettings():
+                from mqtt_nats.authenticators.callback import Callback
+
+                return Callback(one)
+            case NatsSettings():
+                from mqtt_nats.authenticators.natsusers import NatsUsers
+                from mqtt_nats.linking import nats_access
+
+                return NatsUsers(one, nats_access(self._settings))
+
+    def door(self, listener: ListenerSettings) -> Door:
+        """Who may connect by a listener."""
+        settings = self._settings
+        if listener.use_identity is not None:
+            return Chain([CertificateUsers(listener.use_identity)], None, False)
+        chain = settings.chain_of(listener)
+        users = self._current_users if SCRAM in chain else None
+        return Chain([self._parts[name] for name in chain if name != SCRAM], users, settings.is_open(listener))
+
+    def _current_users(self) -> Users:
+        assert self._users is not None
+        return self._users
+
+    def reload(self) -> None:
+        """Read all files again; who is not let in any more, or has what is not permitted any more, loses it.
+
+        Raises:
+            StartupError: one of them cannot be used; everything stays as it was.
+        """
+        settings = self._settings
+        commits = [part.reload() for part in self._parts.values()]
+        users = None if settings.scram_file is None else Users(load_verifiers(settings.scram_file))
+        rules = None if settings.acl_file is None else load_rules(settings.acl_file)
+        for commit in commits:
+            commit()
+        self._users, self.rules = users, rules
+        self._changed()
+        if self.broker is not None and rules is not None:
+            change_rules(self.broker, rules)
+
+    def _changed(self) -> None:
+        if self.broker is not None:
+            revoke(self.broker)
+
+    async def keep(self) -> None:
+        """What authenticators do while the gateway runs."""
+        await asyncio.gather(*(part.keep() for part in self._parts.values()))
+
+    async def close(self) -> None:
+        """Give back what they have."""
+        for part in self._parts.values():
+            await part.close()

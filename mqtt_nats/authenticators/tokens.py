@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JSON Web Tokens in place of passwords, and the keys to verify them: from a file, or from a URL that changes them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic, time
+from typing import TYPE_CHECKING, Final
+
+from mqtt_nats.access.authenticator import IGNORE, Allow, Credentials, Denied, Ignore
+from mqtt_nats.access.settings import TokenSettings
+from mqtt_nats.access.tokens import KEYS_BYTES, BadToken, Keys, check_claims, parse_keys, read_head, verify
+from mqtt_nats.codec import ReasonCode
+from mqtt_nats.errors import StartupError
+
+if TYPE_CHECKING:
+    import httpx
+
+log = logging.getLogger("mqtt_nats.access")
+
+# Seconds between two readings of a URL, however many unknown keys are asked for.
+PAUSE: Final = 10.0
+
+# Seconds in which a URL must answer.
+ANSWER: Final = 5.0
+
+# Seconds for which keys are used when their URL does not answer any more.
+KEPT: Final = 86_400.0
+
+
+class FileKeys:
+    """Keys of a file.
+
+    Raises:
+        StartupError: it cannot be used.
+    """
+
+    def __init__(self, settings: TokenSettings) -> None:
+        self._settings = settings
+        self.keys = self._load()
+
+    def _load(self) -> Keys:
+        path = Path(self._settings.keys)
+        try:
+            return parse_keys(path.read_bytes(), self._settings.algorithms)
+        except OSError as error:
+            raise StartupError(f"cannot read the keys in {path}: {error.strerror}") from None
+        except ValueError as error:
+            raise StartupError(f"the keys in {path} cannot be used: {error}") from None
+
+    async def renewed(self) -> bool:
+        """Whether there are other keys than before."""
+        return False
+
+    def reload(self) -> Callable[[], None]:
+        """Read the file again; what is returned puts it in force."""
+        keys = self._load()
+
+        def commit() -> None:
+            self.keys = keys
+
+        return commit
+
+    async def keep(self) -> None:
+        """Nothing to be done meanwhile."""
+
+    async def close(self) -> None:
+        """Nothing to be closed."""
+
+
+class RemoteKeys:
+    """Keys of a URL. Until it has answered, and when it has not for a day, there are none.
+
+    Args:
+        changed: is called when a key is not there any more.
+
+    Raises:
+        StartupError: a file cannot be used.
+    """
+
+    def __init__(self, settings: TokenSettings, changed: Callable[[], None]) -> None:
+        from mqtt_nats.authenticators.fetching import make_client  # not needed for files
+
+        self.keys = Keys()
+        self._settings = settings
+        self._changed = changed
+        self._client: httpx.AsyncClient = make_client(f"authenticator {settings.called}", ANSWER, 2, settings.tls_ca)
+        self._wanted = asyncio.Event()
+        self._done = asyncio.Event()
+        """Set when a reading has ended, and replaced."""
+        self._reading = True  # as soon as the gateway runs
+        self._read = -PAUSE
+        self._good = monotonic()
+
+    async def keep(self) -> None:
+        """Read the URL again and again."""
+        while True:
+            self._reading = True
+            self._wanted.clear()
+            await self._fetch()
+            self._read = monotonic()
+            self._reading = False
+            done, self._done = self._done, asyncio.Event()
+            done.set()
+            try:
+                # Soon, as long as there are none.
+                async with asyncio.timeout(self._settings.refresh if self.keys.fingerprints else PAUSE):
+                    await self._wanted.wait()
+            except TimeoutError:
+                pass
+
+    async def renewed(self) -> bool:
+        """Read it again, unless that has just been done; whether it was."""
+        if not self._reading:
+            if monotonic() - self._read < PAUSE:
+                return False
+            self._wanted.set()
+        await self._done.wait()
+        return True
+
+    async def _fetch(self) -> None:
+        import httpx
+
+        from mqtt_nats.authenticators.fetching import TooLong, fetch
+
+        settings = self._settings
+        try:
+            async with asyncio.timeout(ANSWER):
+                status, body = await fetch(self._client, self._client.build_request("GET", settings.keys), KEYS_BYTES)
+            if status != 200:
+                raise ValueError(f"status {status}")
+            keys = parse_keys(body, settings.algorithms)
+        except (httpx.HTTPError, TimeoutError, TooLong) as error:
+            self._failed(type(error).__name__)
+        except ValueError as error:
+            self._failed(str(error))
+        else:
+            self._good = monotonic()
+            self._use(keys)
+
+    def _failed(self, why: str) -> None:
+        log.warning("authenticator %r: %s gives no keys: %s", self._settings.called, self._settings.keys, why)
+        if monotonic() - self._good > KEPT:
+            self._use(Keys())
+
+    def _use(self, keys: Keys) -> None:
+        lost = self.keys.fingerprints - keys.fingerprints
+        self.keys = keys
+        if lost:
+            self._changed()
+
+    def reload(self) -> Callable[[], None]:
+        """Read it again soon."""
+        return self._wanted.set
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self._client.aclose()
+
+
+class Tokens:
+    """Clients whose password is a token. Others, and tokens of another issuer, are left to the next authenticator.
+
+    Args:
+        changed: is called when tokens that were good may be so no more.
+
+    Raises:
+        StartupError: a file cannot be used.
+    """
+
+    def __init__(self, settings: TokenSettings, changed: Callable[[], None]) -> None:
+        self.name = settings.called
+        self._settings = settings
+        self._source: FileKeys | RemoteKeys = (
+            RemoteKeys(settings, changed) if "://" in settings.keys else FileKeys(settings)
+        )
+        self.reload = self._source.reload
+        self.keep = self._source.keep
+        self.close = self._source.close
+
+    async def check(self, credentials: Credentials) -> Allow | Ignore | Denied:
+        """Verify the token."""
+        password, source = credentials.password, self._source
+        if password is None:
+            return IGNORE
+        try:
+            head = read_head(password, self._settings)
+            if head is None:
+                return IGNORE
+            keys = source.keys.find(head)
+            if not keys and await source.renewed():
+                keys = source.keys.find(head)
+            claims, key = verify(password, head, keys)
+            found = check_claims(claims, self._settings, credentials.client_id, time())
+        except BadToken as error:
+            return Denied(f"the token is not good: {error}", ReasonCode.BAD_USER_NAME_OR_PASSWORD)
+        return Allow(
+            found.user,
+            found.groups,
+            found.rules,
+            found.expires,
+            lambda: key.fingerprint in source.keys.fingerprints,
+        )

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bans, which every gateway of the cluster keeps, and clients that connect too often.
+
+A ban is in a KV bucket of JetStream, ends there by itself, and is heard of by all gateways at once. What was missed
+while there was no connection is read afterwards. Without NATS the bans that are known stay, and a new one holds here
+until it can be stored. See docs/internals/rules.md#bans.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from mqtt_nats.codec import MqttError, ReasonCode
+from mqtt_nats.limits.bans import Ban, Bans, ban
+from mqtt_nats.limits.flapping import Flapping
+from mqtt_nats.limits.networks import household, parse_host
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.bans import PREFIX, BanStore, read_ban
+
+if TYPE_CHECKING:
+    from mqtt_nats.backbone.link import Link
+    from mqtt_nats.broker.client import Client
+    from mqtt_nats.broker.context import Broker
+
+log = logging.getLogger("mqtt_nats.audit")
+
+SUBJECTS: Final = f"{PREFIX}>".encode()
+
+EVERY: Final = 60.0
+"""Seconds between two looks at all bans; those between are heard."""
+
+SOON: Final = 2.0
+"""Seconds until the next one, when there was no answer."""
+
+
+class Banning:
+    """The bans that this gateway knows."""
+
+    def __init__(self, broker: Broker) -> None:
+        settings = broker.settings
+        self._broker = broker
+        self._store = BanStore(broker.inbox)
+        self.bans = Bans()
+        self._unsaved: dict[tuple[str, str], Ban] = {}
+        """Set here, and not stored yet."""
+        self._heard: list[dict[str, Any]] = []
+        """What came while all bans were being read."""
+        self._wake = asyncio.Event()
+        window = settings.flapping_window
+        by_id, by_address = settings.flapping_connects, settings.flapping_connects_per_address
+        self._by_id = None if by_id is None else Flapping(by_id, window)
+        self._by_address = None if by_address is None else Flapping(by_address, window)
+        self._sid = broker.link.subscribe_raw(SUBJECTS, self._arrived)
+
+    # -- questions ------------------------------------------------------------------------------
+
+    def address(self, host: str) -> bool:
+        """Whether an address is banned."""
+        return self.bans.find(time.time(), host=host) is not None
+
+    async def admit(self, client: Client, client_id: str, *, known: bool) -> None:
+        """Keep a client out that is banned, and slow one down that connects too often.
+
+        Args:
+            known: it has been authenticated: before, anybody could have a client banned in whose name he comes.
+
+        Raises:
+            MqttError: it is banned.
+        """
+        host = client.connection.host
+        now = time.time()
+        user = client.granted.user if known else None
+        self._refuse(self.bans.find(now, client=client_id, user=user, host=host))
+        delay: float | None = 0.0
+        if known and self._by_id is not None:
+            delay = self._by_id.connects(client_id, now)
+            if delay is None:
+                self._refuse(self._flaps("client", client_id))
+        elif not known and self._by_address is not None and parse_host(host) is not None:
+            delay = self._by_address.connects(household(host), now)
+            if delay is None:
+                self._refuse(self._flaps("address", household(host) + ("/64" if ":" in household(host) else "")))
+        if delay:
+            await asyncio.sleep(delay)
+            self._refuse(self.bans.find(time.time(), client=client_id, user=user, host=host))
+
+    def _refuse(self, found: Ban | None) -> None:
+        if found is not None:
+            raise MqttError(f"{found} is banned", ReasonCode.BANNED)
+
+    def _flaps(self, kind: str, value: str) -> Ban:
+        until = time.time() + self._broker.settings.flapping_ban
+        one = ban(kind, value, until, "it connects too often", self._broker.identity)
+        self._unsaved[one.kind, one.value] = one
+        self._wake.set()
+        self._set(one)
+        return one
+
+    # -- what is stored -------------------------------------------------------------------------
+
+    def _set(self, one: Ban) -> None:
+        """Have a ban, and end the connections that it is about."""
+        if not one.holds(time.time()):
+            return
+        known = self.bans.get(one.kind, one.value) == one
+        self.bans.put(one)
+        if known:
+            return
+        log.warning("banned: %s, by %s: %s", one, one.by or "nobody", one.reason or "no reason given")
+        error = MqttError("banned", ReasonCode.ADMINISTRATIVE_ACTION)
+        for client in list(self._broker.connections):
+            if client.alive and client.client_id and self._is_about(one, client):
+                client.end(error)
+
+    def _is_about(self, one: Ban, client: Client) -> bool:
+        if one.kind == "client":
+            return client.client_id == one.value
+        if one.kind == "user":
+            return client.granted.user == one.value
+        alone = Bans()
+        alone.put(one)
+        return alone.find(0.0, host=client.connection.host) is not None
+
+    def _arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        found = read_ban(payload)
+        if found is not None:
+            self._heard.append(found)
+            self._take(found)
+
+    def _take(self, found: dict[str, Any]) -> None:
+        try:
+            one = ban(found["kind"], found["value"], found["until"], found["reason"], found["by"])
+        except ValueError as error:
+            log.error("a ban cannot be used: %s", error)
+            return
+        if found["lifted"]:
+            self._unsaved.pop((one.kind, one.value), None)
+            if self.bans.get(one.kind, one.value) is not None:
+                log.warning("not banned any more: %s", one)
+            self.bans.remove(one.kind, one.value)
+        else:
+            self._set(one)
+
+    def renew(self, link: Link) -> None:
+        """Subscribe again after a reconnect, and read what was missed."""
+        link.renew(self._sid, SUBJECTS)
+        self._wake.set()
+
+    async def keep(self) -> None:
+        """Keep the bans as they are stored, for as long as the gateway runs."""
+        while True:
+            wait = EVERY
+            try:
+                await self._save()
+                await self._read()
+            except (ApiError, NoResponders, RequestTimeout) as error:
+                log.debug("bans: %s", error)
+                wait = SOON
+            self.bans.expire(time.time())
+            try:
+                async with asyncio.timeout(wait):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+
+    async def _save(self) -> None:
+        for key, one in list(self._unsaved.items()):
+            if one.holds(time.time()):
+                await self._store.add(*one, time.time())
+            self._unsaved.pop(key, None)
+
+    async def _read(self) -> None:
+        self._heard.clear()
+        there = {(one["kind"], one["value"]): one for one in await self._store.all()}
+        for one in self._heard:
+            there[one["kind"], one["value"]] = one
+        for known in list(self.bans):
+            if (known.kind, known.value) not in there and (known.kind, known.value) not in self._unsaved:
+                self.bans.remove(known.kind, known.value)
+        for one in there.values():
+            self._take(one)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hooks about what is sent to clients: what stands between a client and its socket while there are any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from mqtt_nats.broker.announcing import dropped
+from mqtt_nats.hooks.events import ClientView, Delivered
+from mqtt_nats.hooks.points import MESSAGE_ACKED, MESSAGE_DELIVERED, MESSAGE_DROPPED
+from mqtt_nats.outlet import Outlet
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.client import Client
+
+
+def fit_spout(client: Client) -> None:
+    """Put a spout in, or take it out, as the hooks of the moment want it."""
+    hooks = client.broker.hooks
+    outlet = client.outlet
+    looks = bool(hooks.noticing(MESSAGE_DELIVERED) or hooks.noticing(MESSAGE_ACKED))
+    wanted = looks or hooks.noticing(MESSAGE_DROPPED) is not None
+    send = outlet.send
+    if isinstance(send, Spout):
+        send.looks = looks
+        if not wanted:
+            outlet.send = send.send
+    elif wanted and send is not None:
+        outlet.send = Spout(client, send, looks)
+
+
+class Spout:
+    """Takes the place of a socket's ``write``: sees what is sent."""
+
+    __slots__ = ("_aliases", "_view", "client", "looks", "send", "sent")
+
+    def __init__(self, client: Client, send: Callable[[bytes], None], looks: bool) -> None:
+        self.client = client
+        self.send = send
+        self.looks = looks
+        self.sent: dict[int, Delivered] = {}
+        """Messages that are not acknowledged, by packet identifier, where somebody wants to know."""
+        self._view = ClientView(client)
+        self._aliases: dict[int, bytes] = {} if client.outgoing is None else client.outgoing.known()
+
+    def __call__(self, data: bytes) -> None:
+        """Send, then tell what has been sent."""
+        self.send(data)
+        if self.looks:
+            self._look(data)
+
+    def _look(self, data: bytes) -> None:
+        hooks = self.client.broker.hooks
+        delivered, acked = hooks.noticing(MESSAGE_DELIVERED), hooks.noticing(MESSAGE_ACKED)
+        at = 0
+        while at < len(data):
+            first = data[at]
+            body, end = _extent(data, at)
+            at = end
+            if first >> 4 != 3:
+                continue
+            found = self._parse(first, data, body, end)
+            if acked is not None and found.qos:
+                self.sent[found.packet_id] = found
+            if delivered is not None:
+                delivered.emit(found)
+
+    def _parse(self, first: int, data: bytes, at: int, end: int) -> Delivered:
+        qos = first >> 1 & 3
+        size = data[at] << 8 | data[at + 1]
+        at += 2
+        topic = data[at : at + size]
+        at += size
+        identifier = 0
+        if qos:
+            identifier = data[at] << 8 | data[at + 1]
+            at += 2
+        if self.client.version == 5:
+            start, stop = _extent(data, at - 1)
+            alias = _alias(data, start, stop)
+            if alias:
+                if size:
+                    self._aliases[alias] = topic
+                else:
+                    topic = self._aliases.get(alias, b"")
+            at = stop
+        retain, dup = bool(first & 1), bool(first & 8)
+        return Delivered(self._view, topic.decode(), data[at:end], qos, retain, dup, identifier)
+
+
+def _extent(data: bytes, at: int) -> tuple[int, int]:
+    """Beginning and end of what has a length (one to four bytes) after the byte at ``at``."""
+    size = shift = 0
+    while True:
+        at += 1
+        size |= (data[at] & 127) << shift
+        shift += 7
+        if data[at] < 128:
+            return at + 1, at + 1 + size
+
+
+def _alias(data: bytes, at: int, end: int) -> int:
+    """The topic alias among properties that we have written; only an expiry may come before it."""
+    if at < end and data[at] == 0x02:
+        at += 5
+    return data[at + 1] << 8 | data[at + 2] if at + 3 <= end and data[at] == 0x23 else 0
+
+
+def lost(outlet: Outlet, data: bytes) -> None:
+    """QoS 0 messages are dropped, because their client does not read."""
+    spout = outlet.send
+    if not isinstance(spout, Spout):
+        return
+    at = 0
+    while at < len(data):
+        first = data[at]
+        body, at = _extent(data, at)
+        if first >> 4 == 3:
+            size = data[body] << 8 | data[body + 1]
+            dropped(spout.client, data[body + 2 : body + 2 + size].decode(), first >> 1 & 3, "slow client")

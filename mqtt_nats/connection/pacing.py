@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections whose client may only send so much in a time: above that it is read from less often.
+
+They are of a class of their own, so that where no rate is set nothing is counted. A read is handled as a whole; when it
+was more than what the client has saved up, the next one waits until it is made up for. TCP then stops the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from mqtt_nats.codec import MqttError, Packet, Publish, PublishRun, ReasonCode
+from mqtt_nats.connection.connection import Connection, Handler, Hold
+from mqtt_nats.limits.bucket import Bucket, depth
+
+if TYPE_CHECKING:
+    from mqtt_nats.config import Settings
+
+
+def paced(settings: Settings) -> bool:
+    """Whether a rate is set."""
+    return settings.message_rate is not None or settings.byte_rate is not None
+
+
+class PacedConnection(Connection):
+    """A connection with `message_rate` or `byte_rate`."""
+
+    __slots__ = ("_bytes", "_messages", "_timer")
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        settings = self.settings
+        now = monotonic()
+
+        def bucket(rate: float | None) -> Bucket | None:
+            return None if rate is None else Bucket(rate, depth(rate, settings.rate_burst), now)
+
+        self._bytes = bucket(settings.byte_rate)
+        self._messages = bucket(settings.message_rate)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has connected."""
+        super().connection_made(transport)
+        if self.handler is not None and self._messages is not None:
+            self.handler = Counting(self.handler, self)
+
+    def data_received(self, data: bytes) -> None:
+        """Handle a read, and wait with the next one where it was too much."""
+        kept = self._holds & Hold.STANDSTILL
+        super().data_received(data)
+        if self._bytes is not None and not kept:
+            self.wait(self._bytes.pour(len(data), monotonic()))
+
+    def inner(self, otherwise: Handler) -> Handler:
+        """Who handles what was read, and counted, before."""
+        handler = self.handler
+        return (handler.handler if isinstance(handler, Counting) else handler) or otherwise
+
+    def published(self, count: int) -> None:
+        """The client has sent so many PUBLISH packets."""
+        assert self._messages is not None
+        self.wait(self._messages.pour(count, monotonic()))
+
+    def wait(self, seconds: float) -> None:
+        """Read nothing for a while."""
+        handler = self.handler
+        if not seconds or handler is None:
+            return
+        if seconds > self.settings.rate_pause:
+            handler.broken(MqttError("far more than its rate at once", ReasonCode.MESSAGE_RATE_TOO_HIGH))
+            return
+        loop = asyncio.get_running_loop()
+        if self._timer is not None:
+            if self._timer.when() >= loop.time() + seconds:
+                return
+            self._timer.cancel()
+        self.hold(Hold.RATE)
+        self._timer = loop.call_later(seconds, self._go_on)
+
+    def _go_on(self) -> None:
+        self._timer = None
+        self.release(Hold.RATE)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is closed."""
+        if self._timer is not None:
+            self._timer.cancel()
+        super().connection_lost(exc)
+
+
+class Counting:
+    """A handler that counts PUBLISH packets on their way to another."""
+
+    __slots__ = ("_connection", "handler")
+
+    def __init__(self, handler: Handler, connection: PacedConnection) -> None:
+        self.handler: Handler | None = handler
+        self._connection = connection
+
+    def broken(self, error: MqttError) -> None:
+        """The client violated the protocol."""
+        if self.handler is not None:
+            self.handler.broken(error)
+
+    def lost(self) -> None:
+        """The socket is closed."""
+        if self.handler is not None:
+            self.handler.lost()
+
+    def packets(self, packets: list[Packet]) -> None:
+        """Handle the packets of one read."""
+        if self.handler is None:
+            return
+        self.handler.packets(packets)
+        count = sum(
+            one.count if isinstance(one, PublishRun) else 1 for one in packets if isinstance(one, PublishRun | Publish)
+        )
+        if count:
+            self._connection.published(count)

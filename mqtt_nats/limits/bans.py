@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is banned, as far as this process knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from mqtt_nats.limits.networks import Networks, parse_network
+
+KINDS: Final = ("client", "user", "address")
+
+
+class Ban(NamedTuple):
+    """A client id, a user name or a network that may not connect."""
+
+    kind: str
+    """One of `KINDS`."""
+    value: str
+    """For an address a network, as `parse_network` writes it."""
+    until: float
+    """Unix time in seconds; 0 = for good."""
+    reason: str = ""
+    by: str = ""
+    """Who has set it."""
+
+    def holds(self, now: float) -> bool:
+        """Whether it has not ended at Unix time ``now``."""
+        return not self.until or self.until > now
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.value!r}"
+
+
+def ban(kind: str, value: str, until: float, reason: str = "", by: str = "") -> Ban:
+    """A ban that can be put into `Bans`.
+
+    Raises:
+        ValueError: there is no such kind, or the value is no network, or empty.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"{kind!r} cannot be banned: expected {', '.join(KINDS)}")
+    if kind == "address":
+        value = str(parse_network(value))
+    elif not value:
+        raise ValueError("an empty name cannot be banned")
+    return Ban(kind, value, until, reason, by)
+
+
+class Bans:
+    """Bans by what they are about."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str], Ban] = {}
+        self._networks: Networks[Ban] = Networks()
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __iter__(self) -> Iterator[Ban]:
+        return iter(self._found.values())
+
+    def get(self, kind: str, value: str) -> Ban | None:
+        """The ban about this, whether it has ended or not."""
+        return self._found.get((kind, value))
+
+    def put(self, one: Ban) -> None:
+        """Add a ban, or another end for one that there is."""
+        self._found[one.kind, one.value] = one
+        if one.kind == "address":
+            self._networks.put(parse_network(one.value), one)
+
+    def remove(self, kind: str, value: str) -> None:
+        """Lift a ban."""
+        if self._found.pop((kind, value), None) is not None and kind == "address":
+            self._networks.remove(parse_network(value))
+
+    def expire(self, now: float) -> None:
+        """Forget what has ended at Unix time ``now``."""
+        for one in [one for one in self._found.values() if not one.holds(now)]:
+            self.remove(one.kind, one.value)
+
+    def find(self, now: float, *, client: str = "", user: str | None = None, host: str = "") -> Ban | None:
+        """The ban that keeps somebody out at Unix time ``now``, of those about what is given."""
+        if not self._found:
+            return None
+        found = [self._found.get(("client", client)), self._found.get(("user", user)) if user else None]
+        if host:
+            found += self._networks.covering(host)
+        return next((one for one in found if one is not None and one.holds(now)), None)

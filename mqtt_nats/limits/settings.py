@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings that bound what clients may do; most of them also for a single listener."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, Field
+from pydantic_settings import NoDecode
+
+from mqtt_nats.limits.networks import parse_network, parse_rules
+
+
+def _split(value: Any) -> Any:
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def _number(value: Any) -> Any:
+    return int(value) if isinstance(value, str) and value.isdecimal() and value.isascii() else value
+
+
+def _check_rules(value: tuple[str, ...]) -> tuple[str, ...]:
+    parse_rules(value)
+    return value
+
+
+def _check_networks(value: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(str(parse_network(one)) for one in value)
+
+
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+PacketSize = Annotated[ByteSize, Field(ge=64, le=268_435_460)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Inflight = Annotated[int, Field(ge=1, le=16384)]
+Sixteen = Annotated[int, Field(ge=1, le=65535)]
+Bytes = Annotated[ByteSize, Field(ge=1)]
+Qos = Annotated[Literal[0, 1, 2], BeforeValidator(_number)]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+Rules = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_check_rules)]
+Networks = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_check_networks)]
+
+PER_LISTENER: Final = (
+    "max_connections_per_address",
+    "connect_rate",
+    "connect_rate_per_address",
+    "connect_timeout",
+    "connect_packet_size",
+    "max_packet_size",
+    "message_rate",
+    "byte_rate",
+    "max_subscriptions",
+    "max_inflight",
+    "max_queued",
+    "receive_maximum",
+    "max_qos",
+)
+"""What may be another for a listener."""
+
+
+class ClientLimits(BaseModel):
+    """Limits of the gateway. `PER_LISTENER` names those that a listener may have of its own."""
+
+    max_connections: Count | None = Field(
+        default=None,
+        description="Connections at the same time, in each worker, of all listeners; more are closed before anything "
+        "is read from them.",
+    )
+    max_connections_per_address: Count | None = Field(
+        default=None,
+        description="Connections at the same time from one address (IPv6: one /64), at each listener, in each worker.",
+    )
+    addresses: Rules = Field(
+        default=(),
+        description="Who may connect, in order: `allow NETWORK`, `deny NETWORK`, at last `allow all` or `deny all`; "
+        "checked before anything is read.",
+    )
+    connect_rate: Rate | None = Field(
+        default=None, description="Connections per second at each listener, in each worker."
+    )
+    connect_rate_per_address: Rate | None = Field(
+        default=None, description="The same, from one address (IPv6: one /64)."
+    )
+    message_rate: Rate | None = Field(
+        default=None,
+        description="PUBLISH packets per second of one client; when there are more it is read from less often.",
+    )
+    byte_rate: Bytes | None = Field(
+        default=None, description="Bytes per second of one client; when there are more it is read from less often."
+    )
+    rate_burst: Seconds = Field(
+        default=5.0, description="Seconds for which a client, an address or a listener may save up what a rate allows."
+    )
+    rate_pause: Seconds = Field(
+        default=60.0,
+        description="Longest pause in reading, in seconds; a client that would have to wait longer for what it has "
+        "sent at once is disconnected (0x96).",
+    )
+    flapping_connects: Count | None = Field(
+        default=None,
+        description="Connections of one client id within `flapping_window` that get it banned; those beyond half of "
+        "it wait.",
+    )
+    flapping_connects_per_address: Count | None = Field(
+        default=None, description="The same for an address, also counting those that are not let in."
+    )
+    flapping_window: Seconds = Field(default=60.0, description="Seconds over which such connections are counted.")
+    flapping_ban: Count = Field(default=300, description="Seconds for which a client or address is banned by that.")
+    max_qos: Qos = Field(
+        default=2, description="Highest QoS that clients may publish with, and that subscriptions are granted."
+    )
+    max_topic_length: Annotated[int, Field(ge=1, le=65535)] = Field(
+        default=3800, description="Bytes of a topic or filter; NATS takes no more than the default."
+    )
+    max_filters: Count = Field(default=1000, description="Filters in one SUBSCRIBE or UNSUBSCRIBE.")
+    max_held: Sixteen = Field(default=10_000, description="QoS 2 publishes of one client that wait for its PUBREL.")
+    max_user_properties: Annotated[int, Field(ge=0, le=65535)] = Field(
+        default=64, description="User properties of one packet."
+    )
+    max_user_property_bytes: Annotated[ByteSize, Field(ge=0)] = Field(
+        default=ByteSize(64 * 1024), description="Bytes of the names and values of the user properties of one packet."
+    )
+    max_retained: Count | None = Field(
+        default=None, description="Retained messages in the whole cluster (`max_msgs` of `$MQTT_rmsgs`)."
+    )
+    max_retained_size: Bytes | None = Field(default=None, description="Bytes of the payload of a retained message.")
+
+
+def at_listener(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a listener's settings change of the gateway's; ``given``: its settings by name."""
+    return {name: given[name] for name in PER_LISTENER if given.get(name) is not None}

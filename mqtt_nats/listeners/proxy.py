@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The header of the PROXY protocol, versions 1 and 2: whom a proxy speaks for.
+
+The header stands before everything else, also before TLS. So that nothing of what follows is taken, the reader says
+how many bytes there are at least to come of the header.
+"""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv6Address
+from typing import Final
+
+SIGNATURE: Final = b"\r\n\r\n\0\r\nQUIT\n"
+"""What version 2 begins with."""
+
+LINE: Final = b"PROXY "
+"""What version 1 begins with."""
+
+LINE_MOST: Final = 107
+"""Bytes of the line of version 1, as its specification says."""
+
+FIELDS_MOST: Final = 2048
+"""Bytes after the first 16 of version 2: addresses, and what else a proxy says."""
+
+_LOCAL: Final = 0x20
+_PROXY: Final = 0x21
+_FAMILIES: Final = {0x11: 4, 0x21: 16}
+"""Bytes of an address, of those that TCP has, by the byte for family and protocol."""
+_OTHERS: Final = {0x00: 0, 0x12: 12, 0x22: 36, 0x31: 216, 0x32: 216}
+"""Bytes of addresses that are none of a TCP client."""
+
+
+class BadHeader(Exception):
+    """What has come is no header of the PROXY protocol."""
+
+
+class HeaderReader:
+    """Takes a header as it comes in."""
+
+    def __init__(self) -> None:
+        self.need = len(SIGNATURE)
+        """Bytes that are to come at least; 0: the header is complete."""
+        self.source: tuple[str, int] | None = None
+        """Address and port of the client; None: those of the connection, as for a check of the proxy's own."""
+        self._data = b""
+
+    def feed(self, data: bytes) -> None:
+        """Take some bytes, not more than `need`.
+
+        Raises:
+            BadHeader: it is none.
+        """
+        self._data = found = self._data + data
+        self.need -= len(data)
+        if self.need:
+            return
+        if found.startswith(SIGNATURE):
+            self._second(found)
+        elif found.startswith(LINE):
+            self._first(found)
+        else:
+            raise BadHeader("no header of the PROXY protocol")
+
+    def _first(self, line: bytes) -> None:
+        if not line.endswith(b"\r\n"):
+            if b"\n" in line or len(line) >= LINE_MOST:
+                raise BadHeader("a line that does not end")
+            self.need = 1 if line.endswith(b"\r") else min(2, LINE_MOST - len(line))
+            return
+        parts = line[:-2].split(b" ")
+        if parts[1] == b"UNKNOWN":
+            return
+        if len(parts) != 6 or parts[1] not in (b"TCP4", b"TCP6"):
+            raise BadHeader("a line that does not name two addresses")
+        kind = IPv4Address if parts[1] == b"TCP4" else IPv6Address
+        try:
+            source, _ = (str(kind(part.decode("ascii"))) for part in parts[2:4])
+        except ValueError:
+            raise BadHeader("a line without addresses") from None
+        port, _ = map(_port, parts[4:])
+        self.source = source, port
+
+    def _second(self, found: bytes) -> None:
+        if len(found) < 16:
+            self.need = 16 - len(found)
+            return
+        command, family, size = found[12], found[13], int.from_bytes(found[14:16], "big")
+        if command not in (_LOCAL, _PROXY):
+            raise BadHeader(f"version and command {command:#04x}")
+        if size > FIELDS_MOST:
+            raise BadHeader(f"{size} bytes of addresses")
+        if len(found) < 16 + size:
+            self.need = 16 + size - len(found)
+            return
+        if command == _LOCAL:
+            return
+        length = _FAMILIES.get(family)
+        if length is None:
+            if family not in _OTHERS or size < _OTHERS[family]:
+                raise BadHeader(f"address family and protocol {family:#04x} in {size} bytes")
+            return
+        if size < 2 * length + 4:
+            raise BadHeader(f"two addresses in {size} bytes")
+        kind = IPv4Address if length == 4 else IPv6Address
+        self.source = (
+            str(kind(found[16 : 16 + length])),
+            int.from_bytes(found[16 + 2 * length : 18 + 2 * length], "big"),
+        )
+
+
+def _port(text: bytes) -> int:
+    if not text.isdigit() or len(text) > 5 or (len(text) > 1 and text.startswith(b"0")) or int(text) > 65535:
+        raise BadHeader("a line without ports")
+    return int(text)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KV bucket `MQTT_bans`: who may not connect, at any gateway; each ban ends by itself."""
+
+from hashlib import sha256
+from math import ceil
+from typing import Any, Final
+
+import orjson
+
+from mqtt_streams import stored
+from mqtt_streams.api import JetStream, publish
+
+STREAM: Final = "KV_MQTT_bans"
+BUCKET: Final = "MQTT_bans"
+PREFIX: Final = "$KV.MQTT_bans."
+
+LIFTED: Final = 60
+"""Seconds for which it stays known that a ban was lifted."""
+
+_PAGE_MESSAGES: Final = 256
+_PAGE_BYTES: Final = 1024 * 1024
+
+
+def ban_subject(kind: str, value: str) -> str:
+    """Where a ban is kept: names may hold anything, so it is found by their hash."""
+    return f"{PREFIX}{kind}.{sha256(value.encode()).hexdigest()[:32]}"
+
+
+def read_ban(payload: bytes) -> dict[str, Any] | None:
+    """A ban as `BanStore.add` has written it; None for anything else. `until` 0: it was lifted, or has no end."""
+    try:
+        found = orjson.loads(payload)
+        return {
+            "kind": str(found["kind"]),
+            "value": str(found["value"]),
+            "until": float(found["until"]),
+            "lifted": bool(found.get("lifted", False)),
+            "reason": str(found.get("reason", "")),
+            "by": str(found.get("by", "")),
+        }
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+class BanStore:
+    """Reads and writes bans."""
+
+    def __init__(self, js: JetStream) -> None:
+        self._js = js
+
+    async def add(self, kind: str, value: str, until: float, reason: str, by: str, now: float) -> None:
+        """Store a ban until Unix time `until`, 0 = for good; `now` is the time. Raises ApiError, NoResponders, ..."""
+        body = {"kind": kind, "value": value, "until": until, "reason": reason, "by": by}
+        await self._write(kind, value, body, max(1, ceil(until - now)) if until else 0)
+
+    async def remove(self, kind: str, value: str) -> None:
+        """Lift a ban. Written, not removed, so that every gateway hears of it. Raises ApiError, NoResponders, ..."""
+        await self._write(kind, value, {"kind": kind, "value": value, "until": 0, "lifted": True}, LIFTED)
+
+    async def _write(self, kind: str, value: str, body: dict[str, Any], ttl: int) -> None:
+        lines = b"Nats-TTL:%ds\r\n" % ttl if ttl else b""
+        block = b"NATS/1.0\r\n%b\r\n" % lines if lines else b""
+        await publish(self._js, ban_subject(kind, value), orjson.dumps(body), block)
+
+    async def all(self) -> list[dict[str, Any]]:
+        """Every ban, as `read_ban` gives it; those that were lifted lately among them."""
+        found: list[dict[str, Any]] = []
+        start = 1
+        more = True
+        while more:
+            page, more = await stored.direct_page(
+                self._js, STREAM, PREFIX + ">", {"seq": start}, messages=_PAGE_MESSAGES, size=_PAGE_BYTES
+            )
+            for message in page:
+                start = message.seq + 1
+                one = read_ban(message.payload)
+                if one is not None:
+                    found.append(one)
+        return found

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file of users and hashed passwords, and the command that edits it."""
+
+import os
+import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from argon2 import PasswordHasher
+from click.testing import CliRunner
+
+from mqtt_nats.access import passwords
+from mqtt_nats.access.passwords import PasswordHash, PasswordUsers, delete_user, load, set_password
+from mqtt_nats.cli import command
+from mqtt_nats.errors import StartupError
+from tests.harness.nats import ROOT
+
+CHEAP = PasswordHasher(time_cost=1, memory_cost=64, parallelism=1)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "passwords"
+
+
+@pytest.fixture
+def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passwords, "HASHER", CHEAP)
+
+
+def test_users_and_their_passwords(file: Path) -> None:
+    assert set_password(file, "ann", "pencil")
+    assert set_password(file, "a:b", "p:q")
+    assert not set_password(file, "ann", "pen")
+    users = PasswordUsers(load(file))
+    found = users.verify("ann", b"pen")
+    assert found is users.find("ann")
+    assert found is not None
+    assert users.verify("a:b", b"p:q") is not None
+    text = file.read_text(encoding="utf-8")
+    assert "$argon2id$v=19$m=19456,t=2,p=1$" in text
+    assert "pen" not in text
+    assert str(found) not in repr(found)
+    assert "argon2" not in repr(found)
+    assert delete_user(file, "ann")
+    assert not delete_user(file, "ann")
+    assert list(load(file)) == ["a:b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "password"),
+    [("ann", b"pencil "), ("ann", b"Pencil"), ("ann", b""), ("ann", b"\xff"), ("Ann", b"pencil"), ("", b"pencil")],
+)
+@pytest.mark.usefixtures("cheap")
+def test_who_does_not_get_in(file: Path, name: str, password: bytes) -> None:
+    set_password(file, "ann", "pencil")
+    assert PasswordUsers(load(file)).verify(name, password) is None
+
+
+@pytest.mark.usefixtures("cheap")
+def test_unknown_users_cost_as_much_as_wrong_passwords(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are verified once, with the same parameters."""
+    seen: list[str] = []
+    fits = PasswordHash.fits
+
+    def spy(self: PasswordHash, password: bytes) -> bool:
+        seen.append(self.text.rsplit("$", 2)[0] + str(len(self.text)))
+        return fits(self, password)
+
+    monkeypatch.setattr(PasswordHash, "fits", spy)
+    for name in ("ann", "bob"):
+        set_password(file, name, "pencil")
+    users = PasswordUsers(load(file))
+    for name in ("ann", "nobody", "bob", "nobody"):
+        assert users.verify(name, b"wrong") is None
+    assert len(seen) == 4
+    assert len(set(seen)) == 1
+    assert PasswordUsers({}).verify("ann", b"x") is None
+    assert len(seen) == 5
+
+
+def test_the_file_is_private_and_keeps_its_place(file: Path, cheap: None) -> None:
+    os.umask(os.umask(0o022))
+    link = file.with_name("link")
+    link.symlink_to(file)
+    set_password(link, "ann", "pencil")
+    assert link.is_symlink()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    file.chmod(0o644)
+    set_password(file, "bob", "pencil")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert [one.name for one in file.parent.iterdir() if one.name.startswith(".")] == []
+
+
+def test_changes_at_the_same_time_are_all_made(file: Path, cheap: None) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(lambda number: set_password(file, f"user{number}", "x"), range(40)))
+    assert len(load(file)) == 40
+
+
+HASH = CHEAP.hash("x")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("ann:pencil\n", "line 1: expected user:$argon2id$"),
+        ("ann\n", "line 1: expected"),
+        (f"ann:{HASH}\n\n", "line 2: expected"),
+        (f"ann:{HASH}\nbob:{HASH}\nann:{HASH}\n", "line 3: 'ann' is there twice"),
+        (f":{HASH}\n", "line 1: a user name must have"),
+        (f"a\tb:{HASH}\n", "line 1: a user name must have"),
+        ("ann:$argon2id$v=19$m=64,t=1,p=1$!!!!$AAAA\n", "not one of Argon2id"),
+        ("ann:$argon2id$v=19$m=64,t=1\n", "not one of Argon2id"),
+        (f"ann:{HASH.replace('v=19', 'v=16')}\n", "version 19"),
+        (f"ann:{HASH.replace('m=64', 'm=1048577')}\n", "m must be"),
+        (f"ann:{HASH.replace('m=64', 'm=4')}\n", "m must be"),
+        (f"ann:{HASH.replace('t=1', 't=101')}\n", "t must be"),
+        (f"ann:{HASH.replace('p=1', 'p=65')}\n", "p from 1 to 64"),
+        ("ann:$argon2i$v=19$m=64,t=1,p=1$AAAAAAAAAAAAAAAAAAAAAA$AAAAAAAAAAAAAAAAAAAAAA\n", "expected user:"),
+        ("ann:SCRAM-SHA-256$4096:AAAA$AAAA:AAAA\n", "expected user:$argon2id$"),
+    ],
+)
+def test_lines_that_are_refused(file: Path, text: str, named: str) -> None:
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(StartupError) as caught:
+        load(file)
+    message = str(caught.value)
+    assert named in message
+    assert str(file) in message
+    assert "\n" not in message
+    assert "pencil" not in message
+
+
+def test_files_that_are_refused(file: Path) -> None:
+    with pytest.raises(StartupError, match="No such file"):
+        load(file)
+    file.write_bytes(b"\xff:")
+    with pytest.raises(StartupError, match="not UTF-8"):
+        load(file)
+    with pytest.raises(StartupError, match="not UTF-8"):
+        set_password(file, "ann", "x")
+    with pytest.raises(StartupError, match="No such file"):
+        delete_user(file.with_name("none"), "ann")
+    assert not file.with_name("none").exists()
+
+
+def run(*arguments: str, stdin: str | bytes = "") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", "mqtt_nats", "passwd", *arguments],
+        cwd=ROOT,
+        input=stdin.encode() if isinstance(stdin, str) else stdin,
+        capture_output=True,
+        timeout=60,
+    )
+
+
+def test_the_command(file: Path) -> None:
+    assert run(str(file), "ann", "--stdin", stdin="pencil\n").stdout == b"ann added\n"
+    assert run(str(file), "ann", "--stdin", stdin="pen").stdout == b"ann changed\n"
+    assert PasswordUsers(load(file)).verify("ann", b"pen") is not None
+    assert run(str(file), "ann", "--delete").stdout == b"ann removed\n"
+    assert load(file) == {}
+
+
+@pytest.mark.usefixtures("cheap")
+def test_the_command_refuses(file: Path) -> None:
+    set_password(file, "ann", "pencil")
+    before = file.read_bytes()
+    runner = CliRunner()
+    for arguments, text, named in (
+        ([str(file), "bob", "--delete"], "", f"no user 'bob' in {file}"),
+        ([str(file), "ann", "--stdin"], "\n", "the password is empty"),
+        ([str(file), "", "--stdin"], "x\n", "a user name must have"),
+        ([str(file), "a\nb", "--stdin"], "x\n", "a user name must have"),
+        ([str(file), "ann", "--stdin"], "x" * 65536, "more than 65535 bytes"),
+        ([str(file), "ann", "--scram", "--stdin"], "x\n", "line 1: expected user:SCRAM-SHA-256"),
+        ([str(file.parent / "no" / "where"), "ann", "--stdin"], "x\n", "No such file"),
+    ):
+        done = runner.invoke(command, ["passwd", *arguments], input=text)
+        assert isinstance(done.exception, StartupError), done.output
+        assert named in str(done.exception)
+        assert file.read_bytes() == before
+
+
+@pytest.mark.usefixtures("cheap")
+def test_the_command_asks_twice_and_shows_nothing(file: Path) -> None:
+    runner = CliRunner()
+    done = runner.invoke(command, ["passwd", str(file), "ann"], input="pencil\npencil\n")
+    assert done.exit_code == 0, done.output
+    assert "pencil" not in done.output
+    done = runner.invoke(command, ["passwd", str(file), "bob"], input="one\ntwo\n")
+    assert done.exit_code == 1
+    assert list(load(file)) == ["ann"]

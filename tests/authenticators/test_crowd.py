@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Work for CONNECTs: so much at the same time, so many that wait, and a flood from one address keeps nobody out."""
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from mqtt_nats.access import passwords
+from mqtt_nats.access.authenticator import IGNORE, Allow, Denied
+from mqtt_nats.access.passwords import PasswordHash, set_password
+from mqtt_nats.access.settings import PasswordSettings
+from mqtt_nats.authenticators.crowd import Crowd
+from mqtt_nats.authenticators.passwords import PasswordFile
+from mqtt_nats.codec import MqttError, ReasonCode
+from mqtt_nats.errors import StartupError
+from tests.access.test_chain import credentials
+from tests.access.test_passwords import CHEAP
+
+pytestmark = pytest.mark.anyio
+
+
+class Work:
+    """Counts what runs at the same time, until it is let go."""
+
+    def __init__(self) -> None:
+        self.running: list[str] = []
+        self.most = 0
+        self.go = asyncio.Event()
+
+    async def do(self, name: str) -> str:
+        self.running.append(name)
+        self.most = max(self.most, len(self.running))
+        await self.go.wait()
+        await asyncio.sleep(0)
+        self.running.remove(name)
+        return name
+
+
+async def settled() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_so_much_at_the_same_time() -> None:
+    crowd, work = Crowd(3), Work()
+    tasks = [asyncio.create_task(crowd.run("a", lambda name=str(n): work.do(name))) for n in range(10)]  # type: ignore[misc]
+    await settled()
+    assert work.running == ["0", "1", "2"]
+    work.go.set()
+    assert await asyncio.gather(*tasks) == [str(n) for n in range(10)]
+    assert work.most == 3
+
+
+async def test_a_flood_does_not_keep_others_out() -> None:
+    crowd, work = Crowd(1, waiting=50), Work()
+    flood = [asyncio.create_task(crowd.run("192.0.2.1", lambda: work.do("flood"))) for _ in range(200)]
+    await settled()
+    others = [asyncio.create_task(crowd.run(f"192.0.2.{n}", lambda: work.do("other"))) for n in range(2, 12)]
+    await settled()
+    refused = [one for one in flood if one.done()]
+    assert len(refused) == 159  # one works, fifty wait, of whom ten are others
+    for one in refused:
+        error = one.exception()
+        assert isinstance(error, MqttError)
+        assert error.reason is ReasonCode.SERVER_BUSY
+    order: list[str] = []
+    for one in (*flood, *others):
+        one.add_done_callback(lambda done: order.append("x" if done.exception() else done.result()))
+    order.clear()
+    work.go.set()
+    assert await asyncio.gather(*others) == ["other"] * 10
+    assert order.count("flood") <= 3
+    await asyncio.gather(*flood, return_exceptions=True)
+
+
+async def test_who_gives_up() -> None:
+    """Waiting, it gives its place to the next; working, it keeps it until the work is done."""
+    crowd, work = Crowd(1), Work()
+    first, second, third = (asyncio.create_task(crowd.run("a", lambda name=n: work.do(name))) for n in "123")  # type: ignore[misc]
+    await settled()
+    second.cancel()
+    first.cancel()
+    await settled()
+    assert first.cancelled()
+    assert second.cancelled()
+    assert work.running == ["1"]
+    work.go.set()
+    assert await third == "3"
+    assert await crowd.run("a", lambda: work.do("4")) == "4"
+    assert work.most == 1
+
+
+async def test_work_that_fails() -> None:
+    async def fail() -> None:
+        raise KeyError
+
+    def not_even_begun() -> asyncio.Future[None]:
+        raise RuntimeError
+
+    crowd = Crowd(1)
+    for _ in range(3):
+        with pytest.raises(KeyError):
+            await crowd.run("a", fail)
+        with pytest.raises(RuntimeError):
+            await crowd.run("a", not_even_begun)
+
+
+# -- passwords ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(passwords, "HASHER", CHEAP)
+    found = tmp_path / "passwords"
+    set_password(found, "ann", "pencil")
+    return found
+
+
+def known(file: Path, concurrency: int = 2) -> PasswordFile:
+    return PasswordFile(PasswordSettings(type="password", file=file, concurrency=concurrency))
+
+
+async def test_users(file: Path) -> None:
+    users = known(file)
+    assert await users.check(credentials("ann", b"pencil")) == Allow("ann")
+    found = await users.check(credentials("ann", b"wrong"))
+    assert isinstance(found, Denied)
+    assert found.reason is ReasonCode.BAD_USER_NAME_OR_PASSWORD
+    assert "wrong password" in found.why
+    for one in (credentials("bob", b"pencil"), credentials("ann"), credentials(None, b"pencil"), credentials()):
+        assert await users.check(one) is IGNORE
+    await users.close()
+
+
+async def test_a_file_that_changes(file: Path) -> None:
+    users = known(file)
+    found = await users.check(credentials("ann", b"pencil"))
+    assert isinstance(found, Allow)
+    set_password(file, "bob", "x")
+    assert await users.check(credentials("bob", b"x")) is IGNORE
+    users.reload()()
+    assert isinstance(await users.check(credentials("bob", b"x")), Allow)
+    assert found.valid()
+    set_password(file, "ann", "pencil")  # another salt
+    users.reload()()
+    assert not found.valid()
+    file.write_text("rubbish", encoding="utf-8")
+    with pytest.raises(StartupError, match="line 1"):
+        users.reload()
+    assert isinstance(await users.check(credentials("bob", b"x")), Allow)
+    await users.close()
+
+
+async def test_a_change_while_a_password_is_verified(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go = threading.Event(), threading.Event()
+    fits = PasswordHash.fits
+
+    def slow(self: PasswordHash, password: bytes) -> bool:
+        begun.set()
+        assert go.wait(30)
+        return fits(self, password)
+
+    monkeypatch.setattr(PasswordHash, "fits", slow)
+    users = known(file)
+    checking = asyncio.create_task(users.check(credentials("ann", b"pencil")))
+    assert await asyncio.to_thread(begun.wait, 30)
+    set_password(file, "ann", "another")
+    users.reload()()
+    go.set()
+    assert isinstance(await checking, Denied)
+    await users.close()
+
+
+async def test_the_event_loop_goes_on_meanwhile(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And never more passwords are verified at the same time than the settings say."""
+    lock = threading.Lock()
+    running = [0, 0]
+
+    def slow(self: PasswordHash, password: bytes) -> bool:
+        assert threading.current_thread() is not threading.main_thread()
+        with lock:
+            running[0] += 1
+            running[1] = max(running)
+        time.sleep(0.02)
+        with lock:
+            running[0] -= 1
+        return False
+
+    monkeypatch.setattr(PasswordHash, "fits", slow)
+    users = known(file, concurrency=3)
+    checks = asyncio.gather(*(users.check(credentials("ann", b"x")) for _ in range(30)))
+    turns = 0
+    while not checks.done():
+        await asyncio.sleep(0.001)
+        turns += 1
+    assert all(isinstance(one, Denied) for one in await checks)
+    assert running == [0, 3]
+    assert turns > 10
+    await users.close()
