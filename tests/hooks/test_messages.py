@@ -121,10 +121,9 @@ async def test_retain_is_changed(inside: InProcess, add: Add) -> None:
         await writer.deliver("r/1", b"", 1)
 
 
-@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize(("version", "retain"), [(4, False), (5, True)])
 @pytest.mark.parametrize("before", [0, 1, 2])
 @pytest.mark.parametrize("after", [0, 1, 2])
-@pytest.mark.parametrize("retain", [False, True])
 async def test_qos_is_changed_and_the_publisher_is_answered_as_it_has_published(
     inside: InProcess, add: Add, version: int, before: int, after: int, retain: bool
 ) -> None:
