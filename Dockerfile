@@ -20,6 +20,7 @@ RUN useradd --system --uid 10001 --no-create-home mqtt-nats
 COPY --from=build /opt/mqtt-nats /opt/mqtt-nats
 USER 10001
 EXPOSE 1883
+# It does not start before it is told who may connect: docs/authentication.md.
 ENV MQTT_NATS_LISTEN=0.0.0.0:1883
 ENTRYPOINT ["/opt/mqtt-nats/bin/mqtt-nats"]
 CMD ["serve"]

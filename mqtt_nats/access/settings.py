@@ -172,7 +172,7 @@ class NatsSettings(_Settings):
     permissions: Literal["needed", "wanted"] = Field(
         default="needed",
         description="What becomes of users who may not ask nats-server for their permissions: with `needed` they are "
-        "denied, with `wanted` the ACL file alone says what they may do.",
+        "denied; with `wanted`, and `servers`, the ACL file alone says what they may do.",
     )
     timeout: float = Field(default=5, gt=0, le=9, description="Seconds in which nats-server must have answered.")
     concurrency: int = Field(default=10, ge=1, le=1000, description="Connections at the same time.")

@@ -15,6 +15,9 @@ T = TypeVar("T")
 WAITING_MOST: Final = 1000
 """CONNECTs that wait for one authenticator."""
 
+WAIT: Final = 5.0
+"""Seconds for which one waits: about as long as clients do."""
+
 
 class Crowd:
     """Lets so many work at the same time.
@@ -50,13 +53,16 @@ class Crowd:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         dropped = self._turns.add(source, turn)
         if dropped is not None and not dropped.done():
-            dropped.set_exception(MqttError("too many clients are being authenticated", ReasonCode.SERVER_BUSY))
+            dropped.set_exception(_busy())
         try:
-            await turn
-        except asyncio.CancelledError:
+            async with asyncio.timeout(WAIT):
+                await turn
+        except (asyncio.CancelledError, TimeoutError) as error:
             self._turns.remove(source, turn)
             if turn.done() and not turn.cancelled() and turn.exception() is None:
                 self._next()
+            if isinstance(error, TimeoutError):
+                raise _busy() from None
             raise
 
     def _leave(self, task: asyncio.Future[T]) -> None:
@@ -71,3 +77,7 @@ class Crowd:
                 turn.set_result(None)
                 return
         self._free += 1
+
+
+def _busy() -> MqttError:
+    return MqttError("too many clients are being authenticated", ReasonCode.SERVER_BUSY)

@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 from pathlib import Path
 
 import httpx
 
 from mqtt_nats.errors import StartupError
+
+# They tell of each request.
+for _name in ("httpx", "httpcore"):
+    logging.getLogger(_name).setLevel(logging.WARNING)
 
 
 def make_client(

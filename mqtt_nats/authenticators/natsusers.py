@@ -118,8 +118,6 @@ class NatsUsers:
             login = self._access.login
             info = None if login is None else await self._ask(login)
             if info is None:
-                if self._settings.permissions == "wanted":
-                    return None
                 text = "the gateway's own user may not ask on $SYS.REQ.USER.INFO for its account: set `account`"
                 log.error("authenticator %r: %s", self.name, text)
                 raise MqttError(text, ReasonCode.NOT_AUTHORIZED)

@@ -122,9 +122,7 @@ class RemoteKeys:
         return True
 
     async def _fetch(self) -> None:
-        import httpx
-
-        from mqtt_nats.authenticators.fetching import TooLong, fetch
+        from mqtt_nats.authenticators.fetching import fetch
 
         settings = self._settings
         try:
@@ -133,10 +131,10 @@ class RemoteKeys:
             if status != 200:
                 raise ValueError(f"status {status}")
             keys = parse_keys(body, settings.algorithms)
-        except (httpx.HTTPError, TimeoutError, TooLong) as error:
-            self._failed(type(error).__name__)
         except ValueError as error:
             self._failed(str(error))
+        except Exception as error:  # whatever it is, it is tried again
+            self._failed(type(error).__name__)
         else:
             self._good = monotonic()
             self._use(keys)

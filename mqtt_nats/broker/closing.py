@@ -10,6 +10,7 @@ from mqtt_nats import natstime
 from mqtt_nats.backbone.store import Op, Silent
 from mqtt_nats.broker.announcing import disconnected, session
 from mqtt_nats.broker.greeting import NEVER
+from mqtt_nats.broker.halfway import note
 from mqtt_nats.broker.record import discard_session, leftovers, save_record
 from mqtt_nats.broker.sharing import detach, forget_later
 from mqtt_nats.broker.will import Done, drop_will, settle_wills
@@ -95,6 +96,8 @@ def leave(client: Client) -> None:
     side = client.durable_side
     if side is not None:
         side.detach()
+        if client.epoch and not client.taken:
+            note(client, side)
         if side.close():
             client.durable_side = None
     if broker.clients.get(client.client_id) is client:

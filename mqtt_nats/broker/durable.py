@@ -121,6 +121,8 @@ class DurableSide:
         """Nothing is sent: the client does not read."""
         self.replaced: int | None = None
         """Not None: the stream was replaced since the last connection, by one that has other messages after this."""
+        self.noted = 0
+        """Not 0: sequence of the note of what the client had half-way."""
         self.lingering: Lingering | None = None
         """PUBREL records of what is complete."""
         self.pubrel_sid = b""

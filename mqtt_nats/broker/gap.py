@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from mqtt_nats.pubsub.table import Backlog
+from mqtt_nats.pubsub.backlog import Backlog
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.headers import STREAM_SEQUENCE, STREAM_SUBJECT, STREAM_TIME, get_last, status
 from mqtt_streams.messages import PREFIX

@@ -97,5 +97,6 @@ async def discard_session(broker: Broker, known: SessionRecord) -> None:
         await broker.held.purge(subject_token(known.client_id))
     if pubrels in names:
         await broker.pubrels.purge(client_hash)
+        await broker.groups.purge_assigned(client_hash)
         await delete_consumer(broker.inbox, OUT, pubrels)
         await broker.timers.cancel(EXPIRY, client_hash)

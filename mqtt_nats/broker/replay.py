@@ -262,7 +262,7 @@ def open_gate(client: Client, found: Filter) -> Gate:
     gate = client.gates.get(found)
     if gate is None:
         gate = client.gates[found] = Gate(found, GATE_BYTES)
-        client.broker.table.touch()
+        client.broker.table.changed(found)
     gate.users += 1
     return gate
 
@@ -283,7 +283,7 @@ def _close_gate(client: Client, gate: Gate) -> None:
     if gate.users or gates is None or gates.get(gate.found) is not gate:
         return
     del gates[gate.found]
-    client.broker.table.touch()
+    client.broker.table.changed(gate.found)
     if client.alive:
         for choice, message in gate.waiting:
             client.deliver(choice, message)

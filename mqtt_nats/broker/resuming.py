@@ -14,6 +14,7 @@ from mqtt_nats.broker.attaching import bring_back
 from mqtt_nats.broker.draining import stand_before, watch
 from mqtt_nats.broker.generation import adopt, settle
 from mqtt_nats.broker.groups import PREFIX as SHARED
+from mqtt_nats.broker.halfway import gone
 from mqtt_nats.broker.nodes import fence
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
@@ -94,7 +95,7 @@ async def resume(
     for owed in await broker.pubrels.owed(client.hash):
         former = side.replaced is not None and owed.message_seq > side.replaced
         machine.owe(owed.packet_id, owed.message_seq, former)
-    assignments = await broker.groups.assigned(client.hash)
+    assignments, halfway = await broker.groups.assigned(client.hash)
     await rejoin_shared(client)
     shares = {text for text in denied if text.startswith(SHARED)}
     if shares:
@@ -138,9 +139,12 @@ async def resume(
     if done:
         await side.remove(done)
     await resend(client, assignments)
+    given_up = await gone(client, side, halfway)
     if denied - shares:
         await withdraw(denied - shares)
     machine.start()
+    for identifier in given_up:
+        machine.ask(identifier)
     for attachment in attachments:
         if not attachment.spent:
             watch(side, attachment)

@@ -169,8 +169,12 @@ async def resend(client: Client, assignments: list[Assignment]) -> None:
         other = side.replaced is not None and one.message_seq > side.replaced
         if not other and (release is None or release.sequence != one.message_seq):
             found = await stored.get_sequence(broker.inbox, MESSAGES, one.message_seq)
-        if found is None:  # the client has it, or it has expired
-            side.ack(token)
+        if found is None:
+            if release is not None and not other:
+                side.ack(token)  # the client has it
+            else:  # removed; the client may know it by its identifier, and must give that up
+                machine.owe(one.packet_id, one.message_seq, other)
+                machine.releases[one.packet_id].records.append(token)
             continue
         stamp = b"%d" % found.time_ns
         message = broker.stored_message(found.seq, stamp, found.subject.encode(), found.headers, found.payload)

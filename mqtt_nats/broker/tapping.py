@@ -33,6 +33,7 @@ from mqtt_nats.broker.publishing import (
     refuse_publish,
     unalias,
 )
+from mqtt_nats.broker.retaining import may_retain
 from mqtt_nats.broker.spouting import Spout, fit_spout, lost
 from mqtt_nats.broker.takers import Taken, Taker
 from mqtt_nats.codec import (
@@ -350,13 +351,14 @@ class Tap:
             more = described(client, after.properties, after.payload, after.qos) if after.properties else None
         else:
             more = extras(after.properties)
+        retain = after.retain and may_retain(client, len(after.payload), packet.qos)
         check_size(broker, route, after.payload, client.sender_header, more)
         if taker is None and after.qos == packet.qos:
-            publish(client, route, after.payload, after.qos, after.retain, packet.packet_id, more)
+            publish(client, route, after.payload, after.qos, retain, packet.packet_id, more)
             return
         if packet.qos == 2 and after.qos == 2:
             held = broker.table.route(key)
-            client.inbound.publish(key, held, packet.packet_id, after.payload, after.retain, more)
+            client.inbound.publish(key, held, packet.packet_id, after.payload, retain, more)
             return
         operation = self._operation(packet, key, after.topic)
         if taker is None:
@@ -365,7 +367,7 @@ class Tap:
                 route,
                 after.payload,
                 after.qos,
-                after.retain,
+                retain,
                 client.sender_header,
                 more,
                 b"",
@@ -379,7 +381,7 @@ class Tap:
                     route,
                     after.payload,
                     after.qos,
-                    after.retain,
+                    retain,
                     client.sender_header,
                     more,
                     identity,

@@ -19,7 +19,7 @@ from mqtt_nats.backbone.store import Future, Op, Silent, TooLarge
 from mqtt_nats.broker.injecting import inject, sender_line
 from mqtt_nats.broker.patience import PAUSE
 from mqtt_nats.broker.publishing import HEADERS, may_answer, restored
-from mqtt_nats.codec import NotAuthorized, PacketTooLarge, Will
+from mqtt_nats.codec import NotAuthorized, PacketTooLarge, QuotaExceeded, Will
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.headers import END, START
 from mqtt_streams.properties import header_lines
@@ -54,6 +54,9 @@ def check_will(client: Client, will: Will) -> Route:
     route = broker.table.route(len(topic).to_bytes(2, "big") + topic)
     if client.guarded is not None and not client.guarded.may_publish(route.key, will.qos, will.retain):
         raise NotAuthorized("the will is not permitted")
+    most = broker.settings.max_retained_size
+    if will.retain and most is not None and len(will.payload) > most:
+        raise QuotaExceeded(f"retained messages have at most {most} bytes")
     size = len(will.payload) + HEADERS + len(client.sender_header) + len(lines) + 2 * len(route.hpub)
     if size > broker.store.max_payload:
         raise PacketTooLarge(f"nats-server takes messages of {broker.store.max_payload} bytes")

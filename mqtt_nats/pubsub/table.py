@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.codec import NotAuthorized, TopicNameInvalid, validate_topic_name
 from mqtt_nats.outlet import Outlet
+from mqtt_nats.pubsub.backlog import Backlog
 from mqtt_nats.pubsub.message import Message, encoded_id
 from mqtt_nats.pubsub.trie import FilterTrie
 from mqtt_streams.subjects import ReservedSubject, SubjectTooLong, topic_to_subject, visible_to_wildcard, wire_topic
@@ -154,36 +155,6 @@ class Group:
 NOBODY: Final = Group()  # of every topic without local members
 
 
-class Backlog:
-    """QoS 1 and 2 messages that came through NATS while those missed before them were still being read.
-
-    They are stored too: where there are too many they are dropped here, and read from the stream.
-    """
-
-    __slots__ = ("_bytes", "_limit", "full", "waiting")
-
-    def __init__(self, limit: int) -> None:
-        """``limit`` in bytes."""
-        self._limit = limit
-        self.reset()
-
-    def reset(self) -> None:
-        """Start over."""
-        self._bytes = 0
-        self.full = False
-        """Something was dropped."""
-        self.waiting: list[tuple[Route, bytes, bytes, bytes]] = []
-
-    def keep(self, route: Route, headers: bytes, payload: bytes, reply: bytes) -> None:
-        """Keep a message, or drop it when there is no room."""
-        self._bytes += len(headers) + len(payload) + 256
-        if self.full or self._bytes > self._limit:
-            self.full = True
-            self.waiting.clear()
-        else:
-            self.waiting.append((route, headers, payload, reply))
-
-
 class Filter:
     """A topic filter with local subscribers, and its NATS subscriptions."""
 
@@ -232,7 +203,7 @@ class Table:
 
     def __init__(self, local_dispatch: bool = True, max_levels: int = 128, max_bytes: int = 65_535) -> None:
         self.version = 0
-        """Grows with every change; a route of an older version is resolved again."""
+        """Grows when any topic may be concerned by a change; a route of another version is resolved again."""
         self.routes: dict[bytes, Route] = {}
         self.by_subject: dict[bytes, Route] = {}
         self._route_bytes = 0
@@ -274,7 +245,7 @@ class Table:
             self._renew(found)
         present = PLAIN if member.options is None else member.options.get(found, PLAIN)
         if found.members.get(member) != qos or present != options:
-            self.version += 1
+            self.changed(found)
         found.members[member] = qos
         member.filters[found] = qos
         if options != PLAIN:
@@ -290,7 +261,7 @@ class Table:
         found = self.filters.get(text)
         if found is None or member not in found.members:
             return False
-        self.version += 1
+        self.changed(found)
         del found.members[member]
         del member.filters[found]
         if member.options:
@@ -299,15 +270,24 @@ class Table:
             self._drop(found)
         return True
 
-    def touch(self) -> None:
-        """Have every route resolved again: a member's gates have changed."""
-        self.version += 1
+    def changed(self, found: Filter) -> None:
+        """Have the routes that a filter matches resolved again: only one where it has no wildcard.
+
+        So clients that come and go with topics of their own do not have the subscribers of every other topic looked up.
+        """
+        text = found.text
+        if "+" in text or "#" in text:
+            self.version += 1
+            return
+        encoded = text.encode()
+        route = self.routes.get(len(encoded).to_bytes(2, "big") + encoded)
+        if route is not None:
+            route.version = -1
 
     def leave(self, member: Member) -> None:
         """Remove ``member`` from every filter."""
-        if member.filters:
-            self.version += 1
         for found in member.filters:
+            self.changed(found)
             del found.members[member]
             if not found.members:
                 self._drop(found)
@@ -371,6 +351,7 @@ class Table:
         return route
 
     def _start_over(self) -> None:
+        self.version += 1
         self.routes.clear()
         self.by_subject.clear()
         self._route_bytes = 0
@@ -435,6 +416,7 @@ class Table:
             found = self.routes.get(key) or self._keep(Route(key, topic, subject.decode()))
             if len(self.by_subject) >= 2 * MAX_ROUTES:
                 self._start_over()
+                self.routes[key] = found  # changes of its filter find it there
             self.by_subject[subject] = found
         if found.version != self.version:
             self._resolve(found)

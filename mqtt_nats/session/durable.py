@@ -301,17 +301,17 @@ class DurableOutbound(Recalling):
         if identifier in self._cleared:
             return False
         if -1 < self._floor < delivery.sequence and not delivery.dup:
-            self._ask(identifier)
+            self.ask(identifier)
             return True
         # What is sent again owns its identifier: the client may know it by that, and must not give it up.
         latest = delivery.sequence - ID_SPACE if delivery.dup else delivery.sequence
         for low, high in self._suspect:
             if low <= (latest if latest <= high else high - (high - latest) % ID_SPACE):
-                self._ask(identifier)
+                self.ask(identifier)
                 return True
         return False
 
-    def _ask(self, identifier: int) -> None:
+    def ask(self, identifier: int) -> None:
         """Have the client give an identifier up."""
         if identifier not in self._asked:
             self._asked.add(identifier)

@@ -3,7 +3,7 @@
 
 The stream has one message for each member of a group, so that the last one to leave can remove the consumer, and one
 for each QoS 2 message that was sent to a durable member: it is that client's, and of no other member, until the
-client has it [MQTT-4.8.2-5] (5.0).
+client has it [MQTT-4.8.2-5] (5.0). Beside those stands what a client had half-way when its connection ended.
 """
 
 from hashlib import sha256
@@ -29,6 +29,7 @@ WINDOW: Final = 20_000
 MEMBERS_MOST: Final = 10_000
 """Members of one group that can wait for messages at the same time."""
 
+_HALFWAY: Final = "halfway"
 _PACKET_ID: Final = "Nmqtt-PacketId"
 
 
@@ -44,6 +45,16 @@ class Assignment(NamedTuple):
     subscription: str
 
 
+class HalfWay(NamedTuple):
+    """QoS 2 messages that a client was sent and did not have whole.
+
+    `seq`: of this record; `sequences`: in `$MQTT_msgs`.
+    """
+
+    seq: int
+    sequences: list[int]
+
+
 def group_hash(group: str, topic_filter: str) -> str:
     """22 characters that stand for a group and its filter in subjects and names."""
     return nuid(sha256(f"{group}/{topic_filter}".encode()).digest())
@@ -57,6 +68,11 @@ def members_subject(group: str, client_hash: str = "*") -> str:
 def assigned_subject(client_hash: str, sequence: int) -> str:
     """Where it is noted that a message belongs to a client."""
     return f"{ASSIGNED}{client_hash}.{sequence}"
+
+
+def halfway_subject(client_hash: str) -> str:
+    """Where it is noted which messages a client had half-way."""
+    return f"{ASSIGNED}{client_hash}.{_HALFWAY}"
 
 
 def assigned_block(packet_id: int, sequence: int, subscription: str) -> bytes:
@@ -121,10 +137,14 @@ class SharedStore:
                 if error.err_code not in CONSUMER_EXISTS:  # else another gateway was faster
                     raise
 
-    async def assigned(self, client_hash: str) -> list[Assignment]:
-        """The messages that belong to a client, in the order in which they were assigned."""
+    async def assigned(self, client_hash: str) -> tuple[list[Assignment], HalfWay | None]:
+        """The messages that belong to a client, in the order in which they were assigned; what it had half-way."""
         found = []
+        halfway = None
         async for message in stored.scan(self._js, STREAM, f"{ASSIGNED}{client_hash}.*"):
+            if message.subject.endswith(_HALFWAY):
+                halfway = HalfWay(message.seq, [int(one) for one in message.payload.split(b",") if one.isdigit()])
+                continue
             packet_id = headers.get_int(message.headers, _PACKET_ID)
             sequence = headers.get_int(message.headers, headers.SEQ)
             name = headers.percent_decode(headers.get(message.headers, "Nmqtt-Share") or "")
@@ -132,7 +152,7 @@ class SharedStore:
                 await stored.delete(self._js, STREAM, message.seq)
             else:
                 found.append(Assignment(packet_id, message.seq, sequence, name))
-        return found
+        return found, halfway
 
     async def is_assigned(self, message_seq: int) -> bool:
         """Whether a message of `$MQTT_msgs` belongs to some client."""

@@ -93,6 +93,19 @@ async def test_who_gives_up() -> None:
     assert work.most == 1
 
 
+async def test_who_waits_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mqtt_nats.authenticators.crowd.WAIT", 0.05)
+    crowd, work = Crowd(1), Work()
+    first = asyncio.create_task(crowd.run("a", lambda: work.do("1")))
+    await settled()
+    with pytest.raises(MqttError) as caught:
+        await crowd.run("b", lambda: work.do("2"))
+    assert caught.value.reason is ReasonCode.SERVER_BUSY
+    work.go.set()
+    assert await first == "1"
+    assert await crowd.run("b", lambda: work.do("3")) == "3"
+
+
 async def test_work_that_fails() -> None:
     async def fail() -> None:
         raise KeyError

@@ -90,7 +90,7 @@ def test_a_plugin_without_what_it_needs_stops_the_start(
 def test_every_option_is_on_the_page(model: type[BaseModel], prefix: str) -> None:
     """With its default, and nothing else."""
     rows = dict(re.findall(rf"^\| `{re.escape(prefix)}(\w+)` \|(?: (?:`(\S+)`)? \|)?", PAGE, re.MULTILINE))
-    known = {name: field for name, field in model.model_fields.items()}
+    known = dict(model.model_fields)
     if prefix:
         assert set(rows) == set(known)
     for name, field in known.items():

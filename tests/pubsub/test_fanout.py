@@ -91,8 +91,9 @@ def test_a_run_is_sent_as_it_came_and_published_one_by_one(count: int) -> None:
 def test_a_run_past_a_gate() -> None:
     bench = Bench()
     sender, one = Subscriber(bench, "sender"), Subscriber(bench, "one")
-    one.close_gate(bench.subscribe(one, "a", 1))
-    bench.table.touch()
+    found = bench.subscribe(one, "a", 1)
+    one.close_gate(found)
+    bench.table.changed(found)
     bench.fanout.run(bench.route("a"), run_of(b"1", b"2"), sender)
     bench.turn()
     assert one.guarded == [("a", b"1", 0, 1), ("a", b"2", 0, 1)]

@@ -118,24 +118,75 @@ def test_every_change_is_seen() -> None:
     assert not bench.route("a").local
     found = bench.subscribe(one, "a", 0)
     assert bench.route("a").local.low == [one.outlet]
-    version = bench.table.version
+    groups = bench.route("a").groups
     bench.subscribe(one, "a", 0)
-    assert bench.table.version == version, "nothing has changed"
+    assert bench.route("a").groups is groups, "nothing has changed"
     bench.subscribe(one, "a", 1)
     assert bench.route("a").local.high == [(one, 1)]
     bench.subscribe(two, "+", 0)
     assert len(bench.route("a").groups) == 2
     one.close_gate(found)
-    bench.table.touch()
+    bench.table.changed(found)
     assert [(member, choice.found, choice.qos) for member, choice in bench.route("a").local.guarded] == [
         (one, found, 1)
     ]
     assert bench.route("a").local.zero == []
     one.gates = None
-    bench.table.touch()
+    bench.table.changed(found)
     bench.table.leave(two)
     assert bench.route("a").local.high == [(one, 1)]
     assert len(bench.route("a").groups) == 1
+
+
+def test_a_filter_without_wildcards_concerns_its_topic_only() -> None:
+    bench = Bench()
+    one, two = Subscriber(bench, "one"), Subscriber(bench, "two")
+    bench.subscribe(one, "a", 0)
+    bench.subscribe(one, "b/c", 0)
+    groups = bench.route("a").groups, bench.route("b/c").groups
+    alias = bench.table.route_of_subject(b"b.c/")
+    bench.subscribe(two, "b/c", 0)
+    assert bench.route("a").groups is groups[0]
+    assert bench.route("b/c").groups is not groups[1]
+    assert alias is bench.table.route_of_subject(b"b.c/")
+    assert alias is not None
+    assert alias.local.zero == [one.outlet, two.outlet]
+    bench.table.leave(two)
+    assert bench.route("a").groups is groups[0]
+    assert bench.route("b/c").local.zero == [one.outlet]
+    bench.subscribe(two, "+", 0)
+    assert bench.route("a").groups is not groups[0]
+
+
+STEP = st.tuples(
+    st.sampled_from("sul"), st.integers(0, 2), st.sampled_from(["a", "a/b", "b", "é", "+", "a/#", "#", "+/b"])
+)
+
+
+@given(st.lists(STEP, max_size=30), st.integers(2, 20))
+def test_routes_are_never_out_of_date(steps: list[tuple[str, int, str]], most: int) -> None:
+    """However subscriptions come and go, and routes are dropped and named by subject, each names who should get it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "MAX_ROUTES", most)
+        bench = Bench()
+        members = [Subscriber(bench, str(number)) for number in range(3)]
+        for number, (kind, who, text) in enumerate(steps):
+            member = members[who]
+            if kind == "s":
+                bench.subscribe(member, text, 0)
+            elif kind == "u":
+                bench.table.unsubscribe(member, text)
+            else:
+                bench.table.leave(member)
+            bench.table.route_of_subject(b"other.%d" % number)
+            for topic, subject in (("a", b"a/"), ("a/b", b"a.b/"), ("b", b"b"), ("é", "é".encode())):
+                expected = [
+                    each.outlet for each in members if any(matches(found.text, topic) for found in each.filters)
+                ]
+                for route in (bench.route(topic), bench.table.route_of_subject(subject)):
+                    assert route is not None
+                    found = [outlet for group in route.groups.values() for outlet in group.zero]
+                    assert sorted(map(id, found)) == sorted(map(id, expected))
 
 
 def test_subjects_of_nats_clients() -> None:
