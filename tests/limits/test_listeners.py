@@ -173,12 +173,13 @@ def test_subscriptions_and_windows(inside: Inside, port: int) -> None:
 @listener("qos 0", "qos 1")
 @pytest.mark.parametrize("version", [4, 5])
 def test_the_highest_qos(inside: Inside, port: int, version: int) -> None:
+    """[MQTT-3.2.2-9] [MQTT-3.2.2-10] [MQTT-3.2.2-11] [MQTT-3.2.2-12] (5.0)."""
     most = 0 if port == inside.ports[list(LISTENERS).index("qos 0")] else 1
     above = most + 1
     if version == 5:
         with Raw5.open(port) as five:
             assert five.connack.get(MAXIMUM_QOS) == most
-            assert five.subscribed(("qos/#", 2)) == (most,)  # [MQTT-3.2.2-10] (5.0)
+            assert five.subscribed(("qos/#", 2)) == (most,)
             five.send(raw5.publish("qos/a", b"", qos=above))
             five.ended(0x9B)
         flags = 0x04 | above << 3
