@@ -44,7 +44,7 @@ fuzz: $(VENV)/.test
 
 # The table of targets, beside nats-server's own listener and mosquitto: docs/benchmarks.md, in less than 20 minutes.
 bench: $(VENV)/.bench
-	$(BIN)/python -m benchmarks --table --rounds 5 --seconds 1 --warmup 0.3 \
+	$(BIN)/python -m benchmarks --table --rounds 5 --seconds 0.8 --warmup 0.2 \
 		--title "Beside nats-server's own listener and mosquitto" \
 		--report docs/benchmarks.md --ratios docs/benchmarks.json $(BENCH_ARGS)
 

@@ -14,6 +14,9 @@ from benchmarks.packets import Layout
 from benchmarks.scenarios import Scenario, Side
 
 CONNECT_TIMEOUT: Final = 60.0
+"""Seconds for clients to connect and subscribe, and for messages to be stored or sent."""
+CROWD_TIMEOUT: Final = 180.0
+"""Seconds for thousands of them to do so."""
 LINGER: Final = 0.1
 """Seconds for messages that must not come."""
 
@@ -55,7 +58,7 @@ class Job:
             address, kind = (self.host, self.nats_port), NatsGreeting
             return connect_all(loop, address, clients, timeout=CONNECT_TIMEOUT, kind=kind)
         port = self.subscribers_port if side == "subscribers" and self.subscribers_port else self.port
-        return connect_all(loop, (self.host, port), clients, timeout=CONNECT_TIMEOUT)
+        return connect_all(loop, (self.host, port), clients, timeout=CROWD_TIMEOUT)
 
 
 class Meter:

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from benchmarks import proc
 from benchmarks.clients import Client, Holder, Idle, LoadError, Loop, Publisher, Subscriber, connect_all
-from benchmarks.job import CONNECT_TIMEOUT, LINGER, ROOT, Job, Meter
+from benchmarks.job import CONNECT_TIMEOUT, CROWD_TIMEOUT, LINGER, ROOT, Job, Meter
 from benchmarks.natsclients import NatsPublisher, NatsSubscriber
 from benchmarks.packets import DeliveryError, Verifier
 from benchmarks.scenarios import Scenario, select
@@ -93,17 +93,17 @@ class Traffic:
         job, scenario, loop = self.job, self.scenario, self.loop
         before, meter = resident(job), Meter(job.processes)
         clients = [Client(f"idle{i:05}", f"idle/{i:05}", version=job.version) for i in range(scenario.idle)]
-        for greeting in connect_all(loop, (job.host, job.port), clients, timeout=CONNECT_TIMEOUT):
+        for greeting in connect_all(loop, (job.host, job.port), clients, timeout=CROWD_TIMEOUT):
             loop.add(Idle(loop, greeting.sock, greeting.name))
         names = [f"other/{i:06}" for i in range(scenario.filters)]
         parts = [names[at : at + _EACH] for at in range(0, len(names), _EACH)]
         clients = [Client(f"holder{i:05}", version=job.version) for i in range(len(parts))]
-        greetings = connect_all(loop, (job.host, job.port), clients, timeout=CONNECT_TIMEOUT)
+        greetings = connect_all(loop, (job.host, job.port), clients, timeout=CROWD_TIMEOUT)
         holders = [Holder(greeting, part, _AT_ONCE) for greeting, part in zip(greetings, parts, strict=True)]
-        until = time.monotonic() + CONNECT_TIMEOUT
+        until = time.monotonic() + CROWD_TIMEOUT
         while any(each.left for each in holders):
             if time.monotonic() > until:
-                raise LoadError(f"{scenario.filters} filters not subscribed after {CONNECT_TIMEOUT:.0f} s")
+                raise LoadError(f"{scenario.filters} filters not subscribed after {CROWD_TIMEOUT:.0f} s")
             loop.turn(0.05)
         if count := scenario.idle + scenario.filters:
             meter.stop()

@@ -340,6 +340,10 @@ class Settings(ClientLimits, BaseSettings):
             return self.allow_anonymous
         return not self.chain_of(listener)
 
+    def is_near(self, listener: ListenerSettings) -> bool:
+        """Whether only clients on this machine reach a listener."""
+        return is_loopback(parse_address(listener.listen)[0]) and not listener.proxy_protocol
+
     def _check_access(self, one: ListenerSettings) -> None:
         """A listener that strangers reach is not open because nobody has thought of it."""
         chain = self.chain_of(one)
@@ -353,8 +357,7 @@ class Settings(ClientLimits, BaseSettings):
         said = one.allow_anonymous if entry else self.allow_anonymous
         if not self.is_open(one):
             raise ValueError(f"listener {one.listen}: without authenticators and allow_anonymous nobody could connect")
-        near = is_loopback(parse_address(one.listen)[0]) and not one.proxy_protocol
-        if not said and not near:
+        if not said and not self.is_near(one):
             where = "for it " if entry else ""
             raise ValueError(
                 f"listener {one.listen} would be open to everybody who reaches it: set password_file, scram_file or "

@@ -14,6 +14,7 @@ from mqtt_nats.access.settings import KINDS
 from mqtt_nats.cli import default_text
 from mqtt_nats.config import Settings, env_name, flag_name, has_flag
 from mqtt_nats.errors import StartupError
+from mqtt_nats.limits.settings import PER_LISTENER
 from mqtt_nats.listeners.settings import ListenerSettings
 from mqtt_nats.workers import dump
 from tests.harness.nats import ROOT
@@ -82,6 +83,10 @@ def test_unknown_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"embedded": "true"}, "embedded", True),
         ({"local_dispatch": "0"}, "local_dispatch", False),
         ({"log_level": "WARNING"}, "log_level", "warning"),
+        ({"addresses": "deny 10.0.0.0/8, allow all"}, "addresses", ("deny 10.0.0.0/8", "allow all")),
+        ({"byte_rate": "64KiB"}, "byte_rate", 65_536),
+        ({"message_rate": "0.5"}, "message_rate", 0.5),
+        ({"max_qos": "1"}, "max_qos", 1),
         ({"data": "/var/lib/x"}, "data", Path("/var/lib/x")),
     ],
 )
@@ -111,6 +116,17 @@ def test_values(given: dict[str, Any], field: str, value: object) -> None:
         ({"retention": "workqueue"}, "retention = 'workqueue'"),
         ({"message_ids": "sometimes"}, "message_ids = 'sometimes'"),
         ({"log_level": "loud"}, "log_level = 'loud'"),
+        ({"addresses": "deny 10.0.0.0/8"}, "addresses = 'deny 10.0.0.0/8': the last entry must be `allow all` or"),
+        ({"addresses": "deny 10.0.0.1/8,allow all"}, "is an address in a network, not the network"),
+        ({"addresses": "allow everybody"}, "'everybody' is no network such as 10.0.0.0/8"),
+        ({"addresses": "all"}, "expected `allow NETWORK` or `deny NETWORK`"),
+        ({"message_rate": "0"}, "message_rate = '0': input should be greater than 0"),
+        ({"byte_rate": "much"}, "byte_rate = 'much'"),
+        ({"connect_rate": "nan"}, "connect_rate = 'nan'"),
+        ({"max_qos": "3"}, "max_qos = '3': input should be 0, 1 or 2"),
+        ({"max_topic_length": "65536"}, "max_topic_length = '65536'"),
+        ({"flapping_window": "-1"}, "flapping_window = '-1'"),
+        ({"max_backlog": "0"}, "max_backlog = '0'"),
         ({"nats_creds": "/does/not/exist"}, "nats_creds = '/does/not/exist'"),
         ({"nats": "nats://a", "embedded": True}, "--nats or --embedded, not both"),
         ({"nats_user": "u", "nats_token": "t"}, "nats_user and nats_token exclude each other"),
@@ -200,6 +216,33 @@ def test_the_documentation_lists_what_can_be_set_for_an_authenticator() -> None:
     ]
 
 
+def test_what_holds_at_a_listener(tmp_path: Path) -> None:
+    """Everything that both can set, and only that."""
+    own = {
+        "max_connections_per_address": 3,
+        "connect_rate": 1.5,
+        "connect_rate_per_address": 2.5,
+        "connect_timeout": 3.5,
+        "connect_packet_size": 100,
+        "max_packet_size": 200,
+        "message_rate": 4.5,
+        "byte_rate": 300,
+        "max_subscriptions": 5,
+        "max_inflight": 6,
+        "max_queued": 7,
+        "receive_maximum": 8,
+        "max_qos": 1,
+    }
+    assert set(own) == set(PER_LISTENER)
+    settings = Settings.load(
+        {"max_held": 9, "max_connections": 10}, listeners(tmp_path, 'listen = "127.0.0.1:1"\nmax_connections = 2')
+    )
+    assert settings.at(settings.all_listeners[0]) is settings
+    found = settings.at(ListenerSettings.model_validate({"listen": "h:1", "max_connections": 2, **own}))
+    assert {name: getattr(found, name) for name in own} == own
+    assert (found.max_held, found.max_connections) == (9, 10)
+
+
 def listeners(path: Path, *entries: str) -> Path:
     return write(path, "".join(f"[[listeners]]\n{entry}\n" for entry in entries))
 
@@ -246,6 +289,11 @@ def test_workers_get_the_listeners(tmp_path: Path) -> None:
         ('listen = "h:1"\nmax_connections = 0', "listeners[1].max_connections: input should be greater"),
         ('listen = "h:1"\nmax_connection = 1', "listeners[1].max_connection: unknown setting: did you mean 'max_conn"),
         ('listen = "h:1"\nzzz = 1', "listeners[1].zzz: unknown setting"),
+        ('listen = "h:1"\nproxy_protocol = ["here"]', "listeners[1].proxy_protocol: 'here' is no network such as"),
+        ('listen = "h:1"\norigins = ["https://a"]', "listeners[1]: origins needs a type with WebSocket, not tcp"),
+        ('listen = "h:1"\naddresses = ["deny 10.0.0.0/8"]', "listeners[1].addresses: the last entry must be"),
+        ('listen = "h:1"\nmax_qos = 3', "listeners[1].max_qos: input should be 0, 1 or 2"),
+        ('listen = "h:1"\nmessage_rate = -1', "listeners[1].message_rate: input should be greater than 0"),
         ('listen = "h:1"\n[[listeners]]\nlisten = "h:1"', "two listeners have the address h:1"),
     ],
 )

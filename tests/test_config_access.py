@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mqtt_nats.authenticators.doors import Doors
 from mqtt_nats.config import Settings
 from mqtt_nats.errors import StartupError
 from mqtt_nats.workers import dump
@@ -161,6 +162,26 @@ def test_what_a_listener_asks(
     settings = load(**general, listeners=[{"listen": "127.0.0.1:0", **listener}])
     (one,) = settings.all_listeners
     assert (settings.chain_of(one), settings.is_open(one)) == (chain, is_open)
+
+
+@pytest.mark.parametrize(
+    ("listener", "warned"),
+    [
+        ({"listen": "127.0.0.1:1883"}, False),
+        ({"listen": "0.0.0.0:1883"}, True),
+        ({"listen": "0.0.0.0:1883", "authenticators": [], "allow_anonymous": True}, False),
+        ({"listen": "0.0.0.0:1883", "proxy_protocol": ["10.0.0.0/8"]}, False),
+        ({"listen": "0.0.0.0:8883", **TLS}, False),
+    ],
+)
+def test_passwords_that_everybody_can_read(
+    listener: dict[str, Any], warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "passwords"
+    file.touch()
+    settings = load(password_file=str(file), listeners=[listener])
+    Doors(settings).door(settings.all_listeners[0])
+    assert ("passwords cross the network as they are" in caplog.text) is warned
 
 
 def test_the_gateway_says_so_in_one_line(gateway_factory: GatewayFactory, tmp_path: Path) -> None:

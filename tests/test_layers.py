@@ -43,6 +43,7 @@ FORBIDDEN = {
         "mqtt_nats.backbone",
         "mqtt_nats.broker",
     ),
+    "mqtt_nats.authenticators": ("mqtt_nats.session", "mqtt_nats.pubsub", "mqtt_nats.backbone", "nats"),
     "mqtt_nats.connection": ("mqtt_nats.pubsub", "mqtt_nats.backbone", "mqtt_streams", "nats"),
     "mqtt_streams": ("mqtt_nats", "pyspark_mqtt_nats", "asyncio", "anyio", "uvloop", "socket", "nats"),
     "pyspark_mqtt_nats": ("mqtt_nats", "asyncio", "anyio", "uvloop", "nats"),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from mqtt_nats.broker.context import Broker
     from mqtt_nats.config import Settings
     from mqtt_nats.listeners.settings import ListenerSettings
+
+log = logging.getLogger("mqtt_nats.access")
 
 
 class Part(Authenticator, Protocol):
@@ -85,6 +88,8 @@ class Doors:
         if listener.use_identity is not None:
             return Chain([CertificateUsers(listener.use_identity)], None, False)
         chain = settings.chain_of(listener)
+        if set(chain) - {SCRAM} and not (listener.secure or settings.is_near(listener) or listener.proxy_protocol):
+            log.warning("listener %s: passwords cross the network as they are; TLS would hide them", listener.listen)
         users = self._current_users if SCRAM in chain else None
         return Chain([self._parts[name] for name in chain if name != SCRAM], users, settings.is_open(listener))
 

@@ -34,6 +34,9 @@ log = logging.getLogger("mqtt_nats.nats")
 Handler = Callable[[bytes, bytes, bytes, bytes], None]
 """``handler(subject, reply, headers, payload)``; ``reply`` and ``headers`` may be empty."""
 
+RunHandler = Callable[[bytes, list[bytes]], None]
+"""``run(subject, payloads)``: messages in a row without headers and reply, with payloads of one size."""
+
 # Above this many bytes waiting in the socket the gateway stops reading from publishers.
 WRITE_HIGH_WATER = 4 * 1024 * 1024
 WRITE_LOW_WATER = 1024 * 1024
@@ -68,6 +71,8 @@ class Link(Client):
         self.failures: list[Exception] = []
         """Why attempts to connect for the first time have failed, but for servers that are not there."""
         self.handlers: dict[bytes, Handler] = {}
+        self.runs: dict[bytes, RunHandler] = {}
+        """What takes plain messages that follow each other with one subject and one size, all at once."""
         self.out: list[bytes] = []
         self.wire: Wire | None = None
         self._last_wire: Wire | None = None
@@ -113,7 +118,9 @@ class Link(Client):
                 wire.transport.write(b"".join(out) if len(out) > 1 else out[0])
             out.clear()
 
-    def subscribe_raw(self, subject: bytes, handler: Handler, queue: bytes = b"") -> bytes:
+    def subscribe_raw(
+        self, subject: bytes, handler: Handler, queue: bytes = b"", run: RunHandler | None = None
+    ) -> bytes:
         """Subscribe without a task or queue; returns the subscription id.
 
         The caller subscribes again after a reconnect: nats-py does not know this subscription.
@@ -121,6 +128,8 @@ class Link(Client):
         self._sid += 1
         sid = b"%d" % self._sid
         self.handlers[sid] = handler
+        if run is not None:
+            self.runs[sid] = run
         self.out.append(b"SUB %b %b %b\r\n" % (subject, queue, sid) if queue else b"SUB %b %b\r\n" % (subject, sid))
         self.kick()
         return sid
@@ -132,6 +141,7 @@ class Link(Client):
 
     def unsubscribe_raw(self, sid: bytes) -> None:
         """End a subscription made by :meth:`subscribe_raw`; its handler is not called any more."""
+        self.runs.pop(sid, None)
         if self.handlers.pop(sid, None) is not None:
             self.out.append(b"UNSUB %b\r\n" % sid)
             self.kick()

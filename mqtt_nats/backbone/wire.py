@@ -46,6 +46,7 @@ class Wire(asyncio.Protocol):
         if now - link.ticked > STANDSTILL:
             link.on_standstill()
         handlers = link.handlers
+        runs = link.runs
         find = data.find
         end = len(data)
         pos = 0
@@ -56,6 +57,7 @@ class Wire(asyncio.Protocol):
                 break
             first = data[pos]
             if first == 77 or first == 72:  # M(SG), H(MSG)
+                begin = pos
                 args = data[pos:eol].split(b" ")
                 start = eol + 2
                 stop = start + int(args[-1])
@@ -66,6 +68,18 @@ class Wire(asyncio.Protocol):
                 if first == 77:
                     headers = b""
                     reply = args[3] if len(args) == 5 else b""
+                    if not reply and args[2] in runs and data.startswith(line := data[begin:start], pos):
+                        # Messages that follow each other with one subject and one size have one line in common.
+                        step = pos - begin
+                        while data.startswith(line, pos) and pos + step <= end:
+                            pos += step
+                        size = stop - start
+                        payloads = [data[at : at + size] for at in range(start, pos, step)]
+                        try:
+                            runs[args[2]](args[1], payloads)
+                        except Exception:
+                            log.exception("a handler failed for messages on %r", args[1])
+                        continue
                 else:
                     body = start + int(args[-2])
                     headers = data[start:body]

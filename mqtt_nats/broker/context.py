@@ -121,6 +121,8 @@ class Broker:
         self.welcomes: dict[tuple[int, ...], bytes] = {}
         """CONNACK of most 5.0 connections, by Session Present and limits."""
         self.banning = Banning(self)
+        self.passed_over = 0
+        """Messages that were not sent to a session for which too many waited."""
         self.not_retained = 0
         """Messages that were to be retained, and are not, because of a limit."""
         self.clients: dict[str, Client] = {}

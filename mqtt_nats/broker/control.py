@@ -77,6 +77,7 @@ class Control:
             "server": broker.link._server_info.get("server_name", ""),
             "cluster": broker.link._server_info.get("cluster", ""),
             "draining": broker.closing,
+            "passed_over": broker.passed_over,
             "not_retained": broker.not_retained,
             "obstacle": broker.readiness.reason,
             "memory": usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),

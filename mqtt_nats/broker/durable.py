@@ -19,6 +19,7 @@ from mqtt_nats.broker.attaching import attach_pubrels, make_anew, move, send_aga
 from mqtt_nats.broker.draining import finish, inherited, pass_on, spend
 from mqtt_nats.broker.lingering import Lingering
 from mqtt_nats.broker.operations import ConfirmOp, PubrelOp
+from mqtt_nats.broker.overflowing import pass_over
 from mqtt_nats.broker.tailoring import extras_of, pack
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.pubsub.message import Stored
@@ -384,6 +385,7 @@ class DurableSide:
         broker = self.client.broker
         source = attachment.source
         source.expected, source.again = None, 0
+        await pass_over(self, attachment)
         try:
             info = await move(broker, MESSAGES, attachment.consumer)
         except ConsumerNotFound:

@@ -39,6 +39,7 @@ from mqtt_streams.api import ApiError
 from mqtt_streams.consumers import parse_ack
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.sessions import V5, PoisonedRecord
 from mqtt_streams.shared import CONSUMER_PREFIX, assigned_block, assigned_subject, group_hash
 from mqtt_streams.subjects import filter_to_subjects, starts_with_wildcard, visible_to_wildcard
 
@@ -76,6 +77,7 @@ class Membership:
         "group",
         "held",
         "inbox",
+        "note",
         "queues",
         "restoring",
         "since",
@@ -101,6 +103,8 @@ class Membership:
         self.since = 0.0
         """Loop time of that request."""
         self.restoring = False
+        self.note = 0
+        """Sequence of what says that the client is a member; 0 = not stored yet."""
         self.held: set[bytes] = set()
         """Acknowledgement subjects of what a regular session's client has not acknowledged."""
         self.change(wanted)
@@ -118,6 +122,8 @@ class Membership:
     async def enter(self) -> None:
         """Be noted as a member, make sure of the group's consumer, and take part.
 
+        The session may be somebody else's by now, who has removed what it knew of: then the note is taken back.
+
         Raises:
             ApiError, NoResponders, RequestTimeout: JetStream does not do it.
         """
@@ -126,11 +132,25 @@ class Membership:
         record = client.record
         assert record is not None
         assert record.v5 is not None
-        await groups.join(self.group, client.hash, client.client_id, self.text)
+        self.note = await groups.join(self.group, client.hash, client.client_id, self.text)
         subjects = filter_to_subjects(self.filter)
         start = record.v5.shared[self.text].start
         await groups.ensure_consumer(self.group, self.text, subjects, start, backstop(client.expiry))
-        self.begin()
+        present, sequence = await self._record()
+        # A write that is under way is known by its nonce, or not in the record yet.
+        if present is not None and (present.nonce == record.v5.nonce or sequence == client.epoch):
+            self.begin()
+        elif present is None or self.text not in present.shared:
+            await groups.withdraw(self.group, self.note)
+
+    async def _record(self) -> tuple[V5 | None, int]:
+        """What the session record says now, and its sequence."""
+        client = self.client
+        try:
+            found = await client.broker.sessions.load(client.hash, client.client_id)
+        except PoisonedRecord:
+            return None, 0
+        return (found[0].v5, found[1]) if found is not None else (None, 0)
 
     def begin(self) -> None:
         """Take part: messages at QoS 0 may come from now on, others when they are asked for."""

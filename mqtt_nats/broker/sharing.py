@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.broker.durable import ASSIGNED
-from mqtt_nats.broker.groups import forget
 from mqtt_nats.broker.membership import OVERDUE, Membership, answer
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
@@ -131,9 +130,14 @@ def detach(client: Client) -> None:
 
 
 async def forget_later(client: Client) -> None:
-    """A regular session has ended with its connection."""
+    """A regular session has ended with its connection; the next one of the client may have joined already."""
+    groups = client.broker.groups
     try:
-        await forget(client.broker, client.hash, list(client.shares or ()))
+        for member in (client.shares or {}).values():
+            if member.note:
+                await groups.withdraw(member.group, member.note)
+            else:
+                await groups.leave(member.group, client.hash)
     except (ApiError, NoResponders, RequestTimeout) as error:
         log.warning("client %r: a shared subscription may go on without it: %s", client.client_id, error)
 

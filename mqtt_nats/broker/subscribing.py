@@ -90,7 +90,7 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
         return
     _check_room(client, len(packet.filters))
     packet, refused_by_hooks = await asked(client, packet)
-    if (most := client.connection.settings.max_qos) < 2:
+    if (most := client.connection.settings.max_qos) < 2:  # [MQTT-3.2.2-10] (5.0)
         packet = replace(packet, filters=tuple(replace(one, qos=min(one.qos, most)) for one in packet.filters))
     wanted: dict[str, Wish] = {}
     room = _Room(client)

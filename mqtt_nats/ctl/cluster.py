@@ -74,6 +74,8 @@ def _gateway(identity: str, entry: Entry | None, answer: dict[str, Any] | None) 
         "nats": known.get("server"),
         "memory": known.get("memory"),
         "tasks": known.get("tasks"),
+        "passed_over": known.get("passed_over"),
+        "not_retained": known.get("not_retained"),
     }
 
 

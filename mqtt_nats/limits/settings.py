@@ -121,6 +121,11 @@ class ClientLimits(BaseModel):
     max_user_property_bytes: Annotated[ByteSize, Field(ge=0)] = Field(
         default=ByteSize(64 * 1024), description="Bytes of the names and values of the user properties of one packet."
     )
+    max_backlog: Count | None = Field(
+        default=None,
+        description="QoS 1 and 2 messages that wait for an absent client, for each of its subscriptions; of more, "
+        "the oldest are not sent when it returns.",
+    )
     max_retained: Count | None = Field(
         default=None, description="Retained messages in the whole cluster (`max_msgs` of `$MQTT_rmsgs`)."
     )

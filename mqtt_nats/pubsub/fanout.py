@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from mqtt_nats import natstime
-from mqtt_nats.backbone.link import Link
+from mqtt_nats.backbone.link import Handler, Link, RunHandler
 from mqtt_nats.codec import PublishRun, publish_head
 from mqtt_nats.outlet import Outlet, Round
 from mqtt_nats.pubsub.headers import identity, is_status, publish_qos, publisher
@@ -126,18 +126,21 @@ class Fanout:
 
     # -- from NATS ------------------------------------------------------------------------------
 
-    def arrival(self, found: Filter) -> Callable[[bytes, bytes, bytes, bytes], None]:
-        """The handler of a filter's NATS subscriptions."""
+    def arrival(self, found: Filter) -> tuple[Handler, RunHandler]:
+        """The handlers of a filter's NATS subscriptions: of one message, and of plain ones in a row."""
         table = self.table
         by_subject = table.by_subject
         wild = found.text[0] in "#+"
 
+        def resolved(subject: bytes) -> Route | None:
+            if wild and not visible_to_wildcard(subject.decode("utf-8", "replace")):
+                return None
+            return table.route_of_subject(subject)
+
         def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
             route = by_subject.get(subject)
             if route is None or route.version != table.version:
-                if wild and not visible_to_wildcard(subject.decode("utf-8", "replace")):
-                    return
-                route = table.route_of_subject(subject)
+                route = resolved(subject)
                 if route is None:
                     return
             group = route.groups.get(found)
@@ -159,7 +162,29 @@ class Fanout:
                 return  # nobody listens to what a client has asked
             self.from_nats(found, group, route, headers, payload, reply=reply)
 
-        return arrived
+        def run(subject: bytes, payloads: list[bytes]) -> None:
+            route = by_subject.get(subject)
+            if route is None or route.version != table.version:
+                route = resolved(subject)
+                if route is None:
+                    return
+            group = route.groups.get(found)
+            if group is None:
+                return
+            if group.guarded:
+                for payload in payloads:
+                    arrived(subject, b"", b"", payload)
+                return
+            size, count = len(payloads[0]), len(payloads)
+            if group.zero:
+                head = publish_head(0x30, route.key, size)
+                self._zero(group.zero, head + head.join(payloads), count)
+            if group.zero5:
+                head = publish_head(0x30, route.key, 1 + size) + b"\0"
+                self._zero(group.zero5, head + head.join(payloads), count)
+            self.round.start()
+
+        return arrived, run
 
     def from_nats(
         self,

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Final, NamedTuple
 
-from mqtt_nats.backbone.link import Link
+from mqtt_nats.backbone.link import Handler, Link, RunHandler
 from mqtt_nats.codec import NotAuthorized, TopicNameInvalid, validate_topic_name
 from mqtt_nats.outlet import Outlet
 from mqtt_nats.pubsub.backlog import Backlog
@@ -221,7 +221,7 @@ class Table:
         qos: int,
         subjects: tuple[str, ...],
         link: Link,
-        arrived: Callable[[Filter], Callable[[bytes, bytes, bytes, bytes], None]],
+        arrived: Callable[[Filter], tuple[Handler, RunHandler]],
         options: Options = PLAIN,
     ) -> Filter:
         """Add ``member`` to a filter, or change its QoS and options there; subscribes in NATS where that is new.
@@ -229,7 +229,7 @@ class Table:
         Args:
             subjects: the NATS subjects of the filter.
             link: the connection that carries them.
-            arrived: makes the handler of the filter's NATS messages.
+            arrived: makes the handlers of the filter's NATS messages.
         """
         found = self.filters.get(text)
         if found is None:
@@ -239,8 +239,8 @@ class Table:
             found = Filter(text, tuple(s.encode() for s in subjects), link, local)
             self.filters[text] = found
             self._trie.add(text, found)
-            handler = arrived(found)
-            found.sids = [link.subscribe_raw(subject, handler) for subject in found.subjects]
+            handler, run = arrived(found)
+            found.sids = [link.subscribe_raw(subject, handler, run=run) for subject in found.subjects]
         elif found.denied:
             self._renew(found)
         present = PLAIN if member.options is None else member.options.get(found, PLAIN)

@@ -90,14 +90,19 @@ class SharedStore:
     def __init__(self, js: JetStream) -> None:
         self._js = js
 
-    async def join(self, group: str, client_hash: str, client_id: str, subscription: str) -> None:
-        """Note a member; raises ApiError, NoResponders, RequestTimeout as everything here."""
+    async def join(self, group: str, client_hash: str, client_id: str, subscription: str) -> int:
+        """Note a member, and return the note's sequence; raises ApiError, NoResponders, RequestTimeout as all here."""
         body = orjson.dumps({"client": client_id, "filter": subscription})
-        await publish(self._js, members_subject(group, client_hash), body)
+        return await publish(self._js, members_subject(group, client_hash), body)
 
     async def leave(self, group: str, client_hash: str) -> None:
         """A member is none any more; the consumer goes with the last one."""
         await stored.purge(self._js, STREAM, members_subject(group, client_hash))
+        await self.tidy(group)
+
+    async def withdraw(self, group: str, note: int) -> None:
+        """Take back one note, unless it was replaced; the consumer goes with the last one."""
+        await stored.delete(self._js, STREAM, note)
         await self.tidy(group)
 
     async def tidy(self, group: str) -> None:

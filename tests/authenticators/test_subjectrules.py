@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Permissions of users of nats-server, held against MQTT topics and filters."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from mqtt_nats.access.acl import Identity
 from mqtt_nats.authenticators.natsusers import parse_info
 from mqtt_nats.authenticators.subjectrules import SubjectRules, Subjects
+from mqtt_nats.codec import matches
 
 NONE: dict[str, Any] = {}
 
@@ -75,6 +77,30 @@ def test_publish(permissions: Any, topic: str, permitted: bool) -> None:
 def test_subscribe(permissions: Any, topic_filter: str, permitted: bool) -> None:
     assert rules(subscribe=permissions).subscribe(topic_filter, 1) is permitted
     assert rules(publish=permissions).subscribe("x/y", 1)  # the other list is not about it
+
+
+TOKENS = ("a", "b", "*", ">")
+PATTERNS = [
+    pattern for size in (1, 2, 3) for pattern in itertools.product(TOKENS, repeat=size) if ">" not in pattern[:-1]
+]
+TOPICS = ["/".join(levels) for size in (1, 2, 3) for levels in itertools.product("ab", repeat=size)]
+FILTERS = {"*": "+", ">": "#"}
+
+
+def test_a_subscription_brings_only_what_is_permitted() -> None:
+    """Each pair of patterns of three levels, against each filter of two: no topic of a permitted one is denied."""
+    filters = ["/".join(FILTERS.get(token, token) for token in pattern) for pattern in PATTERNS if len(pattern) < 3]
+    brought = {one: [topic for topic in TOPICS if matches(one, topic)] for one in filters}
+    permitted = 0
+    for allow, deny in itertools.product(PATTERNS, PATTERNS[:20]):
+        subjects = {"allow": [".".join(allow)], "deny": [".".join(deny)]}
+        found = rules(subjects, subjects)
+        topics = {topic for topic in TOPICS if found.may_publish(topic, 0, False)}
+        for one in filters:
+            if found.subscribe(one, 0):
+                permitted += 1
+                assert topics.issuperset(brought[one]), (subjects, one)
+    assert permitted > 500
 
 
 @pytest.mark.parametrize("values", [[], "x", 5, {"allow": "a"}, {"allow": [1]}, {"deny": {"a": 1}}, {"deny": [None]}])

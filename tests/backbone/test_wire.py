@@ -44,17 +44,24 @@ class Bench:
     def __init__(self) -> None:
         self.link = Link()
         self.events: list[Event] = []
+        self.runs: list[int] = []
+        """How many messages came at once."""
         self.transport = FakeTransport()
         self.former = Former()
         self.wire = self.link.wire = Wire(self.link, self.transport, self.former)
         self.link._loop = asyncio.get_running_loop()
         for sid in (b"1", b"22"):
             self.link.handlers[sid] = self.handler(sid)
+        self.link.runs[b"1"] = self.run
         self.link.control = self.control  # type: ignore[method-assign]
         self.link.foreign = self.foreign  # type: ignore[method-assign,assignment]
 
     def handler(self, sid: bytes):  # type: ignore[no-untyped-def]
         return lambda *message: self.events.append((sid, *message))
+
+    def run(self, subject: bytes, payloads: list[bytes]) -> None:
+        self.runs.append(len(payloads))
+        self.events += [(b"1", subject, b"", b"", payload) for payload in payloads]
 
     def control(self, line: bytes) -> None:
         self.events.append((line,))
@@ -71,6 +78,8 @@ STREAM = (
     b"+OK\r\n"
     b"HMSG x 1 %d %d\r\n%bpay\r\n" % (len(HEADERS), len(HEADERS) + 3, HEADERS) + b"HMSG x 22 r %d %d\r\n%b\r\n"
     b"MSG unknown 9 0\r\n\r\n"
+    b"MSG r 1 3\r\n\r\nM\r\nMSG r 1 3\r\nr2\r\r\nMSG r 1 3\r\nr 3\r\nMSG r 1 2\r\nr4\r\nMSG s 1 2\r\ns5\r\n"
+    b"MSG r 22 1\r\n6\r\nMSG r 22 1\r\n7\r\nMSG r 1 x 1\r\n8\r\nMSG r 1 x 1\r\n9\r\n"
     b"PONG\r\n"
     b"-ERR 'Some Error'\r\n"
     b'INFO {"max_payload":5}\r\n'
@@ -84,6 +93,15 @@ EVENTS: list[Event] = [
     (b"1", b"x", b"", HEADERS, b"pay"),
     (b"22", b"x", b"r", HEADERS, b""),
     (b"foreign", b"9", b"unknown", b"", b"", b""),
+    (b"1", b"r", b"", b"", b"\r\nM"),
+    (b"1", b"r", b"", b"", b"r2\r"),
+    (b"1", b"r", b"", b"", b"r 3"),
+    (b"1", b"r", b"", b"", b"r4"),
+    (b"1", b"s", b"", b"", b"s5"),
+    (b"22", b"r", b"", b"", b"6"),
+    (b"22", b"r", b"", b"", b"7"),
+    (b"1", b"r", b"x", b"", b"8"),
+    (b"1", b"r", b"x", b"", b"9"),
     (b"PONG",),
     (b"-ERR 'Some Error'",),
     (b'INFO {"max_payload":5}',),
@@ -95,6 +113,38 @@ async def test_in_one_read() -> None:
     bench = Bench()
     bench.wire.data_received(STREAM)
     assert bench.events == EVENTS
+    assert bench.runs == [3]
+
+
+async def test_a_run_is_handed_on_at_once_as_far_as_it_is_there() -> None:
+    bench = Bench()
+    frame = b"MSG a.b 1 4\r\n%04d\r\n"
+    data = b"".join(frame % number for number in range(1000))
+    bench.wire.data_received(data[:-3])
+    assert bench.runs == [999]
+    bench.wire.data_received(data[-3:])
+    assert [event[4] for event in bench.events] == [b"%04d" % number for number in range(1000)]
+
+
+async def test_a_run_that_fails_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+
+    def fail(subject: bytes, payloads: list[bytes]) -> None:
+        raise RuntimeError("no")
+
+    bench.link.runs[b"1"] = fail
+    bench.wire.data_received(STREAM)
+    assert len(bench.events) == len(EVENTS) - 3
+    assert caplog.text.count("a handler failed") == 1
+
+
+async def test_a_subscription_has_a_handler_of_runs_until_it_ends() -> None:
+    bench = Bench()
+    sid = bench.link.subscribe_raw(b"a", bench.handler(b"22"), run=bench.run)
+    bench.wire.data_received(b"MSG a %b 1\r\nx\r\nMSG a %b 1\r\ny\r\n" % (sid, sid))
+    assert bench.runs == [2]
+    bench.link.unsubscribe_raw(sid)
+    assert sid not in bench.link.runs
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
@@ -150,7 +200,7 @@ async def test_a_handler_that_fails_fails_alone(caplog: pytest.LogCaptureFixture
     bench.link.handlers[b"22"] = fail
     bench.wire.data_received(STREAM)
     assert bench.events == [event for event in EVENTS if event[0] != b"22"]
-    assert caplog.text.count("a handler failed") == 2
+    assert caplog.text.count("a handler failed") == 4
 
 
 async def test_a_handler_may_end_its_own_subscription() -> None:
@@ -159,12 +209,12 @@ async def test_a_handler_may_end_its_own_subscription() -> None:
 
     def once(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         bench.events.append((payload,))
-        link.unsubscribe_raw(b"1")
+        link.unsubscribe_raw(b"22")
 
-    link.handlers[b"1"] = once
-    bench.wire.data_received(b"MSG a 1 1\r\nx\r\nMSG a 1 1\r\ny\r\n")
-    assert bench.events == [(b"x",), (b"foreign", b"1", b"a", b"", b"", b"y")]
-    assert link.out == [b"UNSUB 1\r\n"]
+    link.handlers[b"22"] = once
+    bench.wire.data_received(b"MSG a 22 1\r\nx\r\nMSG a 22 1\r\ny\r\n")
+    assert bench.events == [(b"x",), (b"foreign", b"22", b"a", b"", b"", b"y")]
+    assert link.out == [b"UNSUB 22\r\n"]
 
 
 async def test_what_is_collected_leaves_in_one_write() -> None:

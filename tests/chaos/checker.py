@@ -126,6 +126,8 @@ class _Subscriber:
     delivered: dict[Message, int] = field(default_factory=dict)
     """When first."""
     times: Counter[Message] = field(default_factory=Counter)
+    fresh: Counter[Message] = field(default_factory=Counter)
+    """How often at QoS 1 for the first time, or without DUP."""
     newest: dict[tuple[str, str, int], int] = field(default_factory=dict)
     """Highest number by publisher, topic and QoS."""
     held: dict[int, Message] = field(default_factory=dict)
@@ -331,9 +333,11 @@ class _Checker:
                     f"{event.who} got {_name(message)} under {identifier}, which is {_name(held)}'s until PUBREL",
                 )
             one.held.setdefault(identifier, message)
-        elif message in one.delivered and not event.dup and self._promises.marked:
+        elif not event.dup or message not in one.delivered:
+            one.fresh[message] += 1
             sent = self._sent.get(message)
-            if sent is None or one.times[message] >= sent.times:
+            known = message in one.delivered and self._promises.marked
+            if known and (sent is None or one.fresh[message] > sent.times):
                 self._violation("DUP missing", f"{event.who} got {_name(message)} again, without DUP")
         one.open[identifier] = message
 

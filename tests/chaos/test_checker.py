@@ -142,6 +142,25 @@ def test_again_without_dup(story: Story) -> None:
     assert story.check().kinds == {"DUP missing"}
 
 
+def test_without_dup_as_often_as_it_was_published(story: Story) -> None:
+    """A publisher whose PUBACK was lost publishes again: what is stored twice comes twice, and each may be repeated."""
+    story.publish(1, acked=False)
+    story.receive(1)
+    story.receive(1, dup=True)
+    story.publish(1, dup=True)
+    story.receive(1, id=2)
+    assert story.check().violations == []
+    story.receive(1, id=3)
+    assert story.check().kinds == {"DUP missing"}
+
+
+def test_again_after_dup_without_it(story: Story) -> None:
+    story.publish(1)
+    story.receive(1, dup=True)
+    story.receive(1)
+    assert story.check().kinds == {"DUP missing"}
+
+
 def test_resent_without_dup(story: Story) -> None:
     story.publish(1, 2)
     story.receive(1, 2)

@@ -24,7 +24,8 @@ from tests.harness.raw5 import CONNACK, Raw5
 from tests.harness.waiting import eventually
 from tests.integration.inprocess import Running, running
 from tests.integration.test_authentication import begin, credentials, final
-from tests.listeners.support import NAME, Secure, trusting
+from tests.listeners.support import NAME, Secure, dial, trusting
+from tests.listeners.web import Framed
 
 BAD, NOT, EXPIRED = 0x86, 0x87, 0xA0
 PATIENCE = 30.0
@@ -306,10 +307,17 @@ def test_users_by_their_certificates(nats_server: NatsServer, place: Place) -> N
         "tls_client_ca": authority.file,
     }
     values = place.settings(nats_server)
-    values["listeners"] = [tls | {"use_identity": "cn"}, tls | {"use_identity": "dns"}, tls | {"use_identity": "uri"}]
+    kinds = [{"use_identity": "cn"}, {"use_identity": "dns"}, {"use_identity": "uri"}]
+    values["listeners"] = [*(tls | kind for kind in kinds), tls | kinds[0] | {"type": "wss"}]
     lamp = trusting(authority, authority.issue("lamp"))
     with running(**values) as gateway:
-        by_name, by_dns, by_uri = (one.port for one in gateway.addresses)
+        by_name, by_dns, by_uri, by_web = (one.port for one in gateway.addresses)
+        for user, code in ((None, 0), ("ann", 4)):
+            with dial(by_web, lamp) as secure:
+                web = Framed(secure)
+                web.upgrade()
+                web.sendall(connect(user, None))
+                assert web.recv(0) == bytes((0x20, 2, 0, code))
         for port in (by_name, by_dns):
             for user, password, code in (
                 (None, None, 0),

@@ -83,7 +83,7 @@ async def test_an_old_note_does_no_harm(
 
 @pytest.mark.parametrize("answered", [True, False])
 async def test_of_a_shared_subscription(connect5: Connector5, name: str, stored: Stored, answered: bool) -> None:
-    """[MQTT-4.8.2-5]: the assignment names the identifier; it stays until the client has let that go."""
+    """[MQTT-4.8.2-5] (5.0): the assignment names the identifier; it stays until the client has let that go."""
     client = await connect5(name, session_expiry_interval=600)
     await client.subscribe(f"$share/{name}/{name}", qos=2)
     publisher = await connect5(f"{name}-publisher")

@@ -15,6 +15,7 @@ from tests.harness.raw import Raw
 from tests.harness.raw5 import MAXIMUM_PACKET_SIZE, MAXIMUM_QOS, RECEIVE_MAXIMUM, USER, Raw5, prop, refused
 from tests.harness.waiting import eventually
 from tests.limits.support import PATIENCE, Inside, let_in, running
+from tests.listeners.web import Web
 
 LISTENERS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -30,6 +31,7 @@ LISTENERS: dict[str, dict[str, Any]] = {
     "qos 1": {"max_qos": 1},
     "denied": {"addresses": ["allow 10.0.0.0/8", "deny 127.0.0.0/8", "allow all"]},
     "hasty": {"connect_timeout": 0.5},
+    "web connects": {"type": "ws", "connect_rate": 2},
 }
 
 BUSY, TOO_MANY = 3, 0x9F
@@ -95,6 +97,18 @@ def test_a_rate_of_connections(port: int) -> None:
     assert set(codes[::2]) <= {0, BUSY, None}
     assert BUSY in codes or TOO_MANY in codes
     eventually(lambda: let_in(port), PATIENCE)
+
+
+@listener("web connects")
+def test_a_rate_of_connections_by_websocket(port: int) -> None:
+    """The request is answered, so that CONNACK can be."""
+    codes: list[int] = []
+    for _ in range(4):
+        with Web(port) as client:
+            client.send(raw5.connect())
+            codes.append(raw5.answer(client.expect(raw.CONNACK)).reason)
+    assert codes[0] == 0
+    assert set(codes) == {0, TOO_MANY}
 
 
 @listener("messages")
@@ -173,12 +187,13 @@ def test_subscriptions_and_windows(inside: Inside, port: int) -> None:
 @listener("qos 0", "qos 1")
 @pytest.mark.parametrize("version", [4, 5])
 def test_the_highest_qos(inside: Inside, port: int, version: int) -> None:
+    """[MQTT-3.2.2-9] [MQTT-3.2.2-10] [MQTT-3.2.2-11] [MQTT-3.2.2-12] (5.0)."""
     most = 0 if port == inside.ports[list(LISTENERS).index("qos 0")] else 1
     above = most + 1
     if version == 5:
         with Raw5.open(port) as five:
             assert five.connack.get(MAXIMUM_QOS) == most
-            assert five.subscribed(("qos/#", 2)) == (most,)  # [MQTT-3.2.2-10] (5.0)
+            assert five.subscribed(("qos/#", 2)) == (most,)
             five.send(raw5.publish("qos/a", b"", qos=above))
             five.ended(0x9B)
         flags = 0x04 | above << 3

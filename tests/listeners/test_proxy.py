@@ -174,3 +174,15 @@ def test_limits_are_those_of_the_client(setup: Setup) -> None:
 def test_a_5_0_client_behind_a_proxy(setup: Setup) -> None:
     with Proxied(setup, "tcp", SECOND + raw5.connect("five")) as client:
         assert raw5.answer(client.expect(raw.CONNACK)).reason == 0
+
+
+def test_a_denied_address_costs_no_handshake(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Without a proxy too: closed at once, whatever the listener speaks."""
+    pair = Authority(tmp_path_factory.mktemp("denied")).issue(NAME)
+    denied = {"addresses": ["deny 127.0.0.0/8", "allow all"]}
+    kinds = (denied, tls(pair, **denied), {"type": "ws", **denied}, {**tls(pair, **denied), "type": "wss"})
+    with running(nats_server.url, *kinds) as inside:
+        for port in inside.ports:
+            with Raw(port, patience=PATIENCE) as client:
+                assert client.expect_closed() == []
+        assert inside.connections == 0

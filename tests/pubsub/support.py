@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-from mqtt_nats.backbone.link import Handler, Link
+from mqtt_nats.backbone.link import Handler, Link, RunHandler
 from mqtt_nats.outlet import Outlet, Round
 from mqtt_nats.pubsub.fanout import Fanout
 from mqtt_nats.pubsub.message import Message
@@ -26,13 +26,15 @@ class FakeLink:
     def __init__(self) -> None:
         self.out: list[bytes] = []
         self.subscribed: dict[bytes, tuple[bytes, Handler]] = {}
+        self.runs: dict[bytes, RunHandler] = {}
         self.renewed: list[bytes] = []
         self._count = 0
 
-    def subscribe_raw(self, subject: bytes, handler: Handler) -> bytes:
+    def subscribe_raw(self, subject: bytes, handler: Handler, run: RunHandler) -> bytes:
         self._count += 1
         sid = b"%d" % self._count
         self.subscribed[sid] = subject, handler
+        self.runs[sid] = run
         return sid
 
     def unsubscribe_raw(self, sid: bytes) -> None:
@@ -107,6 +109,14 @@ class Bench:
             for pattern, handler in list(link.subscribed.values()):
                 if _matches(pattern.decode().split("."), subject.decode().split(".")):
                     handler(subject, reply, headers, payload)
+        self.turn()
+
+    def run_from_nats(self, subject: bytes, *payloads: bytes) -> None:
+        """NATS delivers messages in a row, and the link hands them on at once."""
+        for link in (self.main, self.wild):
+            for sid, (pattern, _) in list(link.subscribed.items()):
+                if _matches(pattern.decode().split("."), subject.decode().split(".")):
+                    link.runs[sid](subject, list(payloads))
         self.turn()
 
 

@@ -278,3 +278,39 @@ def test_encodings() -> None:
     assert stored.packet(2) == b"\x34\x06\x00\x01a\x01\x02x"
     assert stored.packets == [b"", b"", stored.packet(2)]
     assert Stored("a", KEY, b"x", 1, 0x0102, retain=True).packet(1) == b"\x33\x06\x00\x01a\x01\x02x"
+
+
+@pytest.mark.parametrize("topic_filter", ["a/b", "+/b", "#"])
+def test_a_run_from_nats_is_the_same_as_its_messages(topic_filter: str) -> None:
+    bench = Bench()
+    four, five = Subscriber(bench, "four"), Subscriber(bench, "five", version=5)
+    gated, other = Subscriber(bench, "gated"), Subscriber(bench, "other")
+    for each in (four, five, gated):
+        found = bench.subscribe(each, topic_filter, 1)
+    gated.close_gate(found)
+    bench.table.changed(found)
+    bench.subscribe(other, "c", 0)
+    payloads = [b"%03d" % number for number in range(50)]
+    for payload in payloads:
+        bench.from_nats(b"a.b", payload=payload)
+    one = [b"".join(each.bytes) for each in (four, five)]
+    kept, delivered = list(gated.guarded), bench.fanout.delivered
+    assert len(kept) == 50
+    for each in (four, five, gated):
+        each.bytes.clear()
+    gated.guarded.clear()
+    bench.run_from_nats(b"a.b", *payloads)
+    assert [b"".join(each.bytes) for each in (four, five)] == one
+    assert all(one)
+    assert gated.guarded == kept
+    assert bench.fanout.delivered == 2 * delivered
+    assert not other.bytes
+
+
+def test_a_run_for_nobody() -> None:
+    bench = Bench()
+    one = Subscriber(bench, "one")
+    bench.subscribe(one, "#", 0)
+    bench.run_from_nats(b"$SYS.x", b"1", b"2")
+    bench.run_from_nats(b"_INBOX.x", b"1", b"2")
+    assert not one.bytes

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""More messages wait for a session than it may have: the oldest are passed over when it is resumed.
+
+Nothing is counted while the client is away: its messages are in the stream anyway, once for all sessions, and end with
+the time of retention. What is passed over is acknowledged like a message that another subscription brings.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from mqtt_streams.consumers import consumer_info, parse_ack
+from mqtt_streams.messages import STREAM as MESSAGES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mqtt_nats.backbone.link import Handler
+    from mqtt_nats.broker.durable import Attachment, DurableSide
+    from mqtt_nats.session.durable import DurableOutbound
+
+log = logging.getLogger("mqtt_nats.broker")
+
+
+async def pass_over(side: DurableSide, attachment: Attachment) -> None:
+    """Have the oldest messages of a consumer passed over, where more than `max_backlog` wait. It is not attached yet.
+
+    Raises:
+        ApiError, NoResponders, RequestTimeout: JetStream does not tell how many there are.
+    """
+    client = side.client
+    broker = client.broker
+    most = broker.settings.max_backlog
+    if most is None or attachment.source.end:
+        return
+    info = await consumer_info(broker.inbox, MESSAGES, attachment.consumer.durable_name)
+    left = 0 if info is None else info.num_pending - most
+    handler = broker.link.handlers.get(attachment.sid)
+    if left <= 0 or handler is None:
+        return
+    broker.passed_over += left
+    log.warning("client %r: of the messages for one subscription the oldest %d are not sent", client.client_id, left)
+    sid = attachment.sid
+
+    def done() -> None:
+        if sid in broker.link.handlers:
+            broker.link.handlers[sid] = handler
+
+    broker.link.handlers[sid] = _without(side.machine, attachment, handler, left, done)
+
+
+def _without(
+    machine: DurableOutbound, attachment: Attachment, handler: Handler, left: int, done: Callable[[], None]
+) -> Handler:
+    source = attachment.source
+
+    def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        nonlocal left
+        ack = parse_ack(reply)
+        if ack is None or ack.delivered > 1 or (source.place and ack.consumer_seq != source.place):
+            handler(subject, reply, headers, payload)  # the client may have it, or one before it is lost
+            return
+        source.place = ack.consumer_seq + 1
+        machine.passed_over(source, ack.stream_seq, 1, reply)
+        left -= 1
+        if not left:
+            done()
+
+    return arrived
