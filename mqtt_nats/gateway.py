@@ -309,6 +309,7 @@ class Gateway:
             except (NoResponders, RequestTimeout, ApiError) as error:
                 text = " ".join(str(error).split())
                 raise StartupError(f"the gateway cannot be registered in NATS: {text}") from None
+            await broker.banning.begin()
             background = [
                 tasks.create_task(self._tick(broker), name="clock"),
                 tasks.create_task(take_timers(broker), name="timers"),
