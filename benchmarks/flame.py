@@ -55,6 +55,8 @@ def place(frame: str) -> tuple[str, str]:
     if found is None:
         return frame, "native"
     name, file = found["name"], found["file"].replace("\\", "/")
+    if name.startswith("0x"):  # an address, another one each time
+        name = "unnamed"
     if "mqtt_nats/" in file:
         inside = file.rpartition("mqtt_nats/")[2]
         layer = inside.partition("/")[0] if "/" in inside else "broker"

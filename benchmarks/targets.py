@@ -149,7 +149,7 @@ def judge(target: Target, results: Results) -> Verdict:
     if found is None:
         return Verdict(target, None, 0.0, value, other.median(metric), void)
     each = [one / two for one, two in zip(own.values(metric), other.values(metric), strict=False) if two]
-    spread = (max(each) - min(each)) / 2 / found
+    spread = (max(each) - min(each)) / 2 / found if found else 0.0
     return Verdict(target, found, spread, value, other.median(metric))
 
 

@@ -19,6 +19,7 @@ import click
 from anyio.abc import TaskStatus
 
 from mqtt_nats import __version__
+from mqtt_nats.access.settings import AccessSettings
 from mqtt_nats.config import ENV_PREFIX, Settings, env_name, flag_name, has_flag
 from mqtt_nats.ctl.commands import bans, cluster, plugins
 from mqtt_nats.embedded import run_server
@@ -92,7 +93,11 @@ def command() -> None:
     metavar="FILE",
     help=f"TOML file with settings, by the names of the flags with underscores. [{ENV_PREFIX}CONFIG]",
 )
-@_setting_options(*sorted(Settings.model_fields, key=lambda name: name in ClientLimits.model_fields))
+@_setting_options(
+    *sorted(
+        Settings.model_fields, key=lambda name: (name in ClientLimits.model_fields, name in AccessSettings.model_fields)
+    )
+)
 def serve(config: Path | None, **flags: Any) -> None:
     """Serve MQTT clients until SIGINT or SIGTERM. On SIGHUP certificates, users and rules are read again.
 

@@ -23,7 +23,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from mqtt_nats.access.settings import KINDS, AnySettings, AuthenticatorSettings, PasswordSettings, is_loopback
+from mqtt_nats.access.settings import KINDS, AccessSettings
 from mqtt_nats.configsource import is_json, read_file, without_userinfo
 from mqtt_nats.errors import StartupError
 from mqtt_nats.limits.settings import ClientLimits, Inflight, PacketSize, Seconds, Sixteen, at_listener
@@ -33,9 +33,6 @@ ENV_PREFIX = "MQTT_NATS_"
 
 TABLES = ("listeners", "authenticators", "plugins")
 """Settings that have entries with settings of their own."""
-
-SCRAM = "scram"
-"""What `scram_file` is called in the `authenticators` of a listener."""
 
 _MIB = 1024 * 1024
 _URL_SCHEMES = ("nats", "tls")  # the data path is not for WebSocket
@@ -68,7 +65,7 @@ def _lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
-class Settings(ClientLimits, BaseSettings):
+class Settings(ClientLimits, AccessSettings, BaseSettings):
     """Everything that can be set. Constructing it reads neither environment nor file: ``load`` does."""
 
     model_config = SettingsConfigDict(
@@ -121,27 +118,6 @@ class Settings(ClientLimits, BaseSettings):
         default=None, description="Name expected in the certificate of nats-server, where it is not the URL's."
     )
 
-    allow_anonymous: bool | None = Field(
-        default=None,
-        description="Let clients in that present no user name and no password; unset: on loopback, where nothing is "
-        "said of who may connect.",
-    )
-    password_file: FilePath | None = Field(
-        default=None,
-        description="File with users and their hashed passwords, written by `mqtt-nats passwd`; asked before others.",
-    )
-    scram_file: FilePath | None = Field(
-        default=None,
-        description="File with users that may authenticate by SCRAM-SHA-256, written by `mqtt-nats passwd --scram`.",
-    )
-    authenticators: tuple[AuthenticatorSettings, ...] = Field(
-        default=(),
-        description="Who decides about clients, `[[authenticators]]` in the file; they are asked in their order.",
-    )
-    acl_file: FilePath | None = Field(
-        default=None,
-        description="File with the rules of who may publish and subscribe what; unset: everybody everything.",
-    )
     session_expiry_interval: Annotated[int | None, BeforeValidator(_never_is_none)] = Field(
         default=7200,
         ge=1,
@@ -300,16 +276,11 @@ class Settings(ClientLimits, BaseSettings):
             raise ValueError("nats_password needs nats_user")
         if (self.nats_tls_cert is None) != (self.nats_tls_key is None):
             raise ValueError("nats_tls_cert and nats_tls_key need each other")
-        names = [one.called for one in self.all_authenticators]
-        for name in names:
-            if names.count(name) > 1 or name == SCRAM:
-                raise ValueError(f"two authenticators are called {name}: give them a name")
         addresses = [one.listen for one in self.all_listeners if parse_address(one.listen)[1]]
         for address in addresses:
             if addresses.count(address) > 1:
                 raise ValueError(f"two listeners have the address {address}")
-        for one in self.all_listeners:
-            self._check_access(one)
+        self.check_access(self.all_listeners, self.listeners)
         return self
 
     @property
@@ -318,51 +289,6 @@ class Settings(ClientLimits, BaseSettings):
         if self.listeners and "listen" not in self.model_fields_set:
             return self.listeners
         return (ListenerSettings(listen=self.listen), *self.listeners)
-
-    @property
-    def all_authenticators(self) -> tuple[AnySettings, ...]:
-        """That of ``password_file``, and ``authenticators``."""
-        if self.password_file is None:
-            return self.authenticators
-        return (PasswordSettings(type="password", file=self.password_file), *self.authenticators)
-
-    def chain_of(self, listener: ListenerSettings) -> tuple[str, ...]:
-        """Names of the authenticators that are asked at a listener, and `scram` where that is possible there."""
-        if listener.authenticators is not None:
-            return listener.authenticators
-        return (*(one.called for one in self.all_authenticators), *((SCRAM,) if self.scram_file else ()))
-
-    def is_open(self, listener: ListenerSettings) -> bool:
-        """Whether anonymous clients are let in at a listener."""
-        if listener.allow_anonymous is not None:
-            return listener.allow_anonymous
-        if self.allow_anonymous is not None:
-            return self.allow_anonymous
-        return not self.chain_of(listener)
-
-    def is_near(self, listener: ListenerSettings) -> bool:
-        """Whether only clients on this machine reach a listener."""
-        return is_loopback(parse_address(listener.listen)[0]) and not listener.proxy_protocol
-
-    def _check_access(self, one: ListenerSettings) -> None:
-        """A listener that strangers reach is not open because nobody has thought of it."""
-        chain = self.chain_of(one)
-        known = {*(each.called for each in self.all_authenticators), *((SCRAM,) if self.scram_file else ())}
-        for name in chain:
-            if name not in known:
-                raise ValueError(f"listener {one.listen}: there is no authenticator {name!r}")
-        if chain or one.tls_client_ca is not None:
-            return
-        entry = one in self.listeners
-        said = one.allow_anonymous if entry else self.allow_anonymous
-        if not self.is_open(one):
-            raise ValueError(f"listener {one.listen}: without authenticators and allow_anonymous nobody could connect")
-        if not said and not self.is_near(one):
-            where = "for it " if entry else ""
-            raise ValueError(
-                f"listener {one.listen} would be open to everybody who reaches it: set password_file, scram_file or "
-                f"authenticators, or {where}allow_anonymous = true"
-            )
 
     def at(self, listener: ListenerSettings) -> Self:
         """What holds at a listener."""

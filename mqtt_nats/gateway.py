@@ -313,6 +313,7 @@ class Gateway:
             except (NoResponders, RequestTimeout, ApiError) as error:
                 text = " ".join(str(error).split())
                 raise StartupError(f"the gateway cannot be registered in NATS: {text}") from None
+            await broker.banning.begin()
             await broker.plugins.start()
             background = [
                 tasks.create_task(self._tick(broker), name="clock"),

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be set for one authenticator: an entry of ``[[authenticators]]``."""
+"""Settings of who may connect: those of the gateway, and of one authenticator (``[[authenticators]]``)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, get_args
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FilePath, model_validator
+
+if TYPE_CHECKING:
+    from mqtt_nats.listeners.settings import ListenerSettings
 
 Algorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "HS256", "HS384", "HS512"
@@ -23,6 +27,11 @@ def is_loopback(host: str) -> bool:
         return ip_address(host.partition("%")[0]).is_loopback
     except ValueError:
         return False
+
+
+def parse_host(listen: str) -> str:
+    """The host of ``HOST:PORT``, without brackets."""
+    return listen.rpartition(":")[0].removeprefix("[").removesuffix("]")
 
 
 def _check_url(value: Any) -> Any:
@@ -185,3 +194,92 @@ KINDS: dict[str, type[AnySettings]] = {
     get_args(kind.model_fields["type"].annotation)[0]: kind for kind in get_args(AnySettings)
 }
 """The models by ``type``."""
+
+SCRAM: Final = "scram"
+"""What `scram_file` is called in the `authenticators` of a listener."""
+
+
+class AccessSettings(BaseModel):
+    """Settings of the gateway: who may connect, and what they may do."""
+
+    allow_anonymous: bool | None = Field(
+        default=None,
+        description="Let clients in that present no user name and no password; unset: on loopback, where nothing is "
+        "said of who may connect.",
+    )
+    password_file: FilePath | None = Field(
+        default=None,
+        description="File with users and their hashed passwords, written by `mqtt-nats passwd`; asked before others.",
+    )
+    scram_file: FilePath | None = Field(
+        default=None,
+        description="File with users that may authenticate by SCRAM-SHA-256, written by `mqtt-nats passwd --scram`.",
+    )
+    authenticators: tuple[AuthenticatorSettings, ...] = Field(
+        default=(),
+        description="Who decides about clients, `[[authenticators]]` in the file; they are asked in their order.",
+    )
+    acl_file: FilePath | None = Field(
+        default=None,
+        description="File with the rules of who may publish and subscribe what; unset: everybody everything.",
+    )
+
+    @property
+    def all_authenticators(self) -> tuple[AnySettings, ...]:
+        """That of ``password_file``, and ``authenticators``."""
+        if self.password_file is None:
+            return self.authenticators
+        return (PasswordSettings(type="password", file=self.password_file), *self.authenticators)
+
+    def chain_of(self, listener: ListenerSettings) -> tuple[str, ...]:
+        """Names of the authenticators that are asked at a listener, and `scram` where that is possible there."""
+        if listener.authenticators is not None:
+            return listener.authenticators
+        return (*(one.called for one in self.all_authenticators), *((SCRAM,) if self.scram_file else ()))
+
+    def is_open(self, listener: ListenerSettings) -> bool:
+        """Whether anonymous clients are let in at a listener."""
+        if listener.allow_anonymous is not None:
+            return listener.allow_anonymous
+        if self.allow_anonymous is not None:
+            return self.allow_anonymous
+        return not self.chain_of(listener)
+
+    def is_near(self, listener: ListenerSettings) -> bool:
+        """Whether only clients on this machine reach a listener."""
+        return is_loopback(parse_host(listener.listen)) and not listener.proxy_protocol
+
+    def check_access(self, listeners: Sequence[ListenerSettings], entries: Sequence[ListenerSettings]) -> None:
+        """Whether somebody may connect by each listener, and not everybody unless that was said.
+
+        Args:
+            entries: those that have settings of their own.
+
+        Raises:
+            ValueError: what is wrong.
+        """
+        names = [one.called for one in self.all_authenticators]
+        for name in names:
+            if names.count(name) > 1 or name == SCRAM:
+                raise ValueError(f"two authenticators are called {name}: give them a name")
+        for one in listeners:
+            self._check(one, one in entries)
+
+    def _check(self, one: ListenerSettings, entry: bool) -> None:
+        """A listener that strangers reach is not open because nobody has thought of it."""
+        chain = self.chain_of(one)
+        known = {*(each.called for each in self.all_authenticators), *((SCRAM,) if self.scram_file else ())}
+        for name in chain:
+            if name not in known:
+                raise ValueError(f"listener {one.listen}: there is no authenticator {name!r}")
+        if chain or one.tls_client_ca is not None:
+            return
+        said = one.allow_anonymous if entry else self.allow_anonymous
+        if not self.is_open(one):
+            raise ValueError(f"listener {one.listen}: without authenticators and allow_anonymous nobody could connect")
+        if not said and not self.is_near(one):
+            where = "for it " if entry else ""
+            raise ValueError(
+                f"listener {one.listen} would be open to everybody who reaches it: set password_file, scram_file or "
+                f"authenticators, or {where}allow_anonymous = true"
+            )

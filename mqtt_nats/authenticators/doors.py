@@ -15,6 +15,7 @@ from mqtt_nats.access.certificates import CertificateUsers
 from mqtt_nats.access.chain import Chain
 from mqtt_nats.access.scram import Users
 from mqtt_nats.access.settings import (
+    SCRAM,
     AnySettings,
     HttpSettings,
     NatsSettings,
@@ -23,7 +24,6 @@ from mqtt_nats.access.settings import (
 )
 from mqtt_nats.access.verifiers import load as load_verifiers
 from mqtt_nats.broker.permitting import change_rules, revoke
-from mqtt_nats.config import SCRAM
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.context import Broker

@@ -149,6 +149,13 @@ class Banning:
         link.renew(self._sid, SUBJECTS)
         self._wake.set()
 
+    async def begin(self) -> None:
+        """Read the bans before anybody may connect; without an answer it is done as soon as there is one."""
+        try:
+            await self._read()
+        except (ApiError, NoResponders, RequestTimeout) as error:
+            log.warning("bans cannot be read yet: %s", error)
+
     async def keep(self) -> None:
         """Keep the bans as they are stored, for as long as the gateway runs."""
         while True:

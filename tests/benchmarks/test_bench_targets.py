@@ -42,6 +42,8 @@ def test_ratio_and_its_spread() -> None:
     assert (found.value, found.spread, found.own, found.other) == (2.0, 0.5, 200, 100)
     assert found.reached
     assert not judge(PAIRS, {"pairs10-q0": {"ours": cell(110), "nats": cell(100)}}).reached
+    nothing = judge(PAIRS, {"pairs10-q0": {"ours": cell(0.0), "nats": cell(100)}})
+    assert (nothing.value, nothing.spread, nothing.reached) == (0.0, 0.0, False)
 
 
 def test_less_may_be_better() -> None:
@@ -195,6 +197,7 @@ def test_folded_stacks() -> None:
         ("parse (/a/mqtt_streams/stored.py:1)", "parse (stored.py)", "streams"),
         ("run (asyncio/runners.py)", "run (runners.py)", "python"),
         ("uv_run (core.c)", "uv_run (core.c)", "native"),
+        ("0x7f48c7f8bb75 (libc.so.6)", "unnamed (libc.so.6)", "native"),
         ("0x7f", "0x7f", "native"),
     ],
 )

@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from mqtt_nats.codec import Limits, MqttError, Packet
+from mqtt_nats.config import Settings
 from mqtt_nats.connection import connection as module
 from mqtt_nats.connection.connection import WRITE_HIGH_WATER, Clock, Connection
 from mqtt_nats.outlet import Round
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.anyio
 LIMITS = Limits(
     max_packet_size=1024, connect_packet_size=1024, max_topic_levels=8, max_filters=8, max_user_properties=0
 )
+SETTINGS = Settings.model_validate({"max_outbound_bytes": 64 * 1024})
 
 
 class Recorder:
@@ -43,7 +45,7 @@ async def test_a_client_that_does_not_read_cannot_stay(monkeypatch: pytest.Monke
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        connection = Connection(LIMITS, Round(loop.call_soon), 1024, Clock(loop.time()), lambda _: recorder)
+        connection = Connection(LIMITS, Round(loop.call_soon), SETTINGS, Clock(loop.time()), lambda _: recorder)
         await loop.create_connection(lambda: connection, sock=ours)
         connection.outlet.write(b"x" * size)
         await asyncio.sleep(0)  # the turn ends
@@ -57,7 +59,7 @@ async def test_a_client_that_reads_gets_everything() -> None:
     ours, theirs = socket.socketpair()
     with ours:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        connection = Connection(LIMITS, Round(loop.call_soon), 1024, Clock(loop.time()), lambda _: recorder)
+        connection = Connection(LIMITS, Round(loop.call_soon), SETTINGS, Clock(loop.time()), lambda _: recorder)
         await loop.create_connection(lambda: connection, sock=ours)
         connection.outlet.write(b"x" * 128 * 1024)
         connection.close()

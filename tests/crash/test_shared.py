@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared subscriptions when gateways and nats-server die."""
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
+from mqtt_nats.codec import Publish
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness.rawclient5 import RawClient5
+from tests.harness.waiting import aeventually
 
 TEXT = "$share/group/work"
 ACK_WAIT = 30.0  # seconds after which JetStream gives a message to somebody else
@@ -73,10 +77,21 @@ async def test_nats_server_restarts(
         payloads = [b"%d" % number for number in range(20)]
         await publisher.deliver_all("work", payloads, 1)
         got: Counter[bytes] = Counter()
-        for member in members:
-            for publish in await member.messages(10):
-                await member.complete(publish)
+
+        async def take(member: RawClient5, got: Counter[bytes] = got) -> None:
+            while True:  # who takes how many is a matter of who asks first
+                publish = await member.expect(Publish, 60)
                 got[publish.payload] += 1
+                await member.complete(publish)
+
+        taking = [asyncio.create_task(take(member)) for member in members]
+        try:
+            await aeventually(partial(set(payloads).issubset, got), 60)
+        finally:
+            for task in taking:
+                task.cancel()
+            await asyncio.gather(*taking, return_exceptions=True)
+        for member in members:
             await member.quiet()
         assert got == Counter(payloads)
         server.restart()

@@ -42,7 +42,7 @@ class Paho:
         client.on_subscribe = self._subscribed
         client.connect("127.0.0.1", port, keepalive)
         client.loop_start()
-        assert self.ready.wait(15), f"{self.client_id} was not let in"
+        assert self.ready.wait(30), f"{self.client_id} was not let in"
 
     def __enter__(self) -> Self:
         return self
@@ -61,7 +61,7 @@ class Paho:
         code, identifier = self.client.subscribe(topic_filter, qos)
         assert code == mqtt.MQTT_ERR_SUCCESS
         assert identifier is not None
-        eventually(lambda: self.granted.get(identifier), 20, what=f"SUBACK for {topic_filter}")
+        eventually(lambda: self.granted.get(identifier), 30, what=f"SUBACK for {topic_filter}")
 
     def publish(self, topic: str, payload: bytes | str, qos: int = 0, retain: bool = False) -> int:
         """Publish without waiting; the message id."""
@@ -70,7 +70,7 @@ class Paho:
     def publish_acknowledged(self, topic: str, payload: bytes | str, qos: int = 1, retain: bool = False) -> None:
         """Publish and wait for the acknowledgement."""
         identifier = self.publish(topic, payload, qos, retain)
-        eventually(lambda: identifier in self.acknowledged, 20, what=f"acknowledgement of {payload[:40]!r}")
+        eventually(lambda: identifier in self.acknowledged, 30, what=f"acknowledgement of {payload[:40]!r}")
 
     def payloads(self, topic: str = "") -> list[bytes]:
         """What was received (on ``topic``), in order."""
@@ -154,7 +154,7 @@ class Bystanders:
         """Publish again."""
         self._running.set()
 
-    def check(self, *, lossy: bool = False, leaders_change: bool = False, timeout: float = 15.0) -> None:
+    def check(self, *, lossy: bool = False, leaders_change: bool = False, timeout: float = 40.0) -> None:
         """Everything published up to now arrives, once and in order, and nobody was disconnected.
 
         Args:

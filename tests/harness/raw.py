@@ -10,7 +10,7 @@ from typing import Any, Self
 CONNECT, CONNACK, PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP = 1, 2, 3, 4, 5, 6, 7
 SUBSCRIBE, SUBACK, UNSUBSCRIBE, UNSUBACK, PINGREQ, PINGRESP, DISCONNECT = 8, 9, 10, 11, 12, 13, 14
 
-_PATIENCE = 10.0  # seconds
+_PATIENCE = 30.0  # seconds
 
 
 def remaining_length(size: int) -> bytes:

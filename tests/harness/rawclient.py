@@ -37,7 +37,7 @@ from mqtt_nats.codec import (
 )
 
 HOST: Final = "127.0.0.1"
-DEADLINE: Final = 8.0
+DEADLINE: Final = 30.0
 """Seconds in which something expected must have come."""
 
 PUBACK: Final = 4

@@ -37,7 +37,7 @@ def free_port() -> int:
             return port
 
 
-def eventually(condition: Callable[[], T | None], timeout: float = 10.0, *, what: str = "") -> T:
+def eventually(condition: Callable[[], T | None], timeout: float = 30.0, *, what: str = "") -> T:
     """Call ``condition`` until its value is true and return that; AssertionError after ``timeout`` seconds.
 
     An AssertionError inside ``condition`` counts as not yet, and is the cause of the one that is raised.
@@ -53,14 +53,14 @@ def eventually(condition: Callable[[], T | None], timeout: float = 10.0, *, what
 
 
 @overload
-async def aeventually(condition: Callable[[], Awaitable[T | None]], timeout: float = 10.0, *, what: str = "") -> T: ...
+async def aeventually(condition: Callable[[], Awaitable[T | None]], timeout: float = 30.0, *, what: str = "") -> T: ...
 
 
 @overload
-async def aeventually(condition: Callable[[], T | None], timeout: float = 10.0, *, what: str = "") -> T: ...
+async def aeventually(condition: Callable[[], T | None], timeout: float = 30.0, *, what: str = "") -> T: ...
 
 
-async def aeventually(condition: Callable[[], Any], timeout: float = 10.0, *, what: str = "") -> Any:
+async def aeventually(condition: Callable[[], Any], timeout: float = 30.0, *, what: str = "") -> Any:
     """``eventually`` for async tests; ``condition`` may be a coroutine function."""
     deadline = time.monotonic() + timeout
     while True:

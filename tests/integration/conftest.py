@@ -95,7 +95,7 @@ def second_gateway(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFac
     assert "Traceback" not in second.log, second.log
 
 
-async def until(check: Callable[[], Awaitable[None]], timeout: float = 10.0) -> None:
+async def until(check: Callable[[], Awaitable[None]], timeout: float = 30.0) -> None:
     """Repeat a check until its assertions hold."""
 
     async def holds() -> bool:
@@ -178,7 +178,7 @@ class Stored:
 
         await until(unbound)
 
-    async def gone(self, client_id: str, timeout: float = 10.0) -> None:
+    async def gone(self, client_id: str, timeout: float = 30.0) -> None:
         """Wait until a session has left no trace."""
 
         async def empty() -> None:

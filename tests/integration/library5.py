@@ -13,7 +13,7 @@ from typing import Any
 from tests.harness.gateway import Gateway
 from tests.harness.waiting import aeventually
 
-DEADLINE = 10.0  # seconds
+DEADLINE = 30.0  # seconds
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ async def test_unacknowledged_is_sent_again(
     for attempt in range(3):
         where = second_gateway if elsewhere and attempt % 2 == 0 else gateway
         client = await connect(name, clean=False, to=where)
-        again = await client.messages(18, timeout=3)
+        again = await client.messages(18)
         assert [(one.payload, one.packet_id, one.dup) for one in again[:17]] == [
             (one.payload, one.packet_id, True) for one in rest
         ]

@@ -97,7 +97,7 @@ async def test_no_delay_without_a_session(connect5: Connect, name: str) -> None:
     watch = await watcher(connect5, name)
     client = await connect5(name, will=will_of(name, 60))
     client.drop()
-    await watch.receive(f"{name}/will", b"farewell", timeout=3)
+    await watch.receive(f"{name}/will", b"farewell")
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])

@@ -13,6 +13,7 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
+from mqtt_nats.access.authenticator import Allow, Credentials
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.cli import command as cli
 from mqtt_nats.config import Settings
@@ -108,6 +109,32 @@ def test_a_client_id(pair: tuple[Inside, Inside], command: Command) -> None:
         command.remove("client", "culprit")
 
 
+def test_a_user(nats_server: NatsServer, command: Command) -> None:
+    """Who has proved to be this user, under whichever client id; who only has the name as a client id is another."""
+
+    async def believe(credentials: Credentials) -> Allow:
+        return Allow(credentials.username)
+
+    def connect(port: int, client_id: str, user: str) -> Raw:
+        client = Raw(port, patience=PATIENCE)
+        client.send(raw.connect(client_id, flags=0x82, tail=(user,)))
+        return client
+
+    with running(nats_server.url) as inside:
+        port = inside.ports[0]
+        door = inside.gateway.doors[inside.gateway.listeners[0]]
+        inside.call(lambda: setattr(door, "authenticate", believe))
+        with connect(port, "m1", "mallory") as culprit, connect(port, "mallory", "alice") as other:
+            culprit.expect(raw.CONNACK)
+            other.expect(raw.CONNACK)
+            command.add("user", "mallory")
+            assert culprit.expect_closed(PATIENCE) == []
+            assert other.ping() == []
+            with connect(port, "m2", "mallory") as again:
+                assert again.expect(raw.CONNACK).body == bytes((0, NOT_AUTHORIZED))
+        command.remove("user", "mallory")
+
+
 def test_a_network(pair: tuple[Inside, Inside], command: Command) -> None:
     """Closed before anything is read; others behind the same proxy go on."""
     one, two = pair
@@ -145,7 +172,7 @@ def test_a_gateway_that_starts_later_knows(
 ) -> None:
     command.add("client", "early", 0)
     with running(nats_server.url) as late:
-        everywhere([late], lambda port: banned(port, "early"))
+        assert banned(late.ports[0], "early")  # from its first moment
     command.remove("client", "early")
 
 
