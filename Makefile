@@ -6,7 +6,7 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 py
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint conformance chaos bench bench-full bench-check profile demo kill-archive fuzz clean
+.PHONY: run test test-compiled wheels lint conformance chaos bench bench-full bench-check profile demo kill-archive fuzz clean
 
 # nats-server and the gateway on 127.0.0.1:1883; Ctrl-C ends both. The shell hands its process over.
 run: $(VENV)/.embedded
@@ -16,6 +16,19 @@ run: $(VENV)/.embedded
 JOBS ?= 3
 test: $(VENV)/.test lint
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
+
+# The same tests with the compiled modules, in a copy of the sources; needs a C compiler. The fuzzer of the codec is
+# guided by the lines that run, which compiled code does not tell: its own tests are for the sources.
+COPY := $(CURDIR)/build/compiled
+test-compiled: $(VENV)/.test
+	$(BIN)/python hatch_build.py $(COPY)
+	cd $(COPY) && PYTHONPATH=$(COPY):$(COPY)/streams:$(COPY)/spark \
+		$(CURDIR)/$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --ignore tests/fuzz $(PYTEST_ARGS)
+
+# Into dist/: the wheel for every platform, and the compiled one for this; pip prefers the second where it fits.
+wheels: $(VENV)/.test
+	$(BIN)/python -m hatchling build --target wheel
+	HATCH_BUILD_HOOK_ENABLE_CUSTOM=true $(BIN)/python -m hatchling build --target wheel
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

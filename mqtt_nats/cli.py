@@ -20,6 +20,7 @@ from anyio.abc import TaskStatus
 
 from mqtt_nats import __version__
 from mqtt_nats.access.settings import AccessSettings
+from mqtt_nats.building import build
 from mqtt_nats.config import ENV_PREFIX, Settings, env_name, flag_name, has_flag
 from mqtt_nats.ctl.commands import bans, cluster, plugins
 from mqtt_nats.embedded import run_server
@@ -81,7 +82,7 @@ def default_text(value: Any) -> str:
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(__version__, prog_name="mqtt-nats", message="%(prog)s %(version)s")
+@click.version_option(__version__, prog_name="mqtt-nats", message=f"%(prog)s %(version)s ({build()})")
 def command() -> None:
     """MQTT clients on NATS: a gateway that keeps every durable fact in JetStream."""
 
@@ -239,7 +240,7 @@ async def _with_server(settings: Settings) -> AsyncIterator[Settings]:
 
 def _announce(settings: Settings, addresses: list[Bound]) -> None:
     """Say what listens where and what to try."""
-    lines = [f"mqtt-nats {__version__}"]
+    lines = [f"mqtt-nats {__version__} ({build()})"]
     for bound in addresses:
         name, over = LABELS[bound.type]
         lines += [f"{name:5} {join_address(bound.host, bound.port)}  (MQTT 3.1.1, 5.0{over})"]

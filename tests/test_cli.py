@@ -14,6 +14,7 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
 from mqtt_nats import __version__
+from mqtt_nats.building import build
 from mqtt_nats.config import Settings, flag_name, has_flag
 from tests.conftest import GatewayFactory
 from tests.harness.gateway import Gateway
@@ -61,7 +62,7 @@ def assert_refused(done: subprocess.CompletedProcess[str], *named: str) -> None:
 
 
 def test_version() -> None:
-    assert run("--version").stdout == f"mqtt-nats {__version__}\n"
+    assert run("--version").stdout == f"mqtt-nats {__version__} ({build()})\n"
 
 
 def test_help_names_every_setting_but_no_flag_for_a_secret() -> None:

@@ -110,11 +110,12 @@ def test_editable_install(environment: Environment) -> None:
 
 
 def test_wheel(environment: Environment, wheel: Path) -> None:
+    assert wheel.name.endswith("-py3-none-any.whl")
     environment.install(str(wheel))
     check(environment.report(environment.packages.parent), {name: environment.packages / name for name in PACKAGES})
     ours = environment.landed() - {"borrowed.pth", "__pycache__"}
     assert ours == {*PACKAGES, f"mqtt_nats-{__version__}.dist-info"}
     shown = subprocess.run([environment.command, "--version"], capture_output=True, text=True, check=True, timeout=60)
-    assert shown.stdout == f"mqtt-nats {__version__}\n"
+    assert shown.stdout == f"mqtt-nats {__version__} (pure Python)\n"
     licence = environment.packages / f"mqtt_nats-{__version__}.dist-info" / "licenses" / "LICENSE"
     assert "Apache License" in licence.read_text(encoding="utf-8")

@@ -18,6 +18,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping
 
 import orjson
+from mypy_extensions import mypyc_attr
 
 from mqtt_nats import natstime
 from mqtt_nats.backbone.link import Link
@@ -48,6 +49,7 @@ class TooLarge(ValueError):
     """The message with its headers does not fit into the server's ``max_payload``."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Op:
     """One stored publish; subclasses say what its end means."""
 

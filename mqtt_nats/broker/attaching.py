@@ -139,28 +139,33 @@ async def make_anew(client: Client, side: DurableSide, attachment: Attachment) -
     return await create_consumer(broker.inbox, MESSAGES, consumer)
 
 
-async def send_again(broker: Broker, stream: str, consumer: ConsumerRef, come: Callable[[], int]) -> ConsumerInfo:
+async def send_again(
+    broker: Broker, stream: str, consumer: ConsumerRef, come: Callable[[], int], idle: Callable[[], bool] = bool
+) -> ConsumerInfo:
     """Have a consumer send again what is not acknowledged, on its present deliver subject.
 
     Args:
         consumer: as it is to be, with the deliver subject that it has.
         come: how many repeated messages have arrived.
+        idle: whether somebody else has taken over, who changes the consumer for good.
     """
     try:
         info = await update_consumer(broker.inbox, stream, replace(consumer, ack_wait=EXPIRE_NS))
         for _ in range(int(EXPIRED / STEP)):
-            if come() >= info.num_ack_pending:
+            if come() >= info.num_ack_pending or idle():
                 break
             await asyncio.sleep(STEP)
     finally:
-        await update_consumer(broker.inbox, stream, consumer)
+        if not idle():
+            await update_consumer(broker.inbox, stream, consumer)
     return info
 
 
 async def bring_back(side: DurableSide, attachment: Attachment, patience: float = RETURN) -> None:
     """Wait until what a consumer had pending has come again; see to it when it does not come by itself.
 
-    A change of the deliver subject that is made while the consumer has no leader sends nothing again.
+    A change of the deliver subject that is made while the consumer has no leader sends nothing again. It is left alone
+    when it is to be attached once more: two deliver subjects in turn would bring nothing to the end.
 
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream does not answer.
@@ -168,18 +173,23 @@ async def bring_back(side: DurableSide, attachment: Attachment, patience: float 
     broker = side.client.broker
     source = attachment.source
     name = attachment.consumer.durable_name
+    turn = side.turn
+
+    def idle() -> bool:
+        return side.turn != turn
+
     for _ in range(int(patience / STEP)):
-        if source.collected:
+        if source.collected or idle():
             return
         await asyncio.sleep(STEP)
     for _ in range(BRING_BACK):
         info = await consumer_info(broker.inbox, MESSAGES, name)
-        if info is None or info.num_ack_pending <= outstanding(side.machine, source):
+        if idle() or info is None or info.num_ack_pending <= outstanding(side.machine, source):
             return
         log.info("consumer %s does not send again what is pending: it is told to", name)
         before = source.again
         with contextlib.suppress(ConsumerNotFound, DeliverSubjectBusy):  # whoever hears of its end makes it anew
-            await send_again(broker, MESSAGES, attachment.consumer, lambda before=before: source.again - before)  # type: ignore[misc]
+            await send_again(broker, MESSAGES, attachment.consumer, lambda before=before: source.again - before, idle)  # type: ignore[misc]
     log.warning("consumer %s does not send again all that is pending", name)
 
 

@@ -164,7 +164,18 @@ async def resume(
 
 
 async def reattach(client: Client, side: DurableSide) -> None:
-    """After the connection to NATS was lost: deliveries may have been missed, acknowledgements not have arrived."""
+    """After the connection to NATS was lost: deliveries may have been missed, acknowledgements not have arrived.
+
+    There may be a reason to do it again while it is being done: then it is begun again, and nothing is let go before.
+    """
+    side.turn += 1
+    turn = side.turn
+    async with side.reattaching:
+        if turn == side.turn:
+            await _reattach(client, side, turn)
+
+
+async def _reattach(client: Client, side: DurableSide, turn: int) -> None:
     record = client.record
     assert record is not None
     side.point_anew()
@@ -177,6 +188,7 @@ async def reattach(client: Client, side: DurableSide) -> None:
         await patiently(client, side.attach_pubrels)
     for attachment in list(side.attachments.values()):
         if side.stall is not None and not attachment.source.end:
+            attachment.source.held &= ~Source.RETURNING
             continue  # it has nobody to deliver to
         consumer = record.cons.get(attachment.key)
         if consumer is None:
@@ -185,6 +197,8 @@ async def reattach(client: Client, side: DurableSide) -> None:
         side.add(attachment.key, consumer, attachment.source)
         await patiently(client, partial(side.attach, attachment))
         await patiently(client, partial(bring_back, side, attachment))
+        if turn != side.turn:
+            return
         side.machine.release_held(attachment.source, Source.RETURNING)
     await note_kept(client, side)
     side.machine.pump()

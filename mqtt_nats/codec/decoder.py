@@ -13,6 +13,8 @@ from __future__ import annotations
 from struct import iter_unpack, unpack
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 from mqtt_nats.codec.acks import FIRST, Ack, AckRun, read_ack
 from mqtt_nats.codec.connect import Connack, Connect, read_connack, read_connect, read_protocol
 from mqtt_nats.codec.control import Auth, Disconnect, PingReq, PingResp, read_auth, read_disconnect
@@ -90,6 +92,7 @@ _ACTIONS: Final = {
 }
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Decoder:
     """The server's side of a connection: reads what a client sends.
 

@@ -21,7 +21,7 @@ from mqtt_streams.subjects import visible_to_wildcard
 SEEN_FOR: Final = 40.0
 
 # As many identifiers per filter and half, at most: while a connection to NATS is away, nothing is forgotten.
-SEEN_MOST: Final = 250_000
+SEEN_MOST = 250_000
 
 
 class Fanout:

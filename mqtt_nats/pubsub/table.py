@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Final, NamedTuple
 
+from mypy_extensions import mypyc_attr
+
 from mqtt_nats.backbone.link import Handler, Link, RunHandler
 from mqtt_nats.codec import NotAuthorized, TopicNameInvalid, validate_topic_name
 from mqtt_nats.outlet import Outlet
@@ -24,8 +26,8 @@ from mqtt_streams.subjects import ReservedSubject, SubjectTooLong, topic_to_subj
 
 # Routes kept; a gateway that sees more distinct topics than this starts over. So it does when they take more memory:
 # topics may be long, and each route lists its members (bytes, roughly).
-MAX_ROUTES: Final = 100_000
-MAX_ROUTE_BYTES: Final = 256 * 1024 * 1024
+MAX_ROUTES = 100_000
+MAX_ROUTE_BYTES = 256 * 1024 * 1024
 ROUTE_BYTES: Final = 1024
 KEY_COPIES: Final = 6
 MEMBER_BYTES: Final = 80
@@ -60,6 +62,7 @@ class Choice:
         """The choice for messages of the member itself; None = it does not get them."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Member:
     """A connected session as the subscription table sees it."""
 
@@ -338,8 +341,8 @@ class Table:
             subject = topic_to_subject(topic)
         except ReservedSubject as error:
             raise NotAuthorized(str(error)) from None
-        except SubjectTooLong as error:
-            raise TopicNameInvalid(str(error)) from None
+        except SubjectTooLong as long:
+            raise TopicNameInvalid(str(long)) from None
         return self._keep(Route(key, topic, subject))
 
     def _keep(self, route: Route) -> Route:

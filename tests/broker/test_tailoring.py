@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mqtt_nats.backbone.link import Link
 from mqtt_nats.broker.client import Client
 from mqtt_nats.broker.greeting import Terms
 from mqtt_nats.broker.tailoring import Aliases, pack, tailor
@@ -128,7 +129,7 @@ def test_stored_message_reads_its_headers() -> None:
 
 
 def test_tailored_packet_has_everything() -> None:
-    found = cast(Filter, None)
+    found = Filter("#", (), cast(Link, None), False)
     choice = Choice(found, 2, encoded_id(1) + encoded_id(300), True)
     message = Rich(KEY, b"x", 2, body=UTF8, kept=True)
     packet = read(tailor(client(), message, 2, choice)(9))
