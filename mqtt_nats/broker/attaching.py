@@ -48,6 +48,9 @@ LET_GO_CROWDED: Final = 0.1
 CROWDED: Final = 60.0
 STEP: Final = 0.02
 
+# A server that has just started, or has just found the others again, says yes and does nothing (seconds).
+KEPT: Final = 5.0
+
 # Places in the window of PUBREL records: as many as there are packet identifiers.
 PUBREL_WINDOW: Final = 65535
 
@@ -74,21 +77,23 @@ async def move(broker: Broker, stream: str, consumer: ConsumerRef) -> ConsumerIn
     Raises:
         DeliverSubjectBusy: somebody listens to the present one, and goes on doing so.
         ConsumerNotFound: there is no such consumer.
-        RequestTimeout: servers that have just found each other again say yes, and leave it as it was.
+        RequestTimeout: the server says yes, and leaves it as it was.
     """
     now = asyncio.get_running_loop().time
+    patience = now() + KEPT
     deadline = now() + (LET_GO_CROWDED if now() < broker.crowded_until else LET_GO)
     while True:
         try:
             info = await update_consumer(broker.inbox, stream, consumer)
-            if info.config["deliver_subject"] != consumer.deliver_subject:
+            if info.config["deliver_subject"] == consumer.deliver_subject:
+                return info
+            if now() > patience:
                 raise RequestTimeout(f"{consumer.durable_name} keeps its deliver subject")
-            return info
         except DeliverSubjectBusy:
             if now() > deadline:
                 broker.crowded_until = now() + CROWDED
                 raise
-            await asyncio.sleep(STEP)
+        await asyncio.sleep(STEP)
 
 
 async def make_anew(client: Client, side: DurableSide, attachment: Attachment) -> ConsumerInfo:
