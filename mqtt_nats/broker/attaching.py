@@ -71,29 +71,43 @@ RETURN: Final = 1.0
 """Seconds in which what is pending comes again after a change of the deliver subject."""
 
 
+async def change(broker: Broker, stream: str, consumer: ConsumerRef) -> ConsumerInfo:
+    """Change a consumer's deliver subject or its patience, until the answer shows it.
+
+    Raises:
+        DeliverSubjectBusy: somebody listens to the present deliver subject.
+        ConsumerNotFound: there is no such consumer.
+        RequestTimeout: the server says yes, and leaves it as it was.
+    """
+    now = asyncio.get_running_loop().time
+    deadline = now() + KEPT
+    while True:
+        info = await update_consumer(broker.inbox, stream, consumer)
+        config = info.config
+        if config["deliver_subject"] == consumer.deliver_subject and config["ack_wait"] == consumer.ack_wait:
+            return info
+        if now() > deadline:
+            raise RequestTimeout(f"{consumer.durable_name} stays as it was")
+        await asyncio.sleep(STEP)
+
+
 async def move(broker: Broker, stream: str, consumer: ConsumerRef) -> ConsumerInfo:
     """Change a consumer's deliver subject.
 
     Raises:
         DeliverSubjectBusy: somebody listens to the present one, and goes on doing so.
-        ConsumerNotFound: there is no such consumer.
-        RequestTimeout: the server says yes, and leaves it as it was.
+        ConsumerNotFound, RequestTimeout: as :func:`change`.
     """
     now = asyncio.get_running_loop().time
-    patience = now() + KEPT
     deadline = now() + (LET_GO_CROWDED if now() < broker.crowded_until else LET_GO)
     while True:
         try:
-            info = await update_consumer(broker.inbox, stream, consumer)
-            if info.config["deliver_subject"] == consumer.deliver_subject:
-                return info
-            if now() > patience:
-                raise RequestTimeout(f"{consumer.durable_name} keeps its deliver subject")
+            return await change(broker, stream, consumer)
         except DeliverSubjectBusy:
             if now() > deadline:
                 broker.crowded_until = now() + CROWDED
                 raise
-        await asyncio.sleep(STEP)
+            await asyncio.sleep(STEP)
 
 
 async def make_anew(client: Client, side: DurableSide, attachment: Attachment) -> ConsumerInfo:
@@ -144,33 +158,33 @@ async def make_anew(client: Client, side: DurableSide, attachment: Attachment) -
     return await create_consumer(broker.inbox, MESSAGES, consumer)
 
 
-async def send_again(
-    broker: Broker, stream: str, consumer: ConsumerRef, come: Callable[[], int], idle: Callable[[], bool] = bool
-) -> ConsumerInfo:
+async def send_again(broker: Broker, stream: str, consumer: ConsumerRef, come: Callable[[], int]) -> ConsumerInfo:
     """Have a consumer send again what is not acknowledged, on its present deliver subject.
 
     Args:
         consumer: as it is to be, with the deliver subject that it has.
         come: how many repeated messages have arrived.
-        idle: whether somebody else has taken over, who changes the consumer for good.
     """
     try:
-        info = await update_consumer(broker.inbox, stream, replace(consumer, ack_wait=EXPIRE_NS))
+        info = await change(broker, stream, replace(consumer, ack_wait=EXPIRE_NS))
         for _ in range(int(EXPIRED / STEP)):
-            if come() >= info.num_ack_pending or idle():
+            if come() >= info.num_ack_pending:
                 break
             await asyncio.sleep(STEP)
     finally:
-        if not idle():
-            await update_consumer(broker.inbox, stream, consumer)
+        await change(broker, stream, consumer)
     return info
 
 
-async def bring_back(side: DurableSide, attachment: Attachment, patience: float = RETURN) -> None:
+async def bring_back(
+    side: DurableSide, attachment: Attachment, patience: float = RETURN, attempts: int = BRING_BACK
+) -> bool:
     """Wait until what a consumer had pending has come again; see to it when it does not come by itself.
 
-    A change of the deliver subject that is made while the consumer has no leader sends nothing again. It is left alone
-    when it is to be attached once more: two deliver subjects in turn would bring nothing to the end.
+    A change of the deliver subject that is made while the consumer has no leader sends nothing again.
+
+    Returns:
+        False when it has to be attached once more: it does not send, or one of those messages was lost on its way.
 
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream does not answer.
@@ -178,24 +192,28 @@ async def bring_back(side: DurableSide, attachment: Attachment, patience: float 
     broker = side.client.broker
     source = attachment.source
     name = attachment.consumer.durable_name
-    turn = side.turn
-
-    def idle() -> bool:
-        return side.turn != turn
-
     for _ in range(int(patience / STEP)):
-        if source.collected or idle():
-            return
+        if source.collected or attachment.missed:
+            break
         await asyncio.sleep(STEP)
-    for _ in range(BRING_BACK):
+    for _ in range(attempts):
+        if attachment.missed:
+            return False
+        if source.collected:
+            return True
         info = await consumer_info(broker.inbox, MESSAGES, name)
-        if idle() or info is None or info.num_ack_pending <= outstanding(side.machine, source):
-            return
+        if info is None or info.num_ack_pending <= outstanding(side.machine, source):
+            return True
         log.info("consumer %s does not send again what is pending: it is told to", name)
         before = source.again
+
+        def come(before: int = before) -> int:
+            return PUBREL_WINDOW if attachment.missed else source.again - before
+
         with contextlib.suppress(ConsumerNotFound, DeliverSubjectBusy):  # whoever hears of its end makes it anew
-            await send_again(broker, MESSAGES, attachment.consumer, lambda before=before: source.again - before, idle)  # type: ignore[misc]
+            await send_again(broker, MESSAGES, attachment.consumer, come)
     log.warning("consumer %s does not send again all that is pending", name)
+    return False
 
 
 def outstanding(machine: DurableOutbound, source: Source) -> int:

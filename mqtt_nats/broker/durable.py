@@ -128,9 +128,6 @@ class DurableSide:
         """PUBREL records of what is complete."""
         self.pubrel_sid = b""
         self.pubrels_come = 0
-        self.turn = 0
-        """Grows when consumers are to be attached again: whoever is at it leaves that to the next one."""
-        self.reattaching = asyncio.Lock()
         self._progress = asyncio.Event()
 
     # -- ports of the state machine -------------------------------------------------------------

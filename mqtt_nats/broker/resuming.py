@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Set
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.broker.attaching import bring_back
 from mqtt_nats.broker.draining import stand_before, watch
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from mqtt_nats.broker.durable import DurableSide
 
 log = logging.getLogger("mqtt_nats.broker")
+
+ATTEMPTS: Final = 3
+"""Times that a consumer is told to send again what is pending, before it is attached once more."""
 
 
 def set_options(source: Source, options: SubscriptionOptions) -> None:
@@ -166,16 +169,9 @@ async def resume(
 async def reattach(client: Client, side: DurableSide) -> None:
     """After the connection to NATS was lost: deliveries may have been missed, acknowledgements not have arrived.
 
-    There may be a reason to do it again while it is being done: then it is begun again, and nothing is let go before.
+    What does not come back, or is lost once more on its way, is seen to by a later attempt; until then nothing that is
+    new is let go.
     """
-    side.turn += 1
-    turn = side.turn
-    async with side.reattaching:
-        if turn == side.turn:
-            await _reattach(client, side, turn)
-
-
-async def _reattach(client: Client, side: DurableSide, turn: int) -> None:
     record = client.record
     assert record is not None
     side.point_anew()
@@ -196,9 +192,9 @@ async def _reattach(client: Client, side: DurableSide, turn: int) -> None:
         attachment.source.held |= Source.RETURNING  # or new messages would overtake those that were lost
         side.add(attachment.key, consumer, attachment.source)
         await patiently(client, partial(side.attach, attachment))
-        await patiently(client, partial(bring_back, side, attachment))
-        if turn != side.turn:
-            return
-        side.machine.release_held(attachment.source, Source.RETURNING)
+        if await patiently(client, partial(bring_back, side, attachment, attempts=ATTEMPTS)):
+            side.machine.release_held(attachment.source, Source.RETURNING)
+        elif client.broker.reconciling is not None:
+            client.broker.reconciling.due(client, consumer.durable_name)
     await note_kept(client, side)
     side.machine.pump()

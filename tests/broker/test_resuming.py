@@ -1,49 +1,89 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A session is attached again while it is being attached again."""
+"""How a consumer is attached anew when servers answer what is not so, or deliveries are lost once more."""
 
-import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mqtt_nats.broker import attaching, resuming
+from mqtt_nats.session.delivery import Source
+from mqtt_streams.api import RequestTimeout
 from mqtt_streams.consumers import ConsumerRef
 
-
-async def test_one_at_a_time_and_only_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two that change the same consumers in turn would take the deliver subject from each other."""
-    side: Any = SimpleNamespace(turn=0, reattaching=asyncio.Lock())
-    begun: list[int] = []
-    go_on = asyncio.Event()
-
-    async def work(client: object, side: Any, turn: int) -> None:
-        begun.append(turn)
-        await go_on.wait()
-
-    monkeypatch.setattr(resuming, "_reattach", work)
-    client: Any = None
-    tasks = [asyncio.create_task(resuming.reattach(client, side)) for _ in range(3)]
-    await asyncio.sleep(0)
-    later = asyncio.create_task(resuming.reattach(client, side))
-    await asyncio.sleep(0)
-    go_on.set()
-    await asyncio.gather(*tasks, later)
-    assert begun == [1, 4]
+CONSUMER = ConsumerRef("name", "new", "filter", 10)
+BROKER: Any = SimpleNamespace(inbox=None, crowded_until=0.0)
 
 
-async def test_a_consumer_that_is_attached_anew_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the earlier one would write names a deliver subject to which nobody listens any more."""
-    written: list[str] = []
-    over = False
+class Server:
+    """Answers to changes of a consumer, the first of them with what it was before."""
 
-    async def update(js: object, stream: str, consumer: ConsumerRef) -> Any:
-        nonlocal over
-        written.append(consumer.deliver_subject)
-        over = True
-        return SimpleNamespace(num_ack_pending=5)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, late: int) -> None:
+        self.asked: list[ConsumerRef] = []
+        self._late = late
+        monkeypatch.setattr(attaching, "update_consumer", self._update)
+        monkeypatch.setattr(attaching, "STEP", 0.001)
 
-    monkeypatch.setattr(attaching, "update_consumer", update)
-    broker: Any = SimpleNamespace(inbox=None)
-    await attaching.send_again(broker, "stream", ConsumerRef("name", "old", "filter", 10), lambda: 0, lambda: over)
-    assert written == ["old"]
+    async def _update(self, js: object, stream: str, consumer: ConsumerRef) -> Any:
+        self.asked.append(consumer)
+        kept = len(self.asked) <= self._late
+        config = {"deliver_subject": "old" if kept else consumer.deliver_subject, "ack_wait": consumer.ack_wait}
+        return SimpleNamespace(config=config, num_ack_pending=5)
+
+
+async def test_a_change_is_asked_for_until_it_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(monkeypatch, late=3)
+    info = await attaching.move(BROKER, "stream", CONSUMER)
+    assert info.config["deliver_subject"] == "new"
+    assert server.asked == [CONSUMER] * 4
+
+
+async def test_a_change_that_never_comes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    Server(monkeypatch, late=1_000_000)
+    monkeypatch.setattr(attaching, "KEPT", 0.02)
+    with pytest.raises(RequestTimeout, match="stays as it was"):
+        await attaching.move(BROKER, "stream", CONSUMER)
+
+
+async def test_nobody_waits_for_what_was_lost_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its deliver subject was let go of: nothing can come."""
+    side: Any = SimpleNamespace(client=SimpleNamespace(broker=BROKER))
+    source = Source(1, 0, 10)
+    source.expected = 2
+    attachment: Any = SimpleNamespace(source=source, consumer=CONSUMER, missed=True)
+    assert not await attaching.bring_back(side, attachment)
+
+
+@pytest.mark.parametrize("back", [True, False])
+async def test_what_is_new_waits_for_what_is_not_back(monkeypatch: pytest.MonkeyPatch, back: bool) -> None:
+    due: list[str] = []
+    released: list[Source] = []
+
+    async def nothing(*_: object) -> None:
+        pass
+
+    async def bring_back(*_: object, attempts: int) -> bool:
+        return back
+
+    monkeypatch.setattr(resuming, "save_record", nothing)
+    monkeypatch.setattr(resuming, "note_kept", nothing)
+    monkeypatch.setattr(resuming, "bring_back", bring_back)
+    source = Source(1, 0, 10)
+    client: Any = SimpleNamespace(
+        record=SimpleNamespace(cons={"key": CONSUMER}),
+        epoch=1,
+        broker=SimpleNamespace(reconciling=SimpleNamespace(due=lambda client, name: due.append(name))),
+    )
+    side: Any = SimpleNamespace(
+        attachments={"name": SimpleNamespace(key="key", consumer=CONSUMER, source=source)},
+        stall=None,
+        has_pubrels=False,
+        kept=False,
+        point_anew=lambda: None,
+        add=lambda *_: None,
+        attach=nothing,
+        machine=SimpleNamespace(pump=lambda: None, release_held=lambda source, why: released.append(source)),
+    )
+    await resuming.reattach(client, side)
+    assert source.held & Source.RETURNING
+    assert (released, due) == (([source], []) if back else ([], ["name"]))
