@@ -14,6 +14,7 @@ from mqtt_nats.broker.client import Client
 from mqtt_nats.broker.greeting import Terms
 from mqtt_nats.broker.tailoring import Aliases, pack, tailor
 from mqtt_nats.codec import ClientDecoder, Limits, Publish, PublishRun
+from mqtt_nats.hooks.registry import Hooks
 from mqtt_nats.pubsub.message import Message, Rich, Stored, encoded_id, expired, left, tailored
 from mqtt_nats.pubsub.table import Choice, Filter
 
@@ -31,6 +32,7 @@ def client(*, limit: int = 1 << 28, aliases: int = 0, clogged: bool = False, ver
         terms=Terms(maximum_packet_size=limit, topic_alias_maximum=aliases),
         outgoing=Aliases(aliases) if aliases else None,
         outlet=SimpleNamespace(clogged=clogged),
+        broker=SimpleNamespace(hooks=Hooks(lambda work, name: None)),
     )
     return cast(Client, parts)
 
