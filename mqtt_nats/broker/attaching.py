@@ -184,7 +184,8 @@ async def bring_back(
     A change of the deliver subject that is made while the consumer has no leader sends nothing again.
 
     Returns:
-        False when it has to be attached once more: it does not send, or one of those messages was lost on its way.
+        False when it has to be attached once more: it does not send, or one of those messages was lost on its way, or
+        the connection to NATS.
 
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream does not answer.
@@ -192,12 +193,17 @@ async def bring_back(
     broker = side.client.broker
     source = attachment.source
     name = attachment.consumer.durable_name
+
+    def deaf() -> bool:
+        """Whether nobody listens to the deliver subject any more."""
+        return attachment.missed or attachment.wire is not broker.link.wire
+
     for _ in range(int(patience / STEP)):
-        if source.collected or attachment.missed:
+        if source.collected or deaf():
             break
         await asyncio.sleep(STEP)
     for _ in range(attempts):
-        if attachment.missed:
+        if deaf():
             return False
         if source.collected:
             return True
@@ -208,7 +214,7 @@ async def bring_back(
         before = source.again
 
         def come(before: int = before) -> int:
-            return PUBREL_WINDOW if attachment.missed else source.again - before
+            return PUBREL_WINDOW if deaf() else source.again - before
 
         with contextlib.suppress(ConsumerNotFound, DeliverSubjectBusy):  # whoever hears of its end makes it anew
             await send_again(broker, MESSAGES, attachment.consumer, come)

@@ -47,6 +47,7 @@ from mqtt_streams.pubrel import CONSUMER_PREFIX, pubrel_block, pubrel_subject
 from mqtt_streams.subjects import starts_with_wildcard, visible_to_wildcard
 
 if TYPE_CHECKING:
+    from mqtt_nats.backbone.wire import Wire
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.stalling import Stall
 
@@ -78,7 +79,7 @@ def backstop(expiry: int | None) -> int:
 class Attachment:
     """One consumer, attached."""
 
-    __slots__ = ("behind", "consumer", "gone", "heirs", "key", "missed", "sid", "source", "spent")
+    __slots__ = ("behind", "consumer", "gone", "heirs", "key", "missed", "sid", "source", "spent", "wire")
 
     def __init__(self, key: str, consumer: ConsumerRef, source: Source) -> None:
         self.key = key
@@ -86,6 +87,8 @@ class Attachment:
         self.consumer = consumer
         self.source = source
         self.sid = b""
+        self.wire: Wire | None = None
+        """The connection to NATS on which the deliver subject was subscribed."""
         self.heirs: dict[Source, int] = {}
         """Once the subscription has ended: those that match the same, and how far they have left messages to it."""
         self.spent = True
@@ -374,6 +377,7 @@ class DurableSide:
             if not source.end:
                 self.overlap.add(consumer.filter_subject.removeprefix(STORED_PREFIX), attachment, source)
         attachment.sid = link.subscribe_raw(consumer.deliver_subject.encode(), self._arrival(attachment))
+        attachment.wire = link.wire
         return attachment
 
     async def attach(self, attachment: Attachment) -> None:
@@ -412,6 +416,7 @@ class DurableSide:
         source.place = 0
         attachment.consumer = replace(attachment.consumer, deliver_subject=found.deliver_subject)
         attachment.sid = link.subscribe_raw(found.deliver_subject.encode(), self._arrival(attachment))
+        attachment.wire = link.wire
         record = self.client.record
         if record is not None and attachment.key in record.cons:
             record.cons[attachment.key] = attachment.consumer

@@ -45,12 +45,13 @@ async def test_a_change_that_never_comes_is_an_error(monkeypatch: pytest.MonkeyP
         await attaching.move(BROKER, "stream", CONSUMER)
 
 
-async def test_nobody_waits_for_what_was_lost_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its deliver subject was let go of: nothing can come."""
-    side: Any = SimpleNamespace(client=SimpleNamespace(broker=BROKER))
+@pytest.mark.parametrize(("missed", "wire"), [(True, "present"), (False, "former")])
+async def test_nobody_waits_where_nothing_can_come(missed: bool, wire: str) -> None:
+    """The deliver subject was let go of, when a message was lost on its way, or with the connection to NATS."""
+    side: Any = SimpleNamespace(client=SimpleNamespace(broker=SimpleNamespace(link=SimpleNamespace(wire="present"))))
     source = Source(1, 0, 10)
     source.expected = 2
-    attachment: Any = SimpleNamespace(source=source, consumer=CONSUMER, missed=True)
+    attachment: Any = SimpleNamespace(source=source, consumer=CONSUMER, missed=missed, wire=wire)
     assert not await attaching.bring_back(side, attachment)
 
 
