@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.codec import MqttError, ReasonCode
-from mqtt_streams.api import ApiError, RequestTimeout, call
+from mqtt_streams.api import ApiError, call
 from mqtt_streams.consumers import (
     ConsumerInfo,
     ConsumerNotFound,
@@ -28,6 +28,7 @@ from mqtt_streams.consumers import (
     existing_consumer,
     update_consumer,
 )
+from mqtt_streams.messages import DELIVER_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.pubrel import STREAM as OUT
 from mqtt_streams.pubrel import pubrel_consumer
@@ -47,9 +48,6 @@ LET_GO: Final = 1.0
 LET_GO_CROWDED: Final = 0.1
 CROWDED: Final = 60.0
 STEP: Final = 0.02
-
-# A server that has just started, or has just found the others again, says yes and does nothing (seconds).
-KEPT: Final = 5.0
 
 # Places in the window of PUBREL records: as many as there are packet identifiers.
 PUBREL_WINDOW: Final = 65535
@@ -71,43 +69,47 @@ RETURN: Final = 1.0
 """Seconds in which what is pending comes again after a change of the deliver subject."""
 
 
-async def change(broker: Broker, stream: str, consumer: ConsumerRef) -> ConsumerInfo:
-    """Change a consumer's deliver subject or its patience, until the answer shows it.
-
-    Raises:
-        DeliverSubjectBusy: somebody listens to the present deliver subject.
-        ConsumerNotFound: there is no such consumer.
-        RequestTimeout: the server says yes, and leaves it as it was.
-    """
-    now = asyncio.get_running_loop().time
-    deadline = now() + KEPT
-    while True:
-        info = await update_consumer(broker.inbox, stream, consumer)
-        config = info.config
-        if config["deliver_subject"] == consumer.deliver_subject and config["ack_wait"] == consumer.ack_wait:
-            return info
-        if now() > deadline:
-            raise RequestTimeout(f"{consumer.durable_name} stays as it was")
-        await asyncio.sleep(STEP)
-
-
 async def move(broker: Broker, stream: str, consumer: ConsumerRef) -> ConsumerInfo:
     """Change a consumer's deliver subject.
 
+    Returns:
+        What the server answers; with the former deliver subject, it is :func:`outdated`.
+
     Raises:
         DeliverSubjectBusy: somebody listens to the present one, and goes on doing so.
-        ConsumerNotFound, RequestTimeout: as :func:`change`.
+        ConsumerNotFound: there is no such consumer.
     """
     now = asyncio.get_running_loop().time
     deadline = now() + (LET_GO_CROWDED if now() < broker.crowded_until else LET_GO)
     while True:
         try:
-            return await change(broker, stream, consumer)
+            return await update_consumer(broker.inbox, stream, consumer)
         except DeliverSubjectBusy:
             if now() > deadline:
                 broker.crowded_until = now() + CROWDED
                 raise
             await asyncio.sleep(STEP)
+
+
+def outdated(info: ConsumerInfo, consumer: ConsumerRef) -> bool:
+    """Whether the server's answer to a change tells how things were when the consumer got its leader.
+
+    nats-server keeps that for the first answer after it has started, or the leader was elected. The change is made.
+    """
+    config = info.config
+    return bool(config["deliver_subject"] != consumer.deliver_subject or config["ack_wait"] != consumer.ack_wait)
+
+
+def aim_anew(side: DurableSide, attachment: Attachment) -> None:
+    """Take another deliver subject: what was sent to the present one comes again, and can be counted."""
+    deliver = DELIVER_PREFIX + side.client.broker.new_nuid()
+    consumer = replace(attachment.consumer, deliver_subject=deliver)
+    side.add(attachment.key, consumer, attachment.source)
+    attachment.source.again = 0
+    record = side.client.record
+    if record is not None and attachment.key in record.cons:
+        record.cons[attachment.key] = consumer
+        side.kept = True
 
 
 async def make_anew(client: Client, side: DurableSide, attachment: Attachment) -> ConsumerInfo:
@@ -165,14 +167,17 @@ async def send_again(broker: Broker, stream: str, consumer: ConsumerRef, come: C
         consumer: as it is to be, with the deliver subject that it has.
         come: how many repeated messages have arrived.
     """
+    short = replace(consumer, ack_wait=EXPIRE_NS)
     try:
-        info = await change(broker, stream, replace(consumer, ack_wait=EXPIRE_NS))
+        info = await update_consumer(broker.inbox, stream, short)
+        if outdated(info, short):
+            info = await update_consumer(broker.inbox, stream, short)
         for _ in range(int(EXPIRED / STEP)):
             if come() >= info.num_ack_pending:
                 break
             await asyncio.sleep(STEP)
     finally:
-        await change(broker, stream, consumer)
+        await update_consumer(broker.inbox, stream, consumer)
     return info
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a consumer is attached anew when servers answer what is not so, or deliveries are lost once more."""
+"""How a consumer is attached anew when answers are outdated, or deliveries are lost once more."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +8,6 @@ import pytest
 
 from mqtt_nats.broker import attaching, resuming
 from mqtt_nats.session.delivery import Source
-from mqtt_streams.api import RequestTimeout
 from mqtt_streams.consumers import ConsumerRef
 
 CONSUMER = ConsumerRef("name", "new", "filter", 10)
@@ -18,31 +17,22 @@ BROKER: Any = SimpleNamespace(inbox=None, crowded_until=0.0)
 class Server:
     """Answers to changes of a consumer, the first of them with what it was before."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, late: int) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[ConsumerRef] = []
-        self._late = late
         monkeypatch.setattr(attaching, "update_consumer", self._update)
-        monkeypatch.setattr(attaching, "STEP", 0.001)
 
     async def _update(self, js: object, stream: str, consumer: ConsumerRef) -> Any:
         self.asked.append(consumer)
-        kept = len(self.asked) <= self._late
-        config = {"deliver_subject": "old" if kept else consumer.deliver_subject, "ack_wait": consumer.ack_wait}
-        return SimpleNamespace(config=config, num_ack_pending=5)
+        former = len(self.asked) == 1
+        config = {"deliver_subject": consumer.deliver_subject, "ack_wait": 1 if former else consumer.ack_wait}
+        return SimpleNamespace(config=config, num_ack_pending=0 if former else 5)
 
 
-async def test_a_change_is_asked_for_until_it_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = Server(monkeypatch, late=3)
-    info = await attaching.move(BROKER, "stream", CONSUMER)
-    assert info.config["deliver_subject"] == "new"
-    assert server.asked == [CONSUMER] * 4
-
-
-async def test_a_change_that_never_comes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    Server(monkeypatch, late=1_000_000)
-    monkeypatch.setattr(attaching, "KEPT", 0.02)
-    with pytest.raises(RequestTimeout, match="stays as it was"):
-        await attaching.move(BROKER, "stream", CONSUMER)
+async def test_what_is_pending_is_not_taken_from_an_outdated_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(monkeypatch)
+    info = await attaching.send_again(BROKER, "stream", CONSUMER, lambda: 5)
+    assert info.num_ack_pending == 5
+    assert [one.ack_wait for one in server.asked] == [attaching.EXPIRE_NS] * 2 + [CONSUMER.ack_wait]
 
 
 @pytest.mark.parametrize(("missed", "wire"), [(True, "present"), (False, "former")])
