@@ -13,9 +13,9 @@ run: $(VENV)/.embedded
 	@exec $(BIN)/mqtt-nats serve --embedded --data ./data
 
 # Most tests wait for other processes, so several run at a time: JOBS=1 for one after the other.
-JOBS ?= 3
+JOBS ?= 4
 test: $(VENV)/.test lint
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # The same tests with the compiled modules, in a copy of the sources; needs a C compiler. The fuzzer of the codec is
 # guided by the lines that run, which compiled code does not tell: its own tests are for the sources.
@@ -23,7 +23,7 @@ COPY := $(CURDIR)/build/compiled
 test-compiled: $(VENV)/.test
 	$(BIN)/python hatch_build.py $(COPY)
 	cd $(COPY) && PYTHONPATH=$(COPY):$(COPY)/streams:$(COPY)/spark \
-		$(CURDIR)/$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --ignore tests/fuzz $(PYTEST_ARGS)
+		$(CURDIR)/$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --ignore tests/fuzz $(PYTEST_ARGS)
 
 # Into dist/: the wheel for every platform, and the compiled one for this; pip prefers the second where it fits.
 wheels: $(VENV)/.test

@@ -53,19 +53,12 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several processes (pytest-xdist), one of them runs a file's tests, and one all that share Spark's JVM.
-
-    What takes longest is begun first. Experiments share nothing.
-    """
-    for item in items:
-        alone = item.path.name == "test_experiments.py"
-        group = "spark" if _is_spark(item) else item.nodeid if alone else item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: (not _is_spark(item), item.path.parent.name != "chaos"))
+    """Begin with the files that take longest, which with several processes (pytest-xdist) are run by one each."""
+    items.sort(key=lambda item: (item.path.name != "test_experiments.py", not _is_spark(item)))
 
 
 def _is_spark(item: pytest.Item) -> bool:
-    return "spark" in getattr(item, "fixturenames", ())
+    return item.path.parent.name == "spark"
 
 
 @pytest.hookimpl(wrapper=True)

@@ -28,7 +28,6 @@ from mqtt_streams.consumers import (
     existing_consumer,
     update_consumer,
 )
-from mqtt_streams.messages import DELIVER_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.pubrel import STREAM as OUT
 from mqtt_streams.pubrel import pubrel_consumer
@@ -72,9 +71,6 @@ RETURN: Final = 1.0
 async def move(broker: Broker, stream: str, consumer: ConsumerRef) -> ConsumerInfo:
     """Change a consumer's deliver subject.
 
-    Returns:
-        What the server answers; with the former deliver subject, it is :func:`outdated`.
-
     Raises:
         DeliverSubjectBusy: somebody listens to the present one, and goes on doing so.
         ConsumerNotFound: there is no such consumer.
@@ -98,18 +94,6 @@ def outdated(info: ConsumerInfo, consumer: ConsumerRef) -> bool:
     """
     config = info.config
     return bool(config["deliver_subject"] != consumer.deliver_subject or config["ack_wait"] != consumer.ack_wait)
-
-
-def aim_anew(side: DurableSide, attachment: Attachment) -> None:
-    """Take another deliver subject: what was sent to the present one comes again, and can be counted."""
-    deliver = DELIVER_PREFIX + side.client.broker.new_nuid()
-    consumer = replace(attachment.consumer, deliver_subject=deliver)
-    side.add(attachment.key, consumer, attachment.source)
-    attachment.source.again = 0
-    record = side.client.record
-    if record is not None and attachment.key in record.cons:
-        record.cons[attachment.key] = consumer
-        side.kept = True
 
 
 async def make_anew(client: Client, side: DurableSide, attachment: Attachment) -> ConsumerInfo:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.link import Handler
 from mqtt_nats.backbone.store import Silent
-from mqtt_nats.broker.attaching import aim_anew, attach_pubrels, make_anew, move, outdated, send_again
+from mqtt_nats.broker.attaching import attach_pubrels, make_anew, move, send_again
 from mqtt_nats.broker.draining import finish, inherited, pass_on, spend
 from mqtt_nats.broker.lingering import Lingering
 from mqtt_nats.broker.operations import ConfirmOp, PubrelOp
@@ -392,9 +392,6 @@ class DurableSide:
         await pass_over(self, attachment)
         try:
             info = await move(broker, MESSAGES, attachment.consumer)
-            while outdated(info, attachment.consumer):
-                aim_anew(self, attachment)
-                info = await move(broker, MESSAGES, attachment.consumer)
         except ConsumerNotFound:
             info = await make_anew(self.client, self, attachment)
         except DeliverSubjectBusy:

@@ -22,6 +22,9 @@ pytestmark = pytest.mark.anyio
 PATIENCE = 40.0
 """Seconds for elections, and for a leader to find out that it leads nobody."""
 
+LEASE = ("--gateway-lease", "300")
+"""However long that takes, nobody is taken for dead."""
+
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[SplitCluster]:
@@ -38,13 +41,13 @@ async def test_a_gateway_on_the_smaller_side(
     cluster: SplitCluster, gateway_factory: GatewayFactory, silently: bool
 ) -> None:
     """The leader of the messages is cut off, and the gateway with it."""
-    apart = gateway_factory(cluster.servers[0])
+    apart = gateway_factory(cluster.servers[0], *LEASE)
     leader = cluster.servers.index(await cluster.leader("$MQTT_msgs"))
     if leader != 0:
         apart.term()
-        apart = gateway_factory(cluster.servers[leader])
+        apart = gateway_factory(cluster.servers[leader], *LEASE)
     url, others = cluster.servers[leader].url, cluster.servers[leader - 1]
-    gateway = gateway_factory(others)
+    gateway = gateway_factory(others, *LEASE)
 
     async with (
         await RawClient.connect(gateway.port, "subscriber", clean=False) as subscriber,

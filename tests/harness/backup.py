@@ -14,6 +14,11 @@ from nats.aio.msg import Msg
 WAIT = 20.0
 """Seconds for each step."""
 
+IN_USE = 10130
+"""There is a stream of that name."""
+
+ATTEMPTS = 20
+
 
 @dataclass(frozen=True)
 class Backup:
@@ -56,10 +61,13 @@ async def backup(client: Client, stream: str) -> Backup:
 
 async def restore(client: Client, saved: Backup) -> None:
     """Put a copy in the place of the stream, which is deleted first."""
-    await _call(client, f"$JS.API.STREAM.DELETE.{saved.stream}", {})
     body = {"config": saved.config, "state": saved.state}
-    subject = (await _call(client, f"$JS.API.STREAM.RESTORE.{saved.stream}", body))["deliver_subject"]
-    for chunk in saved.chunks:
-        await client.request(subject, chunk, WAIT)
-    answer = orjson.loads((await client.request(subject, b"", WAIT)).data)
+    for _ in range(ATTEMPTS):
+        await _call(client, f"$JS.API.STREAM.DELETE.{saved.stream}", {})
+        subject = (await _call(client, f"$JS.API.STREAM.RESTORE.{saved.stream}", body))["deliver_subject"]
+        for chunk in saved.chunks:
+            await client.request(subject, chunk, WAIT)
+        answer = orjson.loads((await client.request(subject, b"", WAIT)).data)
+        if answer.get("error", {}).get("err_code") != IN_USE:
+            break  # else a gateway has made the stream anew meanwhile
     assert "error" not in answer, answer
