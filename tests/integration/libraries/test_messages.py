@@ -7,7 +7,7 @@ import pytest
 
 from tests.harness.gateway import Gateway
 from tests.harness.waiting import aeventually
-from tests.integration.conftest import Connector
+from tests.integration.conftest import Connector, Stored
 from tests.integration.libraries.conftest import EVERYTHING, USER, Maker
 from tests.integration.libraries5 import Paho
 
@@ -216,12 +216,13 @@ async def test_maximum_packet_size(make: Maker, name: str) -> None:
     assert await small.payloads(3) == [b"fits"] * 3
 
 
-async def test_message_expiry(make: Maker, name: str) -> None:
+async def test_message_expiry(make: Maker, name: str, stored: Stored) -> None:
     """[MQTT-3.3.2-5], [MQTT-3.3.2-6] (5.0): what has expired is not delivered, the rest says what is left."""
     publisher = await make(f"{name}-publisher")
     first = await make(name, session_expiry_interval=600)
     await first.subscribe(f"{name}/#", 1)
     await first.disconnect()
+    await stored.detached(name)
     await publisher.publish(f"{name}/a", b"short", 1, message_expiry_interval=1)
     await publisher.publish(f"{name}/a", b"long", 1, message_expiry_interval=100)
     await publisher.publish(f"{name}/kept", b"short", 1, retain=True, message_expiry_interval=1)
