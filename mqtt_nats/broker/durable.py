@@ -208,7 +208,7 @@ class DurableSide:
 
     # -- messages -------------------------------------------------------------------------------
 
-    def _arrival(self, attachment: Attachment) -> Handler:
+    def arrival(self, attachment: Attachment) -> Handler:
         """The handler of a consumer's deliver subject."""
         client = self.client
         broker = client.broker
@@ -376,7 +376,7 @@ class DurableSide:
             self.machine.sources.append(source)
             if not source.end:
                 self.overlap.add(consumer.filter_subject.removeprefix(STORED_PREFIX), attachment, source)
-        attachment.sid = link.subscribe_raw(consumer.deliver_subject.encode(), self._arrival(attachment))
+        attachment.sid = link.subscribe_raw(consumer.deliver_subject.encode(), self.arrival(attachment))
         attachment.wire = link.wire
         return attachment
 
@@ -415,7 +415,7 @@ class DurableSide:
         link.unsubscribe_raw(attachment.sid)
         source.place = 0
         attachment.consumer = replace(attachment.consumer, deliver_subject=found.deliver_subject)
-        attachment.sid = link.subscribe_raw(found.deliver_subject.encode(), self._arrival(attachment))
+        attachment.sid = link.subscribe_raw(found.deliver_subject.encode(), self.arrival(attachment))
         attachment.wire = link.wire
         record = self.client.record
         if record is not None and attachment.key in record.cons:

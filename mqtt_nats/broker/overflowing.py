@@ -36,22 +36,22 @@ async def pass_over(side: DurableSide, attachment: Attachment) -> None:
         return
     info = await consumer_info(broker.inbox, MESSAGES, attachment.consumer.durable_name)
     left = 0 if info is None else info.num_pending - most
-    handler = broker.link.handlers.get(attachment.sid)
-    if left <= 0 or handler is None:
-        return
-    broker.passed_over += left
-    log.warning("client %r: of the messages for one subscription the oldest %d are not sent", client.client_id, left)
     sid = attachment.sid
+    if left <= 0 or sid not in broker.link.handlers:
+        return
+    handler = side.arrival(attachment)  # not the present one: an attempt before this may have put ours there
+    log.warning("client %r: of the messages for one subscription the oldest %d are not sent", client.client_id, left)
 
-    def done() -> None:
-        if sid in broker.link.handlers:
+    def passed(last: bool) -> None:
+        broker.passed_over += 1
+        if last and sid in broker.link.handlers:
             broker.link.handlers[sid] = handler
 
-    broker.link.handlers[sid] = _without(side.machine, attachment, handler, left, done)
+    broker.link.handlers[sid] = _without(side.machine, attachment, handler, left, passed)
 
 
 def _without(
-    machine: DurableOutbound, attachment: Attachment, handler: Handler, left: int, done: Callable[[], None]
+    machine: DurableOutbound, attachment: Attachment, handler: Handler, left: int, passed: Callable[[bool], None]
 ) -> Handler:
     source = attachment.source
 
@@ -64,7 +64,6 @@ def _without(
         source.place = ack.consumer_seq + 1
         machine.passed_over(source, ack.stream_seq, 1, reply)
         left -= 1
-        if not left:
-            done()
+        passed(not left)
 
     return arrived

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The oldest of too many messages are passed over, and no more than that."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mqtt_nats.broker import overflowing
+
+
+async def test_a_second_attempt_passes_over_what_is_still_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one was not answered: what it has done is not done twice."""
+    pending = 10
+
+    async def consumer_info(*_: object) -> Any:
+        return SimpleNamespace(num_pending=pending)
+
+    monkeypatch.setattr(overflowing, "consumer_info", consumer_info)
+    sent: list[bytes] = []
+    given: list[int] = []
+    handlers: dict[bytes, Any] = {b"1": None}
+    broker: Any = SimpleNamespace(
+        settings=SimpleNamespace(max_backlog=6), inbox=None, link=SimpleNamespace(handlers=handlers), passed_over=0
+    )
+    side: Any = SimpleNamespace(
+        client=SimpleNamespace(broker=broker, client_id="c"),
+        machine=SimpleNamespace(passed_over=lambda source, sequence, attempt, reply: given.append(sequence)),
+        arrival=lambda attachment: lambda subject, reply, headers, payload: sent.append(payload),
+    )
+    source = SimpleNamespace(end=0, place=0)
+    attachment: Any = SimpleNamespace(source=source, sid=b"1", consumer=SimpleNamespace(durable_name="n"))
+
+    def arrive(number: int) -> None:
+        handlers[b"1"](b"a", b"$JS.ACK.s.n.1.%d.%d.1795271066891006757.0" % (number, number), b"", b"%d" % number)
+
+    await overflowing.pass_over(side, attachment)
+    arrive(1)
+    pending = 9
+    await overflowing.pass_over(side, attachment)
+    for number in range(2, 11):
+        arrive(number)
+    assert given == [1, 2, 3, 4]
+    assert sent == [b"%d" % number for number in range(5, 11)]
+    assert broker.passed_over == 4
