@@ -11,13 +11,14 @@ from typing import Any
 
 import orjson
 import pytest
+from pyspark.errors import StreamingQueryException
 
 from pyspark_mqtt_nats.errors import DataLossError, OptionError
 from pyspark_mqtt_nats.java import JavaError
 from pyspark_mqtt_nats.jobs import JobError, progress
 from pyspark_mqtt_nats.jobs.failures import explain
 from pyspark_mqtt_nats.jobs.progress import Progress, count, duration, plural, rate, size
-from pyspark_mqtt_nats.jobs.running import Tally, rounds
+from pyspark_mqtt_nats.jobs.running import ATTEMPTS, Tally, rounds, run_round
 from pyspark_mqtt_nats.jobs.session import Log, Setup, settings
 
 PYTHON = """An exception was thrown from the Python worker:
@@ -267,3 +268,61 @@ def test_warnings_are_worded_as_the_source_words_them(caplog: pytest.LogCaptureF
     assert _WARNING.search(caplog.text)
     source = Path(sys.modules["pyspark_mqtt_nats"].__file__ or "").parent / "reading" / "read.py"
     assert _WARNING.search(source.read_text(encoding="utf-8"))
+
+
+class Query:
+    """Ends as it is told to; in two rounds there is a batch before that."""
+
+    lastProgress = None
+
+    def __init__(self, number: int, end: str) -> None:
+        self.end = end
+        self.recentProgress = [Update(number)] if number < 2 else []
+
+    def awaitTermination(self, seconds: float) -> bool:
+        if self.end:
+            raise StreamingQueryException(self.end)
+        return True
+
+    def stop(self) -> None:
+        pass
+
+
+class Update:
+    def __init__(self, number: int) -> None:
+        source = {"startOffset": {"next": 1 + 5 * number}, "endOffset": {"next": 6 + 5 * number}}
+        self.json = orjson.dumps({"batchId": number, "numInputRows": 5, "sources": [source]})
+
+
+class Writer:
+    def __init__(self, *ends: str) -> None:
+        self.ends = iter(ends)
+        self.started = 0
+
+    def trigger(self, *, availableNow: bool) -> "Writer":
+        assert availableNow
+        return self
+
+    def start(self) -> Query:
+        self.started += 1
+        return Query(self.started - 1, next(self.ends))
+
+
+NOT_UP = "[STREAM_FAILED] Query terminated with exception: Python worker failed to connect back. SQLSTATE: XXKST"
+
+
+def test_a_query_goes_on_whose_worker_has_not_come_up() -> None:
+    spark, tally, told = Any, Tally(), io.StringIO()
+    writer: Any = Writer(NOT_UP, NOT_UP, "")
+    run_round(spark, writer, Progress("archive", told), tally)  # type: ignore[arg-type]
+    assert writer.started == 3
+    assert (tally.messages, tally.batches) == (10, 2)
+    assert told.getvalue().count("has not come up in time; once more\n") == 2
+
+
+@pytest.mark.parametrize(("ends", "started"), [([NOT_UP] * 9, ATTEMPTS), (["[STREAM_FAILED] something else"], 1)])
+def test_a_query_that_cannot_run_fails(ends: list[str], started: int) -> None:
+    writer: Any = Writer(*ends)
+    with pytest.raises(StreamingQueryException):
+        run_round(Any, writer, Progress("archive", io.StringIO()), Tally())  # type: ignore[arg-type]
+    assert writer.started == started

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import orjson
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -18,6 +19,11 @@ from pyspark_mqtt_nats.jobs.progress import Progress, count, rate
 T = TypeVar("T")
 
 _POLL: Final = 0.2  # seconds
+
+ATTEMPTS: Final = 5
+"""Times that a query is started whose workers do not come up."""
+
+_NO_WORKER: Final = "Python worker failed to connect back"
 
 
 def tasks(spark: SparkSession) -> str:
@@ -123,7 +129,22 @@ def rounds(progress: Progress, every: float | None) -> Iterator[None]:
 
 
 def run_round(spark: SparkSession, writer: DataStreamWriter, progress: Progress, tally: Tally) -> None:
-    """Everything that is there now, in as many batches as the options of the source make of it."""
+    """Everything that is there now, in as many batches as the options of the source make of it.
+
+    A worker process that does not come up within the ten seconds that Spark gives it, on a machine that has too much
+    to do, has done nothing yet: the query goes on from its checkpoint, as after any other end. Not for ever.
+    """
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            _run_query(spark, writer, progress, tally)
+            break
+        except StreamingQueryException as error:
+            if _NO_WORKER not in str(error) or attempt == ATTEMPTS or progress.stopping:
+                raise
+            progress.say("a Python worker of Spark has not come up in time; once more")
+
+
+def _run_query(spark: SparkSession, writer: DataStreamWriter, progress: Progress, tally: Tally) -> None:
     query = writer.trigger(availableNow=True).start()
     try:
         while not query.awaitTermination(_POLL):  # type: ignore[arg-type]  # it takes fractions
@@ -134,8 +155,8 @@ def run_round(spark: SparkSession, writer: DataStreamWriter, progress: Progress,
                 break
     finally:
         query.stop()
-    for update in query.recentProgress:
-        tally.add(_plain(update))
+        for update in query.recentProgress:
+            tally.add(_plain(update))
 
 
 def _plain(update: Any) -> dict[str, Any]:
