@@ -22,7 +22,7 @@ from mqtt_nats import __version__
 from mqtt_nats.access.settings import AccessSettings
 from mqtt_nats.building import build
 from mqtt_nats.config import ENV_PREFIX, Settings, env_name, flag_name, has_flag
-from mqtt_nats.ctl.commands import bans, cluster, plugins
+from mqtt_nats.ctl.group import Ctl
 from mqtt_nats.embedded import run_server
 from mqtt_nats.errors import StartupError, first_error
 from mqtt_nats.hangup import Hangup
@@ -147,7 +147,7 @@ def passwd(file: Path, user: str, stdin: bool, delete: bool, scram: bool) -> Non
     click.echo(f"{user} {'added' if new else 'changed'}")
 
 
-@command.group()
+@command.group(cls=Ctl)
 @click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help=f"TOML file. [{ENV_PREFIX}CONFIG]")
 @_setting_options(*(name for name in Settings.model_fields if name == "nats" or name.startswith("nats_")))
 @click.pass_context
@@ -155,11 +155,6 @@ def ctl(context: click.Context, /, config: Path | None, **flags: Any) -> None:
     """Look at running gateways and what they have stored, and change it, from any machine that reaches NATS."""
     context.obj = Settings.load(flags, config)
     logging.basicConfig(level=logging.ERROR, format="%(message)s", stream=sys.stderr)
-
-
-ctl.add_command(cluster)
-ctl.add_command(plugins)
-ctl.add_command(bans)
 
 
 @command.command(add_help_option=False, context_settings={"ignore_unknown_options": True})

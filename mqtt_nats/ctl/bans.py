@@ -4,32 +4,17 @@
 from __future__ import annotations
 
 import getpass
-import re
 import time
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+from pydantic import Field
 
 from mqtt_nats.backbone.inbox import Inbox
-from mqtt_nats.ctl.tables import table
-from mqtt_nats.errors import StartupError
+from mqtt_nats.ctl.tables import plain, table
+from mqtt_nats.ctl.verb import Arguments, Length, Refused, Verb
 from mqtt_nats.limits.bans import Ban, ban
 from mqtt_streams.bans import BanStore
-
-UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-
-
-def seconds(text: str) -> float:
-    """``90``, ``90s``, ``15m``, ``2h`` or ``7d``; ``always`` is 0.
-
-    Raises:
-        StartupError: it is none of these.
-    """
-    if text == "always":
-        return 0.0
-    found = re.fullmatch(r"([0-9]{1,9})([smhd]?)", text)
-    if found is None or not int(found[1]):
-        raise StartupError(f"{text!r} is no time such as 90s, 15m, 2h, 7d or always")
-    return float(int(found[1]) * UNITS[found[2] or "s"])
 
 
 async def listed(inbox: Inbox) -> list[dict[str, Any]]:
@@ -46,7 +31,7 @@ async def listed(inbox: Inbox) -> list[dict[str, Any]]:
 
 def shown(found: list[dict[str, Any]]) -> str:
     """The same for people."""
-    rows = [[one["kind"], _plain(one["value"]), _end(one["until"]), one["by"], _plain(one["reason"])] for one in found]
+    rows = [[one["kind"], plain(one["value"]), _end(one["until"]), one["by"], plain(one["reason"])] for one in found]
     return "\n".join(table(["what", "who", "until", "set by", "reason"], rows))
 
 
@@ -54,40 +39,89 @@ def _end(until: float) -> str:
     return "always" if not until else f"{datetime.fromtimestamp(until, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _plain(text: str) -> str:
-    """A name on one line, without what a terminal would take for a command."""
-    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
-
-
-def _checked(kind: str, value: str, until: float = 0.0, reason: str = "") -> Ban:
+def _checked(kind: str, value: str, until: float = 0.0, reason: str = "", by: str = "") -> Ban:
     try:
-        return ban(kind, value, until, reason, f"{getpass.getuser()}, by hand")
+        return ban(kind, value, until, reason, by or f"{getpass.getuser()}, by hand")
     except ValueError as error:
-        raise StartupError(str(error)) from None
+        raise Refused(str(error)) from None
 
 
-async def add(inbox: Inbox, kind: str, value: str, lasts: float, reason: str) -> str:
-    """Ban somebody for ``lasts`` seconds, 0 = for good; says what was done.
+class Who(Arguments):
+    """Whom a ban is about."""
+
+    kind: Literal["client", "user", "address"]
+    who: str = Field(description="A client id, a user name, an address or a network.")
+
+
+class NewBan(Who):
+    """A ban to be set."""
+
+    lasts: Length = Field(
+        3600.0,
+        description="90s, 15m, 2h, 7d or always.",
+        json_schema_extra={"flag": "for", "metavar": "TIME", "default": "1h"},
+    )
+    reason: str = Field(default="", description="Why, for those who look at the list.")
+    by: str = Field(
+        "", description="Who sets it; otherwise the user of this machine.", json_schema_extra={"metavar": "NAME"}
+    )
+
+
+async def add(inbox: Inbox, asked: NewBan) -> dict[str, Any]:
+    """Ban somebody; the ban, as the list has it.
 
     Raises:
-        StartupError: the value is none of its kind.
+        Refused: the value is none of its kind.
         ApiError, NoResponders, RequestTimeout: JetStream does not do it.
     """
     now = time.time()
-    one = _checked(kind, value, now + lasts if lasts else 0.0, reason)
+    one = _checked(asked.kind, asked.who, now + asked.lasts if asked.lasts else 0.0, asked.reason, asked.by)
     await BanStore(inbox).add(*one, now)
-    return f"{one.kind} {_plain(one.value)} is banned until {_end(one.until)}; who is connected is disconnected"
+    return one._asdict()
 
 
-async def remove(inbox: Inbox, kind: str, value: str) -> str:
-    """Lift a ban; says what was done.
+async def remove(inbox: Inbox, asked: Who) -> dict[str, Any]:
+    """Lift a ban; says whose.
 
     Raises:
-        StartupError: there is none.
+        Refused: there is none.
         ApiError, NoResponders, RequestTimeout: JetStream does not do it.
     """
-    one = _checked(kind, value)
+    one = _checked(asked.kind, asked.who)
     if not any((each["kind"], each["value"]) == (one.kind, one.value) for each in await listed(inbox)):
-        raise StartupError(f"{kind} {_plain(value)} is not banned: `mqtt-nats ctl bans list` shows who is")
+        raise Refused(f"{asked.kind} {plain(asked.who)} is not banned: `mqtt-nats ctl bans list` shows who is", 404)
     await BanStore(inbox).remove(one.kind, one.value)
-    return f"{one.kind} {_plain(one.value)} is not banned any more"
+    return {"kind": one.kind, "value": one.value}
+
+
+def _added(one: dict[str, Any]) -> str:
+    who = f"{one['kind']} {plain(one['value'])}"
+    return f"{who} is banned until {_end(one['until'])}; who is connected is disconnected"
+
+
+async def _list(inbox: Inbox, _: Arguments) -> list[dict[str, Any]]:
+    return await listed(inbox)
+
+
+VERBS: Final = (
+    Verb("bans.list", "GET", "/bans", Arguments, _list, "Show who is banned, until when, and why.", shown),
+    Verb(
+        "bans.add",
+        "POST",
+        "/bans",
+        NewBan,
+        add,
+        "Ban WHO, a client id, a user name, an address or a network, at all gateways.",
+        _added,
+        ("kind", "who"),
+    ),
+    Verb(
+        "bans.remove",
+        "DELETE",
+        "/bans/{kind}/{who}",
+        Who,
+        remove,
+        "Lift the ban of WHO.",
+        lambda one: f"{one['kind']} {plain(one['value'])} is not banned any more",
+    ),
+)

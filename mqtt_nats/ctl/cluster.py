@@ -12,7 +12,7 @@ from mqtt_nats.broker.control import LOOK, WHO
 from mqtt_nats.ctl.connecting import ask_all
 from mqtt_nats.ctl.servers import servers
 from mqtt_nats.ctl.tables import ago, table
-from mqtt_nats.errors import StartupError
+from mqtt_nats.ctl.verb import Arguments, Refused, Verb
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.definitions import STREAMS
@@ -146,15 +146,15 @@ async def remove(inbox: Inbox, identity: str) -> str:
     """End a dead gateway's lease now, so that another one deals with its clients at once; says what was done.
 
     Raises:
-        StartupError: there is no such gateway, or it is not dead.
+        Refused: there is no such gateway, or it is not dead.
     """
     store = GatewayStore(inbox)
     found = {one.identity: one for one in await store.entries()}.get(identity)
     if found is None:
-        raise StartupError(f"there is no gateway {identity}: `mqtt-nats ctl cluster status` lists them")
+        raise Refused(f"there is no gateway {identity}: `mqtt-nats ctl cluster status` lists them", 404)
     answers = [one["id"] for one in await ask_all(inbox, WHO, PATIENCE)]
     if identity in answers:
-        raise StartupError(f"gateway {identity} runs, and is not removed: stop it by SIGTERM")
+        raise Refused(f"gateway {identity} runs, and is not removed: stop it by SIGTERM", 409)
     if found.reaper:
         return f"gateway {found.reaper} is dealing with the clients of {identity} already"
     await stored.purge(inbox, STREAM, f"{PREFIX}lease.{identity}")
@@ -164,3 +164,39 @@ async def remove(inbox: Inbox, identity: str) -> str:
     inbox.link.kick()
     await inbox.link.fence()
     return f"the lease of {identity} has ended: its wills are published and its sessions dealt with now"
+
+
+class Gateway(Arguments):
+    """Which gateway."""
+
+    gateway: str
+
+
+async def _status(inbox: Inbox, _: Arguments) -> dict[str, Any]:
+    return await status(inbox)
+
+
+async def _remove(inbox: Inbox, arguments: Gateway) -> dict[str, Any]:
+    return {"gateway": arguments.gateway, "done": await remove(inbox, arguments.gateway)}
+
+
+VERBS: Final = (
+    Verb(
+        "cluster.status",
+        "GET",
+        "/cluster",
+        Arguments,
+        _status,
+        "Show the gateways, from their leases and answers, and the streams with their nats-servers.",
+        shown,
+    ),
+    Verb(
+        "cluster.remove",
+        "DELETE",
+        "/cluster/gateways/{gateway}",
+        Gateway,
+        _remove,
+        "Have others deal with the clients of a dead GATEWAY now, and not only when its lease has lapsed.",
+        lambda found: str(found["done"]),
+    ),
+)

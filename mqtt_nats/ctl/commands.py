@@ -1,23 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command lines below ``mqtt-nats ctl``. What they need is imported when they run."""
+"""The command lines below ``mqtt-nats ctl``, made from the table of verbs."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal, get_args, get_origin
 
 import anyio
 import click
 import orjson
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
+from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.config import Settings
+from mqtt_nats.ctl.connecting import connected
+from mqtt_nats.ctl.verb import Arguments, Verb
+from mqtt_nats.ctl.verbs import VERBS
 
-if TYPE_CHECKING:
-    from mqtt_nats.backbone.inbox import Inbox
+GROUPS = {
+    "bans": "Client ids, user names and addresses that may not connect.",
+    "cluster": "Gateways and nats-servers.",
+    "plugins": "Plugins of gateways.",
+}
+"""What is said of the first word of commands that have two."""
+
+DEFAULT = "list"
+"""The second word, where it may be left out."""
 
 
-def _run(settings: Settings, work: Callable[[Inbox], Awaitable[Any]]) -> Any:
-    from mqtt_nats.ctl.connecting import connected
+def run_connected(settings: Settings, work: Callable[[Inbox], Awaitable[Any]]) -> Any:
+    """Run something with a connection to NATS. Raises StartupError."""
 
     async def run() -> Any:
         async with connected(settings) as inbox:
@@ -26,114 +39,112 @@ def _run(settings: Settings, work: Callable[[Inbox], Awaitable[Any]]) -> Any:
     return anyio.run(run, backend="asyncio", backend_options={"use_uvloop": True})
 
 
-@click.group()
-def cluster() -> None:
-    """Gateways and nats-servers."""
+class Noun(click.Group):
+    """Commands about one thing; without a second word it lists what there is."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Add the second word, where it is left out."""
+        bare = not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names)
+        if bare and DEFAULT in self.commands and not ctx.resilient_parsing:
+            args = [DEFAULT, *args]
+        return super().parse_args(ctx, args)
 
 
-@cluster.command()
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
-@click.pass_obj
-def status(settings: Settings, as_json: bool) -> None:
-    """Show the gateways, from their leases and answers, and the streams with their nats-servers."""
-    from mqtt_nats.ctl.cluster import shown
-    from mqtt_nats.ctl.cluster import status as look
-
-    found = _run(settings, look)
-    click.echo(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode() if as_json else shown(found))
-
-
-@cluster.command()
-@click.argument("gateway")
-@click.pass_obj
-def remove(settings: Settings, gateway: str) -> None:
-    """Have others deal with the clients of a dead GATEWAY now, and not only when its lease has lapsed."""
-    from mqtt_nats.ctl.cluster import remove as end_lease
-
-    click.echo(_run(settings, lambda inbox: end_lease(inbox, gateway)))
+def made() -> dict[str, click.Command]:
+    """Every command, by its name."""
+    found: dict[str, click.Command] = {}
+    for verb in VERBS:
+        first, _, second = verb.name.partition(".")
+        if not second:
+            found[first] = command_of(verb, first)
+            continue
+        group = found.setdefault(first, Noun(first, help=GROUPS[first]))
+        assert isinstance(group, click.Group)
+        group.add_command(command_of(verb, second))
+    return found
 
 
-@click.group()
-def bans() -> None:
-    """Client ids, user names and addresses that may not connect."""
+def command_of(verb: Verb, name: str) -> click.Command:
+    """One verb as a command."""
+    fields = verb.arguments.model_fields
+    ordered = [one for one in fields if one in verb.in_path or one in verb.positional]
+    parameters: list[click.Parameter] = [_positional(one, fields[one]) for one in ordered]
+    parameters += [_option(one, field) for one, field in fields.items() if one not in ordered]
+    parameters.append(click.Option(["--json", "as_json"], is_flag=True, help="For programs."))
+
+    @click.pass_context
+    def run(context: click.Context, /, **given: Any) -> None:
+        as_json = given.pop("as_json")
+        arguments = checked(verb.arguments, given, context)
+        result = run_connected(context.obj, lambda inbox: verb.run(inbox, arguments))
+        click.echo(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode() if as_json else verb.show(result))
+
+    return click.Command(name, params=parameters, callback=run, help=verb.summary)
 
 
-@bans.command(name="list")
-@click.option("--json", "as_json", is_flag=True, help="For programs; times are Unix times, 0 for always.")
-@click.pass_obj
-def list_bans(settings: Settings, as_json: bool) -> None:
-    """Show who is banned, until when, and why."""
-    from mqtt_nats.ctl.bans import listed, shown
+def checked(model: type[Arguments], given: dict[str, Any], context: click.Context) -> Arguments:
+    """The arguments, as far as they were given.
 
-    found = _run(settings, listed)
-    click.echo(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode() if as_json else shown(found))
-
-
-@bans.command(name="add")
-@click.argument("kind", type=click.Choice(("client", "user", "address")))
-@click.argument("who")
-@click.option("--for", "lasts", default="1h", show_default=True, metavar="TIME", help="90s, 15m, 2h, 7d or always.")
-@click.option("--reason", default="", help="Why, for those who look at the list.")
-@click.pass_obj
-def add_ban(settings: Settings, kind: str, who: str, lasts: str, reason: str) -> None:
-    """Ban WHO, a client id, a user name, an address or a network, at all gateways."""
-    from mqtt_nats.ctl.bans import add, seconds
-
-    length = seconds(lasts)
-    click.echo(_run(settings, lambda inbox: add(inbox, kind, who, length, reason)))
+    Raises:
+        click.UsageError: something is wrong with them.
+    """
+    try:
+        return model(**{name: value for name, value in given.items() if value is not None and value != ()})
+    except ValidationError as error:
+        raise click.UsageError(complaint(error, model), context) from None
 
 
-@bans.command(name="remove")
-@click.argument("kind", type=click.Choice(("client", "user", "address")))
-@click.argument("who")
-@click.pass_obj
-def remove_ban(settings: Settings, kind: str, who: str) -> None:
-    """Lift the ban of WHO."""
-    from mqtt_nats.ctl.bans import remove as lift
-
-    click.echo(_run(settings, lambda inbox: lift(inbox, kind, who)))
-
-
-@click.group()
-def plugins() -> None:
-    """Plugins of gateways."""
+def complaint(error: ValidationError, model: type[Arguments]) -> str:
+    """What is wrong, in one line."""
+    problems = []
+    for detail in error.errors(include_url=False, include_context=False, include_input=False):
+        message = detail["msg"].removeprefix("Value error, ")
+        name = str(detail["loc"][0]) if detail["loc"] else ""
+        field = model.model_fields.get(name)
+        where = f"{name if field is None else _flag(name, field).lstrip('-')}: " if name else ""
+        problems.append(f"{where}{message[:1].lower()}{message[1:]}")
+    return "; ".join(dict.fromkeys(problems))
 
 
-_gateway = click.option("--gateway", default="", metavar="ID", help="Only this one; otherwise all that run.")
+def _extra(field: FieldInfo, name: str) -> Any:
+    return field.json_schema_extra.get(name) if isinstance(field.json_schema_extra, dict) else None
 
 
-@plugins.command("list")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
-@_gateway
-@click.pass_obj
-def list_plugins(settings: Settings, as_json: bool, gateway: str) -> None:
-    """Show what is installed, what is loaded, and what its hooks have done."""
-    from mqtt_nats.ctl.plugins import ask, shown
-
-    found = _run(settings, lambda inbox: ask(inbox, "list", gateway=gateway))
-    click.echo(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode() if as_json else shown(found))
+def _flag(name: str, field: FieldInfo) -> str:
+    return "--" + (_extra(field, "flag") or name.replace("_", "-"))
 
 
-@plugins.command()
-@click.argument("name")
-@_gateway
-@click.pass_obj
-def load(settings: Settings, name: str, gateway: str) -> None:
-    """Load the plugin NAME, with the options of each gateway's configuration, until the gateway ends."""
-    _change(settings, "load", name, gateway)
+def _choices(field: FieldInfo) -> Sequence[str]:
+    """What the value may be, where only a few may."""
+    inner = [field.annotation, *get_args(field.annotation)]
+    return next((get_args(one) for one in inner if get_origin(one) is Literal), ())
 
 
-@plugins.command()
-@click.argument("name")
-@_gateway
-@click.pass_obj
-def unload(settings: Settings, name: str, gateway: str) -> None:
-    """Unload the plugin NAME and remove its hooks."""
-    _change(settings, "unload", name, gateway)
+def _type(field: FieldInfo) -> click.Choice[str] | None:
+    choices = _choices(field)
+    return click.Choice([str(one) for one in choices]) if choices else None
 
 
-def _change(settings: Settings, action: str, name: str, gateway: str) -> None:
-    from mqtt_nats.ctl.plugins import ask
+def _positional(name: str, field: FieldInfo) -> click.Argument:
+    many = get_origin(field.annotation) is tuple
+    return click.Argument([name], required=field.is_required(), type=_type(field), nargs=-1 if many else 1)
 
-    for one in _run(settings, lambda inbox: ask(inbox, action, name, gateway)):
-        click.echo(f"gateway {one['id']}: plugin {name} is {action}ed")
+
+def _option(name: str, field: FieldInfo) -> click.Option:
+    words = [_flag(name, field), name]
+    if field.annotation is bool:
+        return click.Option(words, is_flag=True, default=None, help=field.description)
+    many = get_origin(field.annotation) is tuple
+    shown = "" if field.default in (None, "", ()) or field.is_required() else f"  [default: {_said(name, field)}]"
+    return click.Option(
+        words,
+        required=field.is_required(),
+        multiple=many,
+        type=_type(field),
+        metavar=_extra(field, "metavar"),
+        help=f"{field.description}{shown}",
+    )
+
+
+def _said(name: str, field: FieldInfo) -> str:
+    return str(_extra(field, "default") or field.default)

@@ -7,13 +7,14 @@ import asyncio
 from typing import Any, Final
 
 import orjson
+from pydantic import Field
 
 from mqtt_nats.backbone.inbox import NO_RESPONDERS, Inbox
 from mqtt_nats.broker.control import PLUGINS, WHO
 from mqtt_nats.ctl.cluster import PATIENCE
 from mqtt_nats.ctl.connecting import ask_all
 from mqtt_nats.ctl.tables import table
-from mqtt_nats.errors import StartupError
+from mqtt_nats.ctl.verb import Arguments, Refused, Verb
 
 WORKING: Final = 25.0
 """Seconds that a gateway has for loading or unloading."""
@@ -23,13 +24,13 @@ async def ask(inbox: Inbox, action: str, name: str = "", gateway: str = "") -> l
     """Have one gateway, or all (``gateway`` empty), do something, and tell what they have then.
 
     Raises:
-        StartupError: no gateway is there, or not all have answered.
+        Refused: no gateway is there, or not all have answered.
     """
     present = {one["id"] for one in await ask_all(inbox, WHO, PATIENCE)}
     wanted = present & {gateway} if gateway else present
     if not wanted:
         missing = f"gateway {gateway} does not answer" if gateway else "no gateway answers"
-        raise StartupError(f"{missing}: `mqtt-nats ctl cluster status` lists them")
+        raise Refused(f"{missing}: `mqtt-nats ctl cluster status` lists them", 404)
     answers: dict[str, dict[str, Any]] = {}
     done = asyncio.Event()
 
@@ -51,12 +52,12 @@ async def ask(inbox: Inbox, action: str, name: str = "", gateway: str = "") -> l
             await done.wait()
     except TimeoutError:
         missing = ", ".join(sorted(wanted - answers.keys()))
-        raise StartupError(f"no answer from gateway {missing} in {WORKING:g} seconds") from None
+        raise Refused(f"no answer from gateway {missing} in {WORKING:g} seconds", 504) from None
     finally:
         link.unsubscribe_raw(sid)
     failed = [f"gateway {one['id']}: {one['error']}" for one in answers.values() if one["error"]]
     if failed:
-        raise StartupError("; ".join(sorted(failed)))
+        raise Refused("; ".join(sorted(failed)), 409)
     return sorted(answers.values(), key=lambda one: str(one["id"]))
 
 
@@ -72,3 +73,71 @@ def shown(found: list[dict[str, Any]]) -> str:
             numbers = [f"{calls:,}", f"{failures:,}"] if hooks else ["", ""]
             rows.append([one["id"], plugin["name"], state, plugin["package"], *numbers, points])
     return "\n".join(table(["gateway", "plugin", "state", "package", "calls", "failures", "hooks"], rows))
+
+
+class Where(Arguments):
+    """Which gateways."""
+
+    gateway: str = Field(
+        default="", description="Only this one; otherwise all that run.", json_schema_extra={"metavar": "ID"}
+    )
+
+
+class Which(Where):
+    """Which plugin, at which gateways."""
+
+    name: str
+
+
+async def _list(inbox: Inbox, asked: Where) -> list[dict[str, Any]]:
+    return await ask(inbox, "list", gateway=asked.gateway)
+
+
+async def _load(inbox: Inbox, asked: Which) -> list[dict[str, Any]]:
+    return [
+        {"id": one["id"], "name": asked.name, "loaded": True}
+        for one in await ask(inbox, "load", asked.name, asked.gateway)
+    ]
+
+
+async def _unload(inbox: Inbox, asked: Which) -> list[dict[str, Any]]:
+    return [
+        {"id": one["id"], "name": asked.name, "loaded": False}
+        for one in await ask(inbox, "unload", asked.name, asked.gateway)
+    ]
+
+
+def _done(found: list[dict[str, Any]]) -> str:
+    what = {True: "loaded", False: "unloaded"}
+    return "\n".join(f"gateway {one['id']}: plugin {one['name']} is {what[one['loaded']]}" for one in found)
+
+
+VERBS: Final = (
+    Verb(
+        "plugins.list",
+        "GET",
+        "/plugins",
+        Where,
+        _list,
+        "Show what is installed, what is loaded, and what its hooks have done.",
+        shown,
+    ),
+    Verb(
+        "plugins.load",
+        "POST",
+        "/plugins/{name}/load",
+        Which,
+        _load,
+        "Load the plugin NAME, with the options of each gateway's configuration, until the gateway ends.",
+        _done,
+    ),
+    Verb(
+        "plugins.unload",
+        "POST",
+        "/plugins/{name}/unload",
+        Which,
+        _unload,
+        "Unload the plugin NAME and remove its hooks.",
+        _done,
+    ),
+)

@@ -22,3 +22,8 @@ def ago(at: float | None, now: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit} ago"
     return f"{seconds:.0f} s ago" if seconds >= 1 else "now"
+
+
+def plain(text: str) -> str:
+    """A name on one line, without what a terminal would take for a command."""
+    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one thing is that can be asked of the gateways and streams: by the command line and by the HTTP API alike."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.errors import StartupError
+
+UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+class Refused(StartupError):
+    """What was asked for cannot be done; one line that says why, and the HTTP status that says the same."""
+
+    def __init__(self, text: str, status: int = 400) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Arguments(BaseModel):
+    """What is given with a question."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """One question, or one change.
+
+    ``run`` raises Refused, ApiError, NoResponders and RequestTimeout. An argument that ``path`` names may hold slashes:
+    they are percent-encoded there. ``show`` makes of a result what a person reads. ``positional`` are the arguments
+    that the command line takes without a name, besides those of ``path``, all in the order of the model.
+    """
+
+    name: str
+    method: Literal["GET", "POST", "DELETE"]
+    path: str
+    arguments: type[Arguments]
+    run: Callable[[Inbox, Any], Awaitable[Any]]
+    summary: str
+    show: Callable[[Any], str]
+    positional: tuple[str, ...] = ()
+
+    @property
+    def in_path(self) -> tuple[str, ...]:
+        """The arguments that the path names."""
+        return tuple(re.findall(r"\{([a-z_]+)\}", self.path))
+
+
+def seconds(text: str) -> float:
+    """``90``, ``90s``, ``15m``, ``2h`` or ``7d``; ``always`` is 0.
+
+    Raises:
+        Refused: it is none of these.
+    """
+    if text == "always":
+        return 0.0
+    found = re.fullmatch(r"([0-9]{1,9})([smhd]?)", text)
+    if found is None or not int(found[1]):
+        raise Refused(f"{text!r} is no time such as 90s, 15m, 2h, 7d or always")
+    return float(int(found[1]) * UNITS[found[2] or "s"])
+
+
+def _length(given: object) -> object:
+    if not isinstance(given, str):
+        return given
+    try:
+        return seconds(given)
+    except Refused as error:
+        raise ValueError(str(error)) from None
+
+
+Length = Annotated[float, BeforeValidator(_length, json_schema_input_type=float | str), Field(ge=0, le=1e11)]
+"""Seconds, also as ``90s``, ``15m``, ``2h``, ``7d``; 0 and ``always``: without an end."""

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that can be asked: the command line ``mqtt-nats ctl`` and the HTTP API are made from this table."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mqtt_nats.ctl import bans, cluster, plugins
+from mqtt_nats.ctl.verb import Arguments, Refused, Verb
+
+__all__ = ["VERBS", "Arguments", "Refused", "Verb"]
+
+VERBS: Final[tuple[Verb, ...]] = (*cluster.VERBS, *bans.VERBS, *plugins.VERBS)
