@@ -28,6 +28,7 @@ from mqtt_nats.errors import StartupError, first_error
 from mqtt_nats.hangup import Hangup
 from mqtt_nats.limits.settings import ClientLimits
 from mqtt_nats.listeners.settings import Bound, join_address
+from mqtt_nats.logs import configure
 from mqtt_nats.workers import supervise
 
 LABELS = {
@@ -106,9 +107,7 @@ def serve(config: Path | None, **flags: Any) -> None:
     MQTT_NATS_NATS_PASSWORD and MQTT_NATS_NATS_TOKEN, or the file. Nor have authenticators, or more listeners.
     """
     settings = Settings.load(flags, config)
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    configure(settings.log_level, settings.log_format)
     anyio.run(run, settings, backend="asyncio", backend_options={"use_uvloop": True})
 
 

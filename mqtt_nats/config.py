@@ -249,6 +249,9 @@ class Settings(ClientLimits, AccessSettings, BaseSettings):
     log_level: Annotated[Literal["debug", "info", "warning", "error", "critical"], BeforeValidator(_lower)] = Field(
         default="info", description="Least severe messages that are logged."
     )
+    log_format: Annotated[Literal["text", "json"], BeforeValidator(_lower)] = Field(
+        default="text", description="Log lines for people, or JSON objects with the ids of what they are about."
+    )
 
     @classmethod
     def settings_customise_sources(

@@ -40,6 +40,7 @@ from mqtt_nats.linking import connect_link
 from mqtt_nats.listeners.listener import Listener
 from mqtt_nats.listeners.settings import Bound
 from mqtt_nats.plugins.manager import Plugins
+from mqtt_nats.logs import GATEWAY
 from mqtt_nats.pubsub.fanout import SEEN_FOR
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.definitions import BY_SIZE, EnsureReport, NotAnswering, StreamSetupError, ensure_streams, with_ids
@@ -121,8 +122,12 @@ class Gateway:
         self._looking = False
         """Streams that do not answer are being looked for."""
 
-    def reload(self) -> None:
-        """Read files again that may change while the gateway runs; what is wrong with one is logged."""
+    def name(self) -> str:
+        """Its present id, for logs."""
+        return self.identity if self.broker is None else self.broker.identity
+
+    def reload(self) -> list[str]:
+        """Read files again that may change while the gateway runs; what is wrong with them, which is logged too."""
         log.info("files are read again")
         for part in self.reloads:
             try:
@@ -140,6 +145,7 @@ class Gateway:
         """
         urls = self.settings.nats_display
         name = f"mqtt-nats {self.identity}"
+        GATEWAY.set(self.name)
         self.link = await connect_link(
             self.settings,
             name=name,

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import sys
@@ -16,6 +15,7 @@ from mqtt_nats.config import Settings
 from mqtt_nats.errors import StartupError, first_error
 from mqtt_nats.hangup import Hangup
 from mqtt_nats.listeners.settings import Bound
+from mqtt_nats.logs import configure
 from mqtt_nats.workers import FAILED, READY
 
 
@@ -55,11 +55,7 @@ def main() -> int:
     """Read the settings, serve; the exit status."""
     given = json.loads(sys.stdin.readline())
     settings = Settings(**given["settings"])
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        format=f"%(asctime)s %(levelname)s %(name)s [{given['number']}]: %(message)s",
-        stream=sys.stderr,
-    )
+    configure(settings.log_level, settings.log_format, given["number"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     failure: BaseException | None = None
     try:

@@ -128,7 +128,7 @@ async def make_anew(client: Client, side: DurableSide, attachment: Attachment) -
     else:
         lost = "messages since it was removed are lost"
         start = None
-    log.warning("client %r: consumer %s is gone; %s", client.client_id, consumer.durable_name, lost)
+    log.warning("%s: consumer %s is gone; %s", client, consumer.durable_name, lost)
     attachment.consumer = consumer = replace(consumer, start_seq=start)
     if attachment.key in record.cons:
         record.cons[attachment.key] = consumer

@@ -29,6 +29,7 @@ from mqtt_nats.codec import (
 )
 from mqtt_nats.connection.connection import Hold
 from mqtt_nats.errors import describe
+from mqtt_nats.logs import about
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
@@ -57,10 +58,15 @@ async def authenticate(client: Client, connect: Connect, client_id: str) -> Prop
     if isinstance(verdict, Ignore):
         verdict = await _decision(client.access.authenticate(credentials))
     if isinstance(verdict, Denied):
-        log.info("client %r from %s: %s", client_id, client.connection.peer, verdict.why)
+        _log_denial(client, client_id, verdict)
         raise MqttError("access denied", verdict.reason)
     admit(client, verdict)
     return None
+
+
+def _log_denial(client: Client, client_id: str, verdict: Denied) -> None:
+    ids = about(client=client_id, connection=client.connection.number)
+    log.info("client %r from %s: %s", client_id, client.connection.peer, verdict.why, extra=ids)
 
 
 def admit(client: Client, granted: Allow) -> None:
@@ -198,7 +204,7 @@ class Authentication:
                     if isinstance(verdict, Success):
                         return verdict
                     if isinstance(verdict, Denied):
-                        log.info("client %r from %s: %s", client_id, client.connection.peer, verdict.why)
+                        _log_denial(client, client_id, verdict)
                         raise NotAuthorized("access denied")
                     if left:
                         data = await self._ask(verdict.data)

@@ -12,7 +12,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Coroutine
-from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.access.authenticator import ANONYMOUS
@@ -25,6 +24,7 @@ from mqtt_nats.broker.opening import open_session, refuse
 from mqtt_nats.broker.operations import Receipt
 from mqtt_nats.broker.publishing import RECEIPTS_LOW, publish, publish5, publish_run
 from mqtt_nats.broker.sharing import acknowledged
+from mqtt_nats.broker.state import State
 from mqtt_nats.broker.subscribing import subscribe, unsubscribe
 from mqtt_nats.broker.tailoring import Aliases, tailor
 from mqtt_nats.broker.will import leave_will
@@ -70,15 +70,6 @@ UNREAD_MOST: Final = 1024 * 1024
 # SUBSCRIBE and UNSUBSCRIBE packets, and repairs, that wait for NATS; beyond this nothing is read from the client.
 JOBS_MOST: Final = 100
 JOBS_LOW: Final = 50
-
-
-class State(Enum):
-    """Where a connection is in its life."""
-
-    NEW = auto()
-    OPENING = auto()
-    LIVE = auto()
-    ENDED = auto()
 
 
 class Client(Member):
@@ -182,6 +173,14 @@ class Client(Member):
         """Whether the jobs wait for NATS to be connected; None: their task has not begun, so cannot end in order."""
         self._jobs: deque[Coroutine[Any, Any, None]] | None = None
         self._task: asyncio.Task[None] | None = None
+
+    def __str__(self) -> str:
+        """Its name, for logs."""
+        return f"client {self.client_id!r}"
+
+    def log_fields(self) -> dict[str, Any]:
+        """The ids of a log record about it."""
+        return {"client": self.client_id, "connection": self.connection.number}
 
     # -- packets --------------------------------------------------------------------------------
 
@@ -294,7 +293,7 @@ class Client(Member):
 
     def refused(self, error: ApiError) -> None:
         """JetStream does not take a message: no acknowledgement, the client has to reconnect [MQTT-4.8.0-2]."""
-        log.warning("client %r: a message was not stored: %s", self.client_id, error)
+        log.warning("%s: a message was not stored: %s", self, error)
         self.end(QuotaExceeded(str(error)))
 
     # -- receiving ------------------------------------------------------------------------------
@@ -412,7 +411,7 @@ class Client(Member):
                     self.broken(MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE))
                 except Exception:
                     if self.alive:
-                        log.exception("client %r: a job failed", self.client_id)
+                        log.exception("%s: a job failed", self)
                         self.broken(MqttError("internal error", ReasonCode.UNSPECIFIED_ERROR))
                 if len(jobs) < JOBS_LOW:
                     self.connection.release(Hold.JOBS)
@@ -454,7 +453,7 @@ class Client(Member):
         if self.state is State.ENDED:
             return
         level = logging.DEBUG if self.state is State.NEW else logging.INFO
-        log.log(level, "client %r from %s: %s", self.client_id, self.connection.peer, error)
+        log.log(level, "%s from %s: %s", self, self.connection.peer, error)
         self.why = error
         self.say_goodbye(error)
         self.close()

@@ -79,7 +79,7 @@ async def _leave(client: Client, changed: bool, dropped: Done | None) -> None:
         client.taken_over()
         return
     except (ApiError, NoResponders, RequestTimeout) as error:
-        log.warning("client %r: its session expiry interval was not stored: %s", client.client_id, error)
+        log.warning("%s: its session expiry interval was not stored: %s", client, error)
     client.close()
 
 

@@ -101,7 +101,7 @@ async def _look_for_rest(side: DurableSide, attachment: Attachment) -> None:
         try:
             info = await consumer_info(side.client.broker.inbox, MESSAGES, name)
         except (ApiError, NoResponders, RequestTimeout) as error:
-            log.debug("client %r: consumer %s is not known about yet: %s", side.client.client_id, name, error)
+            log.debug("%s: consumer %s is not known about yet: %s", side.client, name, error)
         else:
             # What a consumer that has brought nothing says to have delivered is what lies before its start.
             known = max(attachment.source.last, attachment.source.start - 1)

@@ -102,7 +102,7 @@ def adopt(client: Client, side: DurableSide) -> None:
     assert v5 is not None
     if v5.generation != generation.id and generation.id:
         if v5.generation:
-            log.warning("client %r: its session goes on with another stream %s", client.client_id, MESSAGES)
+            log.warning("%s: its session goes on with another stream %s", client, MESSAGES)
             side.replaced = generation.floor
             if 2 in client.record.subs.values() or v5.draining or v5.was or v5.shared:
                 v5.fresh = generation.floor + 1

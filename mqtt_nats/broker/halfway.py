@@ -58,9 +58,7 @@ async def gone(client: Client, side: DurableSide, found: HalfWay | None) -> list
         one for one in missing(side.machine, found.sequences) if await stored.get_sequence(inbox, MESSAGES, one) is None
     ]
     if lost:
-        log.warning(
-            "client %r: %d messages that it had half-way were removed from the stream", client.client_id, len(lost)
-        )
+        log.warning("%s: %d messages that it had half-way were removed from the stream", client, len(lost))
     for sequence in lost:
         side.machine.suspect(sequence, sequence)
     return [packet_id(sequence) for sequence in lost]

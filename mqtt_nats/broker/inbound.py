@@ -132,7 +132,7 @@ class Inbound:
         broker = client.broker
         for record in await patiently(client, lambda: broker.held.held(client.token)):
             if record.epoch < epoch and record.seq not in known:
-                log.info("client %r: removing a publish that came too late (sequence %d)", client.client_id, record.seq)
+                log.info("%s: removing a publish that came too late (sequence %d)", client, record.seq)
                 await patiently(client, partial(broker.held.delete, record.seq))
 
     def publish(

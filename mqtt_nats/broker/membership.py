@@ -369,7 +369,7 @@ class AssignOp(Op):
     def failed(self, error: ApiError) -> None:
         """Somebody else may have it."""
         client = self.member.client
-        log.warning("client %r: a message was not assigned to it: %s", client.client_id, error)
+        log.warning("%s: a message was not assigned to it: %s", client, error)
         if client.durable_side is not None:
             client.durable_side.machine.reserved.discard(self.identifier)
         answer(client.broker, self.reply, NAK)

@@ -45,6 +45,7 @@ from mqtt_nats.codec import (
     encode,
 )
 from mqtt_nats.hooks.points import SESSION_CREATED, SESSION_DISCARDED, SESSION_RESUMED
+from mqtt_nats.logs import about
 from mqtt_nats.session.regular import RegularOutbound
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import consumer_names
@@ -71,7 +72,8 @@ async def open_session(client: Client, connect: Connect) -> None:
         refuse(client, error)
         return
     except (RequestTimeout, NoResponders, ApiError, TimeoutError) as error:
-        log.warning("client %r cannot be served: %s", connect.client_id, error)
+        ids = about(client=connect.client_id, connection=client.connection.number)
+        log.warning("client %r cannot be served: %s", connect.client_id, error, extra=ids)
         refuse(client, MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE))
         return
     if not client.alive:
@@ -89,7 +91,7 @@ async def open_session(client: Client, connect: Connect) -> None:
             client.outlet.unclog()
             await resume(client, client.durable_side, denied, partial(withdraw, client))
         except (RequestTimeout, NoResponders, ApiError, TimeoutError) as error:
-            log.warning("client %r: its session cannot be resumed: %s", client.client_id, error)
+            log.warning("%s: its session cannot be resumed: %s", client, error)
             client.end(MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE))
             return
     connected(client, present)
@@ -174,7 +176,7 @@ def takeover_handler(client: Client) -> Handler:
             return
         client.foreign = max(client.foreign, sequence)
         if client.epoch and sequence > client.epoch:
-            log.info("client %r: the session was taken over", client.client_id)
+            log.info("%s: the session was taken over", client)
             client.taken_over()  # [MQTT-3.1.4-2] (3.1.1), [MQTT-3.1.4-3] (5.0)
 
     return arrived
@@ -243,20 +245,20 @@ async def _load(client: Client, connect: Connect) -> tuple[SessionRecord | None,
     try:
         found = await client.broker.sessions.load(client.hash, client.client_id)
     except NewerRecord as error:  # not even a clean start: only a gateway that can read it knows what it leaves behind
-        log.warning("client %r: only a newer gateway can serve its session: %s", client.client_id, error)
+        log.warning("%s: only a newer gateway can serve its session: %s", client, error)
         raise MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE) from None
     except PoisonedRecord as error:
         if "another client" in str(error):
             raise InvalidClientId(f"the client id's hash belongs to another client: {error}") from None
         if connect.clean_start:
-            log.warning("client %r: its clean start replaces a record that cannot be read: %s", client.client_id, error)
+            log.warning("%s: its clean start replaces a record that cannot be read: %s", client, error)
             names = await consumer_names(client.broker.inbox, MESSAGES, f"{client.hash}_")
             consumers = [Draining(name, ">", 0, 0) for name in names]
             return SessionRecord(client.client_id, v5=V5(q2=True, draining=consumers)), error.seq
         log.error(
-            "client %r: its session record (sequence %d of $MQTT_sess) cannot be read: %s; "
+            "%s: its session record (sequence %d of $MQTT_sess) cannot be read: %s; "
             "connect once with a clean session to discard it",
-            client.client_id,
+            client,
             error.seq,
             error,
         )

@@ -66,7 +66,7 @@ class Receipt(Op):
         if client.version != 5 or self.kind == 7:
             client.refused(error)
         elif not self.reason:
-            log.warning("client %r: a message was not stored: %s", client.client_id, error)
+            log.warning("%s: a message was not stored: %s", client, error)
             self.refuse(ReasonCode.QUOTA_EXCEEDED, str(error))
             if client.receipts and client.receipts[0] is self:
                 client.settle()

@@ -40,7 +40,7 @@ async def pass_over(side: DurableSide, attachment: Attachment) -> None:
     if left <= 0 or sid not in broker.link.handlers:
         return
     handler = side.arrival(attachment)  # not the present one: an attempt before this may have put ours there
-    log.warning("client %r: of the messages for one subscription the oldest %d are not sent", client.client_id, left)
+    log.warning("%s: of the messages for one subscription the oldest %d are not sent", client, left)
 
     def passed(last: bool) -> None:
         broker.passed_over += 1

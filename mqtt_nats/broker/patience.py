@@ -38,6 +38,6 @@ async def patiently(client: Client, attempt: Callable[[], Awaitable[T]]) -> T:
                 raise
             if not client.alive or broker.clients.get(client.client_id) is not client:
                 raise
-            log.debug("client %r waits for NATS: %s", client.client_id, error)
+            log.debug("%s waits for NATS: %s", client, error)
         await asyncio.sleep(PAUSE)
         await client.connected()

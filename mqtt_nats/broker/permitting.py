@@ -77,13 +77,13 @@ class Guard:
         now = self._client.broker.clock.now
         if now - self._since > PERIOD:
             if self._denied > LOGGED:
-                log.warning("denied %d times more: client %r", self._denied - LOGGED, self.identity.client_id)
+                log.warning("denied %d times more: %s", self._denied - LOGGED, self._client)
             self._since, self._denied = now, 0
         self._denied += 1
         if self._denied <= LOGGED:
             one = self.identity
             user = "anonymous" if one.user is None else f"user {one.user!r}"
-            log.warning("denied: %s; client %r, %s, from %s", what, one.client_id, user, one.address or "unknown")
+            log.warning("denied: %s; %s, %s, from %s", what, self._client, user, one.address or "unknown")
 
 
 class AskingGuard(Guard):

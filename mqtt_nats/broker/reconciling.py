@@ -94,7 +94,7 @@ class Reconciling:
             if await self._complete(side, names):
                 side.attempts = 0
                 return
-            log.info("client %r: deliveries or acknowledgements were lost: they come again", client.client_id)
+            log.info("%s: deliveries or acknowledgements were lost: they come again", client)
             await reattach(client, side)
             side.attempts += 1
             if side.attempts < ATTEMPTS:  # servers that had just lost each other have answered what did not come to be

@@ -119,16 +119,16 @@ async def still_owner(client: Client) -> bool:
             if not broker.link.online or not client.alive:
                 return False  # the next connection to NATS starts over
             if asyncio.get_running_loop().time() > patience:
-                log.warning("client %r: its session cannot be read: %s", client.client_id, error)
+                log.warning("%s: its session cannot be read: %s", client, error)
                 client.close()
                 return False
             await asyncio.sleep(RETRY)
         except PoisonedRecord as error:
-            log.warning("client %r: its session cannot be read: %s", client.client_id, error)
+            log.warning("%s: its session cannot be read: %s", client, error)
             client.close()
             return False
     if found is None or found[1] != client.epoch:
-        log.info("client %r: the session has moved", client.client_id)
+        log.info("%s: the session has moved", client)
         client.taken_over()
         return False
     return True

@@ -186,9 +186,7 @@ class Replay:
             # New messages at QoS 0 wait for nothing: they must not pass retained ones that wait for acknowledgements.
             await self.room(None)
         except (ApiError, NoResponders, RequestTimeout) as error:
-            log.error(
-                "client %r: the retained messages of %r were not all sent: %s", client.client_id, self.filter, error
-            )
+            log.error("%s: the retained messages of %r were not all sent: %s", client, self.filter, error)
         finally:
             if following is not None:
                 following.cancel()

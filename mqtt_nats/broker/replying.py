@@ -213,7 +213,7 @@ class Replying:
         if request is None or not _receives(client, request):
             if qos:
                 raise NotAuthorized("the request was not for this client, or can no longer be answered")
-            log.debug("client %r: nobody waits for its answer", client.client_id)
+            log.debug("%s: nobody waits for its answer", client)
             return
         size = HEADERS + len(client.sender_header) + len(packet.payload) + (len(more.lines) if more is not None else 0)
         if size > broker.store.max_payload:

@@ -65,7 +65,7 @@ async def rejoin(client: Client, denied: Set[str]) -> None:
             if topic_filter not in denied:
                 client.join(topic_filter, qos, options)
         except ValueError as error:  # nats-server's listener allows what clients may not have here
-            log.warning("client %r: its subscription %r is not continued: %s", client.client_id, subject, error)
+            log.warning("%s: its subscription %r is not continued: %s", client, subject, error)
     await fence(client)
 
 
@@ -163,7 +163,7 @@ async def resume(
         await replay.first_page()
     start_replays(client, unfinished, gates)
     if machine.resent:
-        log.debug("client %r: %d messages sent again", client.client_id, machine.resent)
+        log.debug("%s: %d messages sent again", client, machine.resent)
 
 
 async def reattach(client: Client, side: DurableSide) -> None:

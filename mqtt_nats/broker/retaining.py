@@ -37,7 +37,7 @@ def may_retain(client: Client, size: int, qos: int) -> bool:
 def not_retained(client: Client, why: str) -> None:
     """A message was passed on, but is not retained, and its client cannot be told."""
     client.broker.not_retained += 1
-    log.debug("client %r: a message is not retained: %s", client.client_id, why)
+    log.debug("%s: a message is not retained: %s", client, why)
 
 
 def store_retained(

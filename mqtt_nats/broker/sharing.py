@@ -139,7 +139,7 @@ async def forget_later(client: Client) -> None:
             else:
                 await groups.leave(member.group, client.hash)
     except (ApiError, NoResponders, RequestTimeout) as error:
-        log.warning("client %r: a shared subscription may go on without it: %s", client.client_id, error)
+        log.warning("%s: a shared subscription may go on without it: %s", client, error)
 
 
 async def rejoin_shared(client: Client) -> None:
@@ -152,7 +152,7 @@ async def rejoin_shared(client: Client) -> None:
         try:
             members[text] = Membership(client, text, wanted)
         except (TopicFilterInvalid, ValueError) as error:
-            log.warning("client %r: its subscription %r is not continued: %s", client.client_id, text, error)
+            log.warning("%s: its subscription %r is not continued: %s", client, text, error)
     client.shares = members
     await join(client, list(members.values()))
 

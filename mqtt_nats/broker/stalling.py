@@ -111,7 +111,7 @@ def give_up(client: Client, side: DurableSide) -> None:
     if stall is None:
         if not machine.open:  # the session is being resumed
             return
-        log.info("client %r does not read: its messages are left to JetStream", client.client_id)
+        log.info("%s does not read: its messages are left to JetStream", client)
         side.stall = Stall()
     elif stall.waking:
         return
@@ -201,7 +201,7 @@ async def _wake(client: Client, side: DurableSide, stall: Stall) -> None:
     await side.collect()
     await asyncio.gather(*(bring_back(side, one, 0.0) for one in attachments if one.source.missing))
     side.stall = None
-    log.info("client %r reads again", client.client_id)
+    log.info("%s reads again", client)
     side.machine.go_on()
     ask_again(client)
     client.connection.release(Hold.JOBS)

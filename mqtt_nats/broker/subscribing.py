@@ -146,7 +146,7 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
         client.taken_over()
         return
     except ApiError as error:
-        log.warning("client %r: subscribing to %s failed: %s", client.client_id, ", ".join(map(repr, wanted)), error)
+        log.warning("%s: subscribing to %s failed: %s", client, ", ".join(map(repr, wanted)), error)
         if not await _undo(client, wanted.keys() - present, fresh):
             return
         for topic_filter in wanted:
@@ -218,7 +218,7 @@ def _subjects(client: Client, topic_filter: str) -> tuple[tuple[str, ...] | None
         validate_topic_filter(topic_filter, settings.max_topic_levels, settings.max_topic_length)
         return filter_to_subjects(topic_filter), 0
     except (MqttError, ValueError) as error:
-        log.info("client %r may not subscribe %r: %s", client.client_id, topic_filter, error)
+        log.info("%s may not subscribe %r: %s", client, topic_filter, error)
         if isinstance(error, ReservedSubject):
             return None, ReasonCode.NOT_AUTHORIZED
         return None, ReasonCode.TOPIC_FILTER_INVALID
@@ -317,7 +317,7 @@ async def _subscribe_durable(client: Client, wanted: dict[str, Wish]) -> set[str
         try:
             await create_consumer(broker.inbox, MESSAGES, attachment.consumer)
         except ApiError as error:
-            log.warning("client %r: subscribing to %r failed: %s", client.client_id, topic_filter, error)
+            log.warning("%s: subscribing to %r failed: %s", client, topic_filter, error)
             return topic_filter
         return None
 
@@ -397,7 +397,7 @@ async def _undo(client: Client, filters: Set[str], shares: list[str]) -> bool:
         return False
     except ApiError as error:
         # Where there is no room for this one, there was none for the one that named them.
-        log.warning("client %r: its session record was not stored: %s", client.client_id, error)
+        log.warning("%s: its session record was not stored: %s", client, error)
     if side is not None and filters:
         await patiently(client, lambda: side.remove(gone))
     return True

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from mqtt_nats.backbone.store import Op, TooLarge
 from mqtt_nats.broker.announcing import dropped
-from mqtt_nats.broker.client import Client, State
+from mqtt_nats.broker.client import Client
 from mqtt_nats.broker.injecting import Counting as CountingOp
 from mqtt_nats.broker.injecting import Lonely, check_size, inject
 from mqtt_nats.broker.operations import Receipt
@@ -35,6 +35,7 @@ from mqtt_nats.broker.publishing import (
 )
 from mqtt_nats.broker.retaining import may_retain
 from mqtt_nats.broker.spouting import Spout, fit_spout, lost
+from mqtt_nats.broker.state import State
 from mqtt_nats.broker.takers import Taken, Taker
 from mqtt_nats.codec import (
     Ack,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from mqtt_nats.config import Settings
 
 log = logging.getLogger("mqtt_nats.connection")
+
+_numbers = itertools.count(1)
 
 # A client that does not read may hold this much in its socket's buffer before its messages wait outside.
 WRITE_HIGH_WATER = 256 * 1024
@@ -87,6 +90,7 @@ class Connection(asyncio.Protocol):
         "handler",
         "keepalive",
         "left",
+        "number",
         "opened",
         "outlet",
         "settings",
@@ -107,6 +111,8 @@ class Connection(asyncio.Protocol):
         self.outlet = Outlet(round_, settings.max_outbound_bytes)
         self.settings = settings
         """Those that hold at its listener."""
+        self.number = next(_numbers)
+        """Which of this process's connections it is."""
         self.transport: asyncio.Transport | None = None
         self.handler: Handler | None = None
         self.keepalive = 0.0

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from mqtt_nats.codec import Properties, ReasonCode, Subscription
 
@@ -46,6 +46,14 @@ class ClientView:
     def __repr__(self) -> str:
         """Its name and address."""
         return f"ClientView({self.client_id!r}, {self.address!r})"
+
+    def __str__(self) -> str:
+        """Its name, for logs."""
+        return str(self._client)
+
+    def log_fields(self) -> dict[str, Any]:
+        """The ids of a log record about it."""
+        return self._client.log_fields()
 
     def __eq__(self, other: object) -> bool:
         """Whether it is the same connection."""

@@ -66,6 +66,6 @@ class Subscriptions(Plugin[SubscriptionOptions]):
 def _for(one: Wanted, client: ClientView) -> Subscription | None:
     text = filled(one.filter, client)
     if text is None:
-        log.info("client %r gets no subscription of %r: its name must not stand there", client.client_id, one.filter)
+        log.info("%s gets no subscription of %r: its name must not stand there", client, one.filter)
         return None
     return Subscription(text, one.qos, one.no_local, one.retain_as_published, one.retain_handling)

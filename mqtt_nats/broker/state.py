@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a connection is in its life."""
+
+from enum import Enum, auto
+
+
+class State(Enum):
+    """Where a connection is in its life."""
+
+    NEW = auto()
+    OPENING = auto()
+    LIVE = auto()
+    ENDED = auto()
