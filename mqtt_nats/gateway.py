@@ -257,6 +257,7 @@ class Gateway:
             self.link.online = True
             return
         log.info("connected to NATS again")
+        broker.counters.reconnects += 1
         # Replies must find their way before anything is asked again.
         inbox.renew()
         self.link.online = True
@@ -443,10 +444,12 @@ class Gateway:
 
     async def _tick(self, broker: Broker) -> None:
         loop = asyncio.get_running_loop()
-        rotated = released = looked = loop.time()
+        now = rotated = released = looked = loop.time()
         while True:
             await asyncio.sleep(CLOCK_STEP)
-            now = broker.clock.now = loop.time()
+            due, now = now + CLOCK_STEP, loop.time()
+            broker.counters.lag.observe(now - due)
+            broker.clock.now = now
             tick(broker)
             broker.store.tick(now)
             broker.nodes.tick(now)

@@ -16,6 +16,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from time import perf_counter
 
 import orjson
 from mypy_extensions import mypyc_attr
@@ -137,6 +138,10 @@ class Store:
         """Seconds for which a stream is sure to recognise a message by its id."""
         self.find: Callable[[float, set[bytes]], Awaitable[Mapping[bytes, int]]] | None = None
         """``await find(since, ids)``: which of these messages are stored, under which sequence; Unix time."""
+        self.on_timed: Callable[[float], None] | None = None
+        """``on_timed(seconds)``: how long the end of a store has taken. One at a time is measured."""
+        self._timed: Op | None = None
+        self._timed_from = 0.0
         self._length = len(self.prefix)
         self._count = 0
         self._stalled = False
@@ -170,6 +175,8 @@ class Store:
             raise TooLarge(f"{total} bytes with headers, the nats-server takes {self.max_payload}")
         self._count = count = self._count + 1
         token = b"%x" % count
+        if self._timed is None:
+            self._timed, self._timed_from = op, perf_counter()
         self._send(token, b"%b%b%b %d %d\r\n%b%b\r\n" % (target, self.prefix, token, size, total, headers, payload), op)
 
     def call(self, subject: bytes, body: bytes, op: Op) -> None:
@@ -219,6 +226,10 @@ class Store:
 
     def _end(self, token: bytes, op: Op) -> None:
         del self.pending[token]
+        if op is self._timed:
+            self._timed = None
+            if self.on_timed is not None:
+                self.on_timed(perf_counter() - self._timed_from)
         self.bytes -= len(op.frame)
         if not self.pending:
             self._empty.set()

@@ -126,6 +126,7 @@ async def looked_at(client: Client, will: Will) -> Will | None:
 
 def connected(client: Client, present: bool) -> None:
     """CONNACK has been written."""
+    client.broker.counters.connects += 1
     chain = client.broker.hooks.noticing(CLIENT_CONNECTED)
     if chain is not None:
         chain.emit(Connected(ClientView(client), present))
@@ -135,18 +136,20 @@ def disconnected(client: Client) -> None:
     """The connection has ended; nobody who was not told of its beginning is told."""
     if client.taken and client.epoch:
         session(client.broker, SESSION_TAKEN_OVER, client.client_id, client.epoch)
-    chain = client.broker.hooks.noticing(CLIENT_DISCONNECTED)
-    if chain is None or not client.greeted:
+    if not client.greeted:
         return
     if client.taken:
-        reason, text = ReasonCode.SESSION_TAKEN_OVER, "another connection has claimed the session"
+        how, reason, text = "taken over", ReasonCode.SESSION_TAKEN_OVER, "another connection has claimed the session"
     elif client.graceful:
-        reason, text = ReasonCode.NORMAL_DISCONNECTION, "the client has left"
+        how, reason, text = "client", ReasonCode.NORMAL_DISCONNECTION, "the client has left"
     elif client.why is not None:
-        reason, text = client.why.reason, str(client.why)
+        how, reason, text = "error", client.why.reason, str(client.why)
     else:
-        reason, text = ReasonCode.UNSPECIFIED_ERROR, "the connection was lost"
-    chain.emit(Disconnected(ClientView(client), reason, text))
+        how, reason, text = "lost", ReasonCode.UNSPECIFIED_ERROR, "the connection was lost"
+    client.broker.counters.leave(how)
+    chain = client.broker.hooks.noticing(CLIENT_DISCONNECTED)
+    if chain is not None:
+        chain.emit(Disconnected(ClientView(client), reason, text))
 
 
 def session(broker: Broker, point: Notice[Session], client_id: str, epoch: int) -> None:
@@ -209,6 +212,8 @@ def dropped(
     client: Client, topic: str, qos: int, reason: Literal["denied", "expired", "hook", "slow client", "too large"]
 ) -> None:
     """Somebody does not get a message."""
+    if reason != "slow client":  # those are counted where they are dropped
+        client.broker.counters.drop(reason)
     chain = client.broker.hooks.noticing(MESSAGE_DROPPED)
     if chain is not None:
         chain.emit(Dropped(ClientView(client), topic, qos, reason))

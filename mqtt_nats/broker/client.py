@@ -49,7 +49,7 @@ from mqtt_nats.codec import (
 from mqtt_nats.connection.connection import Connection, Hold
 from mqtt_nats.pubsub.message import Message
 from mqtt_nats.pubsub.table import PLAIN, Choice, Filter, Member, Options
-from mqtt_nats.session.regular import RegularOutbound
+from mqtt_nats.session.regular import Late, RegularOutbound
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.headers import percent_encode
 from mqtt_streams.subjects import filter_to_subjects
@@ -298,14 +298,14 @@ class Client(Member):
 
     # -- receiving ------------------------------------------------------------------------------
 
-    def take(self, message: Message, qos: int) -> None:
-        """A QoS 1 or 2 message for a regular session, in the plain encoding."""
+    def take(self, message: Message, qos: int, late: Late | None = None) -> None:
+        """A QoS 1 or 2 message for a regular session, in the plain encoding, or as ``late`` makes it."""
         side = self.regular_side
         if side is None:
             return
         try:
-            if message.expiry >= 0:  # it may have to wait
-                side.publish(qos, b"", message.payload, tailor(self, message, qos))
+            if message.expiry >= 0 or late is not None:  # it may have to wait
+                side.publish(qos, b"", message.payload, late or tailor(self, message, qos))
             elif self.version == 5:
                 side.publish(qos, message.head5(qos), message.tail5())
             else:
@@ -332,6 +332,9 @@ class Client(Member):
         aged = message.retain and message.expiry >= 0
         plain = not (self.picky or choice.ids or aged or (choice.kept and message.kept))
         qos = min(choice.qos, message.qos)
+        if qos and self.durable:
+            return
+        self.broker.counters.send(qos, len(message.payload))
         if qos == 0:
             if plain:
                 data = message.zero5() if self.version == 5 else message.zero()
@@ -342,16 +345,8 @@ class Client(Member):
                     self.outlet.offer(data, 1)
                 else:
                     self.outlet.write(data)
-        elif self.durable:
-            return
-        elif plain:
-            self.take(message, qos)
-        elif self.regular_side is not None:
-            try:
-                self.regular_side.publish(qos, b"", message.payload, tailor(self, message, qos, choice))
-            except QuotaExceeded as error:
-                log.warning("client %r: %s", self.client_id, error)
-                self.end(error)
+        else:
+            self.take(message, qos, None if plain else tailor(self, message, qos, choice))
 
     @property
     def alive(self) -> bool:

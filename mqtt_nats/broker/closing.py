@@ -94,6 +94,8 @@ def leave(client: Client) -> None:
     detach(client)
     client.receipts.clear()
     side = client.durable_side
+    if client.regular_side is not None and client.regular_side.queue:
+        broker.counters.drop("session ended", len(client.regular_side.queue))
     if side is not None:
         side.detach()
         if client.epoch and not client.taken:

@@ -17,6 +17,7 @@ from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.backbone.store import Op, Store
 from mqtt_nats.broker.banning import Banning
+from mqtt_nats.broker.counters import Counters
 from mqtt_nats.broker.generation import Generation
 from mqtt_nats.broker.nodes import Nodes
 from mqtt_nats.broker.readiness import Readiness
@@ -106,6 +107,8 @@ class Broker:
         self.round = Round(loop.call_soon)
         self.table = Table(settings.local_dispatch, settings.max_topic_levels, settings.max_topic_length)
         self.fanout = Fanout(self.table, link, self.round)
+        self.counters = Counters(self.fanout.sent, self.fanout.sent_bytes)
+        store.on_timed = self.counters.stored.observe
         self.replying = Replying(self)
         self.nodes = Nodes(self)
         self.readiness = Readiness(self)

@@ -156,6 +156,7 @@ class DurableSide:
                 data = message.packets[qos] or message.packet(qos)
             if dup:
                 data = bytes((data[0] | 8,)) + data[1:]
+        client.broker.counters.send(qos, len(message.payload))
         client.outlet.write(data)
         return True
 
@@ -221,6 +222,7 @@ class DurableSide:
         five = client.version == 5
         attachments = self.attachments
         overlap = self.overlap
+        sent, octets = broker.counters.sent, broker.counters.sent_bytes
 
         def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
             tokens = reply.split(b".")
@@ -251,6 +253,8 @@ class DurableSide:
                 self._consider(attachment, wild, subject, reply, headers, payload)
                 return
             source.place = place + 1
+            sent[qos] += 1
+            octets[qos] += len(payload)
             if five:
                 data = message.packets5[qos] or message.packet5(qos)
             else:

@@ -98,7 +98,7 @@ def _let_go(broker: Broker, found: Filter) -> None:
 async def _repair(broker: Broker, found: Filter, since: float) -> None:
     start = datetime.fromtimestamp(since - BEFORE, UTC).isoformat().replace("+00:00", "Z")
     position: dict[bytes, dict[str, object]] = {bare: {"start_time": start} for bare in found.subjects}
-    before = broker.fanout.delivered
+    before = sum(broker.fanout.sent)
     while True:
         for bare in found.subjects:
             while (last := await _page(broker, found, bare, position[bare])) > 0:
@@ -108,7 +108,7 @@ async def _repair(broker: Broker, found: Filter, since: float) -> None:
         # What had no room in the backlog is stored by now, or in a moment.
         found.backlog.reset()
         await asyncio.sleep(RETRY)
-    if broker.fanout.delivered > before:
+    if sum(broker.fanout.sent) > before:
         log.info("messages of %r were delivered after the connection to NATS had been lost", found.text)
 
 

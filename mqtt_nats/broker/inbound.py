@@ -145,6 +145,8 @@ class Inbound:
             raise QuotaExceeded(f"more than {most} publishes at QoS 2 wait for PUBREL")
         match self.machine.publish(identifier):
             case Action.HOLD:
+                client.broker.counters.received[2] += 1
+                client.broker.counters.received_bytes[2] += len(payload)
                 keep = self._kept + len(payload) <= KEEP_BYTES
                 held = HeldPublish(identifier, key, payload, retain, client.broker.next_id(), more)
                 self._publishes[identifier] = held

@@ -316,6 +316,7 @@ class Membership:
         if not client.alive:
             return
         late = tailor(client, message, qos, self.choice)
+        client.broker.counters.send(qos, len(message.payload))
         if qos == 0:
             data = late(0)
             if data:

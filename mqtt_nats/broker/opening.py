@@ -103,6 +103,7 @@ def refuse(client: Client, error: MqttError) -> None:
 
     [MQTT-3.1.3-9] [MQTT-3.2.2-4] [MQTT-3.2.2-5] (3.1.1), [MQTT-3.1.3-8] [MQTT-3.1.4-2] [MQTT-4.13.2-1] (5.0)
     """
+    client.broker.counters.refuse(error.reason.name.lower())
     if client.version == 5:
         client.outlet.write(connack_error(error, client.terms))
     else:

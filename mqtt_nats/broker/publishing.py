@@ -135,6 +135,8 @@ def publish_run(client: Client, run: PublishRun) -> None:
         for payload in run.payloads():
             publish(client, route, payload, 0, False, 0)
     else:
+        broker.counters.received[0] += run.count
+        broker.counters.received_bytes[0] += run.count * (run.step - run.head)
         broker.fanout.run(route, run, client)
 
 
@@ -150,6 +152,9 @@ def publish(
     if client.guarded is not None and not _permitted(client, client.guarded, route.key, qos, retain, packet_id):
         return
     size = len(payload)
+    if qos != 2:
+        broker.counters.received[qos] += 1
+        broker.counters.received_bytes[qos] += size
     retain = retain and may_retain(client, size, qos)
     lines = client.sender_header
     if qos or retain or more is not None or client.marked:

@@ -232,12 +232,12 @@ class Replying:
                     return
             sent = (client.hash, identifier)
             if not packet.dup or self._sent.get(sent) != token:
-                self._send(client, request, packet.payload, more)
+                self._send(client, request, packet, more)
             if len(self._sent) >= KNOWN_MOST:
                 self._sent.clear()
             self._sent[sent] = token
         else:
-            self._send(client, request, packet.payload, more)
+            self._send(client, request, packet, more)
         if qos:
             receipt = Receipt(client, 3 + qos, identifier, 1)
             client.receipts.append(receipt)
@@ -245,7 +245,9 @@ class Replying:
             if len(client.receipts) > RECEIPTS_MOST:
                 client.connection.hold(Hold.WINDOW)
 
-    def _send(self, client: Client, request: Request, payload: bytes, more: Extras | None) -> None:
+    def _send(self, client: Client, request: Request, packet: Publish, more: Extras | None) -> None:
+        payload = packet.payload
+        client.broker.counters.receive(packet.qos, len(payload))
         lines = client.sender_header + (more.lines if more is not None else b"")
         self._publish(request.subject, b"NATS/1.0\r\nNmqtt-Pub:0\r\n%b\r\n" % lines, payload, more)
         if not request.subject.startswith(INBOXES):  # perhaps somebody's topic

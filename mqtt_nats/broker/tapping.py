@@ -361,6 +361,7 @@ class Tap:
             held = broker.table.route(key)
             client.inbound.publish(key, held, packet.packet_id, after.payload, retain, more)
             return
+        broker.counters.receive(packet.qos, len(packet.payload))
         operation = self._operation(packet, key, after.topic)
         if taker is None:
             inject(

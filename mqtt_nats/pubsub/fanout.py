@@ -34,7 +34,10 @@ class Fanout:
         self.table = table
         self.link = link
         self.round = round_
-        self.delivered = 0
+        self.sent = [0, 0, 0]
+        """Messages for members, by the QoS at which they are sent; also those that are dropped afterwards."""
+        self.sent_bytes = [0, 0, 0]
+        """Their payloads."""
         self.response_topic: Callable[[Filter, Route, bytes, bytes], bytes] | None = None
         """``response_topic(found, route, headers, reply)``: what 5.0 clients are told of a NATS reply subject."""
         self._remembering: set[Filter] = set()
@@ -52,16 +55,17 @@ class Fanout:
         else:
             self.link.out.append(lead + (b"\r\n" + lead).join(run.payloads()) + b"\r\n")
         group = route.local
+        size = count * (run.step - start)
         if group.zero:
-            self._zero(group.zero, raw if sender.version == 4 else _converted(route.key, run, 4), count)
+            self._zero(group.zero, raw if sender.version == 4 else _converted(route.key, run, 4), count, size)
         if group.zero5:
-            self._zero(group.zero5, raw if sender.version == 5 else _converted(route.key, run, 5), count)
+            self._zero(group.zero5, raw if sender.version == 5 else _converted(route.key, run, 5), count, size)
         for member, choice in group.guarded:
             for payload in run.payloads():
                 member.guard(choice, Message(route.key, payload, 0, sender.client_id))
 
-    def _zero(self, outlets: list[Outlet], data: bytes, count: int) -> None:
-        """Send ``count`` QoS 0 messages to everybody in a list."""
+    def _zero(self, outlets: list[Outlet], data: bytes, count: int, size: int) -> None:
+        """Send ``count`` QoS 0 messages, with ``size`` bytes of payload in all, to everybody in a list."""
         dirty = self.round.dirty
         for outlet in outlets:
             if outlet.clogged:
@@ -71,7 +75,9 @@ class Fanout:
                 if not outlet.dirty:
                     outlet.dirty = True
                     dirty.append(outlet)
-        self.delivered += count * len(outlets)
+        several = len(outlets)
+        self.sent[0] += count * several
+        self.sent_bytes[0] += size * several
 
     def local(self, route: Route, message: Message) -> None:
         """A message of one of this gateway's clients, to those who need no way through NATS."""
@@ -113,16 +119,33 @@ class Fanout:
             outlets, outlets5 = group.zero, group.zero5
         else:
             outlets, outlets5 = group.low, group.low5
-            for member, granted in group.high:
-                member.take(message, granted if granted < qos else qos)
+            if group.high:
+                self._high(group.high, message, qos)
         if outlets:
-            self._zero(outlets, message.zero(), 1)
+            self._zero(outlets, message.zero(), 1, len(message.payload))
         if outlets5:
-            self._zero(outlets5, message.zero5(), 1)
+            self._zero(outlets5, message.zero5(), 1, len(message.payload))
         for member, choice in group.guarded:
             member.guard(choice, message)
-        self.delivered += len(group.high) + len(group.guarded)
         self.round.start()
+
+    def _high(self, members: list[tuple[Member, int]], message: Message, qos: int) -> None:
+        """Send a QoS 1 or 2 message to members that take it at 1 at least."""
+        twos = 0
+        for member, granted in members:
+            if granted < qos:
+                member.take(message, granted)
+            else:
+                member.take(message, qos)
+                twos += 1
+        ones = len(members)
+        size = len(message.payload)
+        if qos == 2:
+            ones -= twos
+            self.sent[2] += twos
+            self.sent_bytes[2] += twos * size
+        self.sent[1] += ones
+        self.sent_bytes[1] += ones * size
 
     # -- from NATS ------------------------------------------------------------------------------
 
@@ -148,9 +171,10 @@ class Fanout:
                 return
             if not headers and not reply and not group.guarded:
                 if group.zero:
-                    self._zero(group.zero, publish_head(0x30, route.key, len(payload)) + payload, 1)
+                    self._zero(group.zero, publish_head(0x30, route.key, len(payload)) + payload, 1, len(payload))
                 if group.zero5:
-                    self._zero(group.zero5, b"%b\0%b" % (publish_head(0x30, route.key, 1 + len(payload)), payload), 1)
+                    head = publish_head(0x30, route.key, 1 + len(payload))
+                    self._zero(group.zero5, b"%b\0%b" % (head, payload), 1, len(payload))
                 self.round.start()
                 return
             if reply.startswith(b"$JS.ACK."):
@@ -178,10 +202,10 @@ class Fanout:
             size, count = len(payloads[0]), len(payloads)
             if group.zero:
                 head = publish_head(0x30, route.key, size)
-                self._zero(group.zero, head + head.join(payloads), count)
+                self._zero(group.zero, head + head.join(payloads), count, count * size)
             if group.zero5:
                 head = publish_head(0x30, route.key, 1 + size) + b"\0"
-                self._zero(group.zero5, head + head.join(payloads), count)
+                self._zero(group.zero5, head + head.join(payloads), count, count * size)
             self.round.start()
 
         return arrived, run

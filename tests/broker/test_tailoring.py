@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.broker.client import Client
 from mqtt_nats.broker.greeting import Terms
+from mqtt_nats.broker.counters import Counters
 from mqtt_nats.broker.tailoring import Aliases, pack, tailor
 from mqtt_nats.codec import ClientDecoder, Limits, Publish, PublishRun
 from mqtt_nats.hooks.registry import Hooks
@@ -32,7 +33,7 @@ def client(*, limit: int = 1 << 28, aliases: int = 0, clogged: bool = False, ver
         terms=Terms(maximum_packet_size=limit, topic_alias_maximum=aliases),
         outgoing=Aliases(aliases) if aliases else None,
         outlet=SimpleNamespace(clogged=clogged),
-        broker=SimpleNamespace(hooks=Hooks(lambda work, name: None)),
+        broker=SimpleNamespace(hooks=Hooks(lambda work, name: None), counters=Counters([0, 0, 0], [0, 0, 0])),
     )
     return cast(Client, parts)
 

@@ -85,7 +85,8 @@ def test_a_run_is_sent_as_it_came_and_published_one_by_one(count: int) -> None:
     assert near.bytes == other.bytes == [run.raw]
     expected = b"".join(b"PUB a 2\r\n%02d\r\n" % number for number in range(count))
     assert b"".join(bench.main.out) == expected
-    assert bench.fanout.delivered == 2 * count
+    assert bench.fanout.sent == [2 * count, 0, 0]
+    assert bench.fanout.sent_bytes == [4 * count, 0, 0]
 
 
 def test_a_run_past_a_gate() -> None:
@@ -294,7 +295,9 @@ def test_a_run_from_nats_is_the_same_as_its_messages(topic_filter: str) -> None:
     for payload in payloads:
         bench.from_nats(b"a.b", payload=payload)
     one = [b"".join(each.bytes) for each in (four, five)]
-    kept, delivered = list(gated.guarded), bench.fanout.delivered
+    kept = list(gated.guarded)
+    assert bench.fanout.sent == [100, 0, 0]  # who looks at each counts what it sends
+    assert bench.fanout.sent_bytes == [300, 0, 0]
     assert len(kept) == 50
     for each in (four, five, gated):
         each.bytes.clear()
@@ -303,8 +306,20 @@ def test_a_run_from_nats_is_the_same_as_its_messages(topic_filter: str) -> None:
     assert [b"".join(each.bytes) for each in (four, five)] == one
     assert all(one)
     assert gated.guarded == kept
-    assert bench.fanout.delivered == 2 * delivered
+    assert bench.fanout.sent == [200, 0, 0]
+    assert bench.fanout.sent_bytes == [600, 0, 0]
     assert not other.bytes
+
+
+@pytest.mark.parametrize(("qos", "sent"), [(0, [3, 0, 0]), (1, [1, 2, 0]), (2, [1, 1, 1])])
+def test_what_is_sent_is_counted_by_the_qos_at_which_each_gets_it(qos: int, sent: list[int]) -> None:
+    bench = Bench()
+    for granted in range(3):
+        bench.subscribe(Subscriber(bench, f"s{granted}"), "a", granted)
+    route = bench.route("a")
+    bench.fanout.group(route.local, Message(route.key, b"12345", qos))
+    assert bench.fanout.sent == sent
+    assert bench.fanout.sent_bytes == [5 * count for count in sent]
 
 
 def test_a_run_for_nobody() -> None:

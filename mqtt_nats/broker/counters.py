@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a gateway counts: read by ``/metrics``, ``$SYS`` topics and ``mqtt-nats ctl``.
+
+On the message path there are additions to integers, one for a run or a fan-out; everything else is asked of the parts
+when somebody wants to know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import sys
+import time
+from bisect import bisect_left
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.client import Client
+    from mqtt_nats.broker.context import Broker
+
+LATENCIES: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Upper ends of the classes in which acknowledgement times are counted (seconds)."""
+
+LAGS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+"""The same for how late the event loop runs what is due."""
+
+SLICE: Final = 1000
+"""Clients that are looked at before others have a turn."""
+
+
+class Histogram:
+    """Observations in classes, as Prometheus counts them."""
+
+    __slots__ = ("bounds", "counts", "last", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        """How many were in each class; the last is without an upper end."""
+        self.sum = 0.0
+        self.last = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+        self.last = value
+
+    @property
+    def count(self) -> int:
+        """How many there were."""
+        return sum(self.counts)
+
+    def state(self) -> dict[str, Any]:
+        """All of it, as JSON has it."""
+        return {"bounds": list(self.bounds), "counts": list(self.counts), "sum": self.sum}
+
+
+class Counters:
+    """Totals since the gateway has started. Lists have one entry for each QoS; bytes are those of payloads."""
+
+    def __init__(self, sent: list[int], sent_bytes: list[int]) -> None:
+        """The lists are those in which the fan-out counts."""
+        self.since = time.time()
+        """When the gateway has started (Unix time)."""
+        self.received = [0, 0, 0]
+        """PUBLISH packets of clients that are permitted; a QoS 2 one that is repeated counts once."""
+        self.received_bytes = [0, 0, 0]
+        self.sent = sent
+        """PUBLISH packets for clients, by the QoS at which each is sent; also those that are dropped afterwards."""
+        self.sent_bytes = sent_bytes
+        self.connects = 0
+        """Connections that CONNACK has accepted."""
+        self.refused: dict[str, int] = {}
+        """Connections that were not accepted, by the name of the reason code."""
+        self.disconnects: dict[str, int] = {}
+        """Connections that have ended, of those that were accepted: `client`, `taken over`, `lost`, `error`."""
+        self.dropped: dict[str, int] = {}
+        """Messages that did not reach somebody, by reason; see :meth:`drops` for all of them."""
+        self.reconnects = 0
+        """How often the connection to NATS was lost and made again."""
+        self.stored = Histogram(LATENCIES)
+        """Seconds from a store to its acknowledgement by JetStream; one store at a time is measured."""
+        self.lag = Histogram(LAGS)
+        """Seconds by which the event loop was late, looked at twice a second."""
+
+    def receive(self, qos: int, size: int) -> None:
+        """A message of a client that goes another way than most."""
+        self.received[qos] += 1
+        self.received_bytes[qos] += size
+
+    def send(self, qos: int, size: int) -> None:
+        """A message for one client, which no fan-out has counted."""
+        self.sent[qos] += 1
+        self.sent_bytes[qos] += size
+
+    def drop(self, reason: str, count: int = 1) -> None:
+        """Somebody does not get a message."""
+        self.dropped[reason] = self.dropped.get(reason, 0) + count
+
+    def refuse(self, reason: str) -> None:
+        """A CONNECT is refused."""
+        self.refused[reason] = self.refused.get(reason, 0) + 1
+
+    def leave(self, how: str) -> None:
+        """A connection that was accepted has ended."""
+        self.disconnects[how] = self.disconnects.get(how, 0) + 1
+
+    def drops(self, broker: Broker) -> dict[str, int]:
+        """Messages that did not reach somebody, by reason."""
+        return {
+            "denied": 0,
+            "expired": 0,
+            "hook": 0,
+            "too large": 0,
+            "session ended": 0,
+            **self.dropped,
+            "slow client": broker.round.dropped,
+            "backlog": broker.passed_over,
+            "not retained": broker.not_retained,
+        }
+
+
+async def snapshot(broker: Broker) -> dict[str, Any]:
+    """Everything that a gateway counts and has, as JSON has it; others have their turn where there are many clients."""
+    counters = broker.counters
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    found: dict[str, Any] = {
+        "id": broker.identity,
+        "time": time.time(),
+        "since": counters.since,
+        "received": list(counters.received),
+        "received_bytes": list(counters.received_bytes),
+        "sent": list(counters.sent),
+        "sent_bytes": list(counters.sent_bytes),
+        "connections": len(broker.connections),
+        "clients": len(broker.clients),
+        "connects": counters.connects,
+        "refused": dict(counters.refused),
+        "disconnects": dict(counters.disconnects),
+        "dropped": counters.drops(broker),
+        "filters": len(broker.table.filters),
+        "pending_stores": len(broker.store.pending),
+        "pending_store_bytes": broker.store.bytes,
+        "resent_stores": broker.store.resent,
+        "unread_bytes": broker.round.held,
+        "nats": [
+            {"link": name, "online": link.online, "writable": link.writable}
+            for name, link in (("main", broker.link), ("wildcards", broker.wild), ("shared", broker.shared))
+        ],
+        "reconnects": counters.reconnects,
+        "stored": counters.stored.state(),
+        "lag": counters.lag.state(),
+        "cpu": usage.ru_utime + usage.ru_stime,
+        "memory": usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+        "tasks": len(asyncio.all_tasks()),
+        "draining": broker.closing,
+        "obstacle": broker.readiness.reason,
+    }
+    return found | await _of_clients(list(broker.connections))
+
+
+async def _of_clients(clients: list[Client]) -> dict[str, Any]:
+    durable = regular = inflight = queued = receipts = subscriptions = stalled = clogged = 0
+    for start in range(0, len(clients), SLICE):
+        for client in clients[start : start + SLICE]:
+            subscriptions += len(client.filters)
+            receipts += len(client.receipts)
+            clogged += client.outlet.clogged
+            side = client.durable_side
+            if side is not None:
+                durable += 1
+                inflight += len(side.machine.inflight)
+                queued += len(side.machine.queued)
+                stalled += side.stall is not None
+            elif client.regular_side is not None:
+                regular += 1
+                inflight += len(client.regular_side.inflight)
+                queued += len(client.regular_side.queue)
+        if start + SLICE < len(clients):
+            await asyncio.sleep(0)
+    return {
+        "durable": durable,
+        "regular": regular,
+        "inflight": inflight,
+        "queued": queued,
+        "unacknowledged": receipts,
+        "subscriptions": subscriptions,
+        "slow": clogged,
+        "stalled": stalled,
+    }
