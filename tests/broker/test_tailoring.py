@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.broker.client import Client
-from mqtt_nats.broker.greeting import Terms
 from mqtt_nats.broker.counters import Counters
+from mqtt_nats.broker.greeting import Terms
 from mqtt_nats.broker.tailoring import Aliases, pack, tailor
 from mqtt_nats.codec import ClientDecoder, Limits, Publish, PublishRun
 from mqtt_nats.hooks.registry import Hooks
