@@ -6,7 +6,7 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 py
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test test-compiled wheels lint conformance chaos bench bench-full bench-check profile demo kill-archive fuzz clean
+.PHONY: run test test-compiled wheels lint conformance chaos bench bench-full bench-check profile demo kill-archive fuzz reference clean
 
 # nats-server and the gateway on 127.0.0.1:1883; Ctrl-C ends both. The shell hands its process over.
 run: $(VENV)/.embedded
@@ -76,6 +76,10 @@ bench-full: $(VENV)/.bench
 # A flame graph of the gateway in each main scenario, and what takes the time: docs/profiles.md.
 profile: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.profile $(PROFILE_ARGS)
+
+# The tables of docs/configuration.md, docs/reason-codes.md and docs/streams.md, from the models and the code.
+reference: $(VENV)/.test
+	$(BIN)/python -m scripts.reference
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -6,6 +6,7 @@ on stderr), 2 for wrong usage, 128 + number of the signal when a second signal c
 """
 
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -88,18 +89,22 @@ def command() -> None:
     """MQTT clients on NATS: a gateway that keeps every durable fact in JetStream."""
 
 
-@command.command()
-@click.option(
+_config_option = click.option(
     "--config",
     type=click.Path(path_type=Path),
     metavar="FILE",
     help=f"TOML file with settings, by the names of the flags with underscores. [{ENV_PREFIX}CONFIG]",
 )
-@_setting_options(
+_all_options = _setting_options(
     *sorted(
         Settings.model_fields, key=lambda name: (name in ClientLimits.model_fields, name in AccessSettings.model_fields)
     )
 )
+
+
+@command.command()
+@_config_option
+@_all_options
 def serve(config: Path | None, **flags: Any) -> None:
     """Serve MQTT clients until SIGINT or SIGTERM. On SIGHUP certificates, users and rules are read again.
 
@@ -109,6 +114,22 @@ def serve(config: Path | None, **flags: Any) -> None:
     settings = Settings.load(flags, config)
     configure(settings.log_level, settings.log_format)
     anyio.run(run, settings, backend="asyncio", backend_options={"use_uvloop": True})
+
+
+@command.command("check-config")
+@_config_option
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@_all_options
+def check_config(config: Path | None, as_json: bool, **flags: Any) -> None:
+    """Show what `serve` would start with, and where each value comes from; secrets are hidden.
+
+    Flags, environment and file are those of `serve`. What is wrong is said in one line: values, unknown keys, variables
+    and options of plugins, and the files of users, rules, keys and certificates. NATS is not asked.
+    """
+    from mqtt_nats.checking import check, shown
+
+    rows = check(flags, config)
+    click.echo(json.dumps([row._asdict() for row in rows], indent=2) if as_json else shown(rows))
 
 
 @command.command()

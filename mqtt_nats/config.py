@@ -5,7 +5,6 @@ A flag wins over an environment variable (``MQTT_NATS_`` and the name in capital
 the TOML file. docs/configuration.md lists every setting; a test compares the two.
 """
 
-import difflib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,7 +23,7 @@ from pydantic_settings import (
 )
 
 from mqtt_nats.access.settings import KINDS, AccessSettings
-from mqtt_nats.configsource import is_json, read_file, without_userinfo
+from mqtt_nats.configsource import is_json, nearest, read_file, without_userinfo
 from mqtt_nats.errors import StartupError
 from mqtt_nats.limits.settings import ClientLimits, Inflight, PacketSize, Seconds, Sixteen, at_listener
 from mqtt_nats.listeners.settings import Address, ListenerSettings, parse_address
@@ -322,20 +321,37 @@ class Settings(ClientLimits, AccessSettings, BaseSettings):
         (Kubernetes invents some for a service of this name), unknown keys of the file are not.
         Raises StartupError.
         """
-        if config is None and (named := os.environ.get(ENV_PREFIX + "CONFIG")):
-            config = Path(named)
-        values = read_file(config, cls.model_fields) if config is not None else {}
-        try:
-            values |= EnvSettingsSource(cls)()
-        except SettingsError:  # the only ones that are not plain text
-            names = [env_name(name) for name in TABLES if not is_json(os.environ.get(env_name(name)))]
-            what = "an object" if names == [env_name("plugins")] else "a list of objects"
-            raise StartupError(f"{' and '.join(names)} is not valid JSON: expected {what}") from None
-        values |= {name: value for name, value in flags.items() if value is not None}
+        values, _ = gather(flags, config)
         try:
             return cls(**values)
         except ValidationError as error:
             raise StartupError(_one_line(error, values)) from None
+
+
+def gather(flags: Mapping[str, Any], config: Path | None = None) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """What flags, environment and file say, and where each value comes from; of the file with its lines.
+
+    The arguments are those of :meth:`Settings.load`.
+
+    Raises:
+        StartupError: a source cannot be read, or has unknown settings.
+    """
+    if config is None and (named := os.environ.get(ENV_PREFIX + "CONFIG")):
+        config = Path(named)
+    values: dict[str, Any] = {}
+    origins: dict[str, list[str]] = {}
+    if config is not None:
+        values, lines = read_file(config, Settings.model_fields)
+        origins = {name: [f"{config}:{line}" for line in found] or [str(config)] for name, found in lines.items()}
+    try:
+        environment = EnvSettingsSource(Settings)()
+    except SettingsError:  # the only ones that are not plain text
+        names = [env_name(name) for name in TABLES if not is_json(os.environ.get(env_name(name)))]
+        what = "an object" if names == [env_name("plugins")] else "a list of objects"
+        raise StartupError(f"{' and '.join(names)} is not valid JSON: expected {what}") from None
+    given = {name: value for name, value in flags.items() if value is not None}
+    origins |= {name: [env_name(name)] for name in environment} | {name: [flag_name(name)] for name in given}
+    return values | environment | given, origins
 
 
 def env_name(setting: str) -> str:
@@ -375,8 +391,7 @@ def _of_entry(where: tuple[int | str, ...], kind: str, message: str) -> str:
         message = f"type must be one of {', '.join(KINDS)}"
     name = "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
     if kind == "extra_forbidden":
-        near = difflib.get_close_matches(str(where[-1]), fields, n=1)
-        message = f"unknown setting: did you mean {near[0]!r}?" if near else "unknown setting"
+        message = f"unknown setting: {nearest(str(where[-1]), fields)}".removesuffix(": ")
     return f"{name}: {message}"
 
 

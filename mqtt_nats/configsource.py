@@ -5,12 +5,18 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, get_args
+
+from pydantic import BaseModel
 
 from mqtt_nats.errors import StartupError
+
+_HEADER: Final = re.compile(r"\s*\[")
+_KEY: Final = re.compile(r"""\s*\[{0,2}\s*(?:"([^"]+)"|'([^']+)'|([\w-]+))""")
 
 
 def without_userinfo(url: str) -> str:
@@ -19,27 +25,76 @@ def without_userinfo(url: str) -> str:
     return scheme + separator + rest.rpartition("@")[2]
 
 
-def read_file(path: Path, known: Iterable[str]) -> dict[str, Any]:
-    """What a file says.
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A question whether something known was meant; empty where nothing is like it."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {near[0]!r}?" if near else ""
+
+
+def read_toml(path: Path, what: str) -> tuple[dict[str, Any], str]:
+    """What a file says, and its text; ``what`` is what it is called in errors.
 
     Raises:
-        StartupError: it cannot be read, or has a setting that is not one of ``known``.
+        StartupError: it cannot be read, or is not valid.
     """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        return tomllib.loads(text), text
     except OSError as error:
-        raise StartupError(f"cannot read the configuration file {path}: {error.strerror}") from None
+        raise StartupError(f"cannot read the {what} {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise StartupError(f"the configuration file {path} is not UTF-8 text") from None
+        raise StartupError(f"the {what} {path} is not UTF-8 text") from None
     except tomllib.TOMLDecodeError as error:
-        raise StartupError(f"the configuration file {path} is not valid TOML: {error}") from None
+        raise StartupError(f"the {what} {path} is not valid TOML: {error}") from None
+
+
+def read_file(path: Path, known: Iterable[str]) -> tuple[dict[str, Any], dict[str, list[int]]]:
+    """What the configuration file says, and the lines of each setting in it.
+
+    Raises:
+        StartupError: it cannot be read, or has settings that are not among ``known``.
+    """
+    values, text = read_toml(path, "configuration file")
     names = list(known)
-    for key in values:
-        if key not in names:
-            near = difflib.get_close_matches(key, names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "docs/configuration.md lists the settings"
-            raise StartupError(f"unknown setting {key!r} in {path}: {hint}")
-    return values
+    where = lines_of(text, values)
+    unknown = [
+        f"unknown setting {key!r} in {path}{_line(where[key])}: "
+        f"{nearest(key, names) or 'docs/configuration.md lists the settings'}"
+        for key in values
+        if key not in names
+    ]
+    if unknown:
+        raise StartupError("; ".join(unknown))
+    return values, where
+
+
+def _line(lines: Sequence[int]) -> str:
+    return f", line {lines[0]}" if lines else ""
+
+
+def lines_of(text: str, values: Iterable[str]) -> dict[str, list[int]]:
+    """The lines, from 1, where each key of the top level stands in a TOML text, or a table of its name begins."""
+    found: dict[str, list[int]] = {name: [] for name in values}
+    lines = text.splitlines(keepends=True)
+    top = True
+    for number, line in enumerate(lines, 1):
+        key = _KEY.match(line)
+        name = next(filter(None, key.groups()), "") if key else ""
+        header = _HEADER.match(line) is not None
+        if name in found and (top or header) and _begins("".join(lines[: number - 1])):
+            found[name].append(number)
+        if header and top:
+            top = not _begins("".join(lines[: number - 1]))
+    return found
+
+
+def _begins(before: str) -> bool:
+    """Whether something begins after this part of a text, rather than goes on, as in a long string or list."""
+    try:
+        tomllib.loads(before)
+    except tomllib.TOMLDecodeError:
+        return False
+    return True
 
 
 def is_json(text: str | None) -> bool:
@@ -49,3 +104,22 @@ def is_json(text: str | None) -> bool:
     except ValueError:
         return False
     return True
+
+
+def unknown_key(model: type[BaseModel], where: Sequence[int | str]) -> str:
+    """What is said of a key at this place of a model (``loc`` of pydantic) that the model does not have."""
+    kinds = [model]
+    for part in where[:-1]:
+        fields = [kind.model_fields[part] for kind in kinds if isinstance(part, str) and part in kind.model_fields]
+        if fields:  # otherwise it is a number, or which one of several
+            kinds = [inner for one in fields for inner in _models(one.annotation)]
+    known = nearest(str(where[-1]), [name for kind in kinds for name in kind.model_fields])
+    return f"unknown setting: {known}" if known else "unknown setting"
+
+
+def _models(kind: Any) -> Iterator[type[BaseModel]]:
+    """The models in the type of a field."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        yield kind
+    for inner in get_args(kind):
+        yield from _models(inner)

@@ -21,6 +21,7 @@ from mqtt_nats.broker import stalling
 from mqtt_nats.broker.client import Client
 from mqtt_nats.broker.context import Broker
 from mqtt_nats.broker.control import Control
+from mqtt_nats.broker.fleet import Fleet
 from mqtt_nats.broker.greeting import UseAnotherServer
 from mqtt_nats.broker.leases import Lease
 from mqtt_nats.broker.recovery import recover, recover_wild, watch_consumers
@@ -36,11 +37,11 @@ from mqtt_nats.connection.pacing import PacedConnection, paced
 from mqtt_nats.errors import StartupError
 from mqtt_nats.hangup import Hangup
 from mqtt_nats.limits.admission import House
-from mqtt_nats.linking import connect_link
+from mqtt_nats.linking import check_version, connect_link
 from mqtt_nats.listeners.listener import Listener
 from mqtt_nats.listeners.settings import Bound
-from mqtt_nats.plugins.manager import Plugins
 from mqtt_nats.logs import GATEWAY
+from mqtt_nats.plugins.manager import Plugins
 from mqtt_nats.pubsub.fanout import SEEN_FOR
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.definitions import BY_SIZE, EnsureReport, NotAnswering, StreamSetupError, ensure_streams, with_ids
@@ -49,8 +50,6 @@ from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.retained import STREAM as RETAINED
 
 log = logging.getLogger("mqtt_nats.gateway")
-
-MINIMUM_SERVER: Final = (2, 12)
 
 SHUTDOWN: Final = 10.0
 """Seconds in which a stopping gateway finishes what it has begun."""
@@ -129,11 +128,14 @@ class Gateway:
     def reload(self) -> list[str]:
         """Read files again that may change while the gateway runs; what is wrong with them, which is logged too."""
         log.info("files are read again")
+        problems = []
         for part in self.reloads:
             try:
                 part()
             except StartupError as error:
+                problems.append(str(error))
                 log.error("not changed: %s", error)
+        return problems
 
     # -- NATS -----------------------------------------------------------------------------------
 
@@ -167,12 +169,7 @@ class Gateway:
             on_offline=self._shared_offline,
             no_echo=False,
         )
-        version = str(self.link._server_info.get("version", "0"))
-        if _version(version) < MINIMUM_SERVER:
-            raise StartupError(
-                f"nats-server at {urls} is version {version}; mqtt-nats needs "
-                f"{MINIMUM_SERVER[0]}.{MINIMUM_SERVER[1]} or newer: upgrade it"
-            )
+        check_version(self.link, urls)
         self.inbox = Inbox(self.link)
         try:
             report = await self._first_look(self.inbox)
@@ -321,13 +318,15 @@ class Gateway:
                 text = " ".join(str(error).split())
                 raise StartupError(f"the gateway cannot be registered in NATS: {text}") from None
             await broker.banning.begin()
-            await broker.plugins.start()
+            broker.fleet = Fleet(broker, broker.plugins, self.reload)
+            await broker.fleet.begin()
             background = [
                 tasks.create_task(self._tick(broker), name="clock"),
                 tasks.create_task(take_timers(broker), name="timers"),
                 tasks.create_task(self.lease.keep(), name="lease"),
                 tasks.create_task(broker.readiness.keep(), name="readiness"),
                 tasks.create_task(broker.banning.keep(), name="bans"),
+                tasks.create_task(broker.fleet.keep(), name="fleet"),
                 tasks.create_task(look_after(broker), name="shared subscriptions"),
                 tasks.create_task(self.access.keep(), name="authenticators"),
             ]
@@ -490,11 +489,3 @@ class Gateway:
         finally:
             await asyncio.sleep(LOOK_AGAIN)
             self._looking = False
-
-
-def _version(text: str) -> tuple[int, int]:
-    parts = text.split(".")
-    try:
-        return int(parts[0]), int(parts[1])
-    except (ValueError, IndexError):
-        return 0, 0

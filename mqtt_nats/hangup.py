@@ -11,7 +11,7 @@ class Hangup:
     """Brings SIGHUP from who receives it to who can do something about it."""
 
     def __init__(self) -> None:
-        self.act: Callable[[], None] = lambda: None
+        self.act: Callable[[], object] = lambda: None
         self._terminal = _has_terminal()
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from nats.errors import AuthorizationError, NoServersError
 from nats.errors import Error as NatsError
@@ -90,3 +90,28 @@ def _tls(settings: Settings) -> ssl.SSLContext | None:
     except (OSError, ssl.SSLError) as error:
         raise StartupError(f"the TLS files for NATS cannot be used: {error}") from None
     return context
+
+
+MINIMUM_SERVER: Final = (2, 12)
+
+
+def check_version(link: Link, urls: str) -> None:
+    """Whether the nats-server that a gateway is connected to is new enough.
+
+    Raises:
+        StartupError: it is not.
+    """
+    version = str(link._server_info.get("version", "0"))
+    if _version(version) < MINIMUM_SERVER:
+        raise StartupError(
+            f"nats-server at {urls} is version {version}; mqtt-nats needs "
+            f"{MINIMUM_SERVER[0]}.{MINIMUM_SERVER[1]} or newer: upgrade it"
+        )
+
+
+def _version(text: str) -> tuple[int, int]:
+    parts = text.split(".")
+    try:
+        return int(parts[0]), int(parts[1])
+    except (ValueError, IndexError):
+        return 0, 0

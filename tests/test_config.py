@@ -3,21 +3,17 @@
 
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from mqtt_nats.access.settings import KINDS
-from mqtt_nats.cli import default_text
-from mqtt_nats.config import Settings, env_name, flag_name, has_flag
+from mqtt_nats.config import Settings
 from mqtt_nats.errors import StartupError
 from mqtt_nats.limits.settings import PER_LISTENER
 from mqtt_nats.listeners.settings import ListenerSettings
 from mqtt_nats.workers import dump
-from tests.harness.nats import ROOT
 
 TLS = f'tls_cert = "{__file__}"\ntls_key = "{__file__}"'
 """Files that exist; Settings does not look into them."""
@@ -174,46 +170,6 @@ def test_settings_do_not_change() -> None:
     settings = Settings()
     with pytest.raises(ValidationError, match="frozen"):
         settings.listen = "127.0.0.1:1"
-
-
-def test_the_documentation_lists_every_setting_with_its_default_and_description() -> None:
-    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \| (.+) \|$", text, re.MULTILINE)
-    expected = [
-        (
-            name,
-            f"`{flag_name(name)}`" if has_flag(name) else "–",
-            f"`{default_text(field.default)}`",
-            field.description,
-        )
-        for name, field in Settings.model_fields.items()
-    ]
-    assert sorted(rows) == sorted(expected)  # limits have a table of their own
-    assert f"`{env_name('max_inflight')}`" in text
-
-
-def test_the_documentation_lists_what_can_be_set_for_a_listener() -> None:
-    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+)` \| ([^|]+?) \| ([^|]+?) \|$", text, re.MULTILINE)
-    assert rows == [
-        (name, "needed" if field.is_required() else f"`{default_text(field.default)}`", field.description)
-        for name, field in ListenerSettings.model_fields.items()
-    ]
-
-
-def test_the_documentation_lists_what_can_be_set_for_an_authenticator() -> None:
-    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+\.\w+)` \| ([^|]+?) \| (.+) \|$", text, re.MULTILINE)
-    assert rows == [
-        (
-            f"{kind}.{name}",
-            "needed" if field.is_required() else f"`{default_text(field.default)}`",
-            field.description,
-        )
-        for kind, model in KINDS.items()
-        for name, field in model.model_fields.items()
-        if name not in ("name", "type")
-    ]
 
 
 def test_what_holds_at_a_listener(tmp_path: Path) -> None:

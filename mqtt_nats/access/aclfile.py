@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
@@ -21,6 +20,7 @@ from pydantic import (
 
 from mqtt_nats.access.acl import Access, Group, Pattern, Rule, Rules, Who
 from mqtt_nats.codec import MqttError, validate_topic_filter
+from mqtt_nats.configsource import read_toml, unknown_key
 from mqtt_nats.errors import StartupError
 
 
@@ -86,18 +86,11 @@ def load(path: Path) -> Rules:
     Raises:
         StartupError: one line that says what is wrong, and in which rule (the first is 1).
     """
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise StartupError(f"cannot read the ACL file {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise StartupError(f"the ACL file {path} is not UTF-8 text") from None
-    except tomllib.TOMLDecodeError as error:
-        raise StartupError(f"the ACL file {path} is not valid TOML: {error}") from None
+    values, _ = read_toml(path, "ACL file")
     try:
         found = _File.model_validate(values)
     except ValidationError as error:
-        raise StartupError(f"the ACL file {path}: {_one_line(error)}") from None
+        raise StartupError(f"the ACL file {path}: {_one_line(error, _File)}") from None
     for number, rule in enumerate(found.rules, 1):
         for name in rule.group or ():
             if name not in found.groups:
@@ -121,7 +114,7 @@ def own_rules(values: Any) -> Rules:
     try:
         found = _OWN.validate_python(values)
     except ValidationError as error:
-        raise ValueError(_one_line(error)) from None
+        raise ValueError(_one_line(error, _OwnRule)) from None
     return Rules(tuple(_rule(rule, Who()) for rule in found))
 
 
@@ -145,11 +138,13 @@ def _rule(rule: _OwnRule, who: Who) -> Rule:
     )
 
 
-def _one_line(error: ValidationError) -> str:
+def _one_line(error: ValidationError, model: type[_Model]) -> str:
     detail = error.errors(include_url=False, include_context=False, include_input=False)[0]
     where = [each for each in detail["loc"] if each not in ("str", "_Literal")]
     if where[:1] == ["rules"] and len(where) > 1 and isinstance(where[1], int):
         where = [f"rule {where[1] + 1}", *where[2:]]
     message = detail["msg"].removeprefix("Value error, ")
+    if detail["type"] == "extra_forbidden":
+        message = unknown_key(model, detail["loc"])
     place = ", ".join(str(each) for each in where)
     return f"{place}: {message[:1].lower()}{message[1:]}" if place else message

@@ -45,6 +45,7 @@ from mqtt_streams.wills import WillStore
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.control import Control
+    from mqtt_nats.broker.fleet import Fleet
     from mqtt_nats.broker.leases import Lease
     from mqtt_nats.broker.reconciling import Reconciling
     from mqtt_nats.config import Settings
@@ -148,6 +149,7 @@ class Broker:
         self.reconciling: Reconciling | None = None
         """Looks after deliveries and acknowledgements that may have been lost."""
         self.control: Control | None = None
+        self.fleet: Fleet | None = None
         self.plugins: Plugins | None = None
         self.lease: Lease | None = None
         """What `mqtt-nats ctl` asks."""

@@ -23,6 +23,9 @@ WHO: Final = b"$MQTT.gateways.who"
 PLUGINS: Final = b"$MQTT.gateways.plugins"
 """Every gateway that is meant does something with a plugin, and tells what it has then."""
 
+RELOAD: Final = b"$MQTT.gateways.reload"
+"""Every gateway that is meant reads its files again, and tells what is wrong with them."""
+
 LOOK: Final = b"$MQTT.gateways.look"
 """Every gateway looks at once for gateways whose lease has lapsed."""
 

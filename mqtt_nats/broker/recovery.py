@@ -72,6 +72,8 @@ async def recover(broker: Broker, link: Link) -> None:
     broker.replying.renew(link)
     broker.nodes.renew(link)
     broker.banning.renew(link)
+    if broker.fleet is not None:
+        broker.fleet.renew(link)
     expect_gap(broker, link)
     broker.table.renew(link)
     recover_inboxes(broker)

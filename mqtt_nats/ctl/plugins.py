@@ -13,6 +13,7 @@ from mqtt_nats.backbone.inbox import NO_RESPONDERS, Inbox
 from mqtt_nats.broker.control import PLUGINS, WHO
 from mqtt_nats.ctl.cluster import PATIENCE
 from mqtt_nats.ctl.connecting import ask_all
+from mqtt_nats.ctl.fleet import remember, take_back
 from mqtt_nats.ctl.tables import table
 from mqtt_nats.ctl.verb import Arguments, Refused, Verb
 
@@ -28,6 +29,8 @@ async def ask(inbox: Inbox, action: str, name: str = "", gateway: str = "") -> l
     """
     present = {one["id"] for one in await ask_all(inbox, WHO, PATIENCE)}
     wanted = present & {gateway} if gateway else present
+    if not present and action == "unload" and await take_back(inbox, name):
+        return []
     if not wanted:
         missing = f"gateway {gateway} does not answer" if gateway else "no gateway answers"
         raise Refused(f"{missing}: `mqtt-nats ctl cluster status` lists them", 404)
@@ -55,6 +58,8 @@ async def ask(inbox: Inbox, action: str, name: str = "", gateway: str = "") -> l
         raise Refused(f"no answer from gateway {missing} in {WORKING:g} seconds", 504) from None
     finally:
         link.unsubscribe_raw(sid)
+    if not gateway and action != "list":
+        await remember(inbox, name, action == "load", answers.values())
     failed = [f"gateway {one['id']}: {one['error']}" for one in answers.values() if one["error"]]
     if failed:
         raise Refused("; ".join(sorted(failed)), 409)
@@ -109,7 +114,8 @@ async def _unload(inbox: Inbox, asked: Which) -> list[dict[str, Any]]:
 
 def _done(found: list[dict[str, Any]]) -> str:
     what = {True: "loaded", False: "unloaded"}
-    return "\n".join(f"gateway {one['id']}: plugin {one['name']} is {what[one['loaded']]}" for one in found)
+    lines = [f"gateway {one['id']}: plugin {one['name']} is {what[one['loaded']]}" for one in found]
+    return "\n".join(lines) or "no gateway runs; those that start do not load it"
 
 
 VERBS: Final = (
@@ -128,7 +134,7 @@ VERBS: Final = (
         "/plugins/{name}/load",
         Which,
         _load,
-        "Load the plugin NAME, with the options of each gateway's configuration, until the gateway ends.",
+        "Load the plugin NAME, with the options of each gateway's configuration; also at gateways that start later.",
         _done,
     ),
     Verb(
@@ -137,7 +143,7 @@ VERBS: Final = (
         "/plugins/{name}/unload",
         Which,
         _unload,
-        "Unload the plugin NAME and remove its hooks.",
+        "Unload the plugin NAME and remove its hooks; gateways that start later do not load it.",
         _done,
     ),
 )

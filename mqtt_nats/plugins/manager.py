@@ -11,8 +11,9 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
+from mqtt_nats.configsource import unknown_key
 from mqtt_nats.errors import StartupError, describe
 from mqtt_nats.plugins.base import Plugin
 from mqtt_nats.plugins.host import Host
@@ -46,21 +47,33 @@ class Plugins:
         self._loaded: dict[str, Plugin[Any]] = {}
         self._busy = asyncio.Lock()
 
-    async def start(self) -> None:
-        """Load what the configuration says.
+    def has(self, name: str) -> bool:
+        """Whether a plugin is loaded."""
+        return name in self._loaded
+
+    async def start(self, wanted: Mapping[str, bool]) -> None:
+        """Load what the configuration says, unless all gateways were asked for something else.
+
+        Args:
+            wanted: plugins that all gateways were asked to load, or not to have.
 
         Raises:
             StartupError: one of them cannot be loaded.
         """
         for name, options in self._options.items():
-            wanted = options.get("load", True)
-            if not isinstance(wanted, bool):
+            given = options.get("load", True)
+            if not isinstance(given, bool):
                 raise StartupError(f"plugins.{name}.load: expected true or false")
-            if wanted:
-                try:
-                    await self.load(name)
-                except PluginError as error:
-                    raise StartupError(str(error)) from None
+            if given and wanted.get(name, True):
+                await self._begin(name)
+        for name in (name for name, loaded in wanted.items() if loaded and not self.has(name)):
+            await self._begin(name, "; `mqtt-nats ctl plugins unload` takes back that all gateways have to have it")
+
+    async def _begin(self, name: str, more: str = "") -> None:
+        try:
+            await self.load(name)
+        except PluginError as error:
+            raise StartupError(f"{error}{more}") from None
 
     async def end(self) -> None:
         """Unload all, those loaded last first."""
@@ -79,12 +92,7 @@ class Plugins:
         async with self._busy:
             if name in self._loaded:
                 raise PluginError(f"plugin {name!r} is loaded already")
-            kind = _kind(name)
-            given = {key: value for key, value in self._options.get(name, {}).items() if key != "load"}
-            try:
-                options = kind.options_type.model_validate(given)
-            except ValidationError as error:
-                raise PluginError(f"plugin {name!r}: {_wrong(error)}") from None
+            kind, options = checked(name, self._options.get(name, {}))
             host = Host(self._broker, name)
             try:
                 plugin: Plugin[Any] = kind(options, host)
@@ -167,6 +175,20 @@ class Plugins:
         return {"error": error, "plugins": self.state()}
 
 
+def checked(name: str, table: Mapping[str, Any]) -> tuple[type[Plugin[Any]], Any]:
+    """The class of a plugin, and its options from its table of the configuration.
+
+    Raises:
+        PluginError: there is no such plugin, or something is wrong with its options.
+    """
+    kind = _kind(name)
+    given = {key: value for key, value in table.items() if key != "load"}
+    try:
+        return kind, kind.options_type.model_validate(given)
+    except ValidationError as error:
+        raise PluginError(f"plugin {name!r}: {_wrong(error, kind.options_type)}") from None
+
+
 def _installed() -> list[EntryPoint]:
     importlib.invalidate_caches()  # it may have been installed just now
     found = {(one.name, one.value): one for one in entry_points(group=GROUP)}
@@ -197,11 +219,13 @@ def _kind(name: str) -> type[Plugin[Any]]:
     return kind
 
 
-def _wrong(error: ValidationError) -> str:
+def _wrong(error: ValidationError, model: type[BaseModel]) -> str:
     """What is wrong with options, without their values."""
     problems = []
     for detail in error.errors(include_url=False, include_context=False, include_input=False):
         where = ".".join(str(part) for part in detail["loc"])
         message = detail["msg"].removeprefix("Value error, ")
+        if detail["type"] == "extra_forbidden":
+            message = unknown_key(model, detail["loc"])
         problems.append(f"{where}: {message[:1].lower()}{message[1:]}" if where else message)
     return "; ".join(problems)

@@ -14,6 +14,7 @@ import orjson
 
 from mqtt_streams.api import ApiError, JetStream, NoLeader, NoResponders, RequestTimeout, call
 from mqtt_streams.bans import STREAM as BANS
+from mqtt_streams.fleet import STREAM as FLEET
 from mqtt_streams.gateways import STREAM as GATEWAYS
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.pubrel import STREAM as OUT
@@ -25,7 +26,7 @@ from mqtt_streams.shared import STREAM as SHARED
 from mqtt_streams.timers import STREAM as TIMERS
 from mqtt_streams.wills import STREAM as WILLS
 
-STREAMS: Final = (SESSIONS, MESSAGES, RETAINED, QOS2IN, OUT, TIMERS, WILLS, SHARED, GATEWAYS, BANS)
+STREAMS: Final = (SESSIONS, MESSAGES, RETAINED, QOS2IN, OUT, TIMERS, WILLS, SHARED, GATEWAYS, BANS, FLEET)
 
 BY_SIZE: Final = 3
 """Replicas of streams where nobody has said how many, and where there are as many servers."""

@@ -196,7 +196,7 @@ def test_decisions_are_remembered_within_bounds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x = 1", "x: extra inputs are not permitted"),
+        ("rule = 1", "rule: unknown setting: did you mean 'rules'?"),
         ("rules = 1", "rules: input should be a valid list"),
         ("[[rules]]\ntopics = 'a'", "rule 1, effect: field required"),
         ("[[rules]]\neffect = 'allow'", "rule 1, topics: field required"),
@@ -206,7 +206,7 @@ def test_decisions_are_remembered_within_bounds(tmp_path: Path) -> None:
         (rule("allow", "'$share/g/a'"), "rule 1, topics: '$share/g/a': rules are about the filter behind $share"),
         (rule("allow", "'a'", "user = []"), "rule 1, user: value should have at least 1 item"),
         (rule("allow", "'a'", "user = ''"), "rule 1, user, 0: string should have at least 1 character"),
-        (rule("allow", "'a'", "usr = 'a'"), "rule 1, usr: extra inputs are not permitted"),
+        (rule("allow", "'a'", "usr = 'a'"), "rule 1, usr: unknown setting: did you mean 'user'?"),
         (rule("allow", "'a'", "group = 'g'"), "rule 1: there is no group 'g'"),
         (rule("allow", "'a'", "address = '10.0.0.1/8'"), "rule 1, address, 0"),
         (rule("allow", "'a'", "qos = [3]"), "rule 1, qos"),

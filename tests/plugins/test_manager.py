@@ -63,7 +63,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "gone": (HERE + "Gone", {}, "plugin 'gone' cannot be imported: AttributeError"),
     "suffix": (HERE + "Suffix", {"secret": "hush"}, "plugin 'suffix': suffix: field required"),
     "suffix2": (HERE + "Suffix", {"suffix": 7, "secret": "hush"}, "plugin 'suffix2': suffix: input should be a valid"),
-    "suffix3": (HERE + "Suffix", {"suffix": "", "sufix": "hush"}, "plugin 'suffix3': sufix: extra inputs are not"),
+    "suffix3": (HERE + "Suffix", {"suffix": "", "sufix": "hush"}, "plugin 'suffix3': sufix: unknown setting: did"),
     "delayed": (HERE + "Suffix", {}, "several packages have a plugin 'delayed'"),
     "unknown": ("", {}, "no plugin 'unknown' is installed"),
 }

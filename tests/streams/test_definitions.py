@@ -43,7 +43,7 @@ Link: TypeAlias = Callable[..., Awaitable[NatsPyJetStream]]
 DAY_NS = 86400 * 10**9
 
 
-ADDED = ["$MQTT_wills", "$MQTT_shared", "KV_MQTT_gateways", "KV_MQTT_bans"]
+ADDED = ["$MQTT_wills", "$MQTT_shared", "KV_MQTT_gateways", "KV_MQTT_bans", "KV_MQTT_fleet"]
 
 
 async def config_of(js: NatsPyJetStream, stream: str) -> dict[str, Any]:
@@ -136,6 +136,7 @@ async def test_switches_are_turned_on(js: NatsPyJetStream) -> None:
         "$MQTT_shared": ["allow_direct"],
         "KV_MQTT_gateways": ["allow_direct"],
         "KV_MQTT_bans": ["allow_direct", "allow_msg_ttl"],
+        "KV_MQTT_fleet": ["allow_direct"],
     }
     assert report.kept == []
     assert (await ensure_streams(js)).upgraded == {}

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every gateway was asked to do: plugins that it loads or not, and files that it reads again.
+
+Wishes are in a KV bucket of JetStream. A gateway reads them before it listens, hears of new ones at once, and reads
+those that it has missed after it was without NATS. See docs/internals/rules.md#wishes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from mqtt_nats.broker.control import RELOAD
+from mqtt_nats.plugins.manager import PluginError, Plugins
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.fleet import PREFIX, FleetStore, Wish, read_wish
+
+if TYPE_CHECKING:
+    from mqtt_nats.backbone.link import Link
+    from mqtt_nats.broker.context import Broker
+
+log = logging.getLogger("mqtt_nats.broker")
+
+SUBJECTS: Final = f"{PREFIX}>".encode()
+
+EVERY: Final = 60.0
+"""Seconds between two looks at all wishes; those between are heard."""
+
+SOON: Final = 2.0
+"""Seconds until the next one, when there was no answer."""
+
+
+class Fleet:
+    """What this gateway does because all were asked to.
+
+    Args:
+        reload: reads files again; what is wrong with them, one line each.
+    """
+
+    def __init__(self, broker: Broker, plugins: Plugins, reload: Callable[[], list[str]]) -> None:
+        self._broker = broker
+        self._plugins = plugins
+        self._reload = reload
+        self._store = FleetStore(broker.inbox)
+        self._done: dict[tuple[str, str], str] = {}
+        """The wish that was seen last, by what it is about."""
+        self._heard: list[Wish] = []
+        self._problems: list[str] = []
+        self._wake = asyncio.Event()
+        subscribe = broker.link.subscribe_raw
+        self._sids = [(subscribe(SUBJECTS, self._arrived), SUBJECTS), (subscribe(RELOAD, self._asked), RELOAD)]
+
+    def renew(self, link: Link) -> None:
+        """Subscribe again after a reconnect, and read what was missed."""
+        for sid, subject in self._sids:
+            link.renew(sid, subject)
+        self._wake.set()
+
+    async def begin(self) -> None:
+        """Load the plugins of the configuration and of the fleet, before anybody may connect.
+
+        Raises:
+            StartupError: one of them cannot be loaded.
+        """
+        wishes: list[Wish] = []
+        try:
+            wishes = await self._store.all()
+        except (ApiError, NoResponders, RequestTimeout) as error:
+            log.warning("what the gateways were asked to do cannot be read yet: %s", error)
+        for wish in wishes:
+            self._done[wish.kind, wish.name] = wish.identity
+        await self._plugins.start({wish.name: wish.loaded for wish in wishes if wish.kind == "plugin"})
+
+    async def keep(self) -> None:
+        """Do what all are asked to do, for as long as the gateway runs."""
+        wait = EVERY
+        while True:
+            try:
+                async with asyncio.timeout(wait):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+            wait = EVERY
+            heard, self._heard = self._heard, []
+            try:
+                wishes = await self._store.all()
+            except (ApiError, NoResponders, RequestTimeout) as error:
+                log.debug("wishes: %s", error)
+                wishes, wait = [], SOON
+            # What was heard may be on its way into the stream still.
+            latest = {(wish.kind, wish.name): wish for wish in (*wishes, *heard)}
+            for wish in latest.values():
+                await self._do(wish)
+
+    def _arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        wish = read_wish(payload)
+        if wish is not None:
+            self._heard.append(wish)
+            self._wake.set()
+
+    async def _do(self, wish: Wish) -> None:
+        about = (wish.kind, wish.name)
+        if self._done.get(about) == wish.identity:
+            return
+        if wish.kind == "reload":
+            self._read_again(wish.identity)
+            return
+        self._done[about] = wish.identity
+        try:
+            if wish.loaded != self._plugins.has(wish.name):
+                await (self._plugins.load if wish.loaded else self._plugins.unload)(wish.name)
+        except PluginError as error:
+            log.error("%s", error)
+
+    def _read_again(self, identity: str) -> None:
+        if self._done.get(("reload", "")) != identity:
+            self._done["reload", ""] = identity
+            self._problems = self._reload()
+
+    def _asked(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        try:
+            question = orjson.loads(payload)
+            identity, gateway = question["id"], question["gateway"]
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            return
+        if not isinstance(identity, str) or gateway not in ("", self._broker.identity):
+            return
+        self._read_again(identity)
+        answer: dict[str, Any] = {"id": self._broker.identity, "problems": self._problems}
+        if reply:
+            body = orjson.dumps(answer)
+            self._broker.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
+            self._broker.link.kick()

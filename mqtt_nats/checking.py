@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``mqtt-nats check-config``: what a gateway would start with, and where each value comes from."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import anyio
+import orjson
+from pydantic import BaseModel, SecretStr
+
+from mqtt_nats.config import ENV_PREFIX, TABLES, Settings, env_name, gather
+from mqtt_nats.configsource import nearest, without_userinfo
+from mqtt_nats.ctl.tables import table
+from mqtt_nats.errors import StartupError
+
+DEFAULT: Final = "default"
+
+HIDDEN: Final = "(hidden)"
+
+_KUBERNETES: Final = re.compile(r"(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_[A-Z]+(_(PROTO|PORT|ADDR))?)?)")
+"""Variables that Kubernetes makes for services whose names begin with ours."""
+
+
+class Row(NamedTuple):
+    """One setting."""
+
+    name: str
+    value: str
+    """As in the file; empty: it is not set."""
+    origin: str
+    """`default`, an environment variable, a flag, or a file and its line."""
+
+
+def check(flags: Mapping[str, Any], config: Path | None) -> list[Row]:
+    """What is in force; everything is read that a gateway reads before it connects to NATS.
+
+    The arguments are those of :meth:`mqtt_nats.config.Settings.load`.
+
+    Raises:
+        StartupError: a gateway would not start with this, or there is a variable that nobody knows.
+    """
+    settings = Settings.load(flags, config)
+    _, origins = gather(flags, config)
+    _check_environment()
+    tables = dict(_plugins(settings))
+    anyio.run(_read_files, settings, backend="asyncio", backend_options={"use_uvloop": True})
+    return [row for name in Settings.model_fields for row in _rows(settings, name, origins.get(name, ()), tables)]
+
+
+def shown(rows: list[Row]) -> str:
+    """The same for people."""
+    return "\n".join(table(["setting", "from", "value"], [[row.name, row.origin, row.value] for row in rows]))
+
+
+def _check_environment() -> None:
+    known = {env_name(name) for name in (*Settings.model_fields, "config")}
+    unknown = []
+    for variable in sorted(os.environ):
+        rest = variable.removeprefix(ENV_PREFIX)
+        if rest != variable and variable not in known and not _KUBERNETES.fullmatch(rest):
+            hint = nearest(variable, known) or "docs/configuration.md lists the settings"
+            unknown.append(f"unknown environment variable {variable}: {hint}")
+    if unknown:
+        raise StartupError("; ".join(unknown))
+
+
+async def _read_files(settings: Settings) -> None:
+    from mqtt_nats.gateway import Gateway  # not needed where settings are wrong
+    from mqtt_nats.linking import nats_options
+
+    await Gateway(settings).access.close()
+    nats_options(settings)
+
+
+def _plugins(settings: Settings) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The options of each plugin that has a table; nothing of them is shown where the plugin is not installed."""
+    from mqtt_nats.plugins.manager import PluginError, checked
+
+    for name, given in settings.plugins.items():
+        load = given.get("load", True)
+        if not isinstance(load, bool):
+            raise StartupError(f"plugins.{name}.load: expected true or false")
+        try:
+            _, options = checked(name, given)
+        except PluginError as error:
+            raise StartupError(str(error)) from None
+        yield name, {"load": load, **_open(options)}
+
+
+def _open(options: BaseModel) -> dict[str, Any]:
+    """Options without those that are not to be shown."""
+    kinds = type(options).model_fields
+    return {name: value if kinds[name].repr else HIDDEN for name, value in options.model_dump(mode="json").items()}
+
+
+def _rows(settings: Settings, name: str, found: Any, plugins: dict[str, dict[str, Any]]) -> Iterator[Row]:
+    origin = found[0] if found else DEFAULT
+    value = getattr(settings, name)
+    if name not in TABLES or not value:
+        yield Row(name, _text(name, value), origin)
+        return
+    if name == "plugins":
+        for plugin, options in plugins.items():
+            for option, one in options.items():
+                yield Row(f"{name}.{plugin}.{option}", _text(option, one), origin)
+        return
+    for number, entry in enumerate(value, 1):
+        where = found[number - 1] if len(found) == len(value) else origin
+        for option, one in entry.model_dump(mode="json").items():
+            own = where if option in entry.model_fields_set else DEFAULT
+            yield Row(f"{name}[{number}].{option}", _text(option, one), own)
+
+
+def _text(name: str, value: Any) -> str:
+    """A value as in the file."""
+    if value is None:
+        return ""
+    if isinstance(value, SecretStr):
+        return HIDDEN
+    if name == "nats":
+        value = [without_userinfo(url) for url in value]
+    return orjson.dumps(value, default=str).decode()

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all gateways are asked to do, those that come later too: reading files again, and plugins."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Collection
+from typing import Any, Final
+
+import orjson
+from pydantic import Field
+
+from mqtt_nats.backbone.inbox import NO_RESPONDERS, Inbox
+from mqtt_nats.broker.control import RELOAD, WHO
+from mqtt_nats.ctl.cluster import PATIENCE
+from mqtt_nats.ctl.connecting import ask_all
+from mqtt_nats.ctl.verb import Arguments, Refused, Verb
+from mqtt_streams.fleet import FleetStore, Wish
+
+WORKING: Final = 25.0
+"""Seconds that a gateway has for reading its files."""
+
+
+async def remember(inbox: Inbox, name: str, loaded: bool, answers: Collection[dict[str, Any]]) -> None:
+    """Have gateways that come later do what all of these have done with a plugin; nothing where one has not."""
+    states = [{plugin["name"]: plugin["loaded"] for plugin in one["plugins"]} for one in answers]
+    done = all(state.get(name, False) == loaded for state in states)
+    if done and any(name in state for state in states):
+        await _wish(inbox, Wish("plugin", secrets.token_hex(8), name, loaded))
+    elif done:
+        await take_back(inbox, name)
+
+
+async def take_back(inbox: Inbox, name: str) -> bool:
+    """Where gateways were asked to load a plugin, have those that come not load it; whether they were."""
+    known = any(wish.kind == "plugin" and wish.name == name for wish in await FleetStore(inbox).all())
+    if known:
+        await _wish(inbox, Wish("plugin", secrets.token_hex(8), name, False))
+    return known
+
+
+async def _wish(inbox: Inbox, wish: Wish) -> None:
+    await FleetStore(inbox).put(wish)
+
+
+class Where(Arguments):
+    """Which gateways."""
+
+    gateway: str = Field("", description="Only this one; otherwise all.", json_schema_extra={"metavar": "ID"})
+
+
+async def reload(inbox: Inbox, asked: Where) -> list[dict[str, Any]]:
+    """Have gateways read their files again; what each has found wrong.
+
+    Raises:
+        Refused: no gateway is there, or not all have answered.
+    """
+    present = {one["id"] for one in await ask_all(inbox, WHO, PATIENCE)}
+    wanted = present & {asked.gateway} if asked.gateway else present
+    if not wanted:
+        missing = f"gateway {asked.gateway} does not answer" if asked.gateway else "no gateway answers"
+        raise Refused(f"{missing}: `mqtt-nats ctl cluster status` lists them", 404)
+    answers: dict[str, dict[str, Any]] = {}
+    done = asyncio.Event()
+
+    def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        if payload and not headers.startswith(NO_RESPONDERS):
+            one = orjson.loads(payload)
+            answers[one["id"]] = one
+            if wanted <= answers.keys():
+                done.set()
+
+    link = inbox.link
+    wish = Wish("reload", secrets.token_hex(8))
+    reply = inbox.prefix + b"reload." + inbox.token()
+    sid = link.subscribe_raw(reply, arrived)
+    try:
+        if not asked.gateway:
+            await _wish(inbox, wish)
+        body = orjson.dumps({"id": wish.identity, "gateway": asked.gateway})
+        link.out.append(b"PUB %b %b %d\r\n%b\r\n" % (RELOAD, reply, len(body), body))
+        link.kick()
+        async with asyncio.timeout(WORKING):
+            await done.wait()
+    except TimeoutError:
+        missing = ", ".join(sorted(wanted - answers.keys()))
+        raise Refused(f"no answer from gateway {missing} in {WORKING:g} seconds", 504) from None
+    finally:
+        link.unsubscribe_raw(sid)
+    return sorted(answers.values(), key=lambda one: str(one["id"]))
+
+
+def _shown(found: list[dict[str, Any]]) -> str:
+    lines = []
+    for one in found:
+        lines += [f"gateway {one['id']}: not changed: {problem}" for problem in one["problems"]]
+        if not one["problems"]:
+            lines.append(f"gateway {one['id']}: files are read again")
+    return "\n".join(lines)
+
+
+VERBS: Final = (
+    Verb(
+        "reload",
+        "POST",
+        "/reload",
+        Where,
+        reload,
+        "Have all gateways read certificates, users and rules again, as on SIGHUP.",
+        _shown,
+    ),
+)

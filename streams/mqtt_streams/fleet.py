@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KV bucket `MQTT_fleet`: what every gateway was asked to do, for those that were away or come later.
+
+Each wish has an id of its own: the same thing asked for again is a new wish.
+"""
+
+from hashlib import sha256
+from typing import Final, NamedTuple
+
+import orjson
+
+from mqtt_streams import stored
+from mqtt_streams.api import JetStream, publish
+
+STREAM: Final = "KV_MQTT_fleet"
+BUCKET: Final = "MQTT_fleet"
+PREFIX: Final = "$KV.MQTT_fleet."
+
+_PAGE_MESSAGES: Final = 256
+_PAGE_BYTES: Final = 1024 * 1024
+
+
+class Wish(NamedTuple):
+    """`kind` is `plugin`, to have `name` loaded or not, or `reload`, to read files again."""
+
+    kind: str
+    identity: str
+    name: str = ""
+    loaded: bool = False
+
+
+def wish_subject(wish: Wish) -> str:
+    """Where a wish is kept: the names of plugins may hold anything, so they are found by their hash."""
+    if wish.kind == "plugin":
+        return f"{PREFIX}plugin.{sha256(wish.name.encode()).hexdigest()[:32]}"
+    return f"{PREFIX}{wish.kind}"
+
+
+def read_wish(payload: bytes) -> Wish | None:
+    """A wish as `FleetStore.put` has written it; None for anything else."""
+    try:
+        found = orjson.loads(payload)
+        values = (found["kind"], found["id"], found.get("name", ""), found.get("loaded", False))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    legal = all(isinstance(one, str) for one in values[:3]) and isinstance(values[3], bool)
+    return Wish(*values) if legal and values[0] in ("plugin", "reload") else None
+
+
+class FleetStore:
+    """Reads and writes wishes."""
+
+    def __init__(self, js: JetStream) -> None:
+        self._js = js
+
+    async def put(self, wish: Wish) -> None:
+        """Store a wish in place of the last one about the same. Raises ApiError, NoResponders, RequestTimeout."""
+        body = {"kind": wish.kind, "id": wish.identity, "name": wish.name, "loaded": wish.loaded}
+        await publish(self._js, wish_subject(wish), orjson.dumps(body), b"")
+
+    async def all(self) -> list[Wish]:
+        """Every wish. Raises ApiError, NoResponders, RequestTimeout."""
+        found: list[Wish] = []
+        start = 1
+        more = True
+        while more:
+            page, more = await stored.direct_page(
+                self._js, STREAM, PREFIX + ">", {"seq": start}, messages=_PAGE_MESSAGES, size=_PAGE_BYTES
+            )
+            for message in page:
+                start = message.seq + 1
+                wish = read_wish(message.payload)
+                if wish is not None:
+                    found.append(wish)
+        return found

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``mqtt-nats check-config``: every value with its origin, no secret, and what is wrong with a suggestion."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from mqtt_nats.cli import command
+from mqtt_nats.config import Settings
+from mqtt_nats.configsource import lines_of
+from mqtt_nats.errors import StartupError
+from tests.plugins.conftest import install  # noqa: F401  # a fixture: plugins are there however this is installed
+
+FILE = """\
+# what we run
+listen = "127.0.0.1:7"
+nats = ["nats://me:hunter2@h:1", "tls://h"]
+addresses = [
+  "deny 10.0.0.0/8",
+  "allow all",
+]
+nats_user = "u"
+response_information = '''
+max_inflight = 5
+'''
+
+[[listeners]]
+listen = "127.0.0.1:8"
+message_rate = 3
+
+[[ listeners ]]  # another
+listen = "127.0.0.1:9"
+
+[plugins.rewrite]
+rules = [{ filter = "x/#", regex = "x/(.+)", to = "y/$1" }]
+
+["plugins".delayed]
+load = false
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("MQTT_NATS_"):
+            monkeypatch.delenv(name)
+
+
+def run(*arguments: object) -> str:
+    done = CliRunner().invoke(command, ["check-config", *map(str, arguments)])
+    if isinstance(done.exception, StartupError):
+        text = str(done.exception)
+        assert "\n" not in text
+        return text
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def write(path: Path, text: str) -> Path:
+    file = path / "gateway.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+@pytest.mark.usefixtures("install")
+def test_every_value_has_its_origin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path, FILE)
+    monkeypatch.setenv("MQTT_NATS_CONFIG", str(file))
+    monkeypatch.setenv("MQTT_NATS_NATS_PASSWORD", "hunter2")
+    monkeypatch.setenv("MQTT_NATS_PORT_1883_TCP_ADDR", "10.0.0.1")  # Kubernetes
+    text = run("--max-queued", "7", "--json")
+    assert "hunter2" not in text
+    rows = {row["name"]: (row["value"], row["origin"]) for row in json.loads(text)}
+    for name, value, origin in (
+        ("listen", '"127.0.0.1:7"', f"{file}:2"),
+        ("nats", '["nats://h:1","tls://h"]', f"{file}:3"),
+        ("addresses", '["deny 10.0.0.0/8","allow all"]', f"{file}:4"),
+        ("nats_user", '"u"', f"{file}:8"),
+        ("nats_password", "(hidden)", "MQTT_NATS_NATS_PASSWORD"),
+        ("max_inflight", "100", "default"),  # its line is within a text
+        ("max_queued", "7", "--max-queued"),
+        ("nats_token", "", "default"),
+        ("listeners[1].listen", '"127.0.0.1:8"', f"{file}:13"),
+        ("listeners[1].message_rate", "3.0", f"{file}:13"),
+        ("listeners[1].type", '"tcp"', "default"),
+        ("listeners[2].listen", '"127.0.0.1:9"', f"{file}:17"),
+        ("plugins.rewrite.load", "true", f"{file}:20"),
+        ("plugins.delayed.load", "false", f"{file}:20"),
+    ):
+        assert rows[name] == (value, origin), name
+    assert '"regex":"x/(.+)"' in rows["plugins.rewrite.rules"][0]
+    names = {re.split(r"[.\[]", name)[0] for name in rows}
+    assert names == set(Settings.model_fields)
+
+
+def test_the_table(tmp_path: Path) -> None:
+    text = run("--max-queued", "7", "--no-local-dispatch")
+    lines = dict(line.split(maxsplit=1) for line in text.splitlines())
+    assert lines["setting"] == "from" + " " * 14 + "value"
+    assert re.fullmatch(r"--max-queued +7", lines["max_queued"])
+    assert re.fullmatch(r"--local-dispatch +false", lines["local_dispatch"])
+    assert re.fullmatch(r"default +1048576", lines["max_packet_size"])
+
+
+WRONG: dict[str, tuple[str, str]] = {
+    "key": ("max_in_flight = 3", "unknown setting 'max_in_flight' in {file}, line 1: did you mean 'max_inflight'?"),
+    "keys": (
+        "lisen = 1\n[plugin.x]",
+        "unknown setting 'lisen' in {file}, line 1: did you mean 'listen'?; "
+        "unknown setting 'plugin' in {file}, line 2: did you mean 'plugins'?",
+    ),
+    "value": ("max_inflight = 0", "invalid setting: max_inflight = '0': input should be greater than or equal to 1"),
+    "listener": ('[[listeners]]\nlisen = "h:1"', "listeners[1].lisen: unknown setting: did you mean 'listen'?"),
+    "authenticator": (
+        '[[authenticators]]\ntype = "password"\nfil = "x"',
+        "authenticators[1].fil: unknown setting: did you mean 'file'?",
+    ),
+    "plugin": ("[plugins.delayd]", "no plugin 'delayd' is installed: a package with an entry point in"),
+    "option": (
+        "[plugins.delayed]\nmax_dely = 3",
+        "plugin 'delayed': max_dely: unknown setting: did you mean 'max_delay'?",
+    ),
+    "nested": (
+        '[plugins.rewrite]\nrules = [{ filter = "x", regx = "y", to = "z" }]',
+        "rules.0.regx: unknown setting: did you mean 'regex'?",
+    ),
+    "load": ("[plugins.delayed]\nload = 3", "plugins.delayed.load: expected true or false"),
+    "rules": (
+        'acl_file = "{directory}/acl.toml"',
+        "the ACL file {directory}/acl.toml: defalt: unknown setting: did you mean",
+    ),
+    "seed": ('nats_nkey = "{directory}/none"', "nats_nkey = '{directory}/none': path does not point to a file"),
+    "users": ('password_file = "{directory}/acl.toml"', "{directory}/acl.toml"),
+    "certificate": (
+        '[[listeners]]\nlisten = "127.0.0.1:0"\ntype = "tls"\ntls_cert = "{directory}/acl.toml"\n'
+        'tls_key = "{directory}/acl.toml"',
+        "{directory}/acl.toml",
+    ),
+    "authority": ('nats_tls_ca = "{directory}/acl.toml"', "the TLS files for NATS cannot be used: "),
+}
+
+
+@pytest.mark.usefixtures("install")
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_said_in_one_line(name: str, tmp_path: Path) -> None:
+    (tmp_path / "acl.toml").write_text('defalt = "deny"\n', encoding="utf-8")
+    text, wanted = WRONG[name]
+    file = write(tmp_path, text.replace("{directory}", str(tmp_path)))
+    found = run("--config", file)
+    assert wanted.replace("{file}", str(file)).replace("{directory}", str(tmp_path)) in found
+
+
+def test_unknown_variables_are_errors_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (
+        "PORT",
+        "SERVICE_HOST",
+        "SERVICE_PORT_MQTT",
+        "WEB_SERVICE_HOST",
+        "PORT_1883_TCP",
+        "PORT_1883_TCP_PROTO",
+    ):
+        monkeypatch.setenv(f"MQTT_NATS_{name}", "tcp://10.0.0.1:1883")
+    assert "max_inflight" in run()
+    monkeypatch.setenv("MQTT_NATS_MAX_INFLIHGT", "3")
+    assert run() == "unknown environment variable MQTT_NATS_MAX_INFLIHGT: did you mean 'MQTT_NATS_MAX_INFLIGHT'?"
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("a = 1\nb.c = 2\nb.d = 3\n", {"a": [1], "b": [2, 3]}),
+        ('"a" = 1\n\n[b]\na = 2\n', {"a": [1], "b": [3]}),
+        ("[[b]]\n[[b]]\n[b.a]\n", {"a": [], "b": [1, 2, 3]}),
+        ("a = [\n[1],\n[2]]\nb = 1\n", {"a": [1], "b": [4]}),
+        ('a = """\nb = 1\n[b]\n"""\nb = 2\n', {"a": [1], "b": [5]}),
+    ],
+)
+def test_lines(text: str, lines: dict[str, Any]) -> None:
+    assert lines_of(text, ["a", "b"]) == lines

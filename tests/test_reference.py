@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reference pages say what the models and the code say."""
+
+import re
+
+import pytest
+
+from mqtt_nats.config import env_name
+from scripts.reference import TABLES, WHEN, pages, said
+from tests.harness.nats import ROOT
+
+PAGES = {path.relative_to(ROOT).as_posix(): (path, text) for path, text in pages()}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_is_current(page: str) -> None:
+    path, text = PAGES[page]
+    assert path.read_text(encoding="utf-8") == text, f"{page}: `make reference` writes it anew"
+
+
+def test_every_table_is_in_a_page() -> None:
+    text = "".join(text for _, text in PAGES.values())
+    assert sorted(re.findall(r"<!-- begin: (\w+) -->", text)) == sorted(TABLES)
+    assert text.count("<!-- end -->") == len(TABLES)
+
+
+def test_the_page_of_settings_says_how_variables_are_called() -> None:
+    assert f"`{env_name('max_inflight')}`" in PAGES["docs/configuration.md"][1]
+
+
+def test_reason_codes_that_are_not_sent() -> None:
+    """Nothing that the code says comes with them, and it names them nowhere but where it looks up others' codes."""
+    texts, named = said()
+    for code, lines in texts.items():
+        if WHEN[code.name] == "Not sent.":
+            assert code not in named, code
+        if WHEN[code.name].startswith("Not sent"):
+            assert not lines, code
