@@ -271,7 +271,8 @@ def _check(stream: str, definition: dict[str, Any], config: dict[str, Any], doma
     accepted = [definition["subjects"]]
     if stream == SESSIONS and domain:
         accepted.append([f"{SESSION_PREFIX}{domain}.>"])
-    if config.get("mirror") or config.get("sources"):
+    # Others may add to the messages that are stored; nothing else is anybody else's.
+    if config.get("mirror") or (config.get("sources") and stream != MESSAGES):
         raise StreamConflict(stream, "its content", "copied from another stream", "its own")
     if subjects not in accepted:
         raise StreamConflict(stream, "subjects", subjects, definition["subjects"])

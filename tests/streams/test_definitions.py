@@ -219,6 +219,8 @@ async def test_interest_becomes_limits_only_when_asked(js: NatsPyJetStream) -> N
         ("$MQTT_msgs", {"no_ack": True}, "no_ack"),
         ("$MQTT_msgs", {"subject_transform": {"src": ">", "dest": "x.>"}}, "subject_transform"),
         ("$MQTT_rmsgs", {"subjects": None, "mirror": {"name": "elsewhere"}}, "its content"),
+        ("$MQTT_msgs", {"subjects": None, "mirror": {"name": "elsewhere"}}, "its content"),
+        ("$MQTT_rmsgs", {"sources": [{"name": "elsewhere"}]}, "its content"),
     ],
 )
 async def test_conflicts(js: NatsPyJetStream, stream: str, changes: dict[str, Any], setting: str) -> None:
