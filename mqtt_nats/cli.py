@@ -62,7 +62,7 @@ def _setting_options(*names: str) -> Callable[[Callable[..., Any]], Callable[...
 
 
 def _metavar(name: str, kind: Any) -> str:
-    if name == "listen":
+    if name in ("listen", "admin_listen"):
         return "HOST:PORT"
     if name == "nats":
         return "URL[,URL]"
@@ -257,6 +257,10 @@ def _announce(settings: Settings, addresses: list[Bound]) -> None:
     """Say what listens where and what to try."""
     lines = [f"mqtt-nats {__version__} ({build()})"]
     for bound in addresses:
+        if bound.type == "admin":
+            scheme = "http" if settings.admin_tls_cert is None else "https"
+            lines += [f"ADMIN {scheme}://{join_address(bound.host, bound.port)}/  (dashboard, metrics, API)"]
+            continue
         name, over = LABELS[bound.type]
         lines += [f"{name:5} {join_address(bound.host, bound.port)}  (MQTT 3.1.1, 5.0{over})"]
     where = f"embedded, data in {settings.data}" if settings.embedded else "running already"

@@ -23,6 +23,7 @@ from pydantic_settings import (
 )
 
 from mqtt_nats.access.settings import KINDS, AccessSettings
+from mqtt_nats.admin.settings import AdminSettings
 from mqtt_nats.configsource import is_json, nearest, read_file, without_userinfo
 from mqtt_nats.errors import StartupError
 from mqtt_nats.limits.settings import ClientLimits, Inflight, PacketSize, Seconds, Sixteen, at_listener
@@ -64,7 +65,7 @@ def _lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
-class Settings(ClientLimits, AccessSettings, BaseSettings):
+class Settings(ClientLimits, AccessSettings, AdminSettings, BaseSettings):
     """Everything that can be set. Constructing it reads neither environment nor file: ``load`` does."""
 
     model_config = SettingsConfigDict(
@@ -283,6 +284,7 @@ class Settings(ClientLimits, AccessSettings, BaseSettings):
             if addresses.count(address) > 1:
                 raise ValueError(f"two listeners have the address {address}")
         self.check_access(self.all_listeners, self.listeners)
+        self.check_admin(addresses)
         return self
 
     @property

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import anyio
 
+from mqtt_nats.admin import administered
 from mqtt_nats.authenticators.doors import Doors
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.backbone.link import Link
@@ -85,11 +86,12 @@ async def serve(
     gateway = Gateway(settings)
     if hangup is not None:
         hangup.act = gateway.reload
-    await gateway.connect()
-    try:
-        await gateway.run(on_ready, stop)
-    finally:
-        await gateway.disconnect()
+    async with administered(gateway, on_ready) as ready:
+        await gateway.connect()
+        try:
+            await gateway.run(ready, stop)
+        finally:
+            await gateway.disconnect()
 
 
 class Gateway:

@@ -16,6 +16,7 @@ from mqtt_nats.errors import StartupError, first_error
 from mqtt_nats.hangup import Hangup
 from mqtt_nats.listeners.settings import Bound
 from mqtt_nats.logs import configure
+from mqtt_nats.place import PLACE, Place
 from mqtt_nats.workers import FAILED, READY
 
 
@@ -55,6 +56,7 @@ def main() -> int:
     """Read the settings, serve; the exit status."""
     given = json.loads(sys.stdin.readline())
     settings = Settings(**given["settings"])
+    PLACE.set(Place(given["group"], given["number"], settings.workers))
     configure(settings.log_level, settings.log_format, given["number"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     failure: BaseException | None = None

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import secrets
 import signal
 import socket
 import sys
@@ -62,13 +63,17 @@ async def supervise(
             worker.reload()
 
     try:
-        workers = [Worker(number, settings) for number in range(1, settings.workers + 1)]
+        group = secrets.token_hex(8)
+        workers = [Worker(number, settings, group) for number in range(1, settings.workers + 1)]
         hangup.act = reload
         try:
             async with asyncio.TaskGroup() as starting:
                 for worker in workers:
                     starting.create_task(worker.start())
-            on_ready([Bound(*parse_address(one.listen), one.type) for one in settings.all_listeners])
+            found = [Bound(*parse_address(one.listen), one.type) for one in settings.all_listeners]
+            if settings.admin_listen is not None:
+                found.append(Bound(*parse_address(settings.admin_listen), "admin"))
+            on_ready(found)
             async with asyncio.TaskGroup() as tasks:
                 keepers = [tasks.create_task(worker.keep()) for worker in workers]
                 await stop.wait()
@@ -91,13 +96,16 @@ def reserve(settings: Settings) -> tuple[Settings, list[socket.socket]]:
     held: list[socket.socket] = []
     try:
         found = [one.model_copy(update={"listen": _reserve(one.listen, held)}) for one in settings.all_listeners]
+        admin = settings.admin_listen and _reserve(settings.admin_listen, held)
     except StartupError:
         for one in held:
             one.close()
         raise
     given: dict[str, Any] = {"listeners": tuple(found)}
+    if admin is not None:
+        given["admin_listen"] = admin
     if len(found) > len(settings.listeners):
-        given = {"listen": found[0].listen, "listeners": tuple(found[1:])}
+        given |= {"listen": found[0].listen, "listeners": tuple(found[1:])}
     return settings.model_copy(update=given), held
 
 
@@ -123,10 +131,10 @@ def _reserve(listen: str, held: list[socket.socket]) -> str:
 class Worker:
     """One gateway process, started again when it dies."""
 
-    def __init__(self, number: int, settings: Settings) -> None:
+    def __init__(self, number: int, settings: Settings, group: str) -> None:
         self.number = number
         self._ending = ENDING + settings.drain_time
-        self._values = json.dumps({"number": number, "settings": dump(settings)})
+        self._values = json.dumps({"number": number, "group": group, "settings": dump(settings)})
         self._process: asyncio.subprocess.Process | None = None
         self._ready = False
         self._changed = False

@@ -66,6 +66,8 @@ class Denied:
 
 
 ANONYMOUS = Allow(None)
+ADMINISTRATOR = Allow("administrator")
+"""Who came in by the admin listener: no rule holds."""
 IGNORE = Ignore()
 
 

@@ -27,6 +27,7 @@ from mqtt_nats.broker.unheard import Unheard, find_stored
 from mqtt_nats.connection.connection import Clock, Hold
 from mqtt_nats.hooks.registry import Hooks
 from mqtt_nats.outlet import Round
+from mqtt_nats.place import own_place
 from mqtt_nats.pubsub.fanout import Fanout
 from mqtt_nats.pubsub.headers import publish_qos
 from mqtt_nats.pubsub.message import Stored
@@ -108,6 +109,7 @@ class Broker:
         self.round = Round(loop.call_soon)
         self.table = Table(settings.local_dispatch, settings.max_topic_levels, settings.max_topic_length)
         self.fanout = Fanout(self.table, link, self.round)
+        self.place = own_place()
         self.counters = Counters(self.fanout.sent, self.fanout.sent_bytes)
         store.on_timed = self.counters.stored.observe
         self.replying = Replying(self)

@@ -8,9 +8,12 @@ import resource
 import sys
 import time
 from collections.abc import Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
+
+from mqtt_nats.broker.reporting import COUNTERS, reported
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
@@ -39,6 +42,7 @@ class Control:
         subscribe = broker.link.subscribe_raw
         self._sids = [(subscribe(WHO, self._who), WHO), (subscribe(LOOK, self._look), LOOK)]
         self._sids.append((subscribe(PLUGINS, self._plugins), PLUGINS))
+        self._sids.append((subscribe(COUNTERS, partial(reported, broker)), COUNTERS))
 
     def renew(self, link: Link) -> None:
         """Subscribe again after a reconnect."""

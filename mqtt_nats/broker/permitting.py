@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.access.acl import Both, Identity, Permissions, Rules
+from mqtt_nats.access.authenticator import ADMINISTRATOR
 from mqtt_nats.broker.announcing import dropped
 from mqtt_nats.broker.groups import PREFIX as SHARED
 from mqtt_nats.broker.subscribing import withdraw
@@ -117,7 +118,7 @@ def identify(client: Client) -> None:
     """The client is known: from now on it may do what the rules, and hooks, say."""
     rules, own = client.broker.rules, client.granted.rules
     asking = client.broker.hooks.deciding(CLIENT_AUTHORIZE) is not None
-    if rules is None and own is None and not asking:
+    if client.granted is ADMINISTRATOR or (rules is None and own is None and not asking):
         client.guarded = None
         return
     identity = Identity(client.user, client.client_id, client.connection.host, client.granted.groups)

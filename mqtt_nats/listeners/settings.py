@@ -145,7 +145,7 @@ class Bound(NamedTuple):
 
     host: str
     port: int
-    type: Kind
+    type: Kind | Literal["admin"]
 
     def __str__(self) -> str:
         address = join_address(self.host, self.port)

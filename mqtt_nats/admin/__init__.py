@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The admin listener: health, metrics, an HTTP API and a page for people. Its parts are loaded when it is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
+
+from mqtt_nats.errors import StartupError
+
+if TYPE_CHECKING:
+    from mqtt_nats.gateway import Gateway
+    from mqtt_nats.listeners.settings import Bound
+
+
+@contextlib.asynccontextmanager
+async def administered(
+    gateway: Gateway, on_ready: Callable[[list[Bound]], None]
+) -> AsyncIterator[Callable[[list[Bound]], None]]:
+    """Listen for administrators as long as this lasts, where the settings say so.
+
+    Yields what is to be called in place of ``on_ready``: it is told of the admin listener too.
+
+    Raises:
+        StartupError: the extra is not installed, a file cannot be used, or the address is not to be had.
+    """
+    if gateway.settings.admin_listen is None:
+        yield on_ready
+        return
+    try:
+        from mqtt_nats.admin.listener import AdminListener
+    except ImportError as error:
+        raise StartupError(f"admin_listen needs the extra `admin`: pip install 'mqtt-nats[admin]' ({error})") from None
+    async with AdminListener(gateway) as listener:
+
+        def ready(addresses: list[Bound]) -> None:
+            listener.ready = True
+            on_ready([*addresses, listener.bound])
+
+        yield ready

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/api/v1``: the verbs of the command line over HTTP, and their description, made from the same table."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl, unquote
+
+import orjson
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mqtt_nats import __version__
+from mqtt_nats.admin.guard import problem, read_body
+from mqtt_nats.ctl.verb import Refused, Verb
+from mqtt_nats.errors import StartupError
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+
+if TYPE_CHECKING:
+    from mqtt_nats.admin.listener import AdminListener
+
+log = logging.getLogger("mqtt_nats.audit")
+
+PREFIX: Final = "/api/v1"
+
+REFERENCE: Final = "#/components/schemas/"
+
+
+class BadRequest(Exception):
+    """What is asked cannot be understood; one line that says why."""
+
+    def __init__(self, text: str, status: int = 400) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Api:
+    """Answers for all verbs of a table."""
+
+    def __init__(self, listener: AdminListener, verbs: Sequence[Verb]) -> None:
+        self._listener = listener
+        # What a path says literally goes before what stands for anything.
+        self._verbs = sorted(verbs, key=lambda one: len(one.in_path))
+
+    async def __call__(self, request: Request) -> Response:
+        """Answer one request."""
+        try:
+            verb, values = self._find(request)
+            values |= await _given(verb, request, values)
+            try:
+                arguments = verb.arguments(**values)
+            except ValidationError as error:
+                raise BadRequest(_one_line(error)) from None
+        except BadRequest as error:
+            found = problem(error.status, str(error))
+            if error.status == 405:
+                found.headers["allow"] = ", ".join(self._methods(request))
+            return found
+        if verb.method != "GET":
+            log.warning("%s by %s over HTTP", verb.name, request.client.host if request.client else "somebody")
+        try:
+            result = await verb.run(await self._listener.inbox(), arguments)
+        except Refused as error:
+            return problem(error.status, str(error))
+        except StartupError as error:  # NATS cannot be reached
+            return problem(503, str(error))
+        except NoResponders:
+            return problem(503, "JetStream does not answer, or no gateway has run yet")
+        except RequestTimeout as error:
+            return problem(504, _text(error))
+        except ApiError as error:
+            return problem(502, f"JetStream does not do it: {_text(error)}")
+        except Exception:
+            log.exception("%s failed", verb.name)
+            return problem(500, "internal error: see the log of the gateway")
+        return Response(orjson.dumps(result), media_type="application/json")
+
+    def _matching(self, request: Request) -> list[tuple[Verb, dict[str, str]]]:
+        raw: bytes = request.scope["raw_path"]
+        try:
+            path = raw.decode("ascii")
+        except UnicodeDecodeError:
+            return []
+        parts = path.partition("?")[0].removeprefix(PREFIX).split("/")
+        found = []
+        for verb in self._verbs:
+            values = _matched(verb.path.split("/"), parts)
+            if values is not None:
+                found.append((verb, values))
+        return found
+
+    def _methods(self, request: Request) -> list[str]:
+        return sorted({verb.method for verb, _ in self._matching(request)})
+
+    def _find(self, request: Request) -> tuple[Verb, dict[str, Any]]:
+        matching = self._matching(request)
+        if not matching:
+            raise BadRequest(f"there is nothing at {request.url.path}: see /openapi.json", 404)
+        fewest = len(matching[0][0].in_path)
+        for verb, values in matching:
+            if verb.method == request.method and len(verb.in_path) == fewest:
+                return verb, dict(values)
+        for verb, values in matching:
+            if verb.method == request.method:
+                return verb, dict(values)
+        raise BadRequest(f"{request.method} is not for {request.url.path}", 405)
+
+
+def _matched(template: list[str], parts: list[str]) -> dict[str, str] | None:
+    """The arguments that a path has where its template names them; None where it does not match."""
+    if len(template) != len(parts):
+        return None
+    values: dict[str, str] = {}
+    for wanted, part in zip(template, parts, strict=True):
+        if wanted.startswith("{"):
+            try:
+                values[wanted[1:-1]] = unquote(part, errors="strict")
+            except UnicodeDecodeError:
+                return None
+            if not part:
+                return None
+        elif wanted != part:
+            return None
+    return values
+
+
+async def _given(verb: Verb, request: Request, known: dict[str, Any]) -> dict[str, Any]:
+    """Arguments from the query, or from the body, which the path does not name.
+
+    Raises:
+        BadRequest: they cannot be read.
+    """
+    values: dict[str, Any] = {}
+    lists = {name for name, schema in _properties(verb).items() if _is_list(schema)}
+    try:
+        pairs = parse_qsl(
+            request.scope["query_string"].decode("ascii"),
+            keep_blank_values=True,
+            strict_parsing=bool(request.scope["query_string"]),
+            errors="strict",
+            max_num_fields=100,
+        )
+    except ValueError:
+        raise BadRequest("the query cannot be read") from None
+    if pairs and verb.method == "POST":
+        raise BadRequest("arguments are expected in the body, as JSON")
+    for name, value in pairs:
+        if name in lists:
+            values.setdefault(name, []).append(value)
+        elif name in values:
+            raise BadRequest(f"{name} is given twice")
+        else:
+            values[name] = value
+    body = await read_body(request.receive)
+    if body is None:
+        raise BadRequest("the body is too large", 413)
+    if body:
+        if verb.method != "POST":
+            raise BadRequest("arguments are expected in the query")
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise BadRequest("expected a body of type application/json", 415)
+        try:
+            values = orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            raise BadRequest(f"the body is not JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise BadRequest("expected a JSON object")
+    for name in values:
+        if name in known:
+            raise BadRequest(f"{name} is given by the path")
+    return values
+
+
+def _one_line(error: ValidationError) -> str:
+    problems = []
+    for detail in error.errors(include_url=False, include_context=False, include_input=False):
+        where = ".".join(map(str, detail["loc"]))
+        text = detail["msg"].removeprefix("Value error, ")
+        if detail["type"] == "extra_forbidden":
+            text = "there is no such argument"
+        problems.append(f"{where}: {text[:1].lower()}{text[1:]}" if where else text)
+    return "; ".join(problems)
+
+
+def _text(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+# -- description ------------------------------------------------------------------------------------
+
+
+def _properties(verb: Verb) -> dict[str, Any]:
+    found: dict[str, Any] = verb.arguments.model_json_schema().get("properties", {})
+    return found
+
+
+def _is_list(schema: dict[str, Any]) -> bool:
+    return schema.get("type") == "array" or any(_is_list(one) for one in schema.get("anyOf", []))
+
+
+def describe(verbs: Sequence[Verb], token: bool) -> dict[str, Any]:
+    """The OpenAPI description of all verbs."""
+    paths: dict[str, Any] = {}
+    schemas: dict[str, Any] = {
+        "Error": {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
+    }
+    for verb in verbs:
+        paths.setdefault(PREFIX + verb.path, {})[verb.method.lower()] = _operation(verb, schemas)
+    found: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "mqtt-nats",
+            "version": __version__,
+            "description": "What the command line `mqtt-nats ctl` does, over HTTP.",
+        },
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }
+    if token:
+        found["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        found["security"] = [{"token": []}]
+    return found
+
+
+def _operation(verb: Verb, schemas: dict[str, Any]) -> dict[str, Any]:
+    schema = verb.arguments.model_json_schema(ref_template=REFERENCE + "{model}")
+    schemas.update(schema.pop("$defs", {}))
+    properties: dict[str, Any] = schema.get("properties", {})
+    required = set(schema.get("required", ()))
+    error = {"description": "One line that says what is wrong.", "content": _json({"$ref": REFERENCE + "Error"})}
+    operation: dict[str, Any] = {
+        "operationId": verb.name,
+        "summary": verb.summary,
+        "tags": [verb.name.partition(".")[0]],
+        "parameters": [_parameter(name, properties[name], "path", True) for name in verb.in_path],
+        "responses": {"200": {"description": "Done.", "content": _json({})}, "4XX": error, "5XX": error},
+    }
+    others = {name: one for name, one in properties.items() if name not in verb.in_path}
+    if verb.method == "POST":
+        body = {"type": "object", "properties": others, "additionalProperties": False}
+        if needed := sorted(required & others.keys()):
+            body["required"] = needed
+        operation["requestBody"] = {"required": bool(needed), "content": _json(body)}
+    else:
+        operation["parameters"] += [_parameter(name, one, "query", name in required) for name, one in others.items()]
+    return operation
+
+
+def _parameter(name: str, schema: dict[str, Any], where: str, required: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": name, "in": where, "required": required, "schema": schema}
+    if text := schema.get("description"):
+        found["description"] = text
+    return found
+
+
+def _json(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}

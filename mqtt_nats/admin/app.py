@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the admin listener answers, path by path."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.types import ASGIApp
+
+from mqtt_nats.admin.api import PREFIX, Api, describe
+from mqtt_nats.admin.bridge import Bridge
+from mqtt_nats.admin.guard import Guard, problem
+from mqtt_nats.admin.metrics import CONTENT_TYPE, collect
+from mqtt_nats.ctl.verbs import VERBS
+from mqtt_nats.errors import StartupError
+
+if TYPE_CHECKING:
+    from mqtt_nats.admin.listener import AdminListener
+
+PAGE: Final = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/style.css": ("style.css", "text/css; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/charts.js": ("charts.js", "text/javascript; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+"""The files of the dashboard."""
+
+METHODS: Final = ["GET", "POST", "DELETE", "PUT", "PATCH"]
+
+
+def make_app(listener: AdminListener) -> ASGIApp:
+    """All of it, with the guard in front."""
+
+    async def healthz(request: Request) -> Response:
+        """The event loop runs: that is all."""
+        return Response("ok\n", media_type="text/plain")
+
+    async def readyz(request: Request) -> Response:
+        obstacle = listener.obstacle
+        return Response(f"{obstacle or 'ready'}\n", 503 if obstacle else 200, media_type="text/plain")
+
+    async def metrics(request: Request) -> Response:
+        unknown = [name for name in request.query_params if name != "aggregated"]
+        aggregated = request.query_params.get("aggregated", "false")
+        if unknown or aggregated not in ("true", "false"):
+            return problem(400, "expected /metrics, or /metrics?aggregated=true for the sums of all workers")
+        try:
+            body = await collect(listener, aggregated == "true")
+        except StartupError as error:
+            return problem(503, str(error))
+        return Response(body, headers={"content-type": CONTENT_TYPE})
+
+    async def openapi(request: Request) -> Response:
+        return _json(describe(VERBS, listener.settings.admin_token is not None))
+
+    async def about(request: Request) -> Response:
+        """What the page has to know first."""
+        return _json({"gateway": listener.gateway.name(), "obstacle": listener.obstacle})
+
+    async def page(request: Request) -> Response:
+        name, kind = PAGE[request.url.path]
+        body = (files("mqtt_nats.admin") / "static" / name).read_bytes()
+        return Response(body, headers={"content-type": kind})
+
+    api = Api(listener, VERBS)
+    routes = [
+        Route("/healthz", healthz),
+        Route("/readyz", readyz),
+        Route("/metrics", metrics),
+        Route("/openapi.json", openapi),
+        Route("/about", about),
+        WebSocketRoute("/bridge", Bridge(listener).serve),
+        Route(f"{PREFIX}/{{path:path}}", api.__call__, methods=METHODS),
+        *(Route(path, page) for path in PAGE),
+    ]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _wrong})
+    token = listener.settings.admin_token
+    return Guard(
+        app,
+        "" if token is None else token.get_secret_value(),
+        listener.settings.admin_tls_client_ca is not None,
+    )
+
+
+def _json(found: Any) -> Response:
+    return Response(orjson.dumps(found), media_type="application/json")
+
+
+async def _wrong(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    text = f"there is nothing at {request.url.path}" if error.status_code == 404 else error.detail
+    found = problem(error.status_code, text)
+    for name, value in (error.headers or {}).items():
+        found.headers[name] = value
+    return found

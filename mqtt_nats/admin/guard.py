@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may ask, and how much: in front of everything that the admin listener answers."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import logging
+from time import monotonic
+from typing import Final
+from urllib.parse import urlsplit
+
+import orjson
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mqtt_nats.access.settings import is_loopback
+
+log = logging.getLogger("mqtt_nats.admin")
+
+BODY_MOST: Final = 1024 * 1024
+"""Bytes of a request's body."""
+
+OPEN: Final = frozenset(("/healthz", "/readyz", "/", "/style.css", "/page.js", "/charts.js", "/icon.svg"))
+"""What tells nothing but whether the gateway is well, and the page without what it shows."""
+
+SUBPROTOCOL: Final = "mqtt-nats"
+
+TOKEN: Final = "token."
+"""Before the token, in base64 for URLs, among the subprotocols of a WebSocket: browsers can send it nowhere else."""
+
+REMIND: Final = 10.0
+"""Seconds in which one wrong token is logged at most."""
+
+HEADERS: Final = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+def problem(status: int, text: str) -> Response:
+    """One line that says what is wrong."""
+    return Response(orjson.dumps({"error": text}), status, media_type="application/json")
+
+
+class Guard:
+    """An ASGI application in front of another.
+
+    Args:
+        token: has to be presented; empty: nobody is asked for one.
+        proved: there is another proof, a certificate.
+    """
+
+    def __init__(self, app: ASGIApp, token: str, proved: bool) -> None:
+        self._app = app
+        self._token = token.encode()
+        self._proved = proved
+        self._reminded = -REMIND
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through, or refuse it."""
+        if scope["type"] not in ("http", "websocket"):
+            return
+        refused = self._refusal(scope)
+        if refused is not None:
+            await (refused(scope, receive, _marked(send)) if scope["type"] == "http" else _close(receive, send))
+        elif scope["type"] == "http":
+            await self._app(scope, receive, _marked(send))
+        else:
+            await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        if not self._token and not self._proved and not _near(host):
+            # A name of somebody else's that leads here: a page in a browser of this machine would get in by it.
+            return problem(403, "without a token, only 127.0.0.1, ::1 and localhost are answered for")
+        origin = headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != host:
+            return problem(403, "the request comes from a page of somebody else's")
+        if scope["path"] not in OPEN and self._token and not self._presents(scope, headers):
+            self._remind(scope)
+            found = problem(401, "a bearer token is needed")
+            found.headers["www-authenticate"] = 'Bearer realm="mqtt-nats"'
+            return found
+        size = headers.get("content-length", "0")
+        if not (size.isascii() and size.isdecimal()) or int(size) > BODY_MOST:
+            return problem(413, f"the body has more than {BODY_MOST} bytes")
+        return None
+
+    def _presents(self, scope: Scope, headers: Headers) -> bool:
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer":
+            return hmac.compare_digest(given.strip().encode("latin-1", "replace"), self._token)
+        if scope["type"] != "websocket":
+            return False
+        for one in scope["subprotocols"]:
+            if one.startswith(TOKEN):
+                text = one.removeprefix(TOKEN)
+                try:
+                    token = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+                except (binascii.Error, ValueError):
+                    return False
+                return hmac.compare_digest(token, self._token)
+        return False
+
+    def _remind(self, scope: Scope) -> None:
+        now = monotonic()
+        if now - self._reminded >= REMIND:
+            self._reminded = now
+            client = scope.get("client")
+            log.warning("%s has presented no token, or a wrong one", client[0] if client else "somebody")
+
+
+def _near(host: str) -> bool:
+    try:
+        return is_loopback(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return False
+
+
+def _marked(send: Send) -> Send:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in HEADERS.items():
+                headers.setdefault(name, value)
+        await send(message)
+
+    return sending
+
+
+async def _close(receive: Receive, send: Send) -> None:
+    """Refuse a WebSocket: before it is accepted, closing is status 403."""
+    await receive()
+    await send({"type": "websocket.close", "code": 1008})
+
+
+async def read_body(receive: Receive) -> bytes | None:
+    """The body of a request; None where it has more than it may, or its sender has gone."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > BODY_MOST:
+            return None
+        if not message.get("more_body", False):
+            return b"".join(parts)

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The admin listener of one gateway process: uvicorn, on the gateway's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final, Self
+
+import anyio
+import uvicorn
+
+from mqtt_nats.admin.app import make_app
+from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.errors import StartupError
+from mqtt_nats.linking import connect_link
+from mqtt_nats.listeners.secure import make_context
+from mqtt_nats.listeners.settings import Bound, ListenerSettings, join_address, parse_address
+from mqtt_nats.place import own_place
+
+if TYPE_CHECKING:
+    from mqtt_nats.backbone.link import Link
+    from mqtt_nats.gateway import Gateway
+
+log = logging.getLogger("mqtt_nats.admin")
+
+MOST_CONNECTIONS: Final = 200
+"""Connections and requests under way; more are answered with status 503."""
+
+HEAD_MOST: Final = 16 * 1024
+"""Bytes of a request before its body."""
+
+MESSAGE_MOST: Final = 1024 * 1024
+"""Bytes of one WebSocket message."""
+
+ENDING: Final = 2
+"""Seconds that requests have to end when the gateway does."""
+
+
+class Server(uvicorn.Server):
+    """Signals are not its business."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the gateway."""
+        yield
+
+
+class AdminListener:
+    """Listens from before the gateway is connected to NATS until it has ended, so that it can say how far that is."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self.settings = gateway.settings
+        self.place = own_place()
+        self.ready = False
+        """The streams exist, and MQTT clients are listened for."""
+        assert self.settings.admin_listen is not None
+        self.listen = self.settings.admin_listen
+        self.bound = Bound(*parse_address(self.listen), "admin")
+        self._tls: ssl.SSLContext | None = None
+        self._link: Link | None = None
+        self._inbox: Inbox | None = None
+        self._connecting = asyncio.Lock()
+        self._server: Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Begin to listen.
+
+        Raises:
+            StartupError: a file cannot be used, or the address is not to be had.
+        """
+        settings = self.settings
+        tls = self._tls = self._context()
+        listening = self._bind()
+        host, port = listening.getsockname()[:2]
+        self.bound = Bound(host, port, "admin")
+        if tls is None and settings.admin_token is not None and not settings.admin_is_near:
+            log.warning("admin listener %s: the token crosses the network as it is; TLS would hide it", self.listen)
+        config = uvicorn.Config(
+            make_app(self),
+            http="h11",
+            ws="wsproto",
+            ws_max_size=MESSAGE_MOST,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            limit_concurrency=MOST_CONNECTIONS,
+            h11_max_incomplete_event_size=HEAD_MOST,
+            timeout_graceful_shutdown=ENDING,
+            ssl_context_factory=None if tls is None else _given(tls),
+        )
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+        self.gateway.reloads.append(self.reload)
+        self._server = Server(config)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listening]), name="admin listener")
+        log.info("administrators are listened for on %s", join_address(host, port))
+        return self
+
+    def _context(self) -> ssl.SSLContext | None:
+        settings = self.settings
+        if settings.admin_tls_cert is None:
+            return None
+        return make_context(
+            ListenerSettings(
+                listen=self.listen,
+                type="tls",
+                tls_cert=settings.admin_tls_cert,
+                tls_key=settings.admin_tls_key,
+                tls_client_ca=settings.admin_tls_client_ca,
+            )
+        )
+
+    def reload(self) -> None:
+        """Read the certificate again, for connections to come.
+
+        Raises:
+            StartupError: it cannot be used.
+        """
+        if self._tls is not None:
+            self._context()
+            self._tls.load_cert_chain(str(self.settings.admin_tls_cert), self.settings.admin_tls_key)
+
+    def _bind(self) -> socket.socket:
+        """A socket that listens; workers share its address, and the kernel deals connections out."""
+        host, port = parse_address(self.listen)
+        try:
+            family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            found = socket.socket(family, kind)
+            try:
+                found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if self.place.workers > 1:
+                    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                found.bind(address)
+                found.listen(MOST_CONNECTIONS)
+                found.setblocking(False)
+            except OSError:
+                found.close()
+                raise
+        except OSError as error:
+            raise StartupError(
+                f"cannot listen on {self.listen}: {error.strerror or error}; stop what listens there or choose another "
+                "address with --admin-listen"
+            ) from None
+        return found
+
+    async def __aexit__(self, *_: object) -> None:
+        """Let requests end, then go."""
+        with anyio.CancelScope(shield=True):
+            if self._server is not None and self._serving is not None:
+                self._server.should_exit = True
+                try:
+                    await self._serving
+                except Exception:
+                    log.exception("the admin listener has failed")
+            if self._link is not None:
+                await self._link.close()
+
+    async def inbox(self) -> Inbox:
+        """For questions to all gateways: over a connection to NATS of its own, on which this one hears them too.
+
+        Raises:
+            StartupError: NATS cannot be reached.
+        """
+        async with self._connecting:
+            if self._inbox is None:
+                name = f"mqtt-nats {self.gateway.identity} admin"
+                link = await connect_link(
+                    self.settings, name=name, no_echo=False, on_online=self._online, on_offline=_nothing
+                )
+                self._link, self._inbox = link, Inbox(link)
+        return self._inbox
+
+    async def _online(self) -> None:
+        if self._inbox is not None and self._link is not None:
+            self._inbox.renew()
+            self._link.online = True
+
+    @property
+    def obstacle(self) -> str:
+        """Why the gateway serves nobody at present; empty when it does."""
+        broker = self.gateway.broker
+        if broker is None or not self.ready:
+            return "the gateway is starting: NATS is not connected, or its streams are not there"
+        if broker.closing:
+            return "the gateway is draining"
+        if not broker.online.is_set():
+            return "not connected to NATS"
+        return broker.readiness.reason
+
+
+async def _nothing() -> None:
+    return
+
+
+def _given(context: ssl.SSLContext) -> Callable[[uvicorn.Config, Callable[[], ssl.SSLContext]], ssl.SSLContext]:
+    return lambda config, default: context

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/metrics``: what the workers of a gateway have counted, and what their streams hold, as Prometheus reads it."""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+import platform
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from mqtt_nats import __version__
+from mqtt_nats.broker.reporting import report
+from mqtt_nats.building import build
+from mqtt_nats.ctl.counters import gather
+from mqtt_nats.errors import StartupError
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
+from mqtt_streams.definitions import STREAMS
+
+if TYPE_CHECKING:
+    from mqtt_nats.admin.listener import AdminListener
+    from mqtt_nats.config import Settings
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+PATIENCE: Final = 2.0
+"""Seconds in which siblings and streams answer."""
+
+Report = dict[str, Any]
+"""What :func:`mqtt_nats.broker.reporting.report` makes."""
+
+
+class Number(NamedTuple):
+    """A metric without classes."""
+
+    name: str
+    """Without ``mqtt_nats_``, and ``_total`` where it counts."""
+    help: str
+    label: str
+    """What tells its values apart, besides the worker; empty: there is one."""
+    values: Callable[[Report], Iterable[tuple[str, float]]]
+    counts: bool = False
+    together: Callable[[Iterable[float]], float] = sum
+    """Makes one value of those of all workers."""
+
+
+def _one(key: str, as_number: Callable[[Any], float] = float) -> Callable[[Report], Iterable[tuple[str, float]]]:
+    return lambda report: [("", as_number(report[key]))]
+
+
+def _by_qos(key: str) -> Callable[[Report], Iterable[tuple[str, float]]]:
+    return lambda report: ((str(qos), value) for qos, value in enumerate(report[key]))
+
+
+def _by_name(key: str) -> Callable[[Report], Iterable[tuple[str, float]]]:
+    return lambda report: ((name.replace(" ", "_"), value) for name, value in report[key].items())
+
+
+def _sessions(report: Report) -> Iterable[tuple[str, float]]:
+    return [("durable", report["durable"]), ("regular", report["regular"])]
+
+
+def _links(report: Report) -> Iterable[tuple[str, float]]:
+    return ((one["link"], float(one["online"])) for one in report["nats"])
+
+
+NUMBERS: Final = (
+    Number("start_time_seconds", "Unix time at which the gateway was started.", "", _one("since"), together=min),
+    Number("ready", "Whether what clients send is acknowledged.", "", _one("obstacle", operator.not_), together=min),
+    Number("draining", "Whether the gateway lets its clients go.", "", _one("draining"), together=max),
+    Number("connections", "Open connections, also before CONNECT.", "", _one("connections")),
+    Number("sessions", "Connected sessions: durable ones outlive their connection.", "kind", _sessions),
+    Number("subscriptions", "Subscriptions of connected sessions.", "", _one("subscriptions")),
+    Number("filters", "Different topic filters that are subscribed.", "", _one("filters")),
+    Number("connects_total", "Connections that CONNACK has accepted.", "", _one("connects"), True),
+    Number("connects_refused_total", "Connections that CONNACK has refused.", "reason", _by_name("refused"), True),
+    Number("disconnects_total", "Accepted connections that have ended.", "how", _by_name("disconnects"), True),
+    Number("messages_received_total", "Messages that clients have published.", "qos", _by_qos("received"), True),
+    Number("messages_sent_total", "Messages for clients, before drops.", "qos", _by_qos("sent"), True),
+    Number("payload_received_bytes_total", "Payload of those.", "qos", _by_qos("received_bytes"), True),
+    Number("payload_sent_bytes_total", "Payload of those.", "qos", _by_qos("sent_bytes"), True),
+    Number("messages_dropped_total", "Messages that did not reach somebody.", "reason", _by_name("dropped"), True),
+    Number("inflight_messages", "QoS 1 and 2 messages that clients have not acknowledged.", "", _one("inflight")),
+    Number("queued_messages", "QoS 1 and 2 messages in memory that wait for a place in flight.", "", _one("queued")),
+    Number("unacknowledged_publishes", "Publishes that clients wait to have acknowledged.", "", _one("unacknowledged")),
+    Number("unread_bytes", "Bytes that wait for clients that do not read.", "", _one("unread_bytes")),
+    Number("slow_clients", "Clients that do not read what is sent to them.", "", _one("slow")),
+    Number("stalled_sessions", "Durable sessions left to JetStream until they read again.", "", _one("stalled")),
+    Number("pending_stores", "Stores that JetStream has not acknowledged.", "", _one("pending_stores")),
+    Number("pending_store_bytes", "Bytes of those stores.", "", _one("pending_store_bytes")),
+    Number("stores_resent_total", "Stores that were sent again after an outage.", "", _one("resent_stores"), True),
+    Number("nats_connected", "Whether a connection to NATS is there.", "link", _links, together=min),
+    Number("nats_reconnects_total", "How often the connection to NATS was made again.", "", _one("reconnects"), True),
+    Number("cpu_seconds_total", "CPU time of the process.", "", _one("cpu"), True),
+    Number("memory_max_bytes", "Most memory that the process has had.", "", _one("memory")),
+    Number("tasks", "Tasks of the event loop.", "", _one("tasks")),
+)
+
+HISTOGRAMS: Final = (
+    ("store_seconds", "Time until JetStream acknowledges a store; one at a time is measured.", "stored"),
+    ("loop_lag_seconds", "How late the event loop runs what is due, looked at twice a second.", "lag"),
+)
+
+STREAM_NUMBERS: Final = (
+    ("stream_messages", "Messages in a stream.", "messages"),
+    ("stream_bytes", "Bytes in a stream.", "bytes"),
+    ("stream_consumers", "Consumers of a stream.", "consumer_count"),
+)
+
+
+async def collect(listener: AdminListener, aggregated: bool) -> bytes:
+    """The metrics of all workers of this gateway, each with a label, or their sums.
+
+    Raises:
+        StartupError: NATS cannot be reached, over which the other workers are asked.
+    """
+    reports, streams = await asyncio.gather(_reports(listener), _streams(listener))
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collected(list(_families(listener, reports, streams, aggregated))))
+    return generate_latest(registry)
+
+
+async def _reports(listener: AdminListener) -> list[Report]:
+    broker = listener.gateway.broker
+    place = listener.place
+    if broker is None:
+        return []
+    if place.workers == 1:
+        return [await report(broker)]
+    others = await gather(await listener.inbox(), PATIENCE, place.group, place.workers)
+    return [*(one for one in others if one["id"] != broker.identity), await report(broker)]
+
+
+async def _streams(listener: AdminListener) -> dict[str, dict[str, Any]]:
+    """The states of the streams that answer."""
+    broker = listener.gateway.broker
+    if broker is None or not broker.online.is_set():
+        return {}
+
+    async def state(name: str) -> dict[str, Any] | None:
+        try:
+            async with asyncio.timeout(PATIENCE):
+                info = await call(broker.inbox, f"STREAM.INFO.{name}")
+        except (ApiError, NoResponders, RequestTimeout, StartupError, TimeoutError):
+            return None
+        found: dict[str, Any] = info["state"]
+        return found
+
+    found = await asyncio.gather(*(state(name) for name in STREAMS))
+    return {name: one for name, one in zip(STREAMS, found, strict=True) if one is not None}
+
+
+def _families(
+    listener: AdminListener, reports: Sequence[Report], streams: dict[str, dict[str, Any]], aggregated: bool
+) -> Iterator[Metric]:
+    yield InfoMetricFamily(
+        "mqtt_nats_build",
+        "Which program this is.",
+        {"version": __version__, "build": build(), "python": platform.python_version()},
+    )
+    yield InfoMetricFamily("mqtt_nats_config", "Settings that decide what is promised.", _config(listener.settings))
+    up = GaugeMetricFamily("mqtt_nats_worker_up", "Whether a worker answers.", labels=["worker"])
+    there = {one["worker"] for one in reports}
+    for worker in range(1, listener.place.workers + 1):
+        up.add_metric([str(worker)], worker in there)
+    yield up
+    for number in NUMBERS:
+        yield _number(number, reports, aggregated)
+    labels = [] if aggregated else ["worker"]
+    for name, text, key in HISTOGRAMS:
+        family = HistogramMetricFamily(f"mqtt_nats_{name}", text, labels=labels)
+        if aggregated and reports:
+            counts = [sum(each) for each in zip(*(one[key]["counts"] for one in reports), strict=True)]
+            total = sum(one[key]["sum"] for one in reports)
+            family.add_metric([], _buckets(reports[0][key]["bounds"], counts), total)
+        elif not aggregated:
+            for one in reports:
+                found = one[key]
+                family.add_metric([str(one["worker"])], _buckets(found["bounds"], found["counts"]), found["sum"])
+        yield family
+    for name, text, key in STREAM_NUMBERS:
+        gauge = GaugeMetricFamily(f"mqtt_nats_{name}", text, labels=["stream"])
+        for stream, state in streams.items():
+            gauge.add_metric([stream], state[key])
+        yield gauge
+
+
+def _number(number: Number, reports: Sequence[Report], aggregated: bool) -> Metric:
+    labels = [*([] if aggregated else ["worker"]), *([number.label] if number.label else [])]
+    kind = CounterMetricFamily if number.counts else GaugeMetricFamily
+    family = kind(f"mqtt_nats_{number.name}", number.help, labels=labels)
+    sums: dict[str, list[float]] = {}
+    for one in reports:
+        for label, value in number.values(one):
+            if aggregated:
+                sums.setdefault(label, []).append(value)
+            else:
+                family.add_metric([str(one["worker"]), *([label] if number.label else [])], value)
+    for label, values in sums.items():
+        family.add_metric([label] if number.label else [], number.together(values))
+    return family
+
+
+def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Classes as Prometheus has them: each with what is in those before it."""
+    found: list[tuple[str, float]] = []
+    total = 0
+    for bound, count in zip([*map(str, bounds), "+Inf"], counts, strict=True):
+        total += count
+        found.append((bound, total))
+    return found
+
+
+def _config(settings: Settings) -> dict[str, str]:
+    return {
+        "workers": str(settings.workers),
+        "stream_replicas": str(settings.stream_replicas or "by the size of the cluster"),
+        "message_retention": str(settings.message_retention),
+        "retention": settings.retention,
+        "message_ids": settings.message_ids,
+        "local_dispatch": str(settings.local_dispatch).lower(),
+    }
+
+
+class _Collected(Collector):
+    """What was collected already: a registry asks at once, and cannot wait."""
+
+    def __init__(self, found: Sequence[Metric]) -> None:
+        self._found = found
+
+    def collect(self) -> Iterable[Metric]:
+        """All of it."""
+        return self._found

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be set for the admin listener."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pydantic import BaseModel, Field, FilePath, SecretStr
+
+from mqtt_nats.access.settings import is_loopback
+from mqtt_nats.listeners.settings import Address, parse_address
+
+TOKEN_LEAST: Final = 16
+
+
+class AdminSettings(BaseModel):
+    """Where administrators connect, and how they prove who they are."""
+
+    admin_listen: Address | None = Field(
+        default=None,
+        description="Address of the admin listener (metrics, health, HTTP API, dashboard; extra `admin`), HOST:PORT; "
+        "unset: there is none.",
+    )
+    admin_token: SecretStr | None = Field(
+        default=None,
+        min_length=TOKEN_LEAST,
+        description="What administrators have to present as a bearer token; without it, and without "
+        "`admin_tls_client_ca`, `admin_listen` has to be an address of this machine only.",
+    )
+    admin_tls_cert: FilePath | None = Field(
+        default=None, description="PEM file with the certificate of the admin listener, which then speaks TLS."
+    )
+    admin_tls_key: FilePath | None = Field(default=None, description="PEM file with the key of `admin_tls_cert`.")
+    admin_tls_client_ca: FilePath | None = Field(
+        default=None,
+        description="PEM file with the authorities that vouch for administrators: nobody connects to the admin "
+        "listener without a certificate of theirs.",
+    )
+
+    def check_admin(self, taken: list[str]) -> None:
+        """Whether only administrators get in.
+
+        Args:
+            taken: the addresses of MQTT listeners.
+
+        Raises:
+            ValueError: what is wrong.
+        """
+        listen = self.admin_listen
+        given = [name for name in AdminSettings.model_fields if name != "admin_listen" and getattr(self, name)]
+        if listen is None:
+            if given:
+                raise ValueError(f"{given[0]} needs admin_listen")
+            return
+        if (self.admin_tls_cert is None) != (self.admin_tls_key is None):
+            raise ValueError("admin_tls_cert and admin_tls_key need each other")
+        if self.admin_tls_client_ca is not None and self.admin_tls_cert is None:
+            raise ValueError("admin_tls_client_ca needs admin_tls_cert and admin_tls_key")
+        if parse_address(listen)[1] and listen in taken:
+            raise ValueError(f"admin_listen has the address of an MQTT listener, {listen}")
+        if not self.admin_is_proved and not self.admin_is_near:
+            raise ValueError(
+                f"admin_listen {listen} can be reached by others: set admin_token, or admin_tls_client_ca, or listen "
+                "on 127.0.0.1"
+            )
+
+    @property
+    def admin_is_proved(self) -> bool:
+        """Whether administrators have to prove that they are."""
+        return self.admin_token is not None or self.admin_tls_client_ca is not None
+
+    @property
+    def admin_is_near(self) -> bool:
+        """Whether only who is on this machine reaches the admin listener."""
+        return self.admin_listen is None or is_loopback(parse_address(self.admin_listen)[0])

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a gateway has counted, told over NATS to whoever asks: its siblings, and those who look at all gateways."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from mqtt_nats.broker.counters import snapshot
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.context import Broker
+
+COUNTERS: Final = b"$MQTT.gateways.counters"
+"""Every gateway that is meant tells what it has counted; ``{"group": ...}`` means those of one supervisor."""
+
+
+def reported(broker: Broker, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+    """Answer, unless others are meant, or the question cannot be read."""
+    if not reply:
+        return
+    try:
+        group = orjson.loads(payload).get("group") if payload else None
+    except (orjson.JSONDecodeError, AttributeError):
+        return
+    if group is None or group == broker.place.group:
+        broker.spawn(_report(broker, reply), "counters")
+
+
+async def report(broker: Broker) -> dict[str, Any]:
+    """What the gateway has counted, and which of its siblings it is."""
+    return {**await snapshot(broker), "group": broker.place.group, "worker": broker.place.number}
+
+
+async def _report(broker: Broker, reply: bytes) -> None:
+    body = orjson.dumps(await report(broker))
+    broker.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
+    broker.link.kick()

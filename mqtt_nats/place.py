@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of several gateways that were started together this process is."""
+
+from __future__ import annotations
+
+import secrets
+from contextvars import ContextVar
+from typing import Final, NamedTuple
+
+
+class Place(NamedTuple):
+    """One worker among its siblings."""
+
+    group: str
+    """The same for all that one supervisor has started; nobody else has it."""
+    number: int
+    """From 1 on."""
+    workers: int
+    """How many there are."""
+
+
+PLACE: Final[ContextVar[Place | None]] = ContextVar("place", default=None)
+"""Set once, before the gateway of a worker is made."""
+
+
+def own_place() -> Place:
+    """The place of a gateway that is made now; one without siblings is a group of its own."""
+    return PLACE.get() or Place(secrets.token_hex(8), 1, 1)
