@@ -61,6 +61,9 @@ EXPIRE_NS: Final = 100_000_000
 EXPIRED: Final = 5.0
 """Seconds in which all of it has come."""
 
+LOOK_AGAIN: Final = 25
+"""Steps between two looks at how much is pending still."""
+
 BRING_BACK: Final = 20
 """Attempts: the consumer may lose its leader in the middle of one."""
 
@@ -94,6 +97,62 @@ def outdated(info: ConsumerInfo, consumer: ConsumerRef) -> bool:
     """
     config = info.config
     return bool(config["deliver_subject"] != consumer.deliver_subject or config["ack_wait"] != consumer.ack_wait)
+
+
+async def take(side: DurableSide, attachment: Attachment) -> tuple[ConsumerInfo, bool]:
+    """Have a consumer deliver to this connection.
+
+    Returns:
+        How it is since then, and whether that was asked after the change had been made.
+
+    Raises:
+        ApiError, NoResponders, RequestTimeout: JetStream does not do it.
+        MqttError: somebody deletes the consumer at the same moment.
+    """
+    broker = side.client.broker
+    consumer = attachment.consumer
+    try:
+        info = await move(broker, MESSAGES, consumer)
+    except ConsumerNotFound:
+        return await make_anew(side.client, side, attachment), False
+    except DeliverSubjectBusy:
+        return await attach_in_place(side, attachment), False
+    if outdated(info, consumer):
+        latest = await consumer_info(broker.inbox, MESSAGES, consumer.durable_name)
+        if latest is None:
+            raise MqttError("a consumer was deleted while it was being attached", ReasonCode.SERVER_BUSY)
+        return latest, True
+    return info, False
+
+
+async def attach_in_place(side: DurableSide, attachment: Attachment) -> ConsumerInfo:
+    """Attach a consumer without a change of its deliver subject.
+
+    Raises:
+        ApiError, NoResponders, RequestTimeout: JetStream does not do it.
+        MqttError: somebody deletes the consumer at the same moment.
+    """
+    broker = side.client.broker
+    link = broker.link
+    found = await existing_consumer(broker.inbox, MESSAGES, attachment.consumer.durable_name)
+    if found is None:
+        raise MqttError("a consumer was deleted while it was being attached", ReasonCode.SERVER_BUSY)
+    source = attachment.source
+    held, source.held = source.held, source.held | source.REPLAYING  # what is new comes before what is sent again
+    link.unsubscribe_raw(attachment.sid)
+    source.place = 0
+    attachment.consumer = replace(attachment.consumer, deliver_subject=found.deliver_subject)
+    attachment.sid = link.subscribe_raw(found.deliver_subject.encode(), side.arrival(attachment))
+    attachment.wire = link.wire
+    record = side.client.record
+    if record is not None and attachment.key in record.cons:
+        record.cons[attachment.key] = attachment.consumer
+        side.kept = True
+    try:
+        return await send_again(broker, MESSAGES, attachment.consumer, lambda: source.again)
+    finally:
+        if not held & source.REPLAYING:
+            side.machine.release_held(source)
 
 
 async def make_anew(client: Client, side: DurableSide, attachment: Attachment) -> ConsumerInfo:
@@ -156,10 +215,14 @@ async def send_again(broker: Broker, stream: str, consumer: ConsumerRef, come: C
         info = await update_consumer(broker.inbox, stream, short)
         if outdated(info, short):
             info = await update_consumer(broker.inbox, stream, short)
-        for _ in range(int(EXPIRED / STEP)):
-            if come() >= info.num_ack_pending:
+        pending = info.num_ack_pending
+        for step in range(1, int(EXPIRED / STEP)):
+            if come() >= pending:
                 break
             await asyncio.sleep(STEP)
+            if not step % LOOK_AGAIN:  # what is acknowledged meanwhile does not come again
+                latest = await consumer_info(broker.inbox, stream, consumer.durable_name)
+                pending = min(pending, latest.num_ack_pending) if latest is not None else 0
     finally:
         await update_consumer(broker.inbox, stream, consumer)
     return info

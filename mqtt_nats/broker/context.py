@@ -104,6 +104,8 @@ class Broker:
         self.takers = Takers()
         """Who takes messages of which topics in place of their subscribers."""
         self.clock = Clock(loop.time())
+        self.linked = time.time()
+        """Unix time since when the server that delivers has been the same one, as far as is known."""
         self.standing = False
         """The gateway stood still, and has not found out yet what has moved."""
         self.round = Round(loop.call_soon)

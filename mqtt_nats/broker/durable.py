@@ -14,14 +14,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.link import Handler
-from mqtt_nats.backbone.store import Silent
-from mqtt_nats.broker.attaching import attach_pubrels, make_anew, move, send_again
+from mqtt_nats.backbone.store import Op, Silent
+from mqtt_nats.broker.attaching import attach_pubrels, take
 from mqtt_nats.broker.draining import finish, inherited, pass_on, spend
-from mqtt_nats.broker.lingering import Lingering
+from mqtt_nats.broker.lingering import MARKS, RECORD, Lingering
 from mqtt_nats.broker.operations import ConfirmOp, PubrelOp
 from mqtt_nats.broker.overflowing import pass_over
 from mqtt_nats.broker.tailoring import extras_of, pack
-from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.pubsub.message import Stored
 from mqtt_nats.session.delivery import Delivery, Source
 from mqtt_nats.session.durable import DurableOutbound
@@ -29,13 +28,9 @@ from mqtt_nats.session.overlap import Overlap
 from mqtt_nats.session.ports import NOWHERE
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import (
-    ConsumerInfo,
-    ConsumerNotFound,
     ConsumerRef,
-    DeliverSubjectBusy,
     consumer_info,
     delete_consumer,
-    existing_consumer,
     parse_ack,
     update_consumer,
 )
@@ -52,14 +47,6 @@ if TYPE_CHECKING:
     from mqtt_nats.broker.stalling import Stall
 
 log = logging.getLogger("mqtt_nats.broker")
-
-ASSIGNED: Final = b"="
-"""Instead of an acknowledgement subject: the record of this sequence says that the message is this client's."""
-
-RECORD: Final = b"&"
-"""Before an acknowledgement subject: it is that of a PUBREL record, which lingers."""
-
-MARKS: Final = (ASSIGNED, RECORD)
 
 # After this long without a redelivery, what is still missing is gone (seconds).
 COLLECT_PATIENCE: Final = 1.0
@@ -128,7 +115,7 @@ class DurableSide:
         self.noted = 0
         """Not 0: sequence of the note of what the client had half-way."""
         self.lingering: Lingering | None = None
-        """PUBREL records of what is complete."""
+        """Records of what is complete."""
         self.pubrel_sid = b""
         self.pubrels_come = 0
         self._progress = asyncio.Event()
@@ -162,16 +149,10 @@ class DurableSide:
 
     def ack(self, reply: bytes) -> None:
         """Acknowledge a message to JetStream."""
-        link = self.client.broker.link
         if reply.startswith(MARKS):
-            if reply.startswith(ASSIGNED):
-                self.client.broker.drop_assignment(reply[1:], Silent())
-                link.kick()
-            else:
-                if self.lingering is None:
-                    self.lingering = Lingering(link)
-                self.lingering.add(reply[1:])
+            self._linger(reply, Silent())
             return
+        link = self.client.broker.link
         link.out.append(b"PUB %b 0\r\n\r\n" % reply)
         link.kick()
 
@@ -179,11 +160,16 @@ class DurableSide:
         """Acknowledge a message and hear of it."""
         broker = self.client.broker
         operation = ConfirmOp(self.client, identifier)
-        if reply.startswith(ASSIGNED):
-            broker.drop_assignment(reply[1:], operation)
-        else:
-            broker.store.call(reply, b"", operation)
+        if reply.startswith(MARKS):
+            self._linger(reply, operation)
+            return
+        broker.store.call(reply, b"", operation)
         broker.link.kick()
+
+    def _linger(self, token: bytes, operation: Op) -> None:
+        if self.lingering is None:
+            self.lingering = Lingering(self.client.broker)
+        self.lingering.add(token, operation)
 
     def store_pubrel(self, identifier: int, sequence: int) -> None:
         """Store an owed PUBREL."""
@@ -277,7 +263,7 @@ class DurableSide:
             return
         client = self.client
         source = attachment.source
-        if ack.consumer_seq != source.place and source.place and client.broker.reconciling is not None:
+        if not source.follows(ack.consumer_seq) and client.broker.reconciling is not None:
             # What comes now must not overtake what was lost: all of it comes again.
             attachment.missed = True
             client.broker.link.unsubscribe_raw(attachment.sid)
@@ -301,6 +287,8 @@ class DurableSide:
         if not unwanted and len(self.attachments) > 1 and not source.end:
             owner, granted = self.overlap.owner(message.subject, sequence, own)
             unwanted = owner is not attachment
+        if ack.delivered == 1:
+            source.began(ack.consumer_seq, unwanted)
         if unwanted:
             self.machine.passed_over(source, sequence, ack.delivered, reply)
         else:
@@ -390,46 +378,16 @@ class DurableSide:
         Raises:
             MqttError: the former owner does not let go.
         """
-        broker = self.client.broker
         source = attachment.source
-        source.expected, source.again = None, 0
+        source.attaching()
         await pass_over(self, attachment)
-        try:
-            info = await move(broker, MESSAGES, attachment.consumer)
-        except ConsumerNotFound:
-            info = await make_anew(self.client, self, attachment)
-        except DeliverSubjectBusy:
-            info = await self._attach_in_place(attachment)
+        info, late = await take(self, attachment)
         if not self.machine.open:  # else what was lost on the way is still to come, and may be older
             source.last = max(source.last, info.delivered_seq)
-        source.expected = info.num_ack_pending
-        source.place = source.place or info.delivered_consumer_seq + 1
+        source.attached(info.num_ack_pending, info.delivered_consumer_seq, late)
         attachment.gone = (info.ack_floor_seq + 1, info.delivered_seq)
         if not info.num_pending or info.delivered_seq >= source.end:
             pass_on(self, attachment)
-
-    async def _attach_in_place(self, attachment: Attachment) -> ConsumerInfo:
-        """Attach a consumer without a change of its deliver subject."""
-        link = self.client.broker.link
-        found = await existing_consumer(self.client.broker.inbox, MESSAGES, attachment.consumer.durable_name)
-        if found is None:
-            raise MqttError("a consumer was deleted while it was being attached", ReasonCode.SERVER_BUSY)
-        source = attachment.source
-        held, source.held = source.held, source.held | Source.REPLAYING  # what is new comes before what is sent again
-        link.unsubscribe_raw(attachment.sid)
-        source.place = 0
-        attachment.consumer = replace(attachment.consumer, deliver_subject=found.deliver_subject)
-        attachment.sid = link.subscribe_raw(found.deliver_subject.encode(), self.arrival(attachment))
-        attachment.wire = link.wire
-        record = self.client.record
-        if record is not None and attachment.key in record.cons:
-            record.cons[attachment.key] = attachment.consumer
-            self.kept = True
-        try:
-            return await send_again(self.client.broker, MESSAGES, attachment.consumer, lambda: source.again)
-        finally:
-            if not held & Source.REPLAYING:
-                self.machine.release_held(source)
 
     async def attach_pubrels(self) -> None:
         """Make sure that the consumer of PUBREL records exists and delivers here."""

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of PUBRELs that are not owed any more, kept until nobody can need them.
+"""Records of QoS 2 messages that are complete, kept until nobody can need them.
 
 A nats-server writes what its consumers have delivered, and what was acknowledged, about ten times a second. One that is
 killed has forgotten the end of it, also acknowledgements that it has confirmed, and delivers those messages once more.
-The record of a PUBREL says that the client has the message; so it stays a little longer than its exchange.
+The record of a PUBREL says that the client has the message, the assignment of a shared subscription's message that no
+other member gets it; so each stays a little longer than it is needed.
 """
 
 from __future__ import annotations
@@ -13,41 +14,54 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.link import Link
+    from mqtt_nats.backbone.store import Op
+    from mqtt_nats.broker.context import Broker
+
+ASSIGNED: Final = b"="
+"""Instead of an acknowledgement subject: the record of this sequence says that the message is this client's."""
+
+RECORD: Final = b"&"
+"""Before an acknowledgement subject: it is that of a PUBREL record."""
+
+MARKS: Final = (ASSIGNED, RECORD)
 
 LINGER: Final = 0.3
-"""Seconds from the end of an exchange to the acknowledgement of its record."""
+"""Seconds from the end of an exchange to the end of its record."""
 
 
 class Lingering:
-    """Acknowledgements of one session that are kept back for `LINGER` seconds."""
+    """The ends of one session's records, which are put off by `LINGER` seconds."""
 
-    __slots__ = ("_link", "_loop", "_waiting")
+    __slots__ = ("_broker", "_loop", "_waiting")
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[tuple[float, bytes]] = deque()
+        self._waiting: deque[tuple[float, bytes, Op]] = deque()
 
-    def add(self, reply: bytes) -> None:
-        """Acknowledge later."""
+    def add(self, token: bytes, operation: Op) -> None:
+        """Let go of a record later; ``operation`` hears of the end of an assignment."""
         if not self._waiting:
             self._loop.call_later(LINGER, self._flush)
-        self._waiting.append((self._loop.time() + LINGER, reply))
+        self._waiting.append((self._loop.time() + LINGER, token, operation))
 
     def end(self) -> None:
-        """Acknowledge now: the next owner must not find a record that goes away under its hands."""
+        """Let go of all now: the next owner must not find a record that goes away under its hands."""
         while self._waiting:
-            self._acknowledge()
-        self._link.kick()
+            self._let_go()
+        self._broker.link.kick()
 
     def _flush(self) -> None:
         now = self._loop.time()
         while self._waiting and self._waiting[0][0] <= now:
-            self._acknowledge()
-        self._link.kick()
+            self._let_go()
+        self._broker.link.kick()
         if self._waiting:
             self._loop.call_at(self._waiting[0][0], self._flush)
 
-    def _acknowledge(self) -> None:
-        self._link.out.append(b"PUB %b 0\r\n\r\n" % self._waiting.popleft()[1])
+    def _let_go(self) -> None:
+        _, token, operation = self._waiting.popleft()
+        if token.startswith(ASSIGNED):
+            self._broker.drop_assignment(token[1:], operation)
+        else:
+            self._broker.link.out.append(b"PUB %b 0\r\n\r\n" % token[1:])

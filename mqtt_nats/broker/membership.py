@@ -23,10 +23,12 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats import natstime
 from mqtt_nats.backbone.inbox import frame
 from mqtt_nats.backbone.store import Op, Silent, sequence
-from mqtt_nats.broker.durable import ASSIGNED, backstop
+from mqtt_nats.broker.durable import backstop
 from mqtt_nats.broker.groups import parse_shared
+from mqtt_nats.broker.lingering import ASSIGNED
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.tailoring import tailor
 from mqtt_nats.codec import QuotaExceeded
@@ -36,11 +38,11 @@ from mqtt_nats.pubsub.message import Stored, encoded_id
 from mqtt_nats.pubsub.table import Choice, Filter
 from mqtt_nats.session.delivery import Source
 from mqtt_streams.api import ApiError
-from mqtt_streams.consumers import parse_ack
+from mqtt_streams.consumers import Ack, parse_ack
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import V5, PoisonedRecord
-from mqtt_streams.shared import CONSUMER_PREFIX, assigned_block, assigned_subject, group_hash
+from mqtt_streams.shared import CONSUMER_PREFIX, TAKEN, assigned_block, assigned_subject, group_hash
 from mqtt_streams.subjects import filter_to_subjects, starts_with_wildcard, visible_to_wildcard
 
 if TYPE_CHECKING:
@@ -61,6 +63,9 @@ OVERDUE: Final = 40.0
 
 LATE: Final = 2.0
 """Seconds for which what still arrives for a member that has left is given to the others."""
+
+INEXACT: Final = 1.0
+"""Seconds by which the time of nats-server may be another than is known here."""
 
 NAK: Final = b"-NAK"
 
@@ -265,19 +270,25 @@ class Membership:
         else:
             message = broker.stored_message(ack.stream_seq, b"%d" % ack.timestamp_ns, subject, headers, payload)
             qos = min(qos, self.choice.qos)  # [MQTT-4.8.2-3] (5.0)
-            if qos == 2 and ack.delivered > 1:
+            if qos == 2 and client.durable_side is None and self._doubtful(ack):
                 client.do(self._take_again(message, ack.stream_seq, reply))
             else:
                 self._take(message, ack.stream_seq, qos, reply)
             self.ask()
 
-    async def _take_again(self, message: Stored, number: int, reply: bytes) -> None:
-        """Take a QoS 2 message that was given to a member before, unless it belongs to that one.
+    def _doubtful(self, ack: Ack) -> bool:
+        """Whether a message may be a durable session's already.
 
-        Its gateway may have died between the store that says so and the acknowledgement.
+        Its gateway may have died between the store that says so and the acknowledgement, or nats-server after both:
+        then it has forgotten what it wrote last, and every gateway has had to connect anew.
         """
+        since = natstime.converted(self.client.broker.linked) + INEXACT
+        return ack.delivered > 1 or ack.timestamp_ns < since * 1e9
+
+    async def _take_again(self, message: Stored, number: int, reply: bytes) -> None:
+        """Take a QoS 2 message that may have been given to a member before, unless it belongs to that one."""
         broker = self.client.broker
-        if await patiently(self.client, lambda: broker.groups.is_assigned(number)):
+        if await patiently(self.client, lambda: broker.groups.owner(number, int(message.stamp))):
             answer(broker, reply, b"")
         elif room_of(self.client):
             self._take(message, number, 2, reply)
@@ -294,10 +305,7 @@ class Membership:
                 self.send(message, 2, b"")
                 broker.store.call(reply, b"", TakenOp())
             else:
-                identifier = side.machine.free_id()
-                target = b"HPUB %b " % assigned_subject(client.hash, number).encode()
-                headers = assigned_block(identifier, number, self.text)
-                broker.store.put(target, headers, b"", AssignOp(self, message, number, identifier, reply))
+                AssignOp(self, message, number, side.machine.free_id(), reply).put()
             broker.link.kick()
         elif qos == 1:
             if client.durable_side is not None:
@@ -350,7 +358,7 @@ class TakenOp(Silent):
 
 
 class AssignOp(Op):
-    """The store of what says that a QoS 2 message is this client's [MQTT-4.8.2-4] (5.0)."""
+    """The store of what says that a QoS 2 message is this client's, and no other's [MQTT-4.8.2-4] (5.0)."""
 
     __slots__ = ("identifier", "member", "message", "number", "reply")
 
@@ -361,19 +369,55 @@ class AssignOp(Op):
         self.identifier = identifier
         self.reply = reply
 
+    def put(self, *, sole: bool = True) -> None:
+        """Store it; ``sole``: unless there is one of that sequence already."""
+        client = self.member.client
+        target = b"HPUB %b " % assigned_subject(client.hash, self.number).encode()
+        headers = assigned_block(self.identifier, self.number, self.member.text, sole=sole)
+        client.broker.store.put(target, headers, b"", self)
+        client.broker.link.kick()
+
     def stored(self, ack: bytes) -> None:
         """It is: let the group forget it, then send it."""
+        self._own(sequence(ack))
+
+    def _own(self, record: int) -> None:
         broker = self.member.client.broker
-        broker.store.call(self.reply, b"", AssignedOp(self, sequence(ack)))
+        broker.store.call(self.reply, b"", AssignedOp(self, record))
         broker.link.kick()
 
     def failed(self, error: ApiError) -> None:
-        """Somebody else may have it."""
+        """Somebody has it, or may have it."""
         client = self.member.client
+        if error.err_code in TAKEN and client.alive:
+            client.do(self._contested(error.err_code == TAKEN[0]))
+            return
         log.warning("%s: a message was not assigned to it: %s", client, error)
+        self._leave(NAK)
+
+    async def _contested(self, decided: bool) -> None:
+        """The message was assigned before: to this client, when this was stored twice, or to another one.
+
+        Or another message had its sequence in a stream that was replaced; else, unless it is ``decided``, nobody has it
+        yet.
+        """
+        client = self.member.client
+        broker = client.broker
+        found = await patiently(client, lambda: broker.groups.owner(self.number, int(self.message.stamp)))
+        if found is None and decided and client.alive:
+            self.put(sole=False)
+        elif found is None:
+            self._leave(NAK)
+        elif (found.client_hash, found.packet_id) == (client.hash, self.identifier) and client.alive:
+            self._own(found.seq)
+        else:
+            self._leave(b"")
+
+    def _leave(self, body: bytes) -> None:
+        client = self.member.client
         if client.durable_side is not None:
             client.durable_side.machine.reserved.discard(self.identifier)
-        answer(client.broker, self.reply, NAK)
+        answer(client.broker, self.reply, body)
 
 
 class AssignedOp(Op):

@@ -58,10 +58,11 @@ def _without(
     def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         nonlocal left
         ack = parse_ack(reply)
-        if ack is None or ack.delivered > 1 or (source.place and ack.consumer_seq != source.place):
+        if ack is None or ack.delivered > 1 or not source.follows(ack.consumer_seq):
             handler(subject, reply, headers, payload)  # the client may have it, or one before it is lost
             return
         source.place = ack.consumer_seq + 1
+        source.began(ack.consumer_seq, True)
         machine.passed_over(source, ack.stream_seq, 1, reply)
         left -= 1
         passed(not left)

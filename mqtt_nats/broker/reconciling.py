@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -66,6 +67,7 @@ class Reconciling:
         if client is not None:
             self.due(client, name)
         elif name.startswith(SHARED_PREFIX):
+            self._broker.linked = time.time()
             if not self._groups:  # many of them are elected at the same time
                 asyncio.get_running_loop().call_later(SETTLE, self._ask_again)
             self._groups.add(name.removeprefix(SHARED_PREFIX))
@@ -136,6 +138,6 @@ class Reconciling:
 
 def _suspicious(info: ConsumerInfo, machine: DurableOutbound, attachment: Attachment) -> bool:
     source = attachment.source
-    unseen = source.place and info.delivered_consumer_seq >= source.place
+    unseen = source.place and info.delivered_consumer_seq >= abs(source.place)
     astray = info.config["deliver_subject"] != attachment.consumer.deliver_subject or not info.push_bound
     return bool(unseen) or astray or info.num_ack_pending > outstanding(machine, source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.link import Link
@@ -60,6 +61,7 @@ async def _mend(client: Client, side: DurableSide) -> None:
 
 async def recover(broker: Broker, link: Link) -> None:
     """Bring everything back: takeover signals first, then what clients have subscribed, then durable sessions."""
+    broker.linked = time.time()
     for connection in broker.connections:  # also those that have just claimed their session
         if connection.takeover_sid:
             link.renew(connection.takeover_sid, connection.takeover_subject)

@@ -135,7 +135,7 @@ async def resume(
     await side.collect()
     await asyncio.gather(*(bring_back(side, one, 0.0) for one in attachments if one.source.missing))
     for attachment in attachments:
-        if attachment.source.missing:
+        if attachment.source.missing and not attachment.missed:  # else they come yet
             machine.suspect(*attachment.gone)
     ended = [one for one in attachments if one.source.end and one.spent and not machine.holds(one.source)]
     done += [one.consumer.durable_name for one in ended]

@@ -24,6 +24,7 @@ class Source:
         "backlog",
         "clear",
         "done",
+        "early",
         "end",
         "expected",
         "first",
@@ -35,6 +36,7 @@ class Source:
         "no_local",
         "place",
         "qos",
+        "reach",
         "start",
         "until",
         "was_qos",
@@ -61,7 +63,12 @@ class Source:
         self.first = 0
         """Highest stream sequence received as a first delivery: everything before it has been here."""
         self.place = 0
-        """The consumer's own number of the next delivery, redeliveries included; 0 = not known."""
+        """The consumer's own number of the next delivery, redeliveries included; 0 = not known, negative = not
+        more than that."""
+        self.reach = 0
+        """That number of the last delivery before JetStream has told how many are pending."""
+        self.early: list[tuple[int, bool]] = []
+        """Those of first deliveries that have come before the gateway was told, and whether they are acknowledged."""
         self.clear = start - 1
         """The consumer has nothing left to deliver before this sequence, for all that ``last`` says."""
         self.asked = False
@@ -86,6 +93,35 @@ class Source:
         self.last = self.first = self.clear = 0
         self.was_qos = self.until = 0
         self.done.clear()
+
+    def attaching(self) -> None:
+        """The consumer is about to deliver to a new subject, and to send again what is pending."""
+        self.expected, self.again = None, 0
+        self.early.clear()
+
+    def attached(self, pending: int, reach: int, late: bool) -> None:
+        """JetStream has told how many are pending; some may have been delivered, for the first time, by then.
+
+        Args:
+            pending: not acknowledged.
+            reach: number of the last delivery.
+            late: it was asked only after the change: what came before that and was acknowledged is not in ``pending``.
+        """
+        self.expected = pending - sum(number <= reach and not (late and done) for number, done in self.early)
+        self.reach = reach
+        self.place = self.place or -(reach + 1)
+        self.early.clear()
+
+    def began(self, number: int, done: bool) -> None:
+        """A first delivery has come, and is acknowledged when it is ``done``: it is not one to come again."""
+        if self.expected is None:
+            self.early.append((number, done))
+        elif number <= self.reach:
+            self.expected -= 1
+
+    def follows(self, number: int) -> bool:
+        """Whether no delivery is missing before the one with this number, as far as that is known."""
+        return number == self.place if self.place > 0 else not self.place or number <= -self.place
 
     @property
     def collected(self) -> bool:

@@ -71,7 +71,7 @@ class PubrelStore:
     async def owed(self, client_hash: str) -> list[Owed]:
         """What is owed to a client, oldest first; unusable records are deleted."""
         found = []
-        async for message in stored.scan(self._js, STREAM, PREFIX + client_hash):
+        for message in await stored.all_of(self._js, STREAM, PREFIX + client_hash):
             record = parse(message.headers, message.seq)
             if record is None:
                 await self.delete(message.seq)

@@ -29,6 +29,14 @@ WINDOW: Final = 20_000
 MEMBERS_MOST: Final = 10_000
 """Members of one group that can wait for messages at the same time."""
 
+TAKEN: Final = (10071, 10164)
+"""JetStream's answers to an assignment of what is assigned, or is just being assigned."""
+
+_SOLE: Final = (
+    b"Nats-Expected-Last-Subject-Sequence:0\r\nNats-Expected-Last-Subject-Sequence-Subject:"
+    + ASSIGNED.encode()
+    + b"*.%d\r\n"
+)
 _HALFWAY: Final = "halfway"
 _PACKET_ID: Final = "Nmqtt-PacketId"
 
@@ -43,6 +51,14 @@ class Assignment(NamedTuple):
     seq: int
     message_seq: int
     subscription: str
+
+
+class Owner(NamedTuple):
+    """Who has a message, under which identifier. `seq`: of the record that says so."""
+
+    client_hash: str
+    packet_id: int
+    seq: int
 
 
 class HalfWay(NamedTuple):
@@ -75,12 +91,16 @@ def halfway_subject(client_hash: str) -> str:
     return f"{ASSIGNED}{client_hash}.{_HALFWAY}"
 
 
-def assigned_block(packet_id: int, sequence: int, subscription: str) -> bytes:
-    """Header block of an assignment; its payload is empty."""
-    return b"NATS/1.0\r\nNmqtt-PacketId:%d\r\nNmqtt-Seq:%d\r\nNmqtt-Share:%b\r\n\r\n" % (
+def assigned_block(packet_id: int, sequence: int, subscription: str, *, sole: bool = True) -> bytes:
+    """Header block of an assignment; its payload is empty.
+
+    `sole`: JetStream refuses it with a code of `TAKEN` when the message belongs to some client already.
+    """
+    return b"NATS/1.0\r\nNmqtt-PacketId:%d\r\nNmqtt-Seq:%d\r\nNmqtt-Share:%b\r\n%b\r\n" % (
         packet_id,
         sequence,
         headers.percent_encode(subscription).encode(),
+        _SOLE % sequence if sole else b"",
     )
 
 
@@ -159,9 +179,16 @@ class SharedStore:
                 found.append(Assignment(packet_id, message.seq, sequence, name))
         return found, halfway
 
-    async def is_assigned(self, message_seq: int) -> bool:
-        """Whether a message of `$MQTT_msgs` belongs to some client."""
-        return await stored.get_last(self._js, STREAM, assigned_subject("*", message_seq)) is not None
+    async def owner(self, message_seq: int, stored_ns: int) -> Owner | None:
+        """Whose a message of `$MQTT_msgs` is, which was stored at `stored_ns` (nanoseconds since 1970).
+
+        An earlier record is of another message: the stream was replaced since.
+        """
+        found = await stored.get_last(self._js, STREAM, assigned_subject("*", message_seq))
+        if found is None or found.time_ns < stored_ns:
+            return None
+        packet_id = headers.get_int(found.headers, _PACKET_ID) or 0
+        return Owner(found.subject.removeprefix(ASSIGNED).partition(".")[0], packet_id, found.seq)
 
     async def purge_assigned(self, client_hash: str) -> None:
         """A session has ended: what was assigned to it goes to nobody else [MQTT-4.8.2-5] (5.0)."""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mqtt_nats.broker import overflowing
+from mqtt_nats.session.delivery import Source
 
 
 async def test_a_second_attempt_passes_over_what_is_still_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,7 +29,7 @@ async def test_a_second_attempt_passes_over_what_is_still_too_much(monkeypatch: 
         machine=SimpleNamespace(passed_over=lambda source, sequence, attempt, reply: given.append(sequence)),
         arrival=lambda attachment: lambda subject, reply, headers, payload: sent.append(payload),
     )
-    source = SimpleNamespace(end=0, place=0)
+    source = Source(1, 0, 10)
     attachment: Any = SimpleNamespace(source=source, sid=b"1", consumer=SimpleNamespace(durable_name="n"))
 
     def arrive(number: int) -> None:

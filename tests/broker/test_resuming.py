@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mqtt_nats.broker import attaching, resuming
+from mqtt_nats.broker.durable import Attachment
 from mqtt_nats.session.delivery import Source
 from mqtt_streams.consumers import ConsumerRef
 
@@ -33,6 +34,64 @@ async def test_what_is_pending_is_not_taken_from_an_outdated_answer(monkeypatch:
     info = await attaching.send_again(BROKER, "stream", CONSUMER, lambda: 5)
     assert info.num_ack_pending == 5
     assert [one.ack_wait for one in server.asked] == [attaching.EXPIRE_NS] * 2 + [CONSUMER.ack_wait]
+
+
+@pytest.mark.parametrize("former", [True, False])
+async def test_how_a_consumer_is_comes_from_after_the_change(monkeypatch: pytest.MonkeyPatch, former: bool) -> None:
+    asked: list[str] = []
+
+    async def update(js: object, stream: str, consumer: ConsumerRef) -> Any:
+        config = {"deliver_subject": "old" if former else consumer.deliver_subject, "ack_wait": consumer.ack_wait}
+        return SimpleNamespace(config=config, num_ack_pending=1)
+
+    async def info(js: object, stream: str, name: str) -> Any:
+        asked.append(name)
+        return SimpleNamespace(num_ack_pending=2)
+
+    monkeypatch.setattr(attaching, "update_consumer", update)
+    monkeypatch.setattr(attaching, "consumer_info", info)
+    side: Any = SimpleNamespace(client=SimpleNamespace(broker=BROKER))
+    found, late = await attaching.take(side, Attachment("key", CONSUMER, Source(1, 0, 10)))
+    assert (found.num_ack_pending, late, asked) == ((2, True, ["name"]) if former else (1, False, []))
+
+
+@pytest.mark.parametrize(("late", "expected"), [(False, 3), (True, 4)])
+def test_first_deliveries_before_the_answer_do_not_come_again(late: bool, expected: int) -> None:
+    """Five were pending and have been sent again, two new ones have followed; then the answer was made."""
+    source = Source(1, 0, 10)
+    source.attaching()
+    source.began(16, True)
+    source.attached(5, 17, late)
+    assert (source.expected, source.follows(11), source.follows(18), source.follows(19)) == (
+        expected + 1,
+        True,
+        True,
+        False,
+    )
+    source.place = 17
+    source.began(17, False)
+    source.began(18, False)
+    assert (source.expected, source.follows(11), source.follows(17)) == (expected, False, True)
+
+
+async def test_what_was_acknowledged_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three are made to expire, and the client acknowledges one of them before it is sent again."""
+    looks: list[str] = []
+
+    async def update(js: object, stream: str, consumer: ConsumerRef) -> Any:
+        config = {"deliver_subject": consumer.deliver_subject, "ack_wait": consumer.ack_wait}
+        return SimpleNamespace(config=config, num_ack_pending=3)
+
+    async def info(js: object, stream: str, name: str) -> Any:
+        looks.append(name)
+        return SimpleNamespace(num_ack_pending=2)
+
+    monkeypatch.setattr(attaching, "update_consumer", update)
+    monkeypatch.setattr(attaching, "consumer_info", info)
+    monkeypatch.setattr(attaching, "STEP", 0.001)
+    monkeypatch.setattr(attaching, "EXPIRED", 100.0)
+    await attaching.send_again(BROKER, "stream", CONSUMER, lambda: 2)
+    assert looks == ["name"]
 
 
 @pytest.mark.parametrize(("missed", "wire"), [(True, "present"), (False, "former")])

@@ -60,6 +60,46 @@ async def test_members_of_a_killed_gateway(
     await again.quiet()
 
 
+async def test_nats_server_is_killed_at_qos_2(
+    nats_factory: NatsFactory, gateway_factory: GatewayFactory, connect: Connect
+) -> None:
+    """It has forgotten what it has delivered last: nobody gets that a second time."""
+    server = nats_factory()
+    gateways = gateway_factory(server), gateway_factory(server)
+    members = [
+        await connect(gateways[0].port, "first", session_expiry_interval=3600),
+        await connect(gateways[1].port, "second", session_expiry_interval=3600),
+    ]
+    for member in members:
+        await member.subscribe(TEXT, qos=2)
+    publisher = await connect(gateways[0].port, "publisher")
+    got: Counter[bytes] = Counter()
+
+    async def take(member: RawClient5) -> None:
+        while True:
+            publish = await member.expect(Publish, 60)
+            await member.complete(publish)
+            got[publish.payload] += 1
+
+    taking = [asyncio.create_task(take(member)) for member in members]
+    try:
+        for turn in range(2):
+            payloads = [b"%d-%d" % (turn, number) for number in range(40)]
+            await publisher.deliver_all("work", payloads, 2)
+            await aeventually(partial(set(payloads).issubset, got), 60)
+            server.kill()
+            server.start()
+        await publisher.deliver_all("work", [b"end %d" % number for number in range(10)], 2)
+        await aeventually(lambda: len(got) == 90, 60)
+    finally:
+        for task in taking:
+            task.cancel()
+        await asyncio.gather(*taking, return_exceptions=True)
+    for member in members:
+        await member.quiet()
+    assert set(got.values()) == {1}
+
+
 async def test_nats_server_restarts(
     nats_factory: NatsFactory, gateway_factory: GatewayFactory, connect: Connect
 ) -> None:

@@ -3,6 +3,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -81,6 +82,40 @@ async def test_consecutive_deliveries_lack_nothing(local: Gateway) -> None:
                 (received,) = await again.messages(1)
                 assert received.payload == b"more %d" % number
                 await again.complete(received)
+    assert LOST not in local.log
+
+
+async def test_an_answer_that_counts_what_was_delivered_after_the_change(
+    local: Gateway, proxy: NatsProxy, stored: Stored
+) -> None:
+    """A loaded nats-server makes it after it has sent everything again, and what is new: the resume is as any other."""
+    async with (
+        await RawClient.connect(local.port, "late", clean=False) as subscriber,
+        await RawClient.connect(local.port, "publisher") as publisher,
+    ):
+        await subscriber.subscribe("late", qos=2)
+        await publisher.deliver_all("late", [b"%d" % number for number in range(3)], 2)
+        flying = await subscriber.messages(3)
+        subscriber.drop()
+        await stored.detached("late")
+        await publisher.deliver_all("late", [b"%d" % number for number in range(3, 8)], 2)
+
+        def alter(answer: dict[str, Any]) -> None:
+            answer["num_ack_pending"], answer["num_pending"] = 8, 0
+            if answer["delivered"]["consumer_seq"] == 3:
+                answer["delivered"]["consumer_seq"] += 8
+                answer["delivered"]["stream_seq"] += 5
+
+        trap = proxy.set("answer", "$JS.API.CONSUMER.DURABLE.CREATE.$MQTT_msgs.", Action.ALTER)
+        trap.alter = alter
+        async with await RawClient.connect(local.port, "late", clean=False) as again:
+            found = await again.messages(8)  # and no PUBREL between them
+            assert trap.sprung.is_set()
+            assert [(one.payload, one.dup) for one in found] == [(b"%d" % number, number < 3) for number in range(8)]
+            assert [one.packet_id for one in found[:3]] == [one.packet_id for one in flying]
+            for one in found:
+                await again.complete(one)
+            await again.quiet()
     assert LOST not in local.log
 
 

@@ -3,13 +3,14 @@
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mqtt_streams import headers, pubrel, qos2, stored
-from mqtt_streams.api import ApiError, publish
+from mqtt_streams.api import ApiError, Reply, publish
 from mqtt_streams.consumers import create_consumer
 from mqtt_streams.definitions import ensure_streams
 from mqtt_streams.hashing import subject_token
@@ -165,6 +166,34 @@ async def test_owed_until_acknowledged(js: NatsPyJetStream) -> None:
     assert await store.purge("A4a1Bsn5") == 1
     assert await store.owed("A4a1Bsn5") == []
     assert [owed.packet_id for owed in await store.owed("B4a1Bsn5")] == [5]
+
+
+@pytest.mark.parametrize("behind", [False, True])
+async def test_many_that_are_owed_come_in_one_page(
+    js: NatsPyJetStream, monkeypatch: pytest.MonkeyPatch, behind: bool
+) -> None:
+    """Unless a replica lacks some of them."""
+    await ensure_streams(js)
+    await create_consumer(js, pubrel.STREAM, pubrel.pubrel_consumer("A4a1Bsn5", max_ack_pending=10))
+    sequences = [await owe(js, "A4a1Bsn5", packet_id) for packet_id in range(1, 31)]
+    asked: list[str] = []
+    request, page = js.request, stored.direct_page
+
+    async def counted(subject: str, payload: bytes = b"") -> Reply:
+        asked.append(subject)
+        return await request(subject, payload)
+
+    async def lagging(*arguments: Any, **options: Any) -> Any:
+        found, more = await page(*arguments, **options)
+        return found[:-1], more
+
+    monkeypatch.setattr(js, "request", counted)
+    if behind:
+        monkeypatch.setattr(stored, "direct_page", lagging)
+    owed = await PubrelStore(js).owed("A4a1Bsn5")
+    assert owed == [Owed(number + 1, seq, number + 101) for number, seq in enumerate(sequences)]
+    assert (len(asked) > 30) == behind
+    assert len(asked) < 6 or behind
 
 
 async def test_nothing_is_kept_for_a_session_without_consumer(js: NatsPyJetStream) -> None:

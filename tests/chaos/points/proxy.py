@@ -17,7 +17,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 HOST: Final = "127.0.0.1"
 
@@ -35,6 +35,8 @@ class Action(Enum):
     """It does not arrive; everything else goes on."""
     HOLD = "hold"
     """It and everything behind it on its connection wait until :meth:`Trap.release`."""
+    ALTER = "alter"
+    """What its answer says is changed by :attr:`Trap.alter`."""
     BEFORE = "kill before"
     """The gateway dies, and the frame does not arrive."""
     AFTER = "kill after"
@@ -62,6 +64,8 @@ class Trap:
 
     def __init__(self, way: str, prefix: str, action: Action, nth: int = 1) -> None:
         self.way, self.prefix, self.action, self.nth = way, prefix, action, nth
+        self.alter: Callable[[dict[str, Any]], None] = lambda answer: None
+        """Changes what JetStream answers."""
         self.frame: Frame | None = None
         """The frame at which something was done."""
         self.sprung = asyncio.Event()
@@ -179,6 +183,10 @@ class _Pair:
             sink.write(frame.data)
             return
         trap.frame = frame
+        if trap.action is Action.ALTER:
+            sink.write(_altered(frame.data, trap.alter))
+            trap.sprung.set()
+            return
         if trap.action is Action.HOLD:
             trap.sprung.set()
             await trap.released()
@@ -208,6 +216,15 @@ class _Pair:
     def close(self) -> None:
         for writer in (self.gateway, self.server):
             writer.close()
+
+
+def _altered(data: bytes, alter: Callable[[dict[str, Any]], None]) -> bytes:
+    """A message without headers, whose JSON is changed."""
+    line, _, payload = data.partition(b"\r\n")
+    answer = json.loads(payload)
+    alter(answer)
+    payload = json.dumps(answer).encode()
+    return b"%b %d\r\n%b\r\n" % (line.rpartition(b" ")[0], len(payload), payload)
 
 
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
