@@ -246,6 +246,15 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, BaseSettings):
         description="Options of plugins, `[plugins.NAME]` in the file. Those that have such a table, empty or not, are "
         "loaded at the start, unless it says `load = false`.",
     )
+    sys_interval: float = Field(
+        default=60.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Seconds between two rounds of `$SYS` topics; 0: there are none.",
+    )
+    presence: bool = Field(
+        default=True, description="Publish an event when a client has connected or its connection has ended."
+    )
     log_level: Annotated[Literal["debug", "info", "warning", "error", "critical"], BeforeValidator(_lower)] = Field(
         default="info", description="Least severe messages that are logged."
     )

@@ -328,6 +328,7 @@ class Gateway:
                 tasks.create_task(self.lease.keep(), name="lease"),
                 tasks.create_task(broker.readiness.keep(), name="readiness"),
                 tasks.create_task(broker.banning.keep(), name="bans"),
+                tasks.create_task(broker.system.keep(), name="$SYS"),
                 tasks.create_task(broker.fleet.keep(), name="fleet"),
                 tasks.create_task(look_after(broker), name="shared subscriptions"),
                 tasks.create_task(self.access.keep(), name="authenticators"),

@@ -127,6 +127,7 @@ async def looked_at(client: Client, will: Will) -> Will | None:
 def connected(client: Client, present: bool) -> None:
     """CONNACK has been written."""
     client.broker.counters.connects += 1
+    client.broker.presence.connected(client, present)
     chain = client.broker.hooks.noticing(CLIENT_CONNECTED)
     if chain is not None:
         chain.emit(Connected(ClientView(client), present))
@@ -147,6 +148,7 @@ def disconnected(client: Client) -> None:
     else:
         how, reason, text = "lost", ReasonCode.UNSPECIFIED_ERROR, "the connection was lost"
     client.broker.counters.leave(how)
+    client.broker.presence.disconnected(client, reason, text)
     chain = client.broker.hooks.noticing(CLIENT_DISCONNECTED)
     if chain is not None:
         chain.emit(Disconnected(ClientView(client), reason, text))

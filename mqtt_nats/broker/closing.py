@@ -214,8 +214,8 @@ async def postpone(broker: Broker, timer: FiredTimer) -> None:
             raise
 
 
-async def end_session(broker: Broker, record: SessionRecord, sequence: int) -> None:
-    """End a session whose record was written with ``sequence``, unless somebody has claimed it since.
+async def end_session(broker: Broker, record: SessionRecord, sequence: int) -> bool:
+    """End a session whose record was written with ``sequence``; False when somebody has claimed it since.
 
     It is claimed like any session, so that a client that connects at this moment either keeps it or gets a new one.
     """
@@ -226,10 +226,11 @@ async def end_session(broker: Broker, record: SessionRecord, sequence: int) -> N
     try:
         sequence = await broker.sessions.save(record, expected=sequence, reply=reply)
     except Conflict:
-        return
+        return False
     finally:
         broker.link.unsubscribe_raw(sid)
     await _remove(broker, record, sequence)
+    return True
 
 
 async def _remove(broker: Broker, record: SessionRecord, sequence: int) -> None:

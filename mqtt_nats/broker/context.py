@@ -20,8 +20,11 @@ from mqtt_nats.broker.banning import Banning
 from mqtt_nats.broker.counters import Counters
 from mqtt_nats.broker.generation import Generation
 from mqtt_nats.broker.nodes import Nodes
+from mqtt_nats.broker.presence import Presence
 from mqtt_nats.broker.readiness import Readiness
 from mqtt_nats.broker.replying import Replying
+from mqtt_nats.broker.service import Service
+from mqtt_nats.broker.system import System
 from mqtt_nats.broker.takers import Takers
 from mqtt_nats.broker.unheard import Unheard, find_stored
 from mqtt_nats.connection.connection import Clock, Hold
@@ -117,6 +120,7 @@ class Broker:
         self.replying = Replying(self)
         self.nodes = Nodes(self)
         self.readiness = Readiness(self)
+        self.system, self.presence, self.service = System(self), Presence(self), Service(self)
         self.fanout.response_topic = self.replying.response_topic
         self.sessions = SessionStore(inbox, domain)
         self.retained = RetainedStore(inbox)

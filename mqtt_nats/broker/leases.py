@@ -179,6 +179,7 @@ class Lease:
     def _begin_anew(self) -> str:
         """Let go of every client: their sessions may have moved. Goes on under another name."""
         broker = self.broker
+        broker.presence.renamed()
         broker.identity = name_hash(secrets.token_hex(16))
         self._sequence = self._registration = 0
         for client in list(broker.connections):

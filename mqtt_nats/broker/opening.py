@@ -82,19 +82,20 @@ async def open_session(client: Client, connect: Connect) -> None:
     # [MQTT-3.1.4-5] [MQTT-3.2.0-1] [MQTT-3.2.0-2] [MQTT-3.2.2-2] [MQTT-3.2.2-3] (5.0)
     client.outlet.write(welcome(client, connect, present, granted))
     client.greeted = True
-    if client.durable_side is not None and present:
-        try:
+    try:
+        if client.durable_side is not None and present:
             # CONNACK leaves when everything subscribed is live: who sees it may rely on that, as on SUBACK.
             client.outlet.clog()
             denied = denied_subscriptions(client)
             await rejoin(client, denied)
             client.outlet.unclog()
             await resume(client, client.durable_side, denied, partial(withdraw, client))
-        except (RequestTimeout, NoResponders, ApiError, TimeoutError) as error:
-            log.warning("%s: its session cannot be resumed: %s", client, error)
-            client.end(MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE))
-            return
-    connected(client, present)
+    except (RequestTimeout, NoResponders, ApiError, TimeoutError) as error:
+        log.warning("%s: its session cannot be resumed: %s", client, error)
+        client.end(MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE))
+        return
+    finally:
+        connected(client, present)  # also when it ends here: who hears of its end has heard of its beginning
     client.opened()
 
 

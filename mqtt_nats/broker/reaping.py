@@ -101,18 +101,20 @@ async def _session(broker: Broker, dead: Entry, record: SessionRecord, sequence:
     v5 = record.v5
     assert v5 is not None
     if v5.kind == "regular" or v5.expiry == 0:
-        await end_session(broker, record, sequence)
+        if await end_session(broker, record, sequence):
+            broker.presence.lost(dead.identity, record.client_id, sequence)
         return
     # A will that its dead owner had found and not dealt with; its own was stored under its own name.
     others = [gateway for gateway in v5.wills if gateway != dead.identity]
     if others:
         await settle_wills(broker, name_hash(record.client_id), others, continued=True)
-    if v5.expiry is not None:
-        await _deadline(broker, record, sequence, dead.alive + v5.expiry)
+    # Of a session that never expires nothing tells whether its connection had ended before.
+    if v5.expiry is None or await _deadline(broker, record, sequence, dead.alive + v5.expiry):
+        broker.presence.lost(dead.identity, record.client_id, sequence)
 
 
-async def _deadline(broker: Broker, record: SessionRecord, sequence: int, at: float) -> None:
-    """Set the timer of a session, unless its connection had ended before its gateway did: then there is one."""
+async def _deadline(broker: Broker, record: SessionRecord, sequence: int, at: float) -> bool:
+    """Set the timer of a session; False when there is one, as its connection had ended before its gateway did."""
     client_hash = name_hash(record.client_id)
     payload = record.client_id.encode()
     try:
@@ -121,6 +123,8 @@ async def _deadline(broker: Broker, record: SessionRecord, sequence: int, at: fl
         if error.err_code not in WRONG_LAST_SEQUENCE:
             raise
         present = await stored.get_last(broker.inbox, TIMERS, timer_subject(EXPIRY, client_hash))
-        if present is not None and get_int(present.headers, EPOCH) != sequence:
-            await broker.timers.cancel(EXPIRY, client_hash)
-            await broker.timers.schedule(EXPIRY, client_hash, at, sequence, payload, UNSET)
+        if present is None or get_int(present.headers, EPOCH) == sequence:
+            return False
+        await broker.timers.cancel(EXPIRY, client_hash)
+        await broker.timers.schedule(EXPIRY, client_hash, at, sequence, payload, UNSET)
+    return True

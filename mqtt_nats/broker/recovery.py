@@ -74,6 +74,8 @@ async def recover(broker: Broker, link: Link) -> None:
     broker.replying.renew(link)
     broker.nodes.renew(link)
     broker.banning.renew(link)
+    broker.system.renew(link)
+    broker.service.renew(link)
     if broker.fleet is not None:
         broker.fleet.renew(link)
     expect_gap(broker, link)
@@ -84,6 +86,7 @@ async def recover(broker: Broker, link: Link) -> None:
     except TimeoutError:
         return  # lost again: the next connection starts over
     broker.online.set()
+    broker.presence.flush()
     limit = asyncio.Semaphore(AT_ONCE)
 
     async def check(client: Client) -> None:

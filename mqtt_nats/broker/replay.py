@@ -15,6 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.broker.record import save_record
+from mqtt_nats.broker.system import of_system
 from mqtt_nats.pubsub.fanout import received
 from mqtt_nats.pubsub.message import Stored, encoded_id
 from mqtt_nats.pubsub.table import PLAIN, Choice, Gate
@@ -63,6 +64,9 @@ class Replay:
         self._marks: deque[int] = deque()
         """Where pages ended that were sent and are not noted in the record."""
         self._written = False
+        self._subject = subject
+        self.asks = not of_system(topic_filter)
+        """NATS is asked for the messages."""
         self._literal = "" if "*" in subject or ">" in subject else subject
         self._pages: AsyncIterator[list[RetainedMessage]] = client.broker.retained.matching(subject, start)
 
@@ -72,6 +76,10 @@ class Replay:
         Raises:
             ApiError, NoResponders, RequestTimeout: the stream does not answer.
         """
+        if not self.asks:
+            self.page = self.client.broker.system.page(self.filter, self._subject)
+            self.complete = True
+            return
         if self._literal:
             message = await self.client.broker.retained.get(self._literal)
             self.page = [] if message is None or message.seq < self.cursor else [message]

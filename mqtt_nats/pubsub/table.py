@@ -335,6 +335,10 @@ class Table:
             self._resolve(found)
         return found
 
+    def wanted(self, topic: str) -> bool:
+        """Whether any filter matches a topic."""
+        return bool(self._trie.match(topic))
+
     def _make(self, key: bytes) -> Route:
         topic = validate_topic_name(key, *self._most)
         try:

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells who comes and goes: one event for each change, on a NATS subject and a `$SYS` topic.
+
+The gateway that had the connection tells of its end, also when another one has taken the session over. Of connections
+that ended with their gateway whoever deals with that gateway's clients tells, as far as their sessions are still its
+own: who has connected elsewhere meanwhile was told of there, with a higher epoch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from mqtt_nats.broker.system import spread
+from mqtt_nats.codec import ReasonCode
+from mqtt_nats.observing.presence import Change, event, subject, topic
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.client import Client
+    from mqtt_nats.broker.context import Broker
+
+WAITING_MOST: Final = 10_000
+"""Events that wait while NATS is not connected; of more the oldest are lost."""
+
+GATEWAY_LOST: Final = "the gateway was lost"
+
+
+class Presence:
+    """The events of one gateway."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._wanted = broker.settings.presence
+        self._waiting: deque[tuple[Change, str, str, bytes]] = deque(maxlen=WAITING_MOST)
+        self._former: set[Client] = set()
+        """Connections from when the gateway had another name: whoever took it for dead tells of their end."""
+
+    def renamed(self) -> None:
+        """The gateway was taken for dead, and goes on under another name."""
+        self._former = {client for client in self._broker.connections if client.greeted}
+
+    def connected(self, client: Client, present: bool) -> None:
+        """A connection has been accepted."""
+        if self._wanted:
+            more = {
+                "session_present": present,
+                "keepalive": int(client.connection.keepalive),
+                "expiry_interval": client.expiry,
+            }
+            self._tell("connected", client, more)
+
+    def disconnected(self, client: Client, reason: ReasonCode, text: str) -> None:
+        """Such a connection has ended."""
+        if not self._wanted:
+            return
+        if client in self._former:
+            self._former.discard(client)
+            return
+        lasted = self._broker.clock.now - client.connection.opened
+        more = {
+            "reason": reason.name.lower() if reason else "normal_disconnection",
+            "reason_code": int(reason),
+            "reason_text": text,
+            "connected_at": int((time.time() - lasted) * 1000),
+        }
+        self._tell("disconnected", client, more)
+
+    def _tell(self, change: Change, client: Client, more: dict[str, Any]) -> None:
+        connection = client.connection
+        about = {
+            "connection": connection.number,
+            "username": client.user,
+            "ipaddress": connection.host,
+            "proto_name": "MQTT",
+            "proto_ver": client.version,
+        }
+        self._publish(change, self._broker.identity, client.client_id, client.epoch, about | more)
+
+    def lost(self, gateway: str, client_id: str, epoch: int) -> None:
+        """A connection has ended with its gateway."""
+        if self._wanted:
+            reason = ReasonCode.UNSPECIFIED_ERROR
+            more = {"reason": "gateway_lost", "reason_code": int(reason), "reason_text": GATEWAY_LOST}
+            self._publish("disconnected", gateway, client_id, epoch, more)
+
+    def _publish(self, change: Change, gateway: str, client_id: str, epoch: int, more: dict[str, Any]) -> None:
+        body = event(change, gateway, client_id, epoch, time.time(), more)
+        self._waiting.append((change, gateway, client_id, body))
+        self.flush()
+
+    def flush(self) -> None:
+        """Publish what waits, where NATS is connected."""
+        broker = self._broker
+        link = broker.link
+        if link.wire is None or not link.online:
+            return
+        while self._waiting:
+            change, gateway, client_id, body = self._waiting.popleft()
+            target = subject(change, client_id).encode()
+            link.out.append(b"PUB %b %d\r\n%b\r\n" % (target, len(body), body))
+            spread(broker, topic(change, gateway, client_id), body, abroad=True)
+        link.kick()

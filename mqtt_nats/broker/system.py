@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`$SYS` topics: published every `sys_interval`, and there at once for whoever subscribes.
+
+Each gateway publishes its own below `$SYS/brokers/<gateway>/`, which travel through NATS. It also tells the other
+gateways what it has, on a subject of theirs, so that each of them can give its own clients the sums below
+`$SYS/broker/` and the last values of all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from mqtt_nats import __version__
+from mqtt_nats.broker.counters import snapshot
+from mqtt_nats.codec import matches
+from mqtt_nats.observing.averages import Averages
+from mqtt_nats.observing.topics import Report, of_cluster, of_gateway, totals
+from mqtt_nats.pubsub.message import Message
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.retained import STREAM as RETAINED
+from mqtt_streams.retained import RetainedMessage
+from mqtt_streams.sessions import STREAM as SESSIONS
+from mqtt_streams.subjects import SYSTEM_LEVEL, system_subject
+
+if TYPE_CHECKING:
+    from mqtt_nats.backbone.link import Link
+    from mqtt_nats.broker.context import Broker
+
+log = logging.getLogger("mqtt_nats.broker")
+
+REPORTS: Final = b"$MQTT.gateways.report"
+"""Where gateways tell each other what they have; a newcomer's first one is answered."""
+
+MISSED: Final = 3
+"""Intervals without a report after which a gateway's values are forgotten."""
+
+GATEWAYS_MOST: Final = 1000
+
+UNTOLD: Final = ("stored", "lag", "nats")
+"""What of the counters is in no topic."""
+
+
+def of_system(topic_filter: str) -> bool:
+    """Whether a topic filter is about `$SYS` topics."""
+    return topic_filter == SYSTEM_LEVEL or topic_filter.startswith(SYSTEM_LEVEL + "/")
+
+
+def spread(broker: Broker, topic: str, payload: bytes, *, abroad: bool) -> None:
+    """Publish on a `$SYS` topic at QoS 0: through NATS, or (not ``abroad``) to the clients of this gateway only."""
+    subject = system_subject(topic).encode()
+    if abroad:
+        broker.link.out.append(b"PUB %b %d\r\n%b\r\n" % (subject, len(payload), payload))
+    if not broker.table.wanted(topic):
+        return
+    route = broker.table.route_of_subject(subject)
+    if route is None:
+        return
+    message = Message(route.key, payload, 0)
+    if abroad:
+        broker.fanout.local(route, message)
+    else:
+        for group in route.groups.values():
+            broker.fanout.group(group, message)
+
+
+class System:
+    """The `$SYS` topics of one gateway, and what it knows of the others'."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._interval = broker.settings.sys_interval
+        self._averages = Averages()
+        self._report: Report | None = None
+        self._others: dict[str, tuple[float, Report]] = {}
+        """What other gateways have told, and when (loop time)."""
+        self._most = self._most_here = 0
+        self._streams: dict[str, int] = {}
+        self._subjects: list[tuple[bytes, bytes]] = []
+        if self._interval:
+            for subject in (REPORTS, b"%b.%b" % (REPORTS, broker.identity.encode())):
+                self._subjects.append((broker.link.subscribe_raw(subject, self._heard), subject))
+
+    def renew(self, link: Link) -> None:
+        """Subscribe again after a reconnect."""
+        for sid, subject in self._subjects:
+            link.renew(sid, subject)
+
+    async def keep(self) -> None:
+        """Publish for as long as the gateway runs."""
+        if not self._interval:
+            return
+        last = time.monotonic()
+        try:
+            while True:
+                try:
+                    now = time.monotonic()
+                    await self.tick(now - last)
+                    last = now
+                except Exception:
+                    log.exception("$SYS topics were not published")
+                await asyncio.sleep(self._interval)
+        finally:
+            self._tell(orjson.dumps({"id": self._broker.identity, "gone": True}), b"")
+
+    async def tick(self, seconds: float) -> None:
+        """Publish what is the case now, ``seconds`` after the last time."""
+        broker = self._broker
+        found = await snapshot(broker)
+        self._averages.update(totals(found), seconds)
+        await self._look()
+        self._most_here = max(self._most_here, found["clients"])
+        first = self._report is None
+        for name in UNTOLD:
+            del found[name]
+        self._report = report = found | {
+            "interval": self._interval,
+            "version": __version__,
+            "loads": self._averages.loads,
+            "most": self._most_here,
+            "streams": self._streams,
+        }
+        own = self._subjects[1][1] if first else b""
+        self._tell(orjson.dumps(report), own)
+        for topic, value in of_gateway(report).items():
+            spread(broker, topic, value.encode(), abroad=True)
+        for topic, value in self._sums().items():
+            spread(broker, topic, value.encode(), abroad=False)
+        broker.link.kick()
+
+    async def _look(self) -> None:
+        """Ask how much the streams hold; what they do not tell now is what it was before."""
+        found: dict[str, int] = {}
+        try:
+            for name, key in ((MESSAGES, "messages"), (RETAINED, "retained"), (SESSIONS, "sessions")):
+                state = (await call(self._broker.inbox, f"STREAM.INFO.{name}"))["state"]
+                found[key] = int(state["messages"])
+                if name == MESSAGES:
+                    found["bytes"] = int(state["bytes"])
+        except (ApiError, NoResponders, RequestTimeout, TimeoutError):
+            return
+        self._streams = found
+
+    def _tell(self, body: bytes, reply: bytes) -> None:
+        link = self._broker.link
+        target = b"%b %b" % (REPORTS, reply) if reply else REPORTS
+        link.out.append(b"PUB %b %d\r\n%b\r\n" % (target, len(body), body))
+        link.kick()
+
+    def _heard(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        """Another gateway has told what it has."""
+        try:
+            report: dict[str, Any] = orjson.loads(payload)
+            identity = report["id"]
+            if identity == self._broker.identity or not isinstance(identity, str):
+                return
+            if report.get("gone"):
+                self._others.pop(identity, None)
+            elif len(self._others) < GATEWAYS_MOST or identity in self._others:
+                float(report["interval"])
+                of_gateway(report)
+                of_cluster([report], 0)
+                self._others[identity] = asyncio.get_running_loop().time(), report
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError):
+            log.debug("a gateway's report cannot be read")
+            return
+        if reply == b"%b.%b" % (REPORTS, identity.encode()) and self._report is not None:
+            body = orjson.dumps(self._report)
+            self._broker.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
+            self._broker.link.kick()
+
+    def _known(self) -> list[Report]:
+        """What is known of every gateway that is heard of."""
+        now = asyncio.get_running_loop().time()
+        gone = [name for name, (at, one) in self._others.items() if now - at > MISSED * float(one["interval"])]
+        for name in gone:
+            del self._others[name]
+        own = [] if self._report is None else [self._report]
+        return own + [one for _, one in self._others.values()]
+
+    def _sums(self) -> dict[str, str]:
+        reports = self._known()
+        if not reports:
+            return {}
+        self._most = max(self._most, sum(one["clients"] for one in reports))
+        return of_cluster(reports, self._most)
+
+    def values(self) -> dict[str, str]:
+        """The last value of every topic."""
+        found = self._sums()
+        for one in self._known():
+            found |= of_gateway(one)
+        return found
+
+    def page(self, topic_filter: str, subject: str) -> list[RetainedMessage]:
+        """The last values, as if they were retained, for one subject of a subscription."""
+        wild = "*" in subject or ">" in subject
+        stamp = time.time_ns()
+        return [
+            RetainedMessage(one, 0, value.encode(), b"", 0, stamp)
+            for topic, value in self.values().items()
+            if (one := system_subject(topic)) == subject or (wild and matches(topic_filter, topic))
+        ]

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`$SYS` topics of two gateways."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+from nats.aio.client import Client as NatsClient
+
+from mqtt_nats.codec import PINGREQ, Ack, PingResp, Publish, ReasonCode
+from mqtt_nats.config import Settings
+from tests.harness.inprocess import InProcess, running
+from tests.harness.nats import NatsServer
+from tests.harness.rawclient import RawClient, topic_of
+from tests.harness.rawclient5 import RawClient5
+from tests.harness.waiting import aeventually
+
+Pair = tuple[InProcess, InProcess]
+
+
+async def values(client: RawClient) -> dict[str, str]:
+    """The last values of all that has been sent to a client until now."""
+    found: dict[str, str] = {}
+    client.write(PINGREQ)
+    while not isinstance(packet := await client.packet(), PingResp):
+        assert isinstance(packet, Publish)
+        found[topic_of(packet)] = packet.payload.decode()
+    return found
+
+
+def tick(*gateways: InProcess) -> None:
+    for one in gateways:
+        one.run(one.broker.system.tick(60.0))
+
+
+async def both_known(pair: Pair) -> None:
+    """Wait until each gateway knows of the other."""
+    for one in pair:
+        await aeventually(lambda one=one: len(one.call(one.broker.system.values)["$SYS/brokers"].split(",")) == 2)
+
+
+async def test_the_last_values_are_there_at_once(pair: Pair, name: str) -> None:
+    await both_known(pair)
+    async with await RawClient.connect(pair[0].port, name) as client:
+        await client.subscribe("$SYS/#")
+        first = await client.expect(Publish)
+        assert first.retain
+        found = await values(client) | {topic_of(first): first.payload.decode()}
+        ids = sorted(one.broker.identity for one in pair)
+        assert found["$SYS/brokers"] == ",".join(ids)
+        assert {f"$SYS/brokers/{one}/sysdescr" for one in ids} <= found.keys()
+        assert found["$SYS/broker/version"].startswith("mqtt-nats version ")
+        assert found["$SYS/broker/uptime"].endswith(" seconds")
+        await client.subscribe("$SYS/broker/uptime")
+        packet = await client.expect(Publish)
+        assert (topic_of(packet), packet.retain) == ("$SYS/broker/uptime", True)
+
+
+async def test_sums_over_gateways(pair: Pair, name: str) -> None:
+    async with (
+        await RawClient.connect(pair[0].port, name, clean=False) as one,
+        await RawClient.connect(pair[1].port, f"{name}-2") as two,
+        await RawClient.connect(pair[1].port, f"{name}-3") as three,
+    ):
+        before = int(pair[0].call(pair[0].broker.system.values)["$SYS/broker/publish/messages/received"])
+        await two.deliver_all(f"{name}/a", [b"x"] * 5, 1)
+        await three.deliver_all(f"{name}/a", [b"x"] * 2, 0)
+        await one.subscribe("$SYS/broker/+/+", "$SYS/broker/publish/messages/received")
+
+        async def summed() -> bool:
+            tick(pair[1], pair[0])
+            found = await values(one)
+            return (
+                found["$SYS/broker/clients/connected"] == "3"
+                and int(found["$SYS/broker/publish/messages/received"]) >= before + 7
+                and int(found["$SYS/broker/messages/stored"]) >= 5
+                and int(found["$SYS/broker/clients/total"]) >= 3
+            )
+
+        await aeventually(summed)
+
+
+async def test_another_gateways_topics_come_through_nats(pair: Pair, name: str, nats_client: NatsClient) -> None:
+    first, second = pair
+    read = await nats_client.subscribe(f"$MQTT_SYS.brokers.{second.broker.identity}.>")
+    await nats_client.flush()
+    async with await RawClient.connect(first.port, name) as client:
+        topic = f"$SYS/brokers/{second.broker.identity}/version"
+        await client.subscribe(topic)
+        await client.expect(Publish)  # as it was
+        tick(second)
+        packet = await client.expect(Publish)
+        assert (topic_of(packet), packet.retain) == (topic, False)
+        assert (await read.next_msg(30)).subject.startswith(f"$MQTT_SYS.brokers.{second.broker.identity}.")
+        tick(first)  # nobody has it twice
+        await client.quiet()
+
+
+async def test_wildcards_at_the_first_level_do_not_match(pair: Pair, name: str) -> None:
+    """[MQTT-4.7.2-1] (3.1.1, 5.0)"""
+    async with await RawClient.connect(pair[0].port, name) as client:
+        await client.subscribe("#", "+/broker/uptime", "+/#")
+        tick(*pair)
+        await client.quiet()
+
+
+async def test_clients_cannot_publish_there(pair: Pair, name: str) -> None:
+    async with await RawClient5.connect5(pair[0].port, name) as client:
+        identifier = client.publish("$SYS/broker/uptime", b"for ever", 1)
+        ack = await client.expect(Ack)
+        assert (ack.packet_id, ack.reason) == (identifier, ReasonCode.NOT_AUTHORIZED)
+
+
+async def test_a_gateway_that_is_not_heard_of_is_forgotten(pair: Pair, nats_client: NatsClient) -> None:
+    first, _ = pair
+    heard = await nats_client.subscribe("$MQTT.gateways.report")
+    await nats_client.flush()
+    tick(first)
+    report = orjson.loads((await heard.next_msg(30)).data)
+
+    def names() -> str:
+        return first.call(first.broker.system.values)["$SYS/brokers"]
+
+    for broken in (
+        b"",
+        b"[]",
+        b"{}",
+        b'{"id": 1}',
+        b'{"id": "ghost"}',
+        orjson.dumps(report | {"id": "ghost", "sent": 0}),
+    ):
+        await nats_client.publish("$MQTT.gateways.report", broken)
+    await nats_client.publish("$MQTT.gateways.report", orjson.dumps(report | {"id": "spirit", "interval": 1.0}))
+    await aeventually(lambda: "spirit" in names())
+    assert "ghost" not in names()
+    await aeventually(lambda: "spirit" not in names())
+
+
+async def test_a_gateway_that_ends_is_forgotten_at_once(pair: Pair, nats_server: NatsServer) -> None:
+    first, _ = pair
+    settings = Settings(listen="127.0.0.1:0", nats=(nats_server.url,), sys_interval=3600)
+    with running(settings) as third:
+        identity = third.broker.identity
+        await aeventually(lambda: identity in first.call(first.broker.system.values)["$SYS/brokers"])
+        # What the newcomer has missed it is told.
+        await aeventually(lambda: first.broker.identity in third.call(third.broker.system.values)["$SYS/brokers"])
+    await aeventually(lambda: identity not in first.call(first.broker.system.values)["$SYS/brokers"])
+
+
+async def test_they_can_be_turned_off(nats_server: NatsServer, name: str, nats_client: NatsClient) -> None:
+    read = await nats_client.subscribe("$MQTT.presence.>")
+    await nats_client.flush()
+    settings = Settings(listen="127.0.0.1:0", nats=(nats_server.url,), sys_interval=0, presence=False)
+    with running(settings) as gateway:
+        async with await RawClient.connect(gateway.port, name) as client:
+            await client.subscribe("$SYS/#")
+            await client.quiet()
+            await client.disconnect()
+    await nats_client.publish("$MQTT.presence.end", b"")
+    assert (await read.next_msg(30)).subject == "$MQTT.presence.end"
+
+
+@pytest.mark.parametrize(("topics", "code"), [("#", 0x80), ("$SYS/broker/#", 0)])
+async def test_rules_have_to_name_them(
+    nats_server: NatsServer, name: str, tmp_path_factory: pytest.TempPathFactory, topics: str, code: int
+) -> None:
+    file = tmp_path_factory.mktemp("acl") / "acl.toml"
+    file.write_text(f'[[rules]]\neffect = "allow"\ntopics = "{topics}"\n', encoding="utf-8")
+    settings = Settings(listen="127.0.0.1:0", nats=(nats_server.url,), acl_file=file, sys_interval=3600)
+    with running(settings) as gateway:
+        async with await RawClient.connect(gateway.port, name) as client:
+            assert await client.subscribe("$SYS/broker/uptime") == (code,)
