@@ -26,6 +26,9 @@ log = logging.getLogger("mqtt_nats.audit")
 
 PREFIX: Final = "/api/v1"
 
+HERE_ONLY: Final = {"streams.list": frozenset(("monitor",))}
+"""Arguments for the command line: a gateway asks no address that somebody names over HTTP."""
+
 REFERENCE: Final = "#/components/schemas/"
 
 
@@ -170,6 +173,8 @@ async def _given(verb: Verb, request: Request, known: dict[str, Any]) -> dict[st
         if not isinstance(values, dict):
             raise BadRequest("expected a JSON object")
     for name in values:
+        if name in HERE_ONLY.get(verb.name, ()):
+            raise BadRequest(f"{name}: there is no such argument")
         if name in known:
             raise BadRequest(f"{name} is given by the path")
     return values
@@ -193,9 +198,10 @@ def _text(error: Exception) -> str:
 # -- description ------------------------------------------------------------------------------------
 
 
-def _properties(verb: Verb) -> dict[str, Any]:
-    found: dict[str, Any] = verb.arguments.model_json_schema().get("properties", {})
-    return found
+def _properties(verb: Verb, schema: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The arguments that can be given over HTTP."""
+    found: dict[str, Any] = (schema or verb.arguments.model_json_schema()).get("properties", {})
+    return {name: one for name, one in found.items() if name not in HERE_ONLY.get(verb.name, ())}
 
 
 def _is_list(schema: dict[str, Any]) -> bool:
@@ -229,7 +235,7 @@ def describe(verbs: Sequence[Verb], token: bool) -> dict[str, Any]:
 def _operation(verb: Verb, schemas: dict[str, Any]) -> dict[str, Any]:
     schema = verb.arguments.model_json_schema(ref_template=REFERENCE + "{model}")
     schemas.update(schema.pop("$defs", {}))
-    properties: dict[str, Any] = schema.get("properties", {})
+    properties = _properties(verb, schema)
     required = set(schema.get("required", ()))
     error = {"description": "One line that says what is wrong.", "content": _json({"$ref": REFERENCE + "Error"})}
     operation: dict[str, Any] = {

@@ -24,14 +24,18 @@ from mqtt_nats.errors import StartupError
 if TYPE_CHECKING:
     from mqtt_nats.admin.listener import AdminListener
 
+SCRIPT: Final = "text/javascript; charset=utf-8"
+
 PAGE: Final = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/style.css": ("style.css", "text/css; charset=utf-8"),
-    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
-    "/charts.js": ("charts.js", "text/javascript; charset=utf-8"),
+    **{f"/{name}.js": (f"{name}.js", SCRIPT) for name in ("page", "ask", "bridge", "charts", "parts")},
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 """The files of the dashboard."""
+
+OPEN: Final = frozenset(("/healthz", "/readyz", *PAGE))
+"""What tells nothing but whether the gateway is well, and the page without what it shows."""
 
 METHODS: Final = ["GET", "POST", "DELETE", "PUT", "PATCH"]
 
@@ -85,6 +89,7 @@ def make_app(listener: AdminListener) -> ASGIApp:
     token = listener.settings.admin_token
     return Guard(
         app,
+        OPEN,
         "" if token is None else token.get_secret_value(),
         listener.settings.admin_tls_client_ca is not None,
     )

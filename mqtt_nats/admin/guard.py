@@ -7,6 +7,7 @@ import base64
 import binascii
 import hmac
 import logging
+from collections.abc import Set
 from time import monotonic
 from typing import Final
 from urllib.parse import urlsplit
@@ -22,9 +23,6 @@ log = logging.getLogger("mqtt_nats.admin")
 
 BODY_MOST: Final = 1024 * 1024
 """Bytes of a request's body."""
-
-OPEN: Final = frozenset(("/healthz", "/readyz", "/", "/style.css", "/page.js", "/charts.js", "/icon.svg"))
-"""What tells nothing but whether the gateway is well, and the page without what it shows."""
 
 SUBPROTOCOL: Final = "mqtt-nats"
 
@@ -55,12 +53,14 @@ class Guard:
     """An ASGI application in front of another.
 
     Args:
+        open_paths: what is answered without a token.
         token: has to be presented; empty: nobody is asked for one.
         proved: there is another proof, a certificate.
     """
 
-    def __init__(self, app: ASGIApp, token: str, proved: bool) -> None:
+    def __init__(self, app: ASGIApp, open_paths: Set[str], token: str, proved: bool) -> None:
         self._app = app
+        self._open = open_paths
         self._token = token.encode()
         self._proved = proved
         self._reminded = -REMIND
@@ -86,7 +86,7 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != host:
             return problem(403, "the request comes from a page of somebody else's")
-        if scope["path"] not in OPEN and self._token and not self._presents(scope, headers):
+        if scope["path"] not in self._open and self._token and not self._presents(scope, headers):
             self._remind(scope)
             found = problem(401, "a bearer token is needed")
             found.headers["www-authenticate"] = 'Bearer realm="mqtt-nats"'

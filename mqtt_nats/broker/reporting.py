@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a gateway has counted, told over NATS to whoever asks: its siblings, and those who look at all gateways."""
+"""What a gateway has counted, told over NATS to its siblings: those that one supervisor has started."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from mqtt_nats.broker.context import Broker
 
 COUNTERS: Final = b"$MQTT.gateways.counters"
-"""Every gateway that is meant tells what it has counted; ``{"group": ...}`` means those of one supervisor."""
+"""Every gateway of a group, ``{"group": ...}``, tells what it has counted."""
 
 
 def reported(broker: Broker, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-    """Answer, unless others are meant, or the question cannot be read."""
+    """Answer a sibling."""
     if not reply:
         return
     try:
-        group = orjson.loads(payload).get("group") if payload else None
-    except (orjson.JSONDecodeError, AttributeError):
+        group = orjson.loads(payload)["group"]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
         return
-    if group is None or group == broker.place.group:
+    if group == broker.place.group:
         broker.spawn(_report(broker, reply), "counters")
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from mqtt_nats.ctl import bans, cluster, counters, fleet, plugins
+from mqtt_nats.ctl import bans, cluster, fleet, plugins
 from mqtt_nats.ctl.verb import Arguments, Refused, Verb
 
 __all__ = ["VERBS", "Arguments", "Refused", "Verb"]
 
-VERBS: Final[tuple[Verb, ...]] = (*cluster.VERBS, *counters.VERBS, *bans.VERBS, *plugins.VERBS, *fleet.VERBS)
+VERBS: Final[tuple[Verb, ...]] = (*cluster.VERBS, *bans.VERBS, *plugins.VERBS, *fleet.VERBS)

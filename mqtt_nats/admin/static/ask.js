@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Questions to the gateway, and the token where one is needed: it is forgotten with the browser's tab.
+
+import { dialog, make } from "/parts.js";
+
+export class Refused extends Error {}
+
+export const token = () => sessionStorage.getItem("token") ?? "";
+
+async function fetched(method, path, values) {
+  const headers = token() ? { Authorization: `Bearer ${token()}` } : {};
+  let url = path;
+  let body;
+  if (method === "POST") {
+    body = JSON.stringify(values);
+    headers["Content-Type"] = "application/json";
+  } else {
+    const query = new URLSearchParams();
+    for (const [name, value] of Object.entries(values)) {
+      if (value !== "" && value !== false) query.append(name, value);
+    }
+    if (query.size) url += `?${query}`;
+  }
+  return fetch(url, { method, headers, body, credentials: "same-origin", redirect: "error" });
+}
+
+export async function ask(method, path, values = {}, root = "/api/v1") {
+  for (;;) {
+    const answer = await fetched(method, root + path, values);
+    if (answer.status === 401) {
+      await signIn(true);
+      continue;
+    }
+    const found = await answer.json().catch(() => ({ error: `status ${answer.status}` }));
+    if (!answer.ok) throw new Refused(found.error);
+    return found;
+  }
+}
+
+let asking = null;
+
+// Ask for the token, once, until it is right.
+export function signIn(wrong = false) {
+  asking ??= (async () => {
+    let first = !wrong;
+    for (;;) {
+      const answer = await fetched("GET", "/about", {});
+      if (answer.status !== 401) break;
+      await form(first && !token() ? "" : "That is not the token.");
+      first = false;
+    }
+  })().finally(() => { asking = null; });
+  return asking;
+}
+
+function form(text) {
+  return new Promise((done) => {
+    const input = make("input", { type: "password", name: "token", autocomplete: "current-password", required: "" });
+    const enter = make("button", { type: "submit" }, "Enter");
+    const filled = make("form", { method: "dialog" },
+      make("label", {}, "Token of the gateway (admin_token) ", input), make("p", { class: "muted" }, text),
+      make("div", { class: "bar" }, enter));
+    const shown = dialog("Sign in", [filled], null);
+    input.focus();
+    shown.addEventListener("cancel", (event) => event.preventDefault());
+    filled.addEventListener("submit", () => {
+      sessionStorage.setItem("token", input.value);
+      done();
+    });
+  });
+}
