@@ -21,7 +21,7 @@ from mqtt_nats.backbone.store import Store
 from mqtt_nats.broker import stalling
 from mqtt_nats.broker.client import Client
 from mqtt_nats.broker.context import Broker
-from mqtt_nats.broker.control import Control
+from mqtt_nats.broker.control import Control, Powers
 from mqtt_nats.broker.fleet import Fleet
 from mqtt_nats.broker.greeting import UseAnotherServer
 from mqtt_nats.broker.leases import Lease
@@ -147,9 +147,9 @@ class Gateway:
         Raises:
             StartupError: one line that says what is wrong.
         """
+        GATEWAY.set(self.name)
         urls = self.settings.nats_display
         name = f"mqtt-nats {self.identity}"
-        GATEWAY.set(self.name)
         self.link = await connect_link(
             self.settings,
             name=name,
@@ -313,7 +313,7 @@ class Gateway:
             self.link.on_denied = partial(self._denied, self.link)
             self.wild.on_denied = partial(self._denied, self.wild)
             self.lease = Lease(broker)
-            broker.control = Control(broker, self.lease)
+            broker.control = Control(broker, self.lease, Powers(self.doors, stop.set))
             try:
                 await self.lease.begin()
             except (NoResponders, RequestTimeout, ApiError) as error:

@@ -176,6 +176,10 @@ class Permissions:
 
     def may_publish(self, topic: str, qos: int, retain: bool) -> bool:
         """Whether a message may be published, without memory."""
+        rule = self._publish_rule(topic, qos, retain)
+        return self._default if rule is None else rule.allow
+
+    def _publish_rule(self, topic: str, qos: int, retain: bool) -> Rule | None:
         for one in self._publish:
             rule = one.rule
             if rule.qos is not None and qos not in rule.qos:
@@ -183,11 +187,15 @@ class Permissions:
             if rule.retain is not None and rule.retain is not retain:
                 continue
             if any(each.text == topic if each.literal else matches(each.text, topic) for each in one.topics):
-                return rule.allow
-        return self._default
+                return rule
+        return None
 
     def subscribe(self, topic_filter: str, qos: int) -> bool:
         """Whether a filter (without ``$share/<group>/``) may be subscribed."""
+        rule = self._subscribe_rule(topic_filter, qos)
+        return self._default if rule is None else rule.allow
+
+    def _subscribe_rule(self, topic_filter: str, qos: int) -> Rule | None:
         for one in self._subscribe:
             if one.rule.qos is not None and qos not in one.rule.qos:
                 continue
@@ -195,8 +203,18 @@ class Permissions:
             if any(
                 each.text == topic_filter if each.literal else applies(each.text, topic_filter) for each in one.topics
             ):
-                return one.rule.allow
-        return self._default
+                return one.rule
+        return None
+
+    def explain(
+        self, access: Literal["publish", "subscribe"], topic: str, qos: int, retain: bool
+    ) -> tuple[bool, Rule | None]:
+        """Whether something is permitted, and the rule that has decided it; None: none has."""
+        if access == "publish":
+            return self.may_publish(topic, qos, retain), self._publish_rule(topic, qos, retain)
+        if topic.startswith("$share/") and topic.count("/") > 1:
+            topic = topic.split("/", 2)[2]
+        return self.subscribe(topic, qos), self._subscribe_rule(topic, qos)
 
 
 class OwnRules(Protocol):

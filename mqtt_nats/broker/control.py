@@ -4,21 +4,30 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import resource
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
+from mqtt_nats.broker import controlclients, controlrules, controltrace
+from mqtt_nats.broker.controlling import Refusal, Total
 from mqtt_nats.broker.reporting import COUNTERS, reported
+from mqtt_nats.codec import MqttError
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
 if TYPE_CHECKING:
+    from mqtt_nats.access.authenticator import Door
     from mqtt_nats.backbone.link import Link
     from mqtt_nats.broker.context import Broker
     from mqtt_nats.broker.leases import Lease
+    from mqtt_nats.listeners.listener import Listener
+
+log = logging.getLogger("mqtt_nats.audit")
 
 WHO: Final = b"$MQTT.gateways.who"
 """Every gateway answers with what it is."""
@@ -32,17 +41,49 @@ RELOAD: Final = b"$MQTT.gateways.reload"
 LOOK: Final = b"$MQTT.gateways.look"
 """Every gateway looks at once for gateways whose lease has lapsed."""
 
+ASK: Final = b"$MQTT.gateways.ask"
+"""Every gateway that is meant answers a question, in as many messages as it takes."""
+
+Answering = Callable[["Control", dict[str, Any]], AsyncIterator[Any]]
+
+ANSWERS: Final[dict[str, Answering]] = {
+    **controlclients.ANSWERS,
+    **controlrules.ANSWERS,
+    **controltrace.ANSWERS,
+}
+"""What can be asked."""
+
+PAGE_ITEMS: Final = 500
+PAGE_BYTES: Final = 256 * 1024
+"""Bounds of one message: NATS takes a megabyte, unless it was told otherwise."""
+
+PAGE_SECONDS: Final = 1.0
+"""Who has asked hears at least this often what has become of it, where there is anything to hear."""
+
+
+class Powers(NamedTuple):
+    """What the gateway around the broker can be asked for."""
+
+    doors: Mapping[Listener, Door]
+    """Its listeners, and who decides who gets in there."""
+    stop: Callable[[], None]
+    """Has it end in good order."""
+
 
 class Control:
     """The subscriptions of one gateway."""
 
-    def __init__(self, broker: Broker, lease: Lease) -> None:
-        self._broker = broker
+    def __init__(self, broker: Broker, lease: Lease, powers: Powers) -> None:
+        self.broker = self._broker = broker
         self._lease = lease
+        self.powers = powers
+        self.traces: dict[str, controltrace.Trace] = {}
+        """By the name that who wants to see it has given it."""
         subscribe = broker.link.subscribe_raw
         self._sids = [(subscribe(WHO, self._who), WHO), (subscribe(LOOK, self._look), LOOK)]
         self._sids.append((subscribe(PLUGINS, self._plugins), PLUGINS))
         self._sids.append((subscribe(COUNTERS, partial(reported, broker)), COUNTERS))
+        self._sids.append((subscribe(ASK, self._ask), ASK))
 
     def renew(self, link: Link) -> None:
         """Subscribe again after a reconnect."""
@@ -66,6 +107,65 @@ class Control:
             body = orjson.dumps({"id": self._broker.identity, **found})
             self._broker.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
             self._broker.link.kick()
+
+    def _ask(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        try:
+            question = orjson.loads(payload)
+            what, gateway = question["ask"], question.get("gateway", "")
+        except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
+            return
+        if reply and gateway in ("", self._broker.identity):
+            self._broker.spawn(self._respond(reply, str(what), question), f"answer to {what}")
+
+    async def _respond(self, reply: bytes, what: str, question: dict[str, Any]) -> None:
+        """Answer in pages, each when the server has taken the one before."""
+        answering = ANSWERS.get(what)
+        error = ""
+        items: list[bytes] = []
+        size, total = 0, None
+        loop = asyncio.get_running_loop()
+        sent = loop.time()
+        most = min(PAGE_BYTES, self._broker.link.max_payload // 2)
+        try:
+            if answering is None:
+                raise Refusal(f"this gateway does not know the question {what!r}: it may be older than who asks")
+            async for item in answering(self, question):
+                if isinstance(item, Total):
+                    total = item.items
+                else:
+                    items.append(orjson.dumps(item))
+                    size += len(items[-1])
+                late = loop.time() - sent > PAGE_SECONDS
+                if len(items) >= PAGE_ITEMS or size >= most or (late and items) or isinstance(item, Total):
+                    self._page(reply, items, True, total)
+                    items, size, sent = [], 0, loop.time()
+                    await self._broker.link.fence()
+        except Refusal as refusal:
+            error = str(refusal)
+        except (MqttError, ApiError, NoResponders, RequestTimeout) as failure:
+            error = " ".join(str(failure).split()) or type(failure).__name__
+        except TimeoutError:  # nobody is there to be answered
+            return
+        except Exception:
+            log.exception("the question %r cannot be answered", what)
+            error = "internal error: see the log of the gateway"
+        self._page(reply, items, False, total, error)
+
+    def _page(self, reply: bytes, items: list[bytes], more: bool, total: int | None, error: str = "") -> None:
+        about = {"id": self._broker.identity, "more": more, "error": error, "of": total}
+        self.tell(reply, b'%b,"items":[%b]}' % (orjson.dumps(about)[:-1], b",".join(items)))
+
+    def tell(self, reply: bytes, body: bytes) -> None:
+        """Send something to who has asked."""
+        self._broker.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
+        self._broker.link.kick()
+
+    def listener_of(self, door: Door) -> str:
+        """The address of the listener by which a client came in."""
+        for listener, its in self.powers.doors.items():
+            if its is door:
+                return str(listener.bound[0]) if listener.bound else listener.settings.listen
+        return ""
 
     def _look(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         self._lease.wake.set()

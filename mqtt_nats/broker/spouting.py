@@ -56,17 +56,18 @@ class Spout:
         at = 0
         while at < len(data):
             first = data[at]
-            body, end = _extent(data, at)
+            body, end = extent(data, at)
             at = end
             if first >> 4 != 3:
                 continue
-            found = self._parse(first, data, body, end)
+            found = self.parse(first, data, body, end)
             if acked is not None and found.qos:
                 self.sent[found.packet_id] = found
             if delivered is not None:
                 delivered.emit(found)
 
-    def _parse(self, first: int, data: bytes, at: int, end: int) -> Delivered:
+    def parse(self, first: int, data: bytes, at: int, end: int) -> Delivered:
+        """The PUBLISH packet whose first byte is ``first``, and whose body is ``data`` from ``at`` to ``end``."""
         qos = first >> 1 & 3
         size = data[at] << 8 | data[at + 1]
         at += 2
@@ -77,7 +78,7 @@ class Spout:
             identifier = data[at] << 8 | data[at + 1]
             at += 2
         if self.client.version == 5:
-            start, stop = _extent(data, at - 1)
+            start, stop = extent(data, at - 1)
             alias = _alias(data, start, stop)
             if alias:
                 if size:
@@ -89,7 +90,7 @@ class Spout:
         return Delivered(self._view, topic.decode(), data[at:end], qos, retain, dup, identifier)
 
 
-def _extent(data: bytes, at: int) -> tuple[int, int]:
+def extent(data: bytes, at: int) -> tuple[int, int]:
     """Beginning and end of what has a length (one to four bytes) after the byte at ``at``."""
     size = shift = 0
     while True:
@@ -115,7 +116,7 @@ def lost(outlet: Outlet, data: bytes) -> None:
     at = 0
     while at < len(data):
         first = data[at]
-        body, at = _extent(data, at)
+        body, at = extent(data, at)
         if first >> 4 == 3:
             size = data[body] << 8 | data[body + 1]
             dropped(spout.client, data[body + 2 : body + 2 + size].decode(), first >> 1 & 3, "slow client")

@@ -8,8 +8,8 @@ import time
 from typing import Any, Final
 
 from mqtt_nats.backbone.inbox import Inbox
-from mqtt_nats.broker.control import LOOK, WHO
-from mqtt_nats.ctl.connecting import ask_all
+from mqtt_nats.broker.control import LOOK
+from mqtt_nats.ctl.asking import present
 from mqtt_nats.ctl.servers import servers
 from mqtt_nats.ctl.tables import ago, table
 from mqtt_nats.ctl.verb import Arguments, Refused, Verb
@@ -19,7 +19,7 @@ from mqtt_streams.definitions import STREAMS
 from mqtt_streams.gateways import PREFIX, STREAM, Entry, GatewayStore
 
 PATIENCE: Final = 0.5
-"""Seconds in which gateways answer."""
+"""Seconds in which nats-servers answer."""
 
 STREAM_NOT_FOUND: Final = 10059
 
@@ -30,7 +30,7 @@ async def status(inbox: Inbox) -> dict[str, Any]:
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream does not answer, and no gateway is there.
     """
-    answered, found = await asyncio.gather(ask_all(inbox, WHO, PATIENCE), servers(inbox, PATIENCE))
+    answered, found = await asyncio.gather(present(inbox), servers(inbox, PATIENCE))
     answers = {one["id"]: one for one in answered}
     entries: dict[str, Entry] = {}
     try:
@@ -152,7 +152,7 @@ async def remove(inbox: Inbox, identity: str) -> str:
     found = {one.identity: one for one in await store.entries()}.get(identity)
     if found is None:
         raise Refused(f"there is no gateway {identity}: `mqtt-nats ctl cluster status` lists them", 404)
-    answers = [one["id"] for one in await ask_all(inbox, WHO, PATIENCE)]
+    answers = [one["id"] for one in await present(inbox)]
     if identity in answers:
         raise Refused(f"gateway {identity} runs, and is not removed: stop it by SIGTERM", 409)
     if found.reaper:

@@ -3,40 +3,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import sys
+from base64 import b64encode
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, get_args, get_origin
 
-import anyio
 import click
 import orjson
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from mqtt_nats.backbone.inbox import Inbox
-from mqtt_nats.config import Settings
-from mqtt_nats.ctl.connecting import connected
+from mqtt_nats.ctl import tracing
+from mqtt_nats.ctl.bar import bar
+from mqtt_nats.ctl.connecting import run_connected
 from mqtt_nats.ctl.verb import Arguments, Verb
 from mqtt_nats.ctl.verbs import VERBS
 
 GROUPS = {
+    "acl": "What the rules allow.",
     "bans": "Client ids, user names and addresses that may not connect.",
+    "clients": "Clients that are connected.",
     "cluster": "Gateways and nats-servers.",
     "plugins": "Plugins of gateways.",
+    "retained": "Retained messages.",
+    "sessions": "Sessions, of clients that are connected or not.",
+    "streams": "The streams that keep everything.",
 }
 """What is said of the first word of commands that have two."""
 
 DEFAULT = "list"
 """The second word, where it may be left out."""
-
-
-def run_connected(settings: Settings, work: Callable[[Inbox], Awaitable[Any]]) -> Any:
-    """Run something with a connection to NATS. Raises StartupError."""
-
-    async def run() -> Any:
-        async with connected(settings) as inbox:
-            return await work(inbox)
-
-    return anyio.run(run, backend="asyncio", backend_options={"use_uvloop": True})
 
 
 class Noun(click.Group):
@@ -61,7 +58,7 @@ def made() -> dict[str, click.Command]:
         group = found.setdefault(first, Noun(first, help=GROUPS[first]))
         assert isinstance(group, click.Group)
         group.add_command(command_of(verb, second))
-    return found
+    return {**found, "trace": tracing.group}
 
 
 def command_of(verb: Verb, name: str) -> click.Command:
@@ -75,8 +72,12 @@ def command_of(verb: Verb, name: str) -> click.Command:
     @click.pass_context
     def run(context: click.Context, /, **given: Any) -> None:
         as_json = given.pop("as_json")
+        if given.get("payload") == "-":
+            given |= {"payload": b64encode(sys.stdin.buffer.read()).decode(), "base64": True}
         arguments = checked(verb.arguments, given, context)
-        result = run_connected(context.obj, lambda inbox: verb.run(inbox, arguments))
+        watched: AbstractContextManager[None] = nullcontext() if as_json else bar(verb.name)
+        with watched:
+            result = run_connected(context.obj, lambda inbox: verb.run(inbox, arguments))
         click.echo(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode() if as_json else verb.show(result))
 
     return click.Command(name, params=parameters, callback=run, help=verb.summary)

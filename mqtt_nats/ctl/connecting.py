@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import anyio
 import orjson
 
 from mqtt_nats.backbone.inbox import NO_RESPONDERS, Inbox
@@ -57,3 +58,13 @@ async def ask_all(inbox: Inbox, subject: bytes, seconds: float, body: bytes = b"
     await asyncio.sleep(seconds)
     link.unsubscribe_raw(sid)
     return answers
+
+
+def run_connected(settings: Settings, work: Callable[[Inbox], Awaitable[Any]]) -> Any:
+    """Run something with a connection to NATS. Raises StartupError."""
+
+    async def run() -> Any:
+        async with connected(settings) as inbox:
+            return await work(inbox)
+
+    return anyio.run(run, backend="asyncio", backend_options={"use_uvloop": True})

@@ -12,9 +12,8 @@ import orjson
 from pydantic import Field
 
 from mqtt_nats.backbone.inbox import NO_RESPONDERS, Inbox
-from mqtt_nats.broker.control import RELOAD, WHO
-from mqtt_nats.ctl.cluster import PATIENCE
-from mqtt_nats.ctl.connecting import ask_all
+from mqtt_nats.broker.control import RELOAD
+from mqtt_nats.ctl.asking import present
 from mqtt_nats.ctl.verb import Arguments, Refused, Verb
 from mqtt_streams.fleet import FleetStore, Wish
 
@@ -56,8 +55,8 @@ async def reload(inbox: Inbox, asked: Where) -> list[dict[str, Any]]:
     Raises:
         Refused: no gateway is there, or not all have answered.
     """
-    present = {one["id"] for one in await ask_all(inbox, WHO, PATIENCE)}
-    wanted = present & {asked.gateway} if asked.gateway else present
+    there = {one["id"] for one in await present(inbox)}
+    wanted = there & {asked.gateway} if asked.gateway else there
     if not wanted:
         missing = f"gateway {asked.gateway} does not answer" if asked.gateway else "no gateway answers"
         raise Refused(f"{missing}: `mqtt-nats ctl cluster status` lists them", 404)

@@ -10,9 +10,8 @@ import orjson
 from pydantic import Field
 
 from mqtt_nats.backbone.inbox import NO_RESPONDERS, Inbox
-from mqtt_nats.broker.control import PLUGINS, WHO
-from mqtt_nats.ctl.cluster import PATIENCE
-from mqtt_nats.ctl.connecting import ask_all
+from mqtt_nats.broker.control import PLUGINS
+from mqtt_nats.ctl.asking import present
 from mqtt_nats.ctl.fleet import remember, take_back
 from mqtt_nats.ctl.tables import table
 from mqtt_nats.ctl.verb import Arguments, Refused, Verb
@@ -27,9 +26,9 @@ async def ask(inbox: Inbox, action: str, name: str = "", gateway: str = "") -> l
     Raises:
         Refused: no gateway is there, or not all have answered.
     """
-    present = {one["id"] for one in await ask_all(inbox, WHO, PATIENCE)}
-    wanted = present & {gateway} if gateway else present
-    if not present and action == "unload" and await take_back(inbox, name):
+    there = {one["id"] for one in await present(inbox)}
+    wanted = there & {gateway} if gateway else there
+    if not there and action == "unload" and await take_back(inbox, name):
         return []
     if not wanted:
         missing = f"gateway {gateway} does not answer" if gateway else "no gateway answers"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -13,17 +14,49 @@ def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in every]
 
 
+def sheet(*entries: tuple[str, str]) -> list[str]:
+    """Lines of names and what they have, one thing to a line."""
+    width = max(len(name) for name, _ in entries)
+    return [f"{name.ljust(width)}  {value}".rstrip() for name, value in entries]
+
+
 def ago(at: float | None, now: float) -> str:
     """How long ago a Unix time was, roughly."""
     if at is None:
         return ""
     seconds = max(now - at, 0.0)
+    return f"{span(seconds)} ago" if seconds >= 1 else "now"
+
+
+def span(seconds: float) -> str:
+    """A time that something takes, roughly."""
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago" if seconds >= 1 else "now"
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def quantity(size: float) -> str:
+    """Bytes, roughly."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 10 else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
 
 
 def plain(text: str) -> str:
     """A name on one line, without what a terminal would take for a command."""
     return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
+
+
+def cut(found: dict[str, Any], name: str, limit: int) -> dict[str, Any]:
+    """A result with so many entries of a list at most (0: all), and how many there are."""
+    total = len(found[name])
+    return {**found, name: found[name][:limit] if limit else found[name], "total": total}
+
+
+def rest(found: dict[str, Any], name: str) -> list[str]:
+    """What is said below a table that does not have all of them."""
+    there = len(found[name])
+    return [] if there == found["total"] else [f"{there:,} of {found['total']:,} are shown"]

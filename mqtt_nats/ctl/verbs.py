@@ -5,9 +5,31 @@ from __future__ import annotations
 
 from typing import Final
 
-from mqtt_nats.ctl import bans, cluster, fleet, plugins
+from mqtt_nats.ctl import (
+    bans,
+    clients,
+    cluster,
+    fleet,
+    gateways,
+    plugins,
+    retained,
+    sessions,
+    streams,
+    topics,
+)
 from mqtt_nats.ctl.verb import Arguments, Refused, Verb
 
 __all__ = ["VERBS", "Arguments", "Refused", "Verb"]
 
-VERBS: Final[tuple[Verb, ...]] = (*cluster.VERBS, *bans.VERBS, *plugins.VERBS, *fleet.VERBS)
+VERBS: Final[tuple[Verb, ...]] = (
+    *gateways.VERBS,
+    *clients.VERBS,
+    *sessions.VERBS,
+    *topics.VERBS,
+    *retained.VERBS,
+    *streams.VERBS,
+    *cluster.VERBS,
+    *bans.VERBS,
+    *plugins.VERBS,
+    *fleet.VERBS,
+)

@@ -69,6 +69,8 @@ class Listener:
         self._proxies = tuple(map(parse_network, settings.proxy_protocol))
         self._context = make_context(settings) if settings.secure else None
         self._timeout = general.connect_timeout
+        self.bound: list[Bound] = []
+        """Where it listens, once it does."""
         self._server: asyncio.Server | None = None
         self._sockets: list[socket.socket] = []
         self._reminded: dict[Verdict, float] = {}
@@ -97,7 +99,8 @@ class Listener:
         new: Callable[[], Any] = partial(self._web, make) if self.settings.web else partial(make, self)
         if self._context is None and not self._proxies:
             self._server = await loop.create_server(new, host, port, backlog=backlog, reuse_port=shared or None)
-            return [self._bound(one.getsockname()) for one in self._server.sockets]
+            self.bound = [self._bound(one.getsockname()) for one in self._server.sockets]
+            return self.bound
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         try:
             for family, _, _, _, address in dict.fromkeys(found):
@@ -110,7 +113,13 @@ class Listener:
         for one in self._sockets:
             # Not create_server: it would count a connection only after its handshake, and could not change context.
             loop.add_reader(one, self._accept, one, new, spawn)
-        return [self._bound(one.getsockname()) for one in self._sockets]
+        self.bound = [self._bound(one.getsockname()) for one in self._sockets]
+        return self.bound
+
+    @property
+    def connections(self) -> int:
+        """Sockets that are open."""
+        return self._door.connections
 
     def _bound(self, address: Any) -> Bound:
         return Bound(address[0], address[1], self.settings.type)

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions about the clients of a gateway and what they have subscribed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, Final
+
+from mqtt_nats.broker.controlling import SLICE, Refusal, Total, chosen, is_slow, load, sliced
+from mqtt_nats.codec import MqttError, ReasonCode, matches
+from mqtt_nats.connection.connection import Hold
+from mqtt_nats.pubsub.table import PLAIN, Filter
+from mqtt_streams.subjects import subject_to_topic
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.client import Client
+    from mqtt_nats.broker.control import Control
+
+log = logging.getLogger("mqtt_nats.audit")
+
+VERSIONS: Final = {3: "3.1", 4: "3.1.1", 5: "5.0"}
+
+HOLDS: Final = {
+    Hold.HANDSHAKE: "its CONNECT is being answered",
+    Hold.WINDOW: "what it published is not stored yet",
+    Hold.NATS: "NATS takes nothing",
+    Hold.OUTBOUND: "it does not read what it asked for",
+    Hold.JOBS: "it asks for more than is being done",
+    Hold.TURN: "it has had its turn",
+    Hold.LEASE: "its session may be somebody else's",
+    Hold.STANDSTILL: "the gateway stood still",
+    Hold.RATE: "it sends more than its rate",
+    Hold.HOOKS: "a hook looks at what it published",
+}
+"""Why nothing is read from a client, for people."""
+
+
+def brief(control: Control, client: Client) -> dict[str, Any]:
+    """What a list says of a client; times are Unix times."""
+    connection, outlet = client.connection, client.outlet
+    now = time.time()
+    back = now - control.broker.clock.now
+    inflight, queued, window = load(client)
+    return {
+        "client": client.client_id,
+        "user": client.user,
+        "address": connection.peer,
+        "listener": control.listener_of(client.access),
+        "version": VERSIONS.get(client.version, str(client.version)),
+        "since": connection.opened + back,
+        "heard": connection.alive + back,
+        "keepalive": connection.keepalive,
+        "durable": client.durable,
+        "expiry": client.expiry,
+        "subscriptions": len(client.filters) + len(client.shares or ()),
+        "inflight": inflight,
+        "window": window,
+        "queued": queued,
+        "unread": outlet.held,
+        "unread_since": now - (time.monotonic() - outlet.since) if outlet.clogged else None,
+        "stalled": client.durable_side is not None and client.durable_side.stall is not None,
+        "slow": is_slow(client),
+        "dropped": outlet.dropped,
+        "unstored": len(client.receipts),
+    }
+
+
+async def _clients(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+    fits = chosen(control, question)
+    async for client in sliced(list(control.broker.clients.values())):
+        if fits(client):
+            yield brief(control, client)
+
+
+async def _connected(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+    async for client in sliced(list(control.broker.clients.values())):
+        if client.alive:
+            yield client.client_id
+
+
+async def _client(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+    client = control.broker.clients.get(str(question.get("client")))
+    if client is None or not client.alive:
+        return
+    will, guard = client.will, client.guarded
+    holds = client.connection._holds
+    yield brief(control, client) | {
+        "epoch": client.epoch,
+        "will": None if will is None else subject_to_topic(will.subject),
+        "ruled": guard is not None,
+        "not_read_from": [text for bit, text in HOLDS.items() if holds & bit],
+    }
+    for one in _subscriptions_of(client):
+        yield one
+
+
+def _subscriptions_of(client: Client) -> list[dict[str, Any]]:
+    found = []
+    for each, qos in client.filters.items():
+        options = PLAIN if client.options is None else client.options.get(each, PLAIN)
+        found.append(_subscription(client, each.text, qos, *options))
+    for text, share in (client.shares or {}).items():
+        source = share.source
+        found.append(_subscription(client, text, source.qos, False, source.kept, source.identifier))
+    return found
+
+
+def _subscription(client: Client, text: str, qos: int, nl: bool, rap: bool, identifier: int | None) -> dict[str, Any]:
+    return {
+        "client": client.client_id,
+        "filter": text,
+        "qos": qos,
+        "no_local": nl,
+        "retain_as_published": rap,
+        "identifier": identifier,
+    }
+
+
+async def _subscriptions(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+    fits, topic = chosen(control, question), question.get("topic")
+    known: dict[str, bool] = {}
+    async for client in sliced(list(control.broker.clients.values())):
+        if not fits(client):
+            continue
+        for one in _subscriptions_of(client):
+            text = one["filter"]
+            if topic and not known.setdefault(text, _reaches(text, topic)):
+                continue
+            yield one
+
+
+def _reaches(topic_filter: str, topic: str) -> bool:
+    """Whether a subscription, perhaps a shared one, brings messages of a topic."""
+    if topic_filter.startswith("$share/"):
+        topic_filter = topic_filter.split("/", 2)[2]
+    return matches(topic_filter, topic)
+
+
+async def _topics(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+    wanted = question.get("filter") or "#"
+    async for route in sliced(list(control.broker.table.routes.values())):
+        if matches(wanted, route.topic):
+            yield route.topic
+
+
+async def _filters(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+    """How many clients have a filter, and whether NATS lets the gateway have it."""
+    filters: list[Filter] = list(control.broker.table.filters.values())
+    async for found in sliced(filters):
+        yield {"filter": found.text, "clients": len(found.members), "denied": found.denied}
+
+
+async def _kick(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+    names = ("clients", "match", "user", "address", "listener", "slow", "everybody")
+    if not any(question.get(name) for name in names):
+        raise Refusal("nobody is named")
+    fits = chosen(control, question)
+    found = [client async for client in sliced(list(control.broker.clients.values())) if fits(client)]
+    yield Total(len(found))
+    if question.get("dry_run"):
+        for client in found:
+            yield client.client_id
+        return
+    why = str(question.get("reason") or "disconnected by an administrator")
+    error = MqttError(why, ReasonCode.ADMINISTRATIVE_ACTION)
+    pause = float(question.get("over") or 0.0) / max(len(found), 1)
+    if found:
+        log.warning("%d clients are disconnected: %s", len(found), why)
+    for number, client in enumerate(found, 1):
+        if client.alive:
+            client.end(error)
+            yield client.client_id
+        if pause:
+            await asyncio.sleep(pause)
+        elif not number % SLICE:
+            await asyncio.sleep(0)
+
+
+ANSWERS: Final = {
+    "clients": _clients,
+    "client": _client,
+    "connected": _connected,
+    "subscriptions": _subscriptions,
+    "topics": _topics,
+    "filters": _filters,
+    "kick": _kick,
+}

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions about what a gateway has and allows, and what it can be asked to do."""
+
+from __future__ import annotations
+
+import logging
+from base64 import b64decode
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from mqtt_nats.access.acl import Identity, Permissions, Rule, Rules
+from mqtt_nats.broker.announcing import session
+from mqtt_nats.broker.closing import end_session
+from mqtt_nats.broker.controlling import Refusal, sliced
+from mqtt_nats.broker.counters import snapshot
+from mqtt_nats.codec import MqttError, validate_topic_filter, validate_topic_name
+from mqtt_nats.codec.topics import MAX_BYTES
+from mqtt_nats.hooks.points import CLIENT_AUTHORIZE, SESSION_TERMINATED
+from mqtt_nats.plugins.host import Host
+from mqtt_streams.hashing import name_hash
+from mqtt_streams.sessions import PoisonedRecord
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.control import Control
+
+log = logging.getLogger("mqtt_nats.audit")
+
+
+async def _counters(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+    yield await snapshot(control.broker)
+
+
+async def _listeners(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+    general = control.broker.settings
+    for listener in control.powers.doors:
+        settings = listener.settings
+        yield {
+            "listen": [str(one) for one in listener.bound] or [settings.listen],
+            "type": settings.type,
+            "connections": listener.connections,
+            "max_connections": settings.max_connections,
+            "authenticators": [] if settings.use_identity else list(general.chain_of(settings)),
+            "anonymous": not settings.use_identity and general.is_open(settings),
+            "use_identity": settings.use_identity,
+        }
+
+
+async def _hooks(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+    for one in control.broker.hooks.accounts():
+        yield one._asdict()
+
+
+# -- rules --------------------------------------------------------------------------------------------
+
+
+async def _acl(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+    """What the rules say of one user and one topic, at every QoS, and which of them."""
+    broker = control.broker
+    topic, asked = str(question.get("topic")), question.get("access")
+    name = str(question.get("client") or "")
+    client = broker.clients.get(name) if name else None
+    user = question.get("user")
+    if client is not None and client.user == user:
+        address = question.get("address") or client.connection.host
+        groups, own = client.granted.groups, client.granted.rules
+    else:
+        client, address, groups, own = None, question.get("address") or "", frozenset(), None
+    identity = Identity(user, name, address, groups | frozenset(question.get("groups") or ()))
+    accesses: list[Literal["publish", "subscribe"]] = []
+    if asked != "subscribe" and (asked or _is_topic(topic)):
+        accesses.append("publish")
+    if asked != "publish":
+        accesses.append("subscribe")
+    try:
+        for access in accesses:
+            if access == "publish":
+                _check(topic)
+            else:
+                validate_topic_filter(topic)
+        parts: list[tuple[str, Rules | None, Permissions]] = []
+        if broker.rules is not None:
+            parts.append(("the ACL file", broker.rules, broker.rules.permissions(identity)))
+        if own is not None:
+            source = own if isinstance(own, Rules) else None
+            parts.append(("the client's own rules", source, own.permissions(identity)))
+    except MqttError as error:
+        raise Refusal(f"{topic!r}: {error}") from None
+    except ValueError as error:
+        raise Refusal(str(error)) from None
+    for access in accesses:
+        for qos in (0, 1, 2) if question.get("qos") is None else (int(question["qos"]),):
+            allowed, why = _decision(parts, access, topic, qos, bool(question.get("retain")))
+            yield {
+                "access": access,
+                "qos": qos,
+                "allowed": allowed,
+                "why": why,
+                "connected": client is not None,
+                "hooks": broker.hooks.deciding(CLIENT_AUTHORIZE) is not None,
+            }
+
+
+def _check(topic: str) -> None:
+    """Raises MqttError, ValueError: it is no topic name."""
+    encoded = topic.encode()
+    if len(encoded) > MAX_BYTES:
+        raise ValueError(f"the topic name has more than {MAX_BYTES} bytes")
+    validate_topic_name(len(encoded).to_bytes(2) + encoded)
+
+
+def _is_topic(text: str) -> bool:
+    return "+" not in text and "#" not in text
+
+
+def _decision(
+    parts: Sequence[tuple[str, Rules | None, Permissions]],
+    access: Literal["publish", "subscribe"],
+    topic: str,
+    qos: int,
+    retain: bool,
+) -> tuple[bool, str]:
+    """Whether it is allowed, and what has decided that: the part that denies it, or the last one."""
+    allowed, why = True, "there are no rules"
+    for name, rules, permissions in parts:
+        allowed, rule = permissions.explain(access, topic, qos, retain)
+        if rule is not None and rules is not None:
+            number = next(at for at, each in enumerate(rules.rules, 1) if each is rule)
+            why = f"{name}, rule {number}: {_said(rule)}"
+        else:
+            why = f"{name}: no rule applies" if rules is not None else name
+        if not allowed:
+            break
+    return allowed, why
+
+
+def _said(rule: Rule) -> str:
+    what = {"both": "publish and subscribe"}.get(rule.access, rule.access)
+    text = f"{'allow' if rule.allow else 'deny'} {what} {', '.join(one.text for one in rule.topics)}"
+    if rule.qos is not None:
+        text += f" at QoS {', '.join(map(str, sorted(rule.qos)))}"
+    if rule.retain is not None:
+        text += " retained" if rule.retain else " not retained"
+    return text
+
+
+# -- what it does -------------------------------------------------------------------------------------
+
+
+async def _publish(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+    topic, payload = str(question.get("topic")), b64decode(question.get("payload") or "")
+    try:
+        _check(topic)
+        host = Host(control.broker, "mqtt-nats ctl")
+        await host.publish(
+            topic, payload, int(question.get("qos") or 0), bool(question.get("retain")), question.get("properties")
+        )
+    except MqttError as error:
+        raise Refusal(f"{topic!r}: {error}") from None
+    except ValueError as error:
+        raise Refusal(str(error)) from None
+    yield {"topic": topic, "bytes": len(payload)}
+
+
+async def _unretain(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+    host = Host(control.broker, "mqtt-nats ctl")
+    for topic in list(question.get("topics") or ()):
+        try:
+            _check(str(topic))
+            await host.publish(str(topic), b"", 0, True)
+        except (MqttError, ValueError) as error:
+            raise Refusal(f"{topic!r}: {error}") from None
+        yield {"topic": topic}
+
+
+async def _end_sessions(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+    """End sessions whose clients are not connected, with everything that they have left."""
+    broker = control.broker
+    async for name in sliced(list(question.get("clients") or ())):
+        yield {"client": name, "why": await _end(control, str(name))}
+    broker.link.kick()
+
+
+async def _end(control: Control, name: str) -> str:
+    """Empty when it is ended, or else why not."""
+    broker = control.broker
+    if name in broker.clients:
+        return "the client is connected"
+    try:
+        found = await broker.sessions.load(name_hash(name), name)
+        if found is None:
+            return "there is no such session"
+        await end_session(broker, *found)
+        if await broker.sessions.load(name_hash(name), name) is not None:
+            return "the client has connected meanwhile"
+    except PoisonedRecord as error:
+        return str(error)
+    log.warning("the session of %r is ended by an administrator", name)
+    session(broker, SESSION_TERMINATED, name, found[1])
+    return ""
+
+
+async def _drain(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+    if not question.get("gateway"):
+        raise Refusal("one gateway has to be named")
+    log.warning("the gateway is asked to move everybody off, and to end")
+    control.powers.stop()
+    yield {"connections": len(control.broker.connections), "seconds": control.broker.settings.drain_time}
+
+
+ANSWERS: Final = {
+    "counters": _counters,
+    "listeners": _listeners,
+    "hooks": _hooks,
+    "acl": _acl,
+    "publish": _publish,
+    "unretain": _unretain,
+    "sessions.end": _end_sessions,
+    "drain": _drain,
+}

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traces: the packets of one client, or what becomes of the messages of one topic, while somebody looks.
+
+Without a trace nothing of this is on the message path. A client's trace stands between its socket and its decoder; a
+topic's trace is made of hooks, and costs every client of the gateway what hooks cost. A trace ends when it is told to,
+and soon after who looks at it is gone: it has to be asked for again every few seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
+from zlib import crc32
+
+import orjson
+
+from mqtt_nats.broker.client import Client
+from mqtt_nats.broker.controlling import Refusal
+from mqtt_nats.broker.spouting import Spout
+from mqtt_nats.broker.state import State
+from mqtt_nats.broker.watching import Watch, WatchedDecoder, WatchedSend
+from mqtt_nats.codec import Decoder, MqttError, Packet, matches, validate_topic_filter
+from mqtt_nats.hooks.events import Acked, Connected, Delivered, Disconnected, Dropped, Published, Publishing
+from mqtt_nats.hooks.points import (
+    CLIENT_CONNECTED,
+    CLIENT_DISCONNECTED,
+    MESSAGE_ACKED,
+    MESSAGE_DELIVERED,
+    MESSAGE_DROPPED,
+    MESSAGE_PUBLISH,
+)
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.control import Control
+
+PATIENCE: Final = 20.0
+"""Seconds after which a trace ends that nobody has asked for again."""
+
+TRACES_MOST: Final = 16
+"""Traces of one gateway at a time."""
+
+FLUSH: Final = 0.05
+"""Seconds for which events are collected."""
+
+WAITING_MOST: Final = 5000
+"""Events that are collected in that time; more are only counted."""
+
+PAGE: Final = 500
+"""Events of one message."""
+
+LAST: Final = -1_000_000_000
+"""Priority of the hooks: they see what all others have made of a message."""
+
+
+class Trace:
+    """One trace. ``to`` is the subject on which its events are published."""
+
+    def __init__(self, control: Control, name: str, to: bytes) -> None:
+        self.control = control
+        self.name = name
+        self.to = to
+        self._ending = asyncio.get_running_loop().call_later(PATIENCE, self.end)
+        self._events: deque[dict[str, Any]] = deque()
+        self._lost = 0
+        self._flusher: asyncio.TimerHandle | None = None
+        self._owner = f"trace {name}"
+
+    def begin(self) -> None:
+        """Look from now on."""
+
+    def end(self) -> None:
+        """Look no more."""
+        self._ending.cancel()
+        self.control.broker.hooks.remove_all(self._owner)
+        if self._flusher is not None:
+            self._flusher.cancel()
+        self._flush()
+        self.control.traces.pop(self.name, None)
+
+    def tell(self, client: str, event: dict[str, Any]) -> None:
+        """Something has happened."""
+        if len(self._events) >= WAITING_MOST:
+            self._lost += 1
+            return
+        self._events.append({"time": time.time(), "client": client, **event})
+        if self._flusher is None:
+            self._flusher = asyncio.get_running_loop().call_later(FLUSH, self._flush)
+
+    def _flush(self) -> None:
+        self._flusher = None
+        broker = self.control.broker
+        while self._events:
+            page = [self._events.popleft() for _ in range(min(PAGE, len(self._events)))]
+            self.control.tell(self.to, orjson.dumps({"id": broker.identity, "events": page, "lost": self._lost}))
+            self._lost = 0
+
+    def renew(self) -> None:
+        """Somebody is still looking."""
+        self._ending.cancel()
+        self._ending = asyncio.get_running_loop().call_later(PATIENCE, self.end)
+
+
+class ClientTrace(Trace):
+    """All packets of one client, whichever connection it comes by."""
+
+    def __init__(self, control: Control, name: str, to: bytes, client_id: str) -> None:
+        super().__init__(control, name, to)
+        self.client_id = client_id
+        self._client: Client | None = None
+        self._watch: Watch | None = None
+
+    def begin(self) -> None:
+        """Look at its connection, and at those to come."""
+        hooks = self.control.broker.hooks
+        hooks.add(CLIENT_CONNECTED, self._connected, priority=LAST, owner=self._owner)
+        hooks.add(CLIENT_DISCONNECTED, self._disconnected, priority=LAST, owner=self._owner)
+        client = self.control.broker.clients.get(self.client_id)
+        if client is not None and client.state is State.LIVE:
+            self._attach(client)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the client is connected to this gateway."""
+        return self._client is not None
+
+    def end(self) -> None:
+        """Leave its connection alone."""
+        self._detach()
+        super().end()
+
+    def _connected(self, event: Connected) -> None:
+        client = event.client._client
+        if client.client_id == self.client_id:
+            self._attach(client)
+            self.tell(
+                self.client_id,
+                {"event": "connected", "from": client.connection.peer, "session_present": event.session_present},
+            )
+
+    def _disconnected(self, event: Disconnected) -> None:
+        client = event.client._client
+        if client.client_id == self.client_id:
+            if client is self._client:
+                self._detach()
+            reason = f"{event.text} ({int(event.reason):#04x})"
+            self.tell(self.client_id, {"event": "disconnected", "reason": reason})
+
+    def _attach(self, client: Client) -> None:
+        self._detach()
+        connection, outlet = client.connection, client.outlet
+        self._client, self._watch = client, Watch(client)
+        connection.decoder = cast("Decoder", WatchedDecoder(connection.decoder, self._received))
+        send = outlet.send
+        if isinstance(send, Spout):
+            send.send = WatchedSend(send.send, self._sent)
+        elif send is not None:
+            outlet.send = WatchedSend(send, self._sent)
+
+    def _detach(self) -> None:
+        client, self._client = self._client, None
+        if client is None:
+            return
+        connection, outlet = client.connection, client.outlet
+        # Another trace of the same client may have come between: then this one stays, and sees nothing any more.
+        decoder: Any = connection.decoder
+        if isinstance(decoder, WatchedDecoder) and decoder.is_of(self._received):
+            connection.decoder = decoder.decoder
+        send = outlet.send
+        if isinstance(send, Spout):
+            if isinstance(send.send, WatchedSend) and send.send.is_of(self._sent):
+                send.send = send.send.send
+        elif isinstance(send, WatchedSend) and send.is_of(self._sent):
+            outlet.send = send.send
+
+    def _received(self, packets: Sequence[Packet]) -> None:
+        if self._client is not None and self._watch is not None:
+            for event in self._watch.received(packets, time.monotonic()):
+                self.tell(self.client_id, {"from_client": True, **event})
+
+    def _sent(self, data: bytes) -> None:
+        if self._client is not None and self._watch is not None:
+            for event in self._watch.sent(data, time.monotonic()):
+                self.tell(self.client_id, {"from_client": False, **event})
+
+
+class TopicTrace(Trace):
+    """What becomes of the messages of some topics: who publishes them, who gets and acknowledges them, who does not."""
+
+    def __init__(self, control: Control, name: str, to: bytes, topic_filter: str) -> None:
+        super().__init__(control, name, to)
+        self._filter = topic_filter
+
+    def begin(self) -> None:
+        """Have hooks look at every message."""
+        hooks = self.control.broker.hooks
+        hooks.add(MESSAGE_PUBLISH, self._published, priority=LAST, owner=self._owner)
+        hooks.add(MESSAGE_DELIVERED, self._delivered, priority=LAST, owner=self._owner)
+        hooks.add(MESSAGE_ACKED, self._acked, priority=LAST, owner=self._owner)
+        hooks.add(MESSAGE_DROPPED, self._dropped, priority=LAST, owner=self._owner)
+
+    def _wanted(self, topic: str) -> bool:
+        return bool(topic) and matches(self._filter, topic)
+
+    def _published(self, event: Publishing, message: Any) -> None:
+        if isinstance(message, Published) and self._wanted(message.topic):
+            about = {"event": "published", "topic": message.topic, "qos": message.qos, "retain": message.retain}
+            self.tell(event.client.client_id, about | _body(message.payload))
+
+    def _delivered(self, event: Delivered) -> None:
+        if self._wanted(event.topic):
+            about = {"event": "delivered", "topic": event.topic, "qos": event.qos, "retain": event.retain}
+            more = {"dup": event.dup, "id": event.packet_id}
+            self.tell(event.client.client_id, about | more | _body(event.payload))
+
+    def _acked(self, event: Acked) -> None:
+        message = event.message
+        if message is not None and self._wanted(message.topic):
+            about = {"event": "refused" if event.failed else "acknowledged", "topic": message.topic}
+            more = {"qos": message.qos, "id": event.packet_id}
+            self.tell(event.client.client_id, about | more | _body(message.payload))
+
+    def _dropped(self, event: Dropped) -> None:
+        if self._wanted(event.topic):
+            about = {"event": "dropped", "topic": event.topic, "qos": event.qos, "reason": event.reason}
+            self.tell(event.client.client_id, about)
+
+
+def _body(payload: bytes) -> dict[str, Any]:
+    """What tells one message of a topic from others, for the eye of who compares."""
+    return {"bytes": len(payload), "crc": f"{crc32(payload):08x}"}
+
+
+async def _trace(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+    """Begin a trace, have it go on, or end it."""
+    name, to = str(question.get("trace")), str(question.get("to"))
+    known = control.traces.get(name)
+    if question.get("stop"):
+        if known is not None:
+            known.end()
+        return
+    if known is not None:
+        known.renew()
+        return
+    if len(control.traces) >= TRACES_MOST:
+        raise Refusal(f"{TRACES_MOST} traces are running")
+    if not to.startswith("_INBOX.") or not to.isascii() or any(sign.isspace() for sign in to):
+        raise Refusal("events are sent to an inbox only")
+    trace: Trace
+    if client := question.get("client"):
+        trace = ClientTrace(control, name, to.encode(), str(client))
+    else:
+        wanted = str(question.get("topic"))
+        try:
+            validate_topic_filter(wanted)
+        except MqttError as error:
+            raise Refusal(f"{wanted!r}: {error}") from None
+        trace = TopicTrace(control, name, to.encode(), wanted)
+    trace.renew()
+    control.traces[name] = trace
+    trace.begin()
+    yield {"connected": isinstance(trace, ClientTrace) and trace.connected}
+
+
+ANSWERS: Final = {"trace": _trace}

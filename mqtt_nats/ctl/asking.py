@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asking gateways: all that run, by their leases, each answering in as many messages as it takes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+
+from mqtt_nats.backbone.inbox import NO_RESPONDERS, Inbox
+from mqtt_nats.broker.control import ASK, WHO
+from mqtt_nats.ctl.verb import Refused
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.gateways import GatewayStore
+
+PATIENCE: Final = 10.0
+"""Seconds for which nobody says anything before those that have not answered are given up."""
+
+UNKNOWN: Final = 1.0
+"""Seconds in which gateways answer whose number is not known, because JetStream does not tell it."""
+
+PRESENT: Final = 3.0
+"""Seconds in which gateways say that they are there."""
+
+LISTS: Final = "`mqtt-nats ctl cluster status` lists them"
+
+Progress = Callable[[int, int | None], None]
+"""Told how much is done, and of how much, where that is known."""
+
+PROGRESS: Final[ContextVar[Progress | None]] = ContextVar("mqtt_nats_progress", default=None)
+
+
+def progress(done: int, total: int | None = None) -> None:
+    """Tell who looks on how far it is."""
+    told = PROGRESS.get()
+    if told is not None:
+        told(done, total)
+
+
+@dataclass(slots=True)
+class Answers:
+    """What gateways have said. Every item names its ``gateway``."""
+
+    items: list[dict[str, Any]] = field(default_factory=list)
+    silent: list[str] = field(default_factory=list)
+    """Gateways that hold a lease and have not answered, or not to the end."""
+    heard: set[str] = field(default_factory=set)
+
+
+async def live(inbox: Inbox) -> set[str] | None:
+    """The gateways that hold a lease; None: JetStream does not tell, or no gateway has ever run."""
+    try:
+        return {one.identity for one in await GatewayStore(inbox).entries() if not one.lapsed and not one.reaper}
+    except (ApiError, NoResponders, RequestTimeout):
+        return None
+
+
+async def gather(
+    inbox: Inbox, subject: bytes, body: bytes, wanted: Collection[str] | None, patience: float
+) -> dict[str, list[dict[str, Any]]]:
+    """The messages of everybody who has answered to the end, by gateway.
+
+    Args:
+        wanted: who is waited for; None: nobody knows, and what comes within ``patience`` seconds is taken.
+        patience: seconds for which nobody says anything before the rest is given up.
+    """
+    link = inbox.link
+    pages: dict[str, list[dict[str, Any]]] = {}
+    complete: set[str] = set()
+    change = asyncio.Event()
+    nobody = False
+    done = totals = 0
+
+    def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        nonlocal nobody, done, totals
+        change.set()
+        if headers.startswith(NO_RESPONDERS) or not payload:
+            nobody = True
+            return
+        page = orjson.loads(payload)
+        identity = str(page.get("id", ""))
+        pages.setdefault(identity, []).append(page)
+        if not page.get("more"):
+            complete.add(identity)
+        of = [each[-1].get("of") for each in pages.values()]
+        done = sum(len(one.get("items") or ()) for each in pages.values() for one in each)
+        known = [one for one in of if one is not None]
+        totals = sum(known)
+        if known:
+            progress(done, totals)
+
+    reply = inbox.prefix + b"all." + inbox.token()
+    sid = link.subscribe_raw(reply, arrived)
+    try:
+        link.out.append(b"PUB %b %b %d\r\n%b\r\n" % (subject, reply, len(body), body))
+        link.kick()
+        while not nobody and (wanted is None or not complete.issuperset(wanted)):
+            change.clear()
+            try:
+                async with asyncio.timeout(patience):
+                    await change.wait()
+            except TimeoutError:
+                break
+    finally:
+        link.unsubscribe_raw(sid)
+    return {identity: each for identity, each in pages.items() if identity in complete}
+
+
+async def present(inbox: Inbox) -> list[dict[str, Any]]:
+    """What every gateway that answers says of itself."""
+    wanted = await live(inbox)
+    patience = UNKNOWN if wanted is None else PRESENT
+    return [each[-1] for each in (await gather(inbox, WHO, b"", wanted, patience)).values()]
+
+
+async def ask(inbox: Inbox, what: str, arguments: dict[str, Any] | None = None, *, gateway: str = "") -> Answers:
+    """Ask one gateway, or all that run (``gateway`` empty).
+
+    Raises:
+        Refused: no gateway is there, the one that is named is not, or one of them cannot do it.
+    """
+    there = await live(inbox)
+    if there is not None and (not there or (gateway and gateway not in there)):
+        missing = f"gateway {gateway} does not run" if gateway else "no gateway runs"
+        raise Refused(f"{missing}: {LISTS}", 404 if gateway else 503)
+    wanted = {gateway} if gateway else there
+    body = orjson.dumps({**(arguments or {}), "ask": what, "gateway": gateway})
+    pages = await gather(inbox, ASK, body, wanted, UNKNOWN if wanted is None else PATIENCE)
+    if not pages:
+        raise Refused(f"{f'gateway {gateway} does' if gateway else 'gateways do'} not answer: {LISTS}", 504)
+    refused = sorted({page["error"] for each in pages.values() for page in each if page.get("error")})
+    if refused:
+        raise Refused("; ".join(refused))
+    answers = Answers(silent=sorted((wanted or set()) - pages.keys()), heard=set(pages))
+    for identity, each in sorted(pages.items()):
+        for page in each:
+            for item in page["items"]:
+                one = item if isinstance(item, dict) else {"value": item}
+                answers.items.append({"gateway": identity, **one})
+    return answers
+
+
+async def ask_one(inbox: Inbox, what: str, arguments: dict[str, Any], gateway: str = "") -> list[dict[str, Any]]:
+    """Ask any gateway, or the one that is named.
+
+    Raises:
+        Refused: none is there, or it cannot do it.
+    """
+    if not gateway:
+        answering = sorted(str(one["id"]) for one in await present(inbox) if not one.get("draining"))
+        if not answering:
+            raise Refused(f"no gateway answers: {LISTS}", 503)
+        gateway = answering[0]
+    return (await ask(inbox, what, arguments, gateway=gateway)).items
+
+
+def missing(silent: Collection[str], what: str) -> list[str]:
+    """What is said below a table where gateways have not answered."""
+    return [f"gateway {one} has not answered: {what} are not shown" for one in silent]

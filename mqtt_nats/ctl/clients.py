@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ctl clients``: who is connected, to which gateway, how it keeps up; and disconnecting."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from pydantic import Field
+
+from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.ctl.asking import ask, missing
+from mqtt_nats.ctl.tables import ago, cut, plain, quantity, rest, sheet, table
+from mqtt_nats.ctl.verb import Arguments, Length, Refused, Verb
+
+
+class Selection(Arguments):
+    """Which clients; all of what is given has to be so."""
+
+    match: str = Field(
+        default="",
+        description="Client ids like this: * stands for any characters, ? for one.",
+        json_schema_extra={"metavar": "PATTERN"},
+    )
+    user: str = Field(default="", description="Of this user.", json_schema_extra={"metavar": "NAME"})
+    address: str = Field(
+        default="", description="From this address, or network.", json_schema_extra={"metavar": "NETWORK"}
+    )
+    listener: str = Field(
+        default="", description="Who came by this listener.", json_schema_extra={"metavar": "ADDRESS"}
+    )
+    gateway: str = Field(default="", description="At this gateway only.", json_schema_extra={"metavar": "ID"})
+    slow: bool = Field(default=False, description="Those that do not take what is there for them.")
+
+
+class Listing(Selection):
+    """Which clients, and how many of them."""
+
+    limit: int = Field(default=0, ge=0, description="So many at most; 0 for all.", json_schema_extra={"metavar": "N"})
+
+
+class Who(Arguments):
+    """Which client."""
+
+    client_id: str
+
+
+class Kicked(Selection):
+    """Whom to disconnect."""
+
+    clients: tuple[str, ...] = Field(
+        default=(), description="Client ids.", json_schema_extra={"metavar": "[CLIENT_ID]..."}
+    )
+    everybody: bool = Field(default=False, description="Everybody, also without any of the above.")
+    reason: str = Field(
+        default="", description="What clients of MQTT 5.0 and the log are told.", json_schema_extra={"metavar": "TEXT"}
+    )
+    over: Length = Field(
+        default=0.0,
+        description="Spread over so much time, so that not all of them come back at once.",
+        json_schema_extra={"metavar": "TIME", "default": "at once"},
+    )
+    dry_run: bool = Field(default=False, description="Only show whom it would be.")
+
+
+async def listed(inbox: Inbox, asked: Listing) -> dict[str, Any]:
+    """The clients, the slowest first, then by name; and the gateways that have not answered."""
+    answers = await ask(inbox, "clients", asked.model_dump(exclude={"gateway", "limit"}), gateway=asked.gateway)
+    found = sorted(answers.items, key=lambda one: (-one["unread"], -one["queued"], one["client"]))
+    return cut({"clients": found, "silent": answers.silent}, "clients", asked.limit)
+
+
+def shown(found: dict[str, Any]) -> str:
+    """The same for people."""
+    now = time.time()
+    rows = [
+        [
+            plain(one["client"]),
+            one["gateway"],
+            plain(one["user"] or ""),
+            one["address"],
+            one["version"],
+            ago(one["since"], now),
+            f"{one['subscriptions']:,}",
+            f"{one['inflight']:,}/{one['window']:,}",
+            f"{one['queued']:,}",
+            quantity(one["unread"]),
+            f"{one['dropped']:,}",
+            "slow" if one["slow"] else "",
+        ]
+        for one in found["clients"]
+    ]
+    heading = ["client", "gateway", "user", "from", "MQTT", "connected", "subs"]
+    heading += ["in flight", "queued", "unread", "dropped", ""]
+    return "\n".join([*table(heading, rows), *missing(found["silent"], "its clients"), *rest(found, "clients")])
+
+
+async def show(inbox: Inbox, asked: Who) -> dict[str, Any]:
+    """One client, with its subscriptions.
+
+    Raises:
+        Refused: it is not connected.
+    """
+    answers = await ask(inbox, "client", {"client": asked.client_id})
+    if not answers.items:
+        silent = "".join(f"; gateway {one} has not answered" for one in answers.silent)
+        hint = f"`mqtt-nats ctl sessions show {plain(asked.client_id)}` shows its session, if it has one{silent}"
+        raise Refused(f"client {plain(asked.client_id)} is not connected: {hint}", 404)
+    # During a takeover two gateways may have it: the later connection counts.
+    found = max((one for one in answers.items if "epoch" in one), key=lambda one: int(one["epoch"]))
+    keys = ("filter", "qos", "no_local", "retain_as_published", "identifier")
+    subscriptions = [one for one in answers.items if "filter" in one and one["gateway"] == found["gateway"]]
+    return {**found, "subscribed": [{key: one[key] for key in keys} for one in subscriptions]}
+
+
+def shown_one(one: dict[str, Any]) -> str:
+    """The same for people."""
+    now = time.time()
+    unread = quantity(one["unread"])
+    if one["unread_since"] is not None:
+        unread += f", has not read for {now - one['unread_since']:.0f} s"
+    expiry = "never" if one["expiry"] is None else f"{one['expiry']:,} s after the connection"
+    lines = sheet(
+        ("client", plain(one["client"])),
+        ("gateway", one["gateway"]),
+        ("user", plain(one["user"] or "anonymous")),
+        ("from", f"{one['address']}, by listener {one['listener']}"),
+        ("MQTT", f"{one['version']}, keepalive {one['keepalive']:g} s"),
+        ("connected", f"{ago(one['since'], now)}, heard {ago(one['heard'], now)}"),
+        ("session", f"{'durable' if one['durable'] else 'ends with the connection'}, expires {expiry}"),
+        ("will", plain(one["will"] or "none")),
+        ("in flight", f"{one['inflight']:,} of {one['window']:,} messages, {one['queued']:,} wait for a place"),
+        ("unread", unread),
+        ("dropped", f"{one['dropped']:,} QoS 0 messages, because it did not read"),
+        ("unstored", f"{one['unstored']:,} of its publishes wait for JetStream"),
+        ("state", "slow: it does not take what is there for it" if one["slow"] else "keeps up"),
+        ("not read from", "; ".join(one["not_read_from"]) or "it is read from"),
+    )
+    rows = [
+        [plain(each["filter"]), str(each["qos"]), "yes" if each["no_local"] else "", str(each["identifier"] or "")]
+        for each in one["subscribed"]
+    ]
+    return "\n".join([*lines, "", *table(["subscription", "QoS", "no local", "identifier"], rows)])
+
+
+async def kick(inbox: Inbox, asked: Kicked) -> dict[str, Any]:
+    """Disconnect clients; their sessions stay, their wills are published.
+
+    Raises:
+        Refused: nobody is named, or somebody who is named is not connected.
+    """
+    chosen = (asked.clients, asked.match, asked.user, asked.address, asked.listener, asked.slow, asked.everybody)
+    if not any(chosen):
+        raise Refused("nobody is named: give client ids, --match, --user, --address, --listener, --slow or --everybody")
+    answers = await ask(inbox, "kick", asked.model_dump(exclude={"gateway"}), gateway=asked.gateway)
+    kicked = [{"client": one["value"], "gateway": one["gateway"]} for one in answers.items]
+    absent = sorted(set(asked.clients) - {one["client"] for one in kicked})
+    if absent and not kicked:
+        raise Refused(f"not connected: {', '.join(map(plain, absent))}", 404)
+    return {"clients": kicked, "absent": absent, "silent": answers.silent, "dry_run": asked.dry_run}
+
+
+def shown_kicked(found: dict[str, Any]) -> str:
+    """The same for people."""
+    count = len(found["clients"])
+    done = "would be disconnected" if found["dry_run"] else "disconnected"
+    lines = [f"{count:,} {'client' if count == 1 else 'clients'} {done}"]
+    if found["dry_run"]:
+        lines += [f"  {plain(one['client'])} at gateway {one['gateway']}" for one in found["clients"]]
+    lines += [f"{plain(one)} is not connected" for one in found["absent"]]
+    return "\n".join([*lines, *(f"gateway {one} has not answered: its clients stay" for one in found["silent"])])
+
+
+VERBS: Final = (
+    Verb("clients.list", "GET", "/clients", Listing, listed, "Show who is connected, the slowest first.", shown),
+    Verb(
+        "clients.show",
+        "GET",
+        "/clients/{client_id}",
+        Who,
+        show,
+        "Show one client: where, since when, what it has subscribed, and how it keeps up.",
+        shown_one,
+    ),
+    Verb(
+        "clients.kick",
+        "POST",
+        "/clients/kick",
+        Kicked,
+        kick,
+        "Disconnect clients. Their sessions stay, and they may come back at once: see `bans add`.",
+        shown_kicked,
+        ("clients",),
+    ),
+)

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ctl status``, ``listeners``, ``hooks``, ``acl check`` and ``drain``: what gateways do, have and allow."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from itertools import groupby
+from typing import Any, Final, Literal
+
+from pydantic import Field
+
+from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.ctl.asking import ask, live, missing, present, progress
+from mqtt_nats.ctl.tables import ago, plain, quantity, sheet, span, table
+from mqtt_nats.ctl.verb import Arguments, Length, Verb
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.retained import STREAM as RETAINED
+from mqtt_streams.sessions import STREAM as SESSIONS
+
+STEP: Final = 0.5
+"""Seconds between two looks at a gateway that is ending."""
+
+LIMITED: Final = {"messages": MESSAGES, "retained": RETAINED, "sessions": SESSIONS}
+
+
+class Where(Arguments):
+    """Which gateways."""
+
+    gateway: str = Field(
+        default="", description="Only this one; otherwise all that run.", json_schema_extra={"metavar": "ID"}
+    )
+
+
+class Check(Where):
+    """What a user may do."""
+
+    user: str = Field(description="A user name; - for an anonymous client.")
+    topic: str = Field(description="A topic or a topic filter.")
+    access: Literal["publish", "subscribe"] | None = Field(default=None, description="Only this; otherwise both.")
+    qos: int | None = Field(
+        default=None, ge=0, le=2, description="At this QoS; otherwise at each.", json_schema_extra={"metavar": "QOS"}
+    )
+    retain: bool = Field(default=False, description="Of a retained publish.")
+    client: str = Field(
+        default="",
+        description="With this client id. Where it is connected, its address, groups and own rules count too.",
+        json_schema_extra={"metavar": "CLIENT_ID"},
+    )
+    address: str = Field(default="", description="From this address.", json_schema_extra={"metavar": "ADDRESS"})
+    group: tuple[str, ...] = Field(
+        default=(), description="In this group, besides those of the ACL file.", json_schema_extra={"metavar": "NAME"}
+    )
+
+
+class Drained(Arguments):
+    """Which gateway is to end."""
+
+    gateway: str
+    wait: Length = Field(
+        default=300.0,
+        description="How long to wait for its end; 0 does not wait.",
+        json_schema_extra={"metavar": "TIME", "default": "5m"},
+    )
+
+
+async def status(inbox: Inbox, asked: Where) -> dict[str, Any]:
+    """What the gateways do: clients, messages, what waits, what was dropped; and what is stored.
+
+    ``received`` and ``sent`` are counts by QoS since each gateway has started.
+    """
+    answers = await ask(inbox, "counters", gateway=asked.gateway)
+    stored: dict[str, int | None] = {}
+    for name, stream in LIMITED.items():
+        try:
+            stored[name] = (await call(inbox, f"STREAM.INFO.{stream}"))["state"]["messages"]
+        except (ApiError, NoResponders, RequestTimeout):
+            stored[name] = None
+    return {"gateways": answers.items, "stored": stored, "silent": answers.silent}
+
+
+def shown(found: dict[str, Any]) -> str:
+    """The same for people."""
+    rows = []
+    for one in found["gateways"]:
+        lag = one["lag"]
+        average = lag["sum"] / max(sum(lag["counts"]), 1)
+        rows.append(
+            [
+                one["gateway"],
+                "draining" if one["draining"] else f"not ready: {one['obstacle']}" if one["obstacle"] else "running",
+                ago(one["since"], one["time"]).removesuffix(" ago"),
+                f"{one['clients']:,}",
+                f"{one['subscriptions']:,}",
+                f"{sum(one['received']):,}",
+                f"{sum(one['sent']):,}",
+                f"{sum(one['dropped'].values()):,}",
+                f"{one['slow'] + one['stalled']:,}",
+                f"{one['queued']:,}",
+                f"{one['pending_stores']:,}",
+                f"{average * 1000:.1f} ms",
+                quantity(one["memory"]),
+            ]
+        )
+    heading = ["gateway", "state", "up", "clients", "subs", "received", "sent", "dropped", "slow", "queued"]
+    heading += ["unstored", "loop lag", "memory"]
+    stored = found["stored"]
+    counts = {name: "not known" if count is None else f"{count:,}" for name, count in stored.items()}
+    dropped: dict[str, int] = {}
+    for one in found["gateways"]:
+        for reason, count in one["dropped"].items():
+            dropped[reason] = dropped.get(reason, 0) + count
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(dropped.items()) if count)
+    lines = [*table(heading, rows), *missing(found["silent"], "its clients"), ""]
+    lines += sheet(
+        ("sessions", counts["sessions"]),
+        ("retained messages", counts["retained"]),
+        ("messages in $MQTT_msgs", counts["messages"]),
+        ("dropped", reasons or "nothing"),
+    )
+    return "\n".join(lines)
+
+
+async def listeners(inbox: Inbox, asked: Where) -> dict[str, Any]:
+    """The listeners of the gateways, with who gets in."""
+    answers = await ask(inbox, "listeners", gateway=asked.gateway)
+    return {"listeners": answers.items, "silent": answers.silent}
+
+
+def shown_listeners(found: dict[str, Any]) -> str:
+    """The same for people."""
+    rows = [
+        [
+            one["gateway"],
+            ", ".join(one["listen"]),
+            one["type"],
+            f"{one['connections']:,}",
+            "" if one["max_connections"] is None else f"{one['max_connections']:,}",
+            _who(one),
+        ]
+        for one in found["listeners"]
+    ]
+    heading = ["gateway", "listens on", "type", "connections", "at most", "who gets in"]
+    return "\n".join([*table(heading, rows), *missing(found["silent"], "its listeners")])
+
+
+def _who(one: dict[str, Any]) -> str:
+    if one["use_identity"]:
+        return f"certificates ({one['use_identity']})"
+    parts = [*map(str, one["authenticators"]), *(["anonymous"] if one["anonymous"] else [])]
+    return ", ".join(parts) or "nobody"
+
+
+async def hooks(inbox: Inbox, asked: Where) -> dict[str, Any]:
+    """The callbacks at every point, in the order in which they are asked."""
+    answers = await ask(inbox, "hooks", gateway=asked.gateway)
+    return {"hooks": answers.items, "silent": answers.silent}
+
+
+def shown_hooks(found: dict[str, Any]) -> str:
+    """The same for people."""
+    rows = [
+        [
+            one["gateway"],
+            one["point"],
+            one["callback"],
+            one["owner"],
+            str(one["priority"]),
+            f"{one['calls']:,}",
+            f"{one['failures']:,}",
+        ]
+        for one in found["hooks"]
+    ]
+    heading = ["gateway", "point", "callback", "of", "priority", "calls", "failures"]
+    return "\n".join([*table(heading, rows), *missing(found["silent"], "its hooks")])
+
+
+async def acl(inbox: Inbox, asked: Check) -> dict[str, Any]:
+    """What the gateways' rules say; what decided it is in ``why``."""
+    question = asked.model_dump(exclude={"gateway", "group"})
+    question |= {"user": None if asked.user == "-" else asked.user, "groups": list(asked.group)}
+    answers = await ask(inbox, "acl", question, gateway=asked.gateway)
+    return {"decisions": answers.items, "silent": answers.silent}
+
+
+def shown_acl(found: dict[str, Any]) -> str:
+    """The same for people; what is the same at several QoS is one line."""
+    rows = []
+
+    def same(one: dict[str, Any]) -> tuple[str, ...]:
+        return (one["gateway"], one["access"], "allowed" if one["allowed"] else "denied", one["why"])
+
+    for key, several in groupby(found["decisions"], key=same):
+        levels = ", ".join(str(one["qos"]) for one in several)
+        rows.append([*key[:2], levels, key[2], plain(key[3])])
+    lines = table(["gateway", "access", "QoS", "decision", "decided by"], rows)
+    if any(one["hooks"] for one in found["decisions"]):
+        lines.append("hooks of client.authorize are asked after the rules, and have the last word")
+    return "\n".join([*lines, *(f"gateway {one} has not answered" for one in found["silent"])])
+
+
+async def drain(inbox: Inbox, asked: Drained) -> dict[str, Any]:
+    """Have a gateway move everybody off and end, as on SIGTERM; returns when it has ended, or the time is up.
+
+    Raises:
+        Refused: it does not run.
+    """
+    (begun,) = (await ask(inbox, "drain", gateway=asked.gateway)).items
+    deadline = time.monotonic() + asked.wait
+    left = total = int(begun["connections"])
+    ended = False
+    while not ended and time.monotonic() < deadline:
+        await asyncio.sleep(STEP)
+        there = {str(one["id"]): one for one in await present(inbox)}
+        if asked.gateway in there:
+            left = int(there[asked.gateway]["connections"])
+        else:
+            running = await live(inbox)
+            ended = running is not None and asked.gateway not in running
+            left = 0
+        progress(total - min(left, total), total)
+    return {"gateway": asked.gateway, "connections": total, "left": left, "ended": ended, "seconds": begun["seconds"]}
+
+
+def shown_drained(found: dict[str, Any]) -> str:
+    """The same for people."""
+    if found["ended"]:
+        return f"gateway {found['gateway']} has let go of {found['connections']:,} connections, and has ended"
+    about = f"gateway {found['gateway']} lets go of {found['connections']:,} connections"
+    return f"{about} within {span(found['seconds'])}, and ends then: {found['left']:,} are left"
+
+
+VERBS: Final = (
+    Verb(
+        "status",
+        "GET",
+        "/status",
+        Where,
+        status,
+        "Show what the gateways do: clients, messages, what waits and what was dropped, since they have started.",
+        shown,
+    ),
+    Verb(
+        "listeners",
+        "GET",
+        "/listeners",
+        Where,
+        listeners,
+        "Show the listeners, how many connections they have, and who gets in.",
+        shown_listeners,
+    ),
+    Verb("hooks", "GET", "/hooks", Where, hooks, "Show the hooks, and what they have done.", shown_hooks),
+    Verb(
+        "acl.check",
+        "GET",
+        "/acl/check",
+        Check,
+        acl,
+        "Show whether USER may publish to, and subscribe, TOPIC, and which rule decides that. USER - is anonymous.",
+        shown_acl,
+        ("user", "topic"),
+    ),
+    Verb(
+        "drain",
+        "POST",
+        "/gateways/{gateway}/drain",
+        Drained,
+        drain,
+        "Have GATEWAY move everybody off and end, as on SIGTERM: before maintenance.",
+        shown_drained,
+    ),
+)

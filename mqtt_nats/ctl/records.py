@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the streams say of sessions: records, consumers, deadlines. Read page by page."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection
+from datetime import datetime
+from fnmatch import fnmatchcase
+from typing import Any, Final, NamedTuple
+
+from mqtt_nats.backbone.inbox import Inbox
+from mqtt_streams import headers, stored
+from mqtt_streams.api import ApiError, call
+from mqtt_streams.consumers import consumer_info
+from mqtt_streams.hashing import name_hash
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.sessions import PREFIX, STREAM, PoisonedRecord, SessionRecord, decode
+from mqtt_streams.timers import EXPIRY, timer_subject
+from mqtt_streams.timers import STREAM as TIMERS
+
+PAGE: Final = 256
+PAGE_BYTES: Final = 512 * 1024
+
+STREAM_NOT_FOUND: Final = 10059
+
+
+class Found(NamedTuple):
+    """A session record; ``written`` is a Unix time."""
+
+    client_id: str
+    """Where the record cannot be read, its hash in brackets."""
+    hash: str
+    seq: int
+    written: float
+    record: SessionRecord | None
+    problem: str
+    """Why it cannot be read."""
+
+
+def fits(pattern: str, client_id: str) -> bool:
+    """Whether a client id is like a pattern; every one is like none."""
+    return not pattern or fnmatchcase(client_id, pattern)
+
+
+async def pages(inbox: Inbox, stream: str, subject: str) -> AsyncIterator[stored.StoredMessage]:
+    """All messages of a subject (wildcards allowed), oldest first. Raises ApiError, NoResponders, RequestTimeout."""
+    start, more = 1, True
+    while more:
+        page, more = await stored.direct_page(inbox, stream, subject, {"seq": start}, messages=PAGE, size=PAGE_BYTES)
+        for message in page:
+            start = message.seq + 1
+            yield message
+
+
+async def records(inbox: Inbox, client_id: str | None = None) -> AsyncIterator[Found]:
+    """All session records, or that of one client. Raises ApiError, NoResponders, RequestTimeout."""
+    if client_id is None:
+        subjects = [PREFIX + ">"]
+    else:  # with a JetStream domain there is a token more
+        subjects = [f"{PREFIX}{name_hash(client_id)}", f"{PREFIX}*.{name_hash(client_id)}"]
+    for subject in subjects:
+        async for message in pages(inbox, STREAM, subject):
+            client_hash = message.subject.rpartition(".")[2]
+            problem, record, name = "", None, client_id or f"({client_hash})"
+            try:
+                record = decode(message.payload)
+                name = record.client_id
+            except PoisonedRecord as error:
+                problem = str(error)
+            if client_id is None or name == client_id:
+                yield Found(name, client_hash, message.seq, message.time_ns / 1e9, record, problem)
+
+
+async def deadlines(inbox: Inbox, client_hash: str = "*") -> dict[str, float]:
+    """When sessions end whose clients are not connected (Unix time), by the hash of the client id."""
+    found = {}
+    async for message in pages(inbox, TIMERS, timer_subject(EXPIRY, client_hash)):
+        text = headers.get(message.headers, headers.SCHEDULE) or ""
+        try:
+            at = datetime.fromisoformat(text.removeprefix("@at ")).timestamp()
+        except ValueError:
+            continue
+        found[message.subject.rpartition(".")[2]] = at
+    return found
+
+
+async def queues(inbox: Inbox, names: Collection[str] | None = None) -> dict[str, tuple[int, int]]:
+    """Messages that wait in a consumer, and those that are delivered and not acknowledged; by its name."""
+    if names is None:
+        return {
+            one["name"]: (int(one.get("num_pending", 0)), int(one.get("num_ack_pending", 0)))
+            async for one in consumers(inbox, MESSAGES)
+        }
+    found = {}
+    for name in names:
+        info = await consumer_info(inbox, MESSAGES, name)
+        if info is not None:
+            found[name] = (info.num_pending, info.num_ack_pending)
+    return found
+
+
+async def consumers(inbox: Inbox, stream: str) -> AsyncIterator[dict[str, Any]]:
+    """All consumers of a stream, as nats-server describes them; none where there is no such stream."""
+    offset = 0
+    while True:
+        try:
+            answer = await call(inbox, f"CONSUMER.LIST.{stream}", {"offset": offset})
+        except ApiError as error:
+            if error.err_code == STREAM_NOT_FOUND:
+                return
+            raise
+        page = answer.get("consumers") or []
+        for one in page:
+            yield one
+        offset += len(page)
+        if not page or offset >= answer.get("total", 0):
+            return

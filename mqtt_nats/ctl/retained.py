@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ctl retained``: retained messages, and removing them; ``ctl publish``."""
+
+from __future__ import annotations
+
+import time
+from base64 import b64decode, b64encode
+from typing import Any, Final
+
+from pydantic import Field, field_validator
+
+from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.ctl.asking import ask_one, progress
+from mqtt_nats.ctl.tables import ago, cut, plain, quantity, rest, sheet, table
+from mqtt_nats.ctl.topics import checked, checked_topic
+from mqtt_nats.ctl.verb import Arguments, Refused, Verb
+from mqtt_streams.retained import RetainedMessage, RetainedStore
+from mqtt_streams.subjects import filter_to_subjects, subject_to_topic, topic_to_subject
+
+AT_ONCE: Final = 100
+"""Topics that a gateway is asked about at a time."""
+
+
+class Listing(Arguments):
+    """Which retained messages."""
+
+    filter: str = Field(default="#", description="A topic filter.")
+    limit: int = Field(default=0, ge=0, description="So many at most; 0 for all.", json_schema_extra={"metavar": "N"})
+
+
+class Which(Arguments):
+    """Of which topic."""
+
+    topic: str
+
+
+class Deleted(Arguments):
+    """Which retained messages are to be removed."""
+
+    topic: str = Field(description="A topic, or a topic filter.")
+    dry_run: bool = Field(default=False, description="Only show which.")
+
+
+class Message(Arguments):
+    """A message to be published."""
+
+    topic: str
+    payload: str = Field(default="", description="What it says.")
+    base64: bool = Field(default=False, description="PAYLOAD is Base64.")
+    qos: int = Field(default=0, ge=0, le=2, description="0, 1 or 2.", json_schema_extra={"metavar": "QOS"})
+    retain: bool = Field(default=False, description="Retain it; an empty one removes what is retained.")
+
+    @field_validator("payload")
+    @classmethod
+    def _is_text(cls, payload: str) -> str:
+        payload.encode()  # what is no Unicode cannot be sent
+        return payload
+
+
+async def _all(inbox: Inbox, topic_filter: str) -> list[RetainedMessage]:
+    found: dict[str, RetainedMessage] = {}
+    for subject in filter_to_subjects(checked(topic_filter)):
+        async for page in RetainedStore(inbox).matching(subject):
+            found |= {one.subject: one for one in page}
+            progress(len(found))
+    return list(found.values())
+
+
+async def listed(inbox: Inbox, asked: Listing) -> dict[str, Any]:
+    """The retained messages, by topic."""
+    found = [
+        {
+            "topic": subject_to_topic(one.subject),
+            "qos": one.qos,
+            "bytes": len(one.payload),
+            "stored": one.time_ns / 1e9,
+        }
+        for one in await _all(inbox, asked.filter)
+    ]
+    found.sort(key=lambda one: str(one["topic"]))
+    return cut({"retained": found}, "retained", asked.limit)
+
+
+def shown(found: dict[str, Any]) -> str:
+    """The same for people."""
+    now = time.time()
+    rows = [
+        [plain(one["topic"]), str(one["qos"]), quantity(one["bytes"]), ago(one["stored"], now)]
+        for one in found["retained"]
+    ]
+    return "\n".join([*table(["topic", "QoS", "size", "stored"], rows), *rest(found, "retained")])
+
+
+async def get(inbox: Inbox, asked: Which) -> dict[str, Any]:
+    """One retained message; ``text`` is None where its payload is no UTF-8.
+
+    Raises:
+        Refused: there is none.
+    """
+    topic = checked_topic(asked.topic)
+    try:
+        found = await RetainedStore(inbox).get(topic_to_subject(topic))
+    except ValueError as error:
+        raise Refused(f"{plain(topic)}: {error}") from None
+    if found is None:
+        raise Refused(f"nothing is retained on {plain(topic)}: `mqtt-nats ctl retained list` shows what is", 404)
+    try:
+        text: str | None = found.payload.decode()
+    except UnicodeDecodeError:
+        text = None
+    return {
+        "topic": topic,
+        "qos": found.qos,
+        "bytes": len(found.payload),
+        "stored": found.time_ns / 1e9,
+        "payload": b64encode(found.payload).decode(),
+        "text": text,
+    }
+
+
+def shown_one(one: dict[str, Any]) -> str:
+    """The same for people."""
+    text = one["text"]
+    payload = f"{one['payload']} (Base64)" if text is None else "\n".join(map(plain, text.split("\n")))
+    stored = ago(one["stored"], time.time())
+    about = (("topic", plain(one["topic"])), ("QoS", str(one["qos"])), ("size", quantity(one["bytes"])))
+    return "\n".join([*sheet(*about, ("stored", stored)), "", payload])
+
+
+async def delete(inbox: Inbox, asked: Deleted) -> dict[str, Any]:
+    """Remove retained messages, as a client would: with an empty retained message, which subscribers see.
+
+    Raises:
+        Refused: there is none, or no gateway to do it.
+    """
+    topics = sorted(subject_to_topic(one.subject) for one in await _all(inbox, asked.topic))
+    if not topics:
+        raise Refused(f"nothing is retained on {plain(asked.topic)}: `mqtt-nats ctl retained list` shows what is", 404)
+    if not asked.dry_run:
+        for start in range(0, len(topics), AT_ONCE):
+            some = topics[start : start + AT_ONCE]
+            await ask_one(inbox, "unretain", {"topics": some})
+            progress(start + len(some), len(topics))
+    return {"topics": topics, "dry_run": asked.dry_run}
+
+
+def shown_deleted(found: dict[str, Any]) -> str:
+    """The same for people."""
+    topics = found["topics"]
+    count = f"{len(topics):,} retained message{'' if len(topics) == 1 else 's'}"
+    if not found["dry_run"]:
+        return f"{count} removed"
+    return "\n".join([f"{count} would be removed", *(f"  {plain(one)}" for one in topics)])
+
+
+async def publish(inbox: Inbox, asked: Message) -> dict[str, Any]:
+    """Publish a message by one of the gateways; returns when it is stored, at QoS 0 without retain at once.
+
+    Raises:
+        Refused: the topic is not for clients, the message is too large, or no gateway is there.
+    """
+    try:
+        payload = b64decode(asked.payload, validate=True) if asked.base64 else asked.payload.encode()
+    except ValueError:
+        raise Refused("payload: it is not Base64") from None
+    body = {"topic": checked_topic(asked.topic), "payload": b64encode(payload).decode()}
+    (done,) = await ask_one(inbox, "publish", {**body, "qos": asked.qos, "retain": asked.retain})
+    return {**done, "qos": asked.qos, "retain": asked.retain}
+
+
+def shown_published(one: dict[str, Any]) -> str:
+    """The same for people."""
+    retained = ", retained" if one["retain"] else ""
+    return f"{quantity(one['bytes'])} published on {plain(one['topic'])} at QoS {one['qos']}{retained}"
+
+
+VERBS: Final = (
+    Verb(
+        "retained.list",
+        "GET",
+        "/retained",
+        Listing,
+        listed,
+        "Show the retained messages whose topics match a FILTER.",
+        shown,
+        ("filter",),
+    ),
+    Verb("retained.get", "GET", "/retained/{topic}", Which, get, "Show the retained message of a TOPIC.", shown_one),
+    Verb(
+        "retained.delete",
+        "DELETE",
+        "/retained/{topic}",
+        Deleted,
+        delete,
+        "Remove the retained message of a TOPIC, or those that match a topic filter.",
+        shown_deleted,
+    ),
+    Verb(
+        "publish",
+        "POST",
+        "/publish",
+        Message,
+        publish,
+        "Publish PAYLOAD on TOPIC; `-` reads it from standard input. No rule of the ACL looks at it.",
+        shown_published,
+        ("topic", "payload"),
+    ),
+)

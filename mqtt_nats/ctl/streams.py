@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ctl streams``: what keeps the messages, whether it keeps them as is promised, and changing that in place."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import httpx
+from pydantic import Field
+
+from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.ctl.servers import servers
+from mqtt_nats.ctl.tables import plain, quantity, span, table
+from mqtt_nats.ctl.verb import Arguments, Length, Refused, Verb
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
+from mqtt_streams.definitions import BY_SIZE, STREAMS
+from mqtt_streams.messages import STREAM as MESSAGES
+
+PATIENCE: Final = 0.5
+"""Seconds in which nats-servers answer."""
+
+MONITORING: Final = 5.0
+"""Seconds in which a monitoring address answers."""
+
+SYNCED: Final = 1.0
+"""Seconds: the longest ``sync_interval`` with which no more is lost than is said."""
+
+STREAM_NOT_FOUND: Final = 10059
+NS: Final = 1_000_000_000
+
+
+class Listing(Arguments):
+    """Where to look besides."""
+
+    monitor: tuple[str, ...] = Field(
+        default=(),
+        description="Monitoring address of a nats-server (http://127.0.0.1:8222), for its sync_interval.",
+        json_schema_extra={"metavar": "URL"},
+    )
+
+
+class Change(Arguments):
+    """What a stream is to be."""
+
+    stream: str = Field(description="The name of a stream, or all.")
+    replicas: int | None = Field(
+        default=None, ge=1, le=5, description="How many replicas it is to have.", json_schema_extra={"metavar": "N"}
+    )
+    retention: Length | None = Field(
+        default=None,
+        description="How long messages are kept, only for $MQTT_msgs: 90s, 15m, 2h, 7d.",
+        json_schema_extra={"metavar": "TIME"},
+    )
+
+
+async def listed(inbox: Inbox, asked: Listing) -> dict[str, Any]:
+    """The streams, and what does not match what is promised; one line each."""
+    infos = await asyncio.gather(*(_info(inbox, name) for name in STREAMS))
+    found = [one for one in infos if one is not None]
+    if not found:
+        raise Refused("there are no streams: no gateway has run here yet", 404)
+    size = sum(one["jetstream"] for one in await servers(inbox, PATIENCE))
+    warnings = _warnings(found, size)
+    monitored = [await _monitored(url) for url in asked.monitor]
+    warnings += [line for one in monitored for line in one["warnings"]]
+    monitoring = [{key: one[key] for key in ("url", "name", "sync_interval", "sync_always")} for one in monitored]
+    return {"streams": found, "servers": size, "monitoring": monitoring, "warnings": warnings}
+
+
+async def _info(inbox: Inbox, name: str) -> dict[str, Any] | None:
+    try:
+        info = await call(inbox, f"STREAM.INFO.{name}")
+    except ApiError as error:
+        if error.err_code == STREAM_NOT_FOUND:
+            return None
+        return _unknown(name, " ".join(str(error).split()))
+    except (NoResponders, RequestTimeout):
+        return _unknown(name, "does not answer")
+    config, state, cluster = info["config"], info["state"], info.get("cluster") or {}
+    return {
+        "name": name,
+        "obstacle": "" if cluster.get("leader", "-") else "no leader",
+        "replicas": config.get("num_replicas", 1),
+        "leader": cluster.get("leader", ""),
+        "followers": [
+            {
+                "name": one["name"],
+                "current": bool(one.get("current")),
+                "offline": bool(one.get("offline")),
+                "lag": int(one.get("lag", 0)),
+            }
+            for one in cluster.get("replicas") or []
+        ],
+        "storage": config.get("storage", "file"),
+        "retention": config.get("retention", "limits"),
+        "max_age": config.get("max_age", 0) / NS,
+        "messages": state["messages"],
+        "bytes": state["bytes"],
+        "consumers": state["consumer_count"],
+    }
+
+
+def _unknown(name: str, obstacle: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "obstacle": obstacle,
+        "replicas": 0,
+        "leader": "",
+        "followers": [],
+        "storage": "",
+        "retention": "",
+        "max_age": 0.0,
+        "messages": 0,
+        "bytes": 0,
+        "consumers": 0,
+    }
+
+
+def _warnings(found: list[dict[str, Any]], size: int) -> list[str]:
+    """What of the streams does not match what is promised, in a cluster of so many nats-servers."""
+    lines = []
+    for one in found:
+        name = one["name"]
+        if one["obstacle"]:
+            lines.append(f"{name}: {one['obstacle']}: nothing is stored there at present")
+            continue
+        if one["replicas"] < BY_SIZE <= size:
+            said = "1 replica" if one["replicas"] == 1 else f"{one['replicas']} replicas"
+            remedy = f"`mqtt-nats ctl streams set '{name}' --replicas {BY_SIZE}`"
+            lines.append(f"{name} has {said} in a cluster of {size}: a server that is lost takes it along: {remedy}")
+        for each in one["followers"]:
+            if each["offline"] or not each["current"]:
+                state = "is offline" if each["offline"] else f"is {each['lag']:,} operations behind"
+                lines.append(f"{name}: the replica on {each['name']} {state}")
+        if one["storage"] != "file":
+            lines.append(f"{name} is kept in memory: it does not outlive its nats-server")
+    levels = sorted({one["replicas"] for one in found if not one["obstacle"]})
+    if len(levels) > 1:
+        lines.append(f"streams have different numbers of replicas, {', '.join(map(str, levels))}: the least counts")
+    return lines
+
+
+async def _monitored(url: str) -> dict[str, Any]:
+    """What a nats-server says at its monitoring address of how it writes to the disk.
+
+    Raises:
+        Refused: there is no nats-server.
+    """
+    base = url if "://" in url else f"http://{url}"
+    try:
+        async with httpx.AsyncClient(timeout=MONITORING) as client:
+            answer = await client.get(f"{base.rstrip('/')}/varz")
+            answer.raise_for_status()
+            found = answer.json()
+        config = (found.get("jetstream") or {}).get("config") or {}
+        name, interval = str(found["server_name"]), config.get("sync_interval", 0) / NS
+        always = bool(config.get("sync_always"))
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, AttributeError) as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise Refused(f"no nats-server answers at {plain(url)}: {why}") from None
+    warnings = []
+    if not config:
+        warnings.append(f"nats-server {name} has no JetStream")
+    elif not always and interval > SYNCED:
+        what = f"nats-server {name} writes to the disk every {span(interval)} (sync_interval)"
+        warnings.append(f"{what}: a power cut of all replicas can lose what was acknowledged since; 1s is what we run")
+    return {"url": url, "name": name, "sync_interval": interval, "sync_always": always, "warnings": warnings}
+
+
+def shown(found: dict[str, Any]) -> str:
+    """The same for people."""
+    rows = []
+    for one in found["streams"]:
+        if one["obstacle"]:
+            rows.append([one["name"], "", one["obstacle"], *[""] * 6])
+            continue
+        followers = [_follower(each) for each in one["followers"]]
+        lag = max((each["lag"] for each in one["followers"]), default=0)
+        rows.append(
+            [
+                one["name"],
+                f"{one['replicas']}",
+                one["leader"],
+                ", ".join(followers),
+                f"{lag:,}",
+                f"{one['messages']:,}",
+                quantity(one["bytes"]),
+                f"{one['consumers']:,}",
+                span(one["max_age"]) if one["max_age"] else "always",
+            ]
+        )
+    heading = ["stream", "replicas", "leader", "followers", "lag", "messages", "size", "consumers", "kept"]
+    lines = table(heading, rows)
+    for one in found["monitoring"]:
+        how = "before each acknowledgement" if one["sync_always"] else f"every {span(one['sync_interval'])}"
+        lines.append(f"nats-server {one['name']} writes to the disk {how}")
+    if found["warnings"]:
+        lines += ["", *(f"warning: {one}" for one in found["warnings"])]
+    return "\n".join(lines)
+
+
+def _follower(one: dict[str, Any]) -> str:
+    state = " (offline)" if one["offline"] else "" if one["current"] else " (behind)"
+    return f"{one['name']}{state}"
+
+
+async def change(inbox: Inbox, asked: Change) -> dict[str, Any]:
+    """Give streams other replicas, or ``$MQTT_msgs`` another time for which it keeps messages; nothing is lost by it,
+    but what is older than the new time.
+
+    Raises:
+        Refused: nothing is asked for, there is no such stream, or the servers are too few.
+    """
+    if asked.replicas is None and asked.retention is None:
+        raise Refused("nothing is asked for: give --replicas or --retention")
+    names = [name for name in STREAMS if asked.stream in ("all", name)]
+    if not names:
+        raise Refused(
+            f"there is no stream {plain(asked.stream)} of gateways: it is all, or one of {', '.join(STREAMS)}", 404
+        )
+    if asked.retention is not None and MESSAGES not in names:
+        raise Refused(f"--retention is about {MESSAGES}: the others keep what belongs to a session or a topic")
+    if asked.retention is not None and asked.retention < 1:
+        raise Refused("messages are kept for a second at least")
+    changed = []
+    for name in names:
+        try:
+            config = (await call(inbox, f"STREAM.INFO.{name}"))["config"]
+        except ApiError as error:
+            if error.err_code == STREAM_NOT_FOUND and asked.stream == "all":
+                continue
+            raise
+        wanted = _wanted(name, config, asked)
+        before = {key: config.get(key) for key in wanted}
+        if any(config.get(key) != value for key, value in wanted.items()):
+            try:
+                config = (await call(inbox, f"STREAM.UPDATE.{name}", config | wanted))["config"]
+            except ApiError as error:
+                raise Refused(f"{name} is not changed: {' '.join(str(error).split())}", 409) from None
+        changed.append(
+            {
+                "name": name,
+                "replicas": config.get("num_replicas", 1),
+                "max_age": config.get("max_age", 0) / NS,
+                "changed": before != {key: config.get(key) for key in wanted},
+            }
+        )
+    return {"streams": changed}
+
+
+def _wanted(name: str, config: dict[str, Any], asked: Change) -> dict[str, Any]:
+    """The settings that are to change."""
+    wanted: dict[str, Any] = {}
+    if asked.replicas is not None:
+        wanted["num_replicas"] = asked.replicas
+    if asked.retention is not None and name == MESSAGES:
+        wanted["max_age"] = int(asked.retention * NS)
+        # The server refuses a duplicate window that is longer.
+        if config.get("duplicate_window", 0) > wanted["max_age"]:
+            wanted["duplicate_window"] = wanted["max_age"]
+    return wanted
+
+
+def shown_changed(found: dict[str, Any]) -> str:
+    """The same for people."""
+    lines = []
+    for one in found["streams"]:
+        kept = f", keeps messages for {span(one['max_age'])}" if one["name"] == MESSAGES and one["max_age"] else ""
+        replicas = "1 replica" if one["replicas"] == 1 else f"{one['replicas']} replicas"
+        lines.append(f"{one['name']}: {replicas}{kept}{'' if one['changed'] else ' (as before)'}")
+    if any(one["name"] == MESSAGES and one["changed"] for one in found["streams"]):
+        lines.append(
+            "Gateways raise what is below their settings: set message_retention and stream_replicas there too."
+        )
+    return "\n".join(lines)
+
+
+VERBS: Final = (
+    Verb(
+        "streams.list",
+        "GET",
+        "/streams",
+        Listing,
+        listed,
+        "Show the streams, their replicas and what they hold; warn of what does not match what is promised.",
+        shown,
+    ),
+    Verb(
+        "streams.set",
+        "POST",
+        "/streams/{stream}",
+        Change,
+        change,
+        "Change the replicas of STREAM, or of all, and how long messages are kept, while everything runs.",
+        shown_changed,
+    ),
+)

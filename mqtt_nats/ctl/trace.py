@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ctl trace``: the packets of one client, or what becomes of the messages of one topic, as they happen."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import suppress
+from datetime import datetime
+from heapq import heappop, heappush
+from typing import Any, Final
+
+import orjson
+
+from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.broker.control import ASK
+from mqtt_nats.ctl.asking import ask
+from mqtt_nats.ctl.tables import plain
+from mqtt_nats.ctl.topics import checked
+
+RENEWED: Final = 5.0
+"""Seconds between two times that gateways are told that somebody still looks."""
+
+ORDERED: Final = 0.25
+"""Seconds for which an event is kept back, so that those of several gateways come in their order."""
+
+REMEMBERED: Final = 10_000
+"""Messages whose beginning is known at a time."""
+
+Event = dict[str, Any]
+
+
+class Durations:
+    """How long the messages of a topic take: from their publish to each subscriber, and to its acknowledgement."""
+
+    def __init__(self) -> None:
+        self._published: dict[tuple[str, str, int], float] = {}
+        self._delivered: dict[tuple[str, str, int], float] = {}
+
+    def add(self, event: Event) -> None:
+        """Note an event, and add to it what is known of its time: ``ms`` since what it ``answers``."""
+        kind, at = event.get("event"), event["time"]
+        body = (event.get("topic", ""), event.get("crc", ""), event.get("bytes", 0))
+        place = (event["gateway"], event["client"], event.get("id", 0))
+        begun: float | None = None
+        if kind == "published":
+            self._note(self._published, body, at)
+        elif kind == "delivered":
+            begun = self._published.get(body)
+            if event.get("id"):
+                self._note(self._delivered, place, at)
+        elif kind in ("acknowledged", "refused"):
+            begun = self._delivered.pop(place, None)
+        if begun is not None:
+            event["ms"] = round((at - begun) * 1000, 1)
+            event["answers"] = "publish" if kind == "delivered" else "delivery"
+
+    def _note(self, known: dict[Any, float], key: Any, at: float) -> None:
+        if len(known) >= REMEMBERED:
+            known.clear()
+        known[key] = at
+
+
+async def trace(inbox: Inbox, seconds: float, *, client: str = "", topic: str = "") -> AsyncGenerator[Event, None]:
+    """What happens, until ``seconds`` are over (0: for ever) or whoever looks has seen enough.
+
+    The first event says which gateways look, and to which of them the client is connected.
+
+    Raises:
+        Refused: no gateway is there, or the topic filter is none.
+    """
+    name = secrets.token_hex(8)
+    link = inbox.link
+    to = b"%btrace.%b" % (inbox.prefix, name.encode())
+    waiting: asyncio.Queue[Event] = asyncio.Queue()
+
+    def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        page = orjson.loads(payload)
+        for event in page["events"]:
+            waiting.put_nowait({"gateway": page["id"], **event})
+        if page["lost"]:
+            lost = {"gateway": page["id"], "client": "", "event": "lost", "count": page["lost"]}
+            waiting.put_nowait({"time": page["events"][-1]["time"], **lost})
+
+    question = {"trace": name, "to": to.decode(), "client": client, "topic": checked(topic) if topic else ""}
+    sid = link.subscribe_raw(to, arrived)
+    loop = asyncio.get_running_loop()
+    renewing = asyncio.create_task(_renew(inbox, question))
+    try:
+        begun = await ask(inbox, "trace", question)
+        yield {
+            "event": "tracing",
+            "gateways": sorted(begun.heard),
+            "connected": [one["gateway"] for one in begun.items if one.get("connected")],
+            "silent": begun.silent,
+        }
+        end = loop.time() + seconds if seconds else float("inf")
+        async for event in _ordered(waiting, end):
+            yield event
+    finally:
+        renewing.cancel()
+        with suppress(asyncio.CancelledError):
+            await renewing
+        link.unsubscribe_raw(sid)
+        _tell(inbox, {**question, "stop": True})
+        with suppress(TimeoutError):
+            await link.fence()
+
+
+async def _ordered(waiting: asyncio.Queue[Event], end: float) -> AsyncIterator[Event]:
+    """Events by their time, each a moment later than it came."""
+    loop = asyncio.get_running_loop()
+    durations = Durations()
+    kept: list[tuple[float, int, float, Event]] = []
+    number = 0
+    while loop.time() < end or kept:
+        due = min(kept[0][2] if kept else end, end if loop.time() < end else float("inf"))
+        try:
+            async with asyncio.timeout(None if due == float("inf") else max(due - loop.time(), 0.0)):
+                event = await waiting.get()
+            number += 1
+            heappush(kept, (event["time"], number, loop.time() + ORDERED, event))
+        except TimeoutError:
+            pass
+        while kept and (kept[0][2] <= loop.time() or loop.time() >= end):
+            event = heappop(kept)[-1]
+            durations.add(event)
+            yield event
+
+
+def _tell(inbox: Inbox, question: dict[str, Any]) -> None:
+    """Say something to all gateways; nobody waits for an answer."""
+    body = orjson.dumps({**question, "ask": "trace", "gateway": ""})
+    reply = inbox.prefix + b"all." + inbox.token()
+    inbox.link.out.append(b"PUB %b %b %d\r\n%b\r\n" % (ASK, reply, len(body), body))
+    inbox.link.kick()
+
+
+async def _renew(inbox: Inbox, question: dict[str, Any]) -> None:
+    """Have the trace go on; a gateway that starts meanwhile begins with it then."""
+    while True:
+        await asyncio.sleep(RENEWED)
+        _tell(inbox, question)
+
+
+def line(event: Event) -> str:
+    """One event for people."""
+    if event.get("event") == "tracing":
+        where = ", ".join(event["connected"])
+        text = f"gateways {', '.join(event['gateways'])} are looking"
+        text += f"; the client is connected to {where}" if where else ""
+        return "; ".join([text, *(f"gateway {one} has not answered" for one in event["silent"])])
+    at = datetime.fromtimestamp(event["time"]).astimezone().strftime("%H:%M:%S.%f")[:-3]
+    parts = [at, event["gateway"]]
+    if "packet" in event:
+        parts.append("from client" if event["from_client"] else "to client  ")
+        parts.append(event["packet"])
+    else:
+        parts += [plain(event["client"])] * bool(event["client"])
+        parts.append(event["event"])
+    if "topic" in event:
+        parts.append(plain(event["topic"]))
+    parts += [f"QoS {event['qos']}"] * ("qos" in event)
+    parts += [name for name in ("retain", "dup") if event.get(name)]
+    parts += [f"id {event['id']}"] * bool(event.get("id"))
+    parts += [f"{event['bytes']} bytes"] * ("bytes" in event)
+    parts += [f"crc {event['crc']}"] * ("crc" in event)
+    for name in ("filters", "codes"):
+        if name in event:
+            parts.append(plain(", ".join(map(str, event[name]))))
+    parts += [f"from {event['from']}"] * ("from" in event)
+    parts += [f"{event['count']} events, because there were too many"] * ("count" in event)
+    parts += [plain(str(event["reason"]))] * ("reason" in event)
+    if "ms" in event:
+        parts.append(f"{event['ms']:g} ms after its {event['answers']}")
+    return "  ".join(parts)
