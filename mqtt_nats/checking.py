@@ -109,6 +109,16 @@ def _rows(settings: Settings, name: str, found: Any, plugins: dict[str, dict[str
             for option, one in options.items():
                 yield Row(f"{name}.{plugin}.{option}", _text(option, one), origin)
         return
+    if name == "mappings":
+        for source, target in value.items():
+            yield Row(f"{name}.{source}", _text(source, target), origin)
+        return
+    if name == "tenants":
+        for tenant, entry in value.items():
+            for option, one in entry:
+                own = origin if option in entry.model_fields_set else DEFAULT
+                yield Row(f"{name}.{tenant}.{option}", _text(option, one), own)
+        return
     for number, entry in enumerate(value, 1):
         where = found[number - 1] if len(found) == len(value) else origin
         for option, one in entry.model_dump(mode="json").items():
@@ -122,6 +132,6 @@ def _text(name: str, value: Any) -> str:
         return ""
     if isinstance(value, SecretStr):
         return HIDDEN
-    if name == "nats":
+    if name == "nats" and value:
         value = [without_userinfo(url) for url in value]
     return orjson.dumps(value, default=str).decode()

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -138,16 +139,22 @@ def check_config(config: Path | None, as_json: bool, **flags: Any) -> None:
 @click.option("--stdin", is_flag=True, help="Read the password from standard input, one line, instead of asking.")
 @click.option("--delete", is_flag=True, help="Remove the user.")
 @click.option("--scram", is_flag=True, help="FILE is a `scram_file`, for clients that authenticate by SCRAM-SHA-256.")
-def passwd(file: Path, user: str, stdin: bool, delete: bool, scram: bool) -> None:
+@click.option("--tenant", metavar="NAME", help="The tenant that USER belongs to; a user that has one keeps it.")
+def passwd(file: Path, user: str, stdin: bool, delete: bool, scram: bool, tenant: str | None) -> None:
     """Set the password of USER in FILE, which is the gateway's `password_file`.
 
     FILE is created where there is none, and only its owner may read it. It has no password, only what is needed to
     check one. A running gateway reads it again on SIGHUP.
     """
+    if tenant is not None and (scram or delete):
+        raise click.UsageError("--tenant is for users with a password, not for --scram or --delete")
     if scram:  # not needed for --help and --version
         from mqtt_nats.access.verifiers import delete_user, set_password
     else:
-        from mqtt_nats.access.passwords import delete_user, set_password
+        from mqtt_nats.access.passwords import delete_user
+        from mqtt_nats.access.passwords import set_password as set_password_of
+
+        set_password = partial(set_password_of, tenant=tenant)
 
     try:
         if delete:

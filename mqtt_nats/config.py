@@ -6,23 +6,22 @@ the TOML file. docs/configuration.md lists every setting; a test compares the tw
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
-from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, ByteSize, Field, FilePath, SecretStr, ValidationError, model_validator
+from pydantic import BeforeValidator, ByteSize, Field, SecretStr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
-    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
 )
 
 from mqtt_nats.access.settings import KINDS, AccessSettings
+from mqtt_nats.account import AccountSettings, TenantName, TenantSettings, Urls
 from mqtt_nats.admin.settings import AdminSettings
 from mqtt_nats.configsource import is_json, nearest, read_file, without_userinfo
 from mqtt_nats.errors import StartupError
@@ -31,30 +30,10 @@ from mqtt_nats.listeners.settings import Address, ListenerSettings, parse_addres
 
 ENV_PREFIX = "MQTT_NATS_"
 
-TABLES = ("listeners", "authenticators", "plugins")
+TABLES = ("listeners", "authenticators", "plugins", "tenants", "mappings")
 """Settings that have entries with settings of their own."""
 
 _MIB = 1024 * 1024
-_URL_SCHEMES = ("nats", "tls")  # the data path is not for WebSocket
-
-
-def _split_urls(value: Any) -> Any:
-    if isinstance(value, str):
-        value = value.split(",")
-    if not isinstance(value, list | tuple):
-        return value
-    urls = tuple(url.strip() if isinstance(url, str) else url for url in value)
-    for url in urls:
-        if not isinstance(url, str):
-            continue  # pydantic reports the type
-        try:
-            parts = urlsplit(url)
-            usable = parts.scheme in _URL_SCHEMES and parts.hostname and parts.port != 0
-        except ValueError:
-            usable = False
-        if not usable:
-            raise ValueError("expected URLs such as nats://127.0.0.1:4222, separated by commas")
-    return urls
 
 
 def _never_is_none(value: Any) -> Any:
@@ -65,7 +44,7 @@ def _lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
-class Settings(ClientLimits, AccessSettings, AdminSettings, BaseSettings):
+class Settings(ClientLimits, AccessSettings, AdminSettings, AccountSettings, BaseSettings):
     """Everything that can be set. Constructing it reads neither environment nor file: ``load`` does."""
 
     model_config = SettingsConfigDict(
@@ -89,10 +68,12 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, BaseSettings):
         le=256,
         description="Gateway processes that share the address; one that dies is started again.",
     )
-    nats: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_urls)] = Field(
-        default=("nats://127.0.0.1:4222",),
-        min_length=1,
-        description="URLs of the nats-server cluster, separated by commas.",
+    nats: Urls = Field(
+        default=("nats://127.0.0.1:4222",), description="URLs of the nats-server cluster, separated by commas."
+    )
+    tenants: dict[TenantName, TenantSettings] = Field(
+        default={},
+        description="NATS accounts beside the gateway's own, `[tenants.NAME]` in the file, for listeners and users.",
     )
     embedded: bool = Field(
         default=False, description="Start a nats-server of our own (extra `embedded`) instead of using `nats`."
@@ -102,28 +83,15 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, BaseSettings):
     )
     data: Path = Field(default=Path("data"), description="Directory for the data of the embedded nats-server.")
 
-    nats_user: str | None = Field(default=None, description="User name for NATS.")
-    nats_password: SecretStr | None = Field(default=None, description="Password for NATS.")
-    nats_token: SecretStr | None = Field(default=None, description="Token for NATS.")
-    nats_nkey: FilePath | None = Field(default=None, description="File with an nkey seed for NATS.")
-    nats_creds: FilePath | None = Field(default=None, description="Credentials file (JWT and seed) for NATS.")
-    nats_tls_ca: FilePath | None = Field(
-        default=None, description="PEM file with the certificate authorities that may vouch for nats-server."
-    )
-    nats_tls_cert: FilePath | None = Field(
-        default=None, description="PEM file with the client certificate for NATS; needs `nats_tls_key`."
-    )
-    nats_tls_key: FilePath | None = Field(default=None, description="PEM file with the key of `nats_tls_cert`.")
-    nats_tls_hostname: str | None = Field(
-        default=None, description="Name expected in the certificate of nats-server, where it is not the URL's."
-    )
-
     session_expiry_interval: Annotated[int | None, BeforeValidator(_never_is_none)] = Field(
         default=7200,
         ge=1,
         le=0xFFFFFFFE,
         description="Seconds for which the session of an absent 3.1.1 client is kept (clean session 0); "
         "`never` keeps it for good.",
+    )
+    durable_sessions: bool = Field(
+        default=True, description="Keep sessions whose clients ask for it; off, every session ends with its connection."
     )
     gateway_lease: int = Field(
         default=20,
@@ -234,8 +202,7 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, BaseSettings):
     )
     local_dispatch: bool = Field(
         default=True,
-        description="Hand messages to this gateway's own subscribers directly. Turn off in accounts with "
-        "subject mappings, so that all go through NATS.",
+        description="Hand messages to this gateway's own subscribers directly, without a way through NATS.",
     )
     publish_client_id: bool = Field(
         default=True, description="Name the publisher to NATS clients in the header `Nmqtt-Client`."
@@ -279,21 +246,17 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, BaseSettings):
         given = self.model_fields_set
         if self.embedded and "nats" in given:
             raise ValueError("nats and embedded exclude each other: give --nats or --embedded, not both")
-        ways = [
-            name for name in ("nats_user", "nats_token", "nats_nkey", "nats_creds") if getattr(self, name) is not None
-        ]
-        if len(ways) > 1:
-            raise ValueError(f"{' and '.join(ways)} exclude each other: give one way to log in to NATS")
-        if self.nats_password is not None and self.nats_user is None:
-            raise ValueError("nats_password needs nats_user")
-        if (self.nats_tls_cert is None) != (self.nats_tls_key is None):
-            raise ValueError("nats_tls_cert and nats_tls_key need each other")
         addresses = [one.listen for one in self.all_listeners if parse_address(one.listen)[1]]
         for address in addresses:
             if addresses.count(address) > 1:
                 raise ValueError(f"two listeners have the address {address}")
         self.check_access(self.all_listeners, self.listeners)
         self.check_admin(addresses)
+        bound = {f"listener {one.listen}": one.tenant for one in self.listeners}
+        bound |= {f"authenticator {one.called}": one.tenant for one in self.authenticators}
+        for what, tenant in bound.items():
+            if tenant is not None and tenant not in self.tenants:
+                raise ValueError(f"{what}: there is no tenant {tenant!r}")
         return self
 
     @property
@@ -308,6 +271,10 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, BaseSettings):
         changes = at_listener(dict(listener))
         return self.model_copy(update=changes) if changes else self
 
+    def of(self, tenant: str) -> Self:
+        """What holds for a tenant."""
+        return self.model_copy(update=self.tenants[tenant].over(self)) if tenant else self
+
     @property
     def listen_address(self) -> tuple[str, int]:
         """``listen`` as (host, port), the host without brackets."""
@@ -317,11 +284,6 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, BaseSettings):
     def nats_display(self) -> str:
         """``nats`` without user names and passwords, for messages and logs."""
         return ",".join(without_userinfo(url) for url in self.nats)
-
-    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
-        """Keep what a NATS URL may hold before its ``@`` out of ``repr``."""
-        for name, value in super().__repr_args__():
-            yield name, tuple(map(without_userinfo, value)) if name == "nats" else value
 
     @classmethod
     def load(cls, flags: Mapping[str, Any], config: Path | None = None) -> Self:
@@ -357,9 +319,10 @@ def gather(flags: Mapping[str, Any], config: Path | None = None) -> tuple[dict[s
     try:
         environment = EnvSettingsSource(Settings)()
     except SettingsError:  # the only ones that are not plain text
-        names = [env_name(name) for name in TABLES if not is_json(os.environ.get(env_name(name)))]
-        what = "an object" if names == [env_name("plugins")] else "a list of objects"
-        raise StartupError(f"{' and '.join(names)} is not valid JSON: expected {what}") from None
+        names = [name for name in TABLES if not is_json(os.environ.get(env_name(name)))]
+        what = "a list of objects" if {*names} & {"listeners", "authenticators"} else "an object"
+        text = " and ".join(map(env_name, names))
+        raise StartupError(f"{text} is not valid JSON: expected {what}") from None
     given = {name: value for name, value in flags.items() if value is not None}
     origins |= {name: [env_name(name)] for name in environment} | {name: [flag_name(name)] for name in given}
     return values | environment | given, origins
@@ -394,8 +357,11 @@ def cannot_listen(address: str, error: OSError) -> str:
 
 
 def _of_entry(where: tuple[int | str, ...], kind: str, message: str) -> str:
-    """What is wrong with an entry of ``listeners`` or ``authenticators``; they count from 1."""
+    """What is wrong with an entry of `TABLES`; those without names count from 1."""
     parts, fields = list(where), ListenerSettings.model_fields
+    if where[0] == "tenants":
+        fields = TenantSettings.model_fields
+        parts = [part for part in where if part != "[key]"]
     if where[0] == "authenticators" and len(where) > 2:
         fields = KINDS[str(parts.pop(2))].model_fields
     if kind in ("union_tag_invalid", "union_tag_not_found"):

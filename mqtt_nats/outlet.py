@@ -128,6 +128,12 @@ class Outlet:
         self.round.held += size - self.held
         self.held = size
 
+    def move(self, round_: Round) -> None:
+        """Be flushed in another round; what has been collected leaves with the former one."""
+        self.round.held -= self.held
+        round_.held += self.held
+        self.round = round_
+
     def shut(self) -> None:
         """The connection is gone: nothing is sent any more."""
         self.send = None

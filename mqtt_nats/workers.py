@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import anyio
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr
 
-from mqtt_nats.config import TABLES, Settings, cannot_listen
+from mqtt_nats.config import Settings, cannot_listen
 from mqtt_nats.errors import StartupError
 from mqtt_nats.hangup import Hangup
 from mqtt_nats.listeners.settings import Bound, join_address, parse_address
@@ -225,11 +225,18 @@ def dump(settings: Settings) -> dict[str, Any]:
     """The settings as JSON has them, as far as they are not the defaults; for a worker."""
     found: dict[str, Any] = {}
     for name in settings.model_fields_set - {"embedded", "embedded_port", "data"}:
-        value = getattr(settings, name)
-        if name in TABLES:
-            found[name] = [one.model_dump(mode="json", exclude_unset=True) for one in value]
-            continue
-        if isinstance(value, SecretStr):
-            value = value.get_secret_value()
-        found[name] = str(value) if isinstance(value, Path) else value
+        found[name] = _plain(getattr(settings, name))
     return found
+
+
+def _plain(value: Any) -> Any:
+    """A value of the settings as JSON has it, secrets included."""
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, BaseModel):
+        return {name: _plain(getattr(value, name)) for name in value.model_fields_set}
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return str(value) if isinstance(value, Path) else value

@@ -131,7 +131,7 @@ def authenticators() -> str:
         (f"`{kind}.{name}`", _default(field), field.description or "")
         for kind, model in KINDS.items()
         for name, field in model.model_fields.items()
-        if name not in ("name", "type")
+        if name not in ("name", "type", "tenant")
     ]
     return _table(["of an authenticator", "default", "meaning"], rows)
 

@@ -188,6 +188,7 @@ def test_what_holds_at_a_listener(tmp_path: Path) -> None:
         "max_queued": 7,
         "receive_maximum": 8,
         "max_qos": 1,
+        "durable_sessions": False,
     }
     assert set(own) == set(PER_LISTENER)
     settings = Settings.load(

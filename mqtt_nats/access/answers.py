@@ -24,6 +24,7 @@ class _Answer(BaseModel):
     groups: list[str] = []
     acl: list[Any] | None = None
     expires: float | None = Field(default=None, allow_inf_nan=False)
+    tenant: str | None = Field(default=None, min_length=1)
 
 
 def question(credentials: Credentials) -> bytes | None:
@@ -61,4 +62,4 @@ def verdict(status: int, body: bytes, credentials: Credentials) -> Allow | Ignor
     user = found.user or credentials.username or None
     if user is not None and not user.isprintable():
         return Denied("the name of the user has control characters")
-    return Allow(user, frozenset(found.groups), rules, found.expires)
+    return Allow(user, frozenset(found.groups), rules, found.expires, tenant=found.tenant)

@@ -43,6 +43,7 @@ class Allow:
         rules: what it may do at most; None: the ACL file alone says.
         expires: Unix time at which its connection has to end; None: it does not.
         valid: false as soon as what it has presented would not let it in any more. Asked when files were read again.
+        tenant: that it belongs to; None: that of the listener.
     """
 
     user: str | None
@@ -50,6 +51,7 @@ class Allow:
     rules: OwnRules | None = None
     expires: float | None = None
     valid: Callable[[], bool] = field(default=_always, compare=False)
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ One line per user::
 
     user:$argon2id$v=19$m=<KiB>,t=<passes>,p=<lanes>$<salt>$<hash>
 
+and at the end of it, after another colon, the tenant of the user, where it has one.
 A user that does not exist is verified against a hash that no password fits, at the cost that most users have, so that
 the time does not tell who is in the file.
 """
@@ -12,6 +13,7 @@ the time does not tell who is in the file.
 from __future__ import annotations
 
 import base64
+import re
 import secrets
 from collections import Counter
 from collections.abc import Mapping
@@ -37,16 +39,19 @@ NAME_MOST: Final = 1024  # bytes
 
 _MARK: Final = ":$argon2id$"
 
+_TENANT: Final = re.compile(r"[\w.-]{1,64}")
+
 
 @dataclass(frozen=True, slots=True)
 class PasswordHash:
     """What has to be known about a password to check it."""
 
     text: str = field(repr=False)
+    tenant: str | None = None
 
     def __str__(self) -> str:
         """As it stands in the file, after the name."""
-        return self.text
+        return self.text if self.tenant is None else f"{self.text}:{self.tenant}"
 
     def fits(self, password: bytes) -> bool:
         """Whether it is the password's: takes long, and lets other threads run meanwhile."""
@@ -89,6 +94,7 @@ def _parse(line: str) -> tuple[str, PasswordHash]:
     if not mark:
         raise ValueError("expected user:$argon2id$v=19$m=<KiB>,t=<passes>,p=<lanes>$<salt>$<hash>, as passwd writes it")
     check_name(name)
+    rest, colon, tenant = rest.partition(":")
     text = mark[1:] + rest
     try:
         found = extract_parameters(text)
@@ -101,7 +107,7 @@ def _parse(line: str) -> tuple[str, PasswordHash]:
         raise ValueError(f"t must be from 1 to {TIME_MOST}, and p from 1 to {LANES_MOST}")
     if not 8 * found.parallelism <= found.memory_cost <= MEMORY_MOST:
         raise ValueError(f"m must be from 8 * p to {MEMORY_MOST}")
-    return name, PasswordHash(text)
+    return name, PasswordHash(text, check_tenant(tenant) if colon else None)
 
 
 def _costs(one: PasswordHash) -> tuple[int, int, int]:
@@ -127,8 +133,22 @@ def check_name(name: str) -> str:
     return name
 
 
-def set_password(path: Path, name: str, password: str) -> bool:
+def check_tenant(name: str) -> str:
+    """A tenant's name that may be in the file.
+
+    Raises:
+        ValueError: it may not.
+    """
+    if not _TENANT.fullmatch(name):
+        raise ValueError("the name of a tenant must have 1 to 64 letters, digits, dots, dashes and underscores")
+    return name
+
+
+def set_password(path: Path, name: str, password: str, tenant: str | None = None) -> bool:
     """Make or replace the entry of a user, and the file where there is none; returns whether the user is new.
+
+    Args:
+        tenant: of the user; None: that which the entry has.
 
     Raises:
         StartupError: the file cannot be read or written.
@@ -139,10 +159,12 @@ def set_password(path: Path, name: str, password: str) -> bool:
         raise ValueError("the password is empty")
     if len(password.encode()) > 65535:
         raise ValueError("the password has more than 65535 bytes, which CONNECT cannot carry")
-    made = PasswordHash(HASHER.hash(password))
+    if tenant is not None:
+        check_tenant(tenant)
+    made = HASHER.hash(password)
     with changing(path, load) as users:
         new = name not in users
-        users[name] = made
+        users[name] = PasswordHash(made, tenant if tenant is not None or new else users[name].tenant)
     return new
 
 

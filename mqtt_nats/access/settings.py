@@ -86,6 +86,9 @@ class _Settings(BaseModel):
     name: str = Field(
         default="", pattern=r"^[\w.-]*$", description="What listeners call it; `type`, where it is not given."
     )
+    tenant: str | None = Field(
+        default=None, min_length=1, description="The tenant that its users belong to; unset: that of the listener."
+    )
 
     @property
     def called(self) -> str:
@@ -127,6 +130,9 @@ class TokenSettings(_Settings):
     acl_claim: str = Field(default="acl", min_length=1, description="Claim with what the client may do at most.")
     client_claim: str | None = Field(
         default=None, min_length=1, description="Claim that has to be there, and to be the client id."
+    )
+    tenant_claim: str | None = Field(
+        default=None, min_length=1, description="Claim that has to be there, with the tenant of the user."
     )
     refresh: float = Field(
         default=600, ge=10, le=86_400, allow_inf_nan=False, description="Seconds after which a URL is read again."
@@ -176,7 +182,9 @@ class NatsSettings(_Settings):
         default=None, description="URLs of the nats-servers that know the users; unset: those of `nats`."
     )
     account: str | None = Field(
-        default=None, min_length=1, description="Account that users have to be of; unset: that of the gateway."
+        default=None,
+        min_length=1,
+        description="Account that users have to be of; unset: that of the gateway, or of `tenant`.",
     )
     permissions: Literal["needed", "wanted"] = Field(
         default="needed",

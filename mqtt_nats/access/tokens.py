@@ -194,6 +194,7 @@ class Claims:
     rules: Rules | None
     expires: float
     """Unix time, leeway included."""
+    tenant: str | None
 
 
 def check_claims(claims: dict[str, Any], settings: TokenSettings, client_id: str, now: float) -> Claims:
@@ -230,13 +231,18 @@ def check_claims(claims: dict[str, Any], settings: TokenSettings, client_id: str
         groups = [groups]
     if not isinstance(groups, list) or not all(isinstance(one, str) for one in groups):
         raise BadToken(f"{settings.groups_claim} is not a list of names")
+    tenant = None
+    if settings.tenant_claim is not None:
+        tenant = claims.get(settings.tenant_claim)
+        if not isinstance(tenant, str) or not tenant:
+            raise BadToken(f"{settings.tenant_claim} is not the name of a tenant")
     rules = None
     if settings.acl_claim in claims:
         try:
             rules = own_rules(claims[settings.acl_claim])
         except ValueError as error:
             raise BadToken(f"{settings.acl_claim}: {error}") from None
-    return Claims(user, frozenset(groups), rules, expires + settings.leeway)
+    return Claims(user, frozenset(groups), rules, expires + settings.leeway, tenant)
 
 
 def _time(claims: dict[str, Any], name: str) -> float | None:

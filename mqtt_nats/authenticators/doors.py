@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from mqtt_nats.access.acl import Rules
@@ -22,6 +22,7 @@ from mqtt_nats.access.settings import (
     PasswordSettings,
     TokenSettings,
 )
+from mqtt_nats.access.tenancy import bound
 from mqtt_nats.access.verifiers import load as load_verifiers
 from mqtt_nats.broker.permitting import change_rules, revoke
 
@@ -55,8 +56,8 @@ class Doors:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.broker: Broker | None = None
-        """Whose clients are told of changes, once there is one."""
+        self.brokers: Sequence[Broker] = ()
+        """Whose clients are told of changes, once there are any."""
         self.rules: Rules | None = None if settings.acl_file is None else load_rules(settings.acl_file)
         self._users = None if settings.scram_file is None else Users(load_verifiers(settings.scram_file))
         self._parts = {one.called: self._make(one) for one in settings.all_authenticators}
@@ -80,7 +81,7 @@ class Doors:
                 from mqtt_nats.authenticators.natsusers import NatsUsers
                 from mqtt_nats.linking import nats_access
 
-                return NatsUsers(one, nats_access(self._settings))
+                return NatsUsers(one, nats_access(self._settings.of(one.tenant or "")))
 
     def door(self, listener: ListenerSettings) -> Door:
         """Who may connect by a listener."""
@@ -91,7 +92,8 @@ class Doors:
         if set(chain) - {SCRAM} and not (listener.secure or settings.is_near(listener) or listener.proxy_protocol):
             log.warning("listener %s: passwords cross the network as they are; TLS would hide them", listener.listen)
         users = self._current_users if SCRAM in chain else None
-        return Chain([self._parts[name] for name in chain if name != SCRAM], users, settings.is_open(listener))
+        asked = [one for name in chain if name != SCRAM for one in settings.all_authenticators if one.called == name]
+        return Chain([bound(self._parts[one.called], one.tenant) for one in asked], users, settings.is_open(listener))
 
     def _current_users(self) -> Users:
         assert self._users is not None
@@ -111,12 +113,13 @@ class Doors:
             commit()
         self._users, self.rules = users, rules
         self._changed()
-        if self.broker is not None and rules is not None:
-            change_rules(self.broker, rules)
+        for broker in self.brokers:
+            if rules is not None:
+                change_rules(broker, rules)
 
     def _changed(self) -> None:
-        if self.broker is not None:
-            revoke(self.broker)
+        for broker in self.brokers:
+            revoke(broker)
 
     async def keep(self) -> None:
         """What authenticators do while the gateway runs."""

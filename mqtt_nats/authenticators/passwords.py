@@ -39,7 +39,7 @@ class PasswordFile:
             credentials.connection.host, lambda: loop.run_in_executor(self._threads, users.verify, user, password)
         )
         if found is not None:
-            allow = Allow(user, valid=lambda: self._users.find(user) == found)
+            allow = Allow(user, valid=lambda: self._users.find(user) == found, tenant=found.tenant)
             if allow.valid():  # the file may have been read again meanwhile
                 return allow
         elif users.find(user) is None:

@@ -201,4 +201,5 @@ class Tokens:
             found.rules,
             found.expires,
             lambda: key.fingerprint in source.keys.fingerprints,
+            found.tenant,
         )

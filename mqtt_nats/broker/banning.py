@@ -73,7 +73,9 @@ class Banning:
         host = client.connection.host
         now = time.time()
         user = client.granted.user if known else None
-        self._refuse(self.bans.find(now, client=client_id, user=user, host=host))
+        # Where users may be of other tenants, a client id says nothing before that is known.
+        named = client_id if known or self._broker.tenant or len(self._broker.tenants) < 2 else ""
+        self._refuse(self.bans.find(now, client=named, user=user, host=host))
         delay: float | None = 0.0
         if known and self._by_id is not None:
             delay = self._by_id.connects(client_id, now)
@@ -85,7 +87,7 @@ class Banning:
                 self._refuse(self._flaps("address", household(host) + ("/64" if ":" in household(host) else "")))
         if delay:
             await asyncio.sleep(delay)
-            self._refuse(self.bans.find(time.time(), client=client_id, user=user, host=host))
+            self._refuse(self.bans.find(time.time(), client=named, user=user, host=host))
 
     def _refuse(self, found: Ban | None) -> None:
         if found is not None:

@@ -44,6 +44,8 @@ def farewell(client: Client, packet: Disconnect) -> None:
     """
     expiry = (packet.properties or {}).get("session_expiry_interval", -1)
     record = client.record
+    if not client.connection.settings.durable_sessions:
+        expiry = -1  # CONNACK has told it
     if expiry > 0 and not client.expiry and client.expiry is not None:
         raise ProtocolError("a session that ends with its connection is given an expiry interval")
     client.graceful = True

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,6 +33,7 @@ from mqtt_nats.outlet import Round
 from mqtt_nats.place import own_place
 from mqtt_nats.pubsub.fanout import Fanout
 from mqtt_nats.pubsub.headers import publish_qos
+from mqtt_nats.pubsub.mapping import parse_mappings
 from mqtt_nats.pubsub.message import Stored
 from mqtt_nats.pubsub.table import Table
 from mqtt_nats.session.durable import packet_id
@@ -90,6 +91,12 @@ class Broker:
     ) -> None:
         loop = asyncio.get_running_loop()
         self.settings = settings
+        self.tenant = ""
+        """Whose account it is; empty: the gateway's own."""
+        self.tenants: Mapping[str, Broker] = {}
+        """All of the gateway, this one among them, by their tenant."""
+        self.fit: Callable[[Client], None] = lambda client: None
+        """Puts what hooks want between a client that has come from another account and its connection."""
         self.identity = identity
         self.domain = domain
         self.link = link
@@ -112,7 +119,12 @@ class Broker:
         self.standing = False
         """The gateway stood still, and has not found out yet what has moved."""
         self.round = Round(loop.call_soon)
-        self.table = Table(settings.local_dispatch, settings.max_topic_levels, settings.max_topic_length)
+        self.table = Table(
+            settings.local_dispatch,
+            settings.max_topic_levels,
+            settings.max_topic_length,
+            parse_mappings(settings.mappings),
+        )
         self.fanout = Fanout(self.table, link, self.round)
         self.place = own_place()
         self.counters = Counters(self.fanout.sent, self.fanout.sent_bytes)

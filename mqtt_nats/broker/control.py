@@ -66,8 +66,8 @@ class Powers(NamedTuple):
 
     doors: Mapping[Listener, Door]
     """Its listeners, and who decides who gets in there."""
-    stop: Callable[[], None]
-    """Has it end in good order."""
+    stop: Callable[[], None] | None
+    """Has it end in good order; None: that is not for who asks here, in the account of a tenant."""
 
 
 class Control:

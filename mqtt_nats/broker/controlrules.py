@@ -202,6 +202,8 @@ async def _end(control: Control, name: str) -> str:
 async def _drain(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
     if not question.get("gateway"):
         raise Refusal("one gateway has to be named")
+    if control.powers.stop is None:
+        raise Refusal("only the gateway's own account can have it end")
     log.warning("the gateway is asked to move everybody off, and to end")
     control.powers.stop()
     yield {"connections": len(control.broker.connections), "seconds": control.broker.settings.drain_time}

@@ -89,9 +89,9 @@ def _let_go(broker: Broker, found: Filter) -> None:
     if backlog is None:
         return
     for route, headers, payload, reply in backlog.waiting:
-        current = broker.table.route(route.key)
-        group = current.groups.get(found)
-        if group is not None:
+        current = broker.table.route_of_subject(route.subject.encode())
+        group = None if current is None else current.groups.get(found)
+        if current is not None and group is not None:
             broker.fanout.from_nats(found, group, current, headers, payload, reply=reply)
 
 

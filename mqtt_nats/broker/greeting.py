@@ -78,6 +78,8 @@ def terms(connect: Connect) -> Terms:
 
 def session_expiry(connect: Connect, settings: Settings) -> int | None:
     """Seconds for which the session outlives the connection, None = for good."""
+    if not settings.durable_sessions:
+        return 0
     if connect.protocol_level != 5:
         return 0 if connect.clean_start else settings.session_expiry_interval
     expiry = (connect.properties or {}).get("session_expiry_interval", 0)
@@ -103,7 +105,9 @@ def welcome(client: Client, connect: Connect, present: bool, more: Properties | 
         and more is None
         and (settings.response_information is None or not client.terms.response_information)
     )
-    kind = (present, settings.receive_maximum, settings.max_packet_size, settings.max_qos)
+    # section 3.2.2.3.2
+    shortened = not settings.durable_sessions and (connect.properties or {}).get("session_expiry_interval", 0) > 0
+    kind = (present, settings.receive_maximum, settings.max_packet_size, settings.max_qos, shortened)
     known = client.broker.welcomes.get(kind) if usual else None
     if known is not None:
         return known
@@ -115,6 +119,8 @@ def welcome(client: Client, connect: Connect, present: bool, more: Properties | 
         properties["maximum_qos"] = settings.max_qos  # [MQTT-3.2.2-9] (5.0)
     if settings.topic_alias_maximum:
         properties["topic_alias_maximum"] = settings.topic_alias_maximum
+    if shortened:
+        properties["session_expiry_interval"] = 0
     if not connect.client_id:
         properties["assigned_client_identifier"] = client.client_id  # [MQTT-3.2.2-16] (5.0)
     if client.connection.keepalive != connect.keepalive:

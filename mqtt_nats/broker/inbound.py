@@ -98,7 +98,7 @@ class Inbound:
         """Take over what an earlier connection of the session has held."""
         client = self._client
         for record in records:
-            topic = wire_topic(record.subject.encode())
+            topic = wire_topic((record.mapped or record.subject).encode())
             if topic is None:
                 log.error("held publish %d of %r names no topic", record.seq, client.client_id)
                 continue
@@ -175,6 +175,8 @@ class Inbound:
         client = self._client
         held = operation.held
         lines = client.sender_header + (held.more.lines if held.more is not None else b"")
+        if route.origin != route.subject:
+            lines = b"Nmqtt-Mapped:%b\r\n%b" % (route.origin.encode(), lines)
         headers = held_block(route.subject.encode(), 5 if held.retain else 4, client.epoch, held.message_id, lines)
         target = b"HPUB %b " % held_subject(client.token, held.id).encode()
         client.broker.store.put(target, headers, payload, operation)

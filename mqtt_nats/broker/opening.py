@@ -27,6 +27,7 @@ from mqtt_nats.broker.greeting import (
     session_expiry,
     welcome,
 )
+from mqtt_nats.broker.moving import settle
 from mqtt_nats.broker.permitting import denied_subscriptions, identify
 from mqtt_nats.broker.record import discard_session, leftovers, save_record
 from mqtt_nats.broker.resuming import rejoin, resume
@@ -127,6 +128,7 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
     await broker.banning.admit(client, client_id, known=False)
     await admit(client, connect, client_id)
     granted = await authenticate(client, connect, client_id)
+    broker = await settle(client, client_id)
     await broker.banning.admit(client, client_id, known=True)
     client.client_id = client_id  # [MQTT-3.1.3-2] (3.1.1, 5.0)
     client.hash = name_hash(client_id)

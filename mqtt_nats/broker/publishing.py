@@ -55,7 +55,15 @@ RETAIN_LINE: Final = b"Nmqtt-Retain:1\r\n"
 ANSWERS: Final = f"{REPLY_LEVEL}/".encode()
 """Beginning of the topics on which NATS clients are answered."""
 
-OF_RECORD: Final = (b"Nmqtt-Pub:", b"Nmqtt-Subject:", b"Nmqtt-Epoch:", b"Nmqtt-Id:", b"Nmqtt-Client:", b"Nats-")
+OF_RECORD: Final = (
+    b"Nmqtt-Pub:",
+    b"Nmqtt-Subject:",
+    b"Nmqtt-Mapped:",
+    b"Nmqtt-Epoch:",
+    b"Nmqtt-Id:",
+    b"Nmqtt-Client:",
+    b"Nats-",
+)
 """Beginnings of the header lines of a held publish that are not its properties."""
 
 
@@ -149,7 +157,7 @@ def publish(
         PacketTooLarge: NATS would not take the message.
     """
     broker = client.broker
-    if client.guarded is not None and not _permitted(client, client.guarded, route.key, qos, retain, packet_id):
+    if client.guarded is not None and not _permitted(client, client.guarded, route.asked, qos, retain, packet_id):
         return
     size = len(payload)
     if qos != 2:
@@ -193,7 +201,7 @@ def publish(
             if route.local:
                 broker.fanout.group(route.local, message(client, route, payload, 1, retain, more))
         else:
-            client.inbound.publish(route.key, route, packet_id, payload, retain, more)
+            client.inbound.publish(route.asked, route, packet_id, payload, retain, more)
     except TooLarge as error:
         raise PacketTooLarge(str(error)) from None
     if len(client.receipts) > RECEIPTS_MOST:

@@ -302,11 +302,11 @@ class Replying:
         """
         encoded = topic.encode()
         route = self._broker.table.route(len(encoded).to_bytes(2, "big") + encoded)
-        subject = route.subject.encode()
+        subject = route.origin.encode()
         if correlation is None and not qos and len(subject) <= OWN_MOST:
             return subject + b" "
         size = ENTRY_BYTES + len(route.key) + len(correlation or b"")
-        token = self._questions.issue(Question(route.key, correlation), size, self._broker.clock.now)
+        token = self._questions.issue(Question(route.asked, correlation), size, self._broker.clock.now)
         return b"%b%b " % (self._prefix, token)
 
     def addressed(self, more: Extras, client: Client | None = None) -> Extras:
@@ -347,7 +347,7 @@ class Replying:
             log.warning("an answer from NATS on %r is too large with its correlation data", question.key[2:])
             return
         route = broker.table.route(question.key)
-        self._publish(route.subject.encode(), b"NATS/1.0\r\nNmqtt-Pub:0\r\n%b\r\n" % lines, payload, more)
+        self._publish(route.origin.encode(), b"NATS/1.0\r\nNmqtt-Pub:0\r\n%b\r\n" % lines, payload, more)
         if route.local:
             whole = Message(route.key, payload, 0)
             if more is not None:

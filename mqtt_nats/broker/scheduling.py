@@ -41,7 +41,7 @@ def schedule(broker: Broker, taken: Taken, at: float, operation: Op) -> None:
     Raises:
         TooLarge: NATS would not take it.
     """
-    pairs = [(block.PUB, str(taken.qos)), (block.SUBJECT, taken.route.subject)]
+    pairs = [(block.PUB, str(taken.qos)), (block.SUBJECT, taken.route.origin)]
     if taken.retain:
         pairs.append((block.RETAIN, "1"))
     key = taken.identity.decode()
@@ -56,7 +56,7 @@ async def message_due(broker: Broker, timer: FiredTimer) -> None:
     """Publish a message that is due, and remove its timer."""
     qos = block.get_int(timer.headers, block.PUB)
     subject = block.get(timer.headers, block.SUBJECT)
-    route = None if subject is None else broker.table.route_of_subject(subject.encode())
+    route = None if subject is None else broker.table.route_to(subject.encode())
     if qos is None or qos > 2 or route is None:
         log.error("a scheduled message names no topic, or no QoS: removed")
         await broker.timers.done(timer)
@@ -70,7 +70,7 @@ async def message_due(broker: Broker, timer: FiredTimer) -> None:
         more = broker.replying.addressed(more)
     retained = block.get(timer.headers, block.RETAIN) is not None
     if qos:
-        if not await _published(broker, timer, subject or "", release):
+        if not await _published(broker, timer, route.subject, release):
             operation = Awaited()
             try:
                 inject(broker, route, timer.payload, qos, retained, sender, more, release, operation)

@@ -89,7 +89,7 @@ def arrange(broker: Broker) -> None:
     """Put taps and spouts in, or take them out, as the hooks of the moment want it."""
     broker.round.lost = lost if broker.hooks.noticing(MESSAGE_DROPPED) else None
     for client in broker.connections:
-        _fit(client)
+        fit(client)
 
 
 def entered(client: Client) -> Handler:
@@ -104,7 +104,8 @@ def _tapped(broker: Broker) -> bool:
     return bool(hooks.deciding(MESSAGE_PUBLISH) or hooks.noticing(MESSAGE_ACKED) or broker.takers)
 
 
-def _fit(client: Client) -> None:
+def fit(client: Client) -> None:
+    """Put a tap and a spout in, or take them out, as the hooks of the moment want it."""
     connection = client.connection
     place = connection.handler if isinstance(connection.handler, Counting) else connection
     handler = place.handler
@@ -216,7 +217,7 @@ class Tap:
             if self._gone:
                 client.lost()
             else:
-                _fit(client)
+                fit(client)
 
     async def _one(self, packet: Packet) -> None:
         client = self.client
@@ -343,7 +344,7 @@ class Tap:
         else:
             route = broker.table.route(_key(taker.target(after.topic)))
         guard = client.guarded
-        if guard is not None and not guard.may_publish(route.key, after.qos, after.retain):
+        if guard is not None and not guard.may_publish(route.asked, after.qos, after.retain):
             if client.version == 5 and packet.qos:
                 raise NotAuthorized("not authorized")
             self._drop(packet, key, Drop(ReasonCode.NOT_AUTHORIZED), counted=True)

@@ -52,7 +52,7 @@ def check_will(client: Client, will: Will) -> Route:
             raise NotAuthorized("the will's response topic is not permitted")
     topic = will.topic.encode()
     route = broker.table.route(len(topic).to_bytes(2, "big") + topic)
-    if client.guarded is not None and not client.guarded.may_publish(route.key, will.qos, will.retain):
+    if client.guarded is not None and not client.guarded.may_publish(route.asked, will.qos, will.retain):
         raise NotAuthorized("the will is not permitted")
     most = broker.settings.max_retained_size
     if will.retain and most is not None and len(will.payload) > most:
@@ -80,11 +80,11 @@ async def keep_will(client: Client, will: Will) -> None:
         properties.get("will_delay_interval", 0),
         will.qos,
         will.retain,
-        route.subject,
+        route.origin,
         client.sender_header + header_lines(properties),  # [MQTT-3.1.3-10] (5.0)
         will.payload,
     )
-    subject = route.subject.encode()
+    subject = route.origin.encode()
     headers = will_block(subject, found.qos, found.retain, found.epoch, found.delay, found.lines)
     operation = Future()
     broker.store.put(b"HPUB %b " % will_subject(found.gateway, client.hash).encode(), headers, will.payload, operation)
@@ -214,7 +214,7 @@ def _delete(broker: Broker, will: StoredWill, operation: Op) -> None:
 
 
 def _publish(broker: Broker, will: StoredWill, then: Done | None) -> None:
-    route = broker.table.route_of_subject(will.subject.encode())
+    route = broker.table.route_to(will.subject.encode())
     more = restored(b"%b%b%b" % (START, will.lines, END), natstime.now())
     if more is not None:
         more = broker.replying.addressed(more)

@@ -194,6 +194,11 @@ class Connection(asyncio.Protocol):
             left()
         self.transport = None
 
+    def move(self, round_: Round, clock: Clock) -> None:
+        """Be written to in another round, and go by another clock."""
+        self.outlet.move(round_)
+        self._clock = clock
+
     def inner(self, otherwise: Handler) -> Handler:
         """Who handles what was read, and counted, before."""
         return self.handler or otherwise

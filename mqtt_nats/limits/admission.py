@@ -38,8 +38,6 @@ class House:
     def __init__(self, settings: Settings) -> None:
         self.limit = settings.max_connections
         self.connections = 0
-        self.banned: Callable[[str], bool] = lambda host: False
-        """Whether an address is banned."""
 
 
 class Pace:
@@ -69,6 +67,8 @@ class Door:
         self._rules = (parse_rules(settings.addresses), parse_rules(own.addresses))
         self._limit = own.max_connections
         self._each = settings.max_connections_per_address
+        self.banned: Callable[[str], bool] = lambda host: False
+        """Whether an address is banned."""
         self.connections = 0
         """Sockets that are open, also those whose TLS handshake is not complete."""
         self._by_address: dict[str, int] = {}
@@ -104,7 +104,7 @@ class Door:
         """Count a connection of an address; to be undone by :meth:`depart` where it is let in, or told."""
         if not self.admits(host):
             return Verdict.RULES
-        if self._house.banned(host):
+        if self.banned(host):
             return Verdict.BANNED
         if self._each is None and self._ins is None:
             return Verdict.IN

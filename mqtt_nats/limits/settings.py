@@ -55,6 +55,7 @@ PER_LISTENER: Final = (
     "max_queued",
     "receive_maximum",
     "max_qos",
+    "durable_sessions",
 )
 """What may be another for a listener."""
 

@@ -124,6 +124,10 @@ class Listener:
     def _bound(self, address: Any) -> Bound:
         return Bound(address[0], address[1], self.settings.type)
 
+    def heed(self, banned: Callable[[str], bool]) -> None:
+        """Let no address in that is banned."""
+        self._door.banned = banned
+
     def close(self) -> None:
         """Accept nobody any more."""
         if self._server is not None:

@@ -95,6 +95,10 @@ class ListenerSettings(BaseModel):
         description="For WebSocket: what browsers may send as `Origin` (`https://example.org`); unset: anything.",
     )
     addresses: Rules = Field(default=(), description="As the gateway's, which has to let the address in as well.")
+    tenant: str | None = Field(
+        default=None,
+        description="The tenant that clients belong to here; unset: that of the user, or the gateway's own account.",
+    )
     max_connections: int | None = Field(
         default=None,
         ge=1,
@@ -113,6 +117,7 @@ class ListenerSettings(BaseModel):
     max_queued: Count | None = Field(default=None, description=INSTEAD)
     receive_maximum: Sixteen | None = Field(default=None, description=INSTEAD)
     max_qos: Qos | None = Field(default=None, description=INSTEAD)
+    durable_sessions: bool | None = Field(default=None, description=INSTEAD)
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:

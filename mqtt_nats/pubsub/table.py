@@ -12,7 +12,7 @@ first, at the highest granted QoS. So a message that NATS delivers once for each
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Final, NamedTuple
+from typing import Final
 
 from mypy_extensions import mypyc_attr
 
@@ -20,7 +20,12 @@ from mqtt_nats.backbone.link import Handler, Link, RunHandler
 from mqtt_nats.codec import NotAuthorized, TopicNameInvalid, validate_topic_name
 from mqtt_nats.outlet import Outlet
 from mqtt_nats.pubsub.backlog import Backlog
-from mqtt_nats.pubsub.message import Message, encoded_id
+from mqtt_nats.pubsub.choosing import PLAIN as PLAIN
+from mqtt_nats.pubsub.choosing import Choice as Choice
+from mqtt_nats.pubsub.choosing import Options as Options
+from mqtt_nats.pubsub.choosing import choose, first_of
+from mqtt_nats.pubsub.mapping import Transform, mapped
+from mqtt_nats.pubsub.message import Message
 from mqtt_nats.pubsub.trie import FilterTrie
 from mqtt_streams.subjects import ReservedSubject, SubjectTooLong, topic_to_subject, visible_to_wildcard, wire_topic
 
@@ -31,35 +36,6 @@ MAX_ROUTE_BYTES = 256 * 1024 * 1024
 ROUTE_BYTES: Final = 1024
 KEY_COPIES: Final = 6
 MEMBER_BYTES: Final = 80
-
-
-class Options(NamedTuple):
-    """What a subscription of MQTT 5.0 asks for besides its QoS (section 3.8.3.1)."""
-
-    no_local: bool = False
-    retain_as_published: bool = False
-    identifier: int | None = None
-
-
-PLAIN: Final = Options()
-
-
-class Choice:
-    """How one member gets the messages of one topic, in whatever way that is not the plain one."""
-
-    __slots__ = ("found", "ids", "kept", "own", "qos")
-
-    def __init__(self, found: Filter, qos: int, ids: bytes, kept: bool) -> None:
-        self.found = found
-        """The filter through which the member is served."""
-        self.qos = qos
-        """Highest granted QoS."""
-        self.ids = ids
-        """Subscription identifiers of every matching subscription, as properties."""
-        self.kept = kept
-        """RETAIN stays as it was published."""
-        self.own: Choice | None = self
-        """The choice for messages of the member itself; None = it does not get them."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -183,17 +159,34 @@ class Filter:
 class Route:
     """Everything about one topic that the message path needs."""
 
-    __slots__ = ("groups", "hpub", "key", "local", "msgs", "pub", "size", "subject", "topic", "version")
+    __slots__ = (
+        "asked",
+        "groups",
+        "hpub",
+        "key",
+        "local",
+        "msgs",
+        "origin",
+        "pub",
+        "size",
+        "subject",
+        "topic",
+        "version",
+    )
 
-    def __init__(self, key: bytes, topic: str, subject: str) -> None:
-        encoded = subject.encode()
+    def __init__(self, key: bytes, topic: str, subject: str, asked: bytes = b"", origin: str = "") -> None:
         self.key = key
         self.topic = topic
         self.subject = subject
+        self.asked = asked or key
+        """What is published on this topic is mapped to `key`; the same where it is not."""
+        self.origin = origin or subject
+        """Its subject."""
         self.version = -1
-        self.pub = b"PUB %b " % encoded
-        self.hpub = b"HPUB %b " % encoded
-        self.msgs = b"HPUB $MQTT.msgs.%b " % encoded
+        published = self.origin.encode()
+        self.pub = b"PUB %b " % published
+        self.hpub = b"HPUB %b " % published
+        self.msgs = b"HPUB $MQTT.msgs.%b " % subject.encode()
         self.local = NOBODY
         """Members served without a way through NATS."""
         self.groups: dict[Filter, Group] = {}
@@ -204,11 +197,22 @@ class Route:
 class Table:
     """The subscriptions of all clients of this gateway."""
 
-    def __init__(self, local_dispatch: bool = True, max_levels: int = 128, max_bytes: int = 65_535) -> None:
+    def __init__(
+        self,
+        local_dispatch: bool = True,
+        max_levels: int = 128,
+        max_bytes: int = 65_535,
+        mappings: tuple[Transform, ...] = (),
+    ) -> None:
         self.version = 0
         """Grows when any topic may be concerned by a change; a route of another version is resolved again."""
         self.routes: dict[bytes, Route] = {}
+        """What is published, by its topic as it stands in a packet."""
         self.by_subject: dict[bytes, Route] = {}
+        """What arrives, by its subject. Without mappings these are the same routes."""
+        self._mappings = mappings
+        self._mapped: dict[bytes, list[Route]] = {}
+        """All routes by their topic, where there are mappings."""
         self._route_bytes = 0
         self.filters: dict[str, Filter] = {}
         self._trie: FilterTrie[Filter] = FilterTrie()
@@ -282,10 +286,12 @@ class Table:
         if "+" in text or "#" in text:
             self.version += 1
             return
-        encoded = text.encode()
-        route = self.routes.get(len(encoded).to_bytes(2, "big") + encoded)
-        if route is not None:
-            route.version = -1
+        key = _key(text)
+        if self._mappings:
+            for route in self._mapped.get(key, ()):
+                route.version = -1
+        elif (known := self.routes.get(key)) is not None:
+            known.version = -1
 
     def leave(self, member: Member) -> None:
         """Remove ``member`` from every filter."""
@@ -347,7 +353,16 @@ class Table:
             raise NotAuthorized(str(error)) from None
         except SubjectTooLong as long:
             raise TopicNameInvalid(str(long)) from None
-        return self._keep(Route(key, topic, subject))
+        if not self._mappings:
+            return self._keep(Route(key, topic, subject))
+        if len(self.routes) >= MAX_ROUTES:
+            self._start_over()
+        found = mapped(self._mappings, subject)
+        target = topic if found == subject else wire_topic(found.encode())
+        if target is None:
+            raise TopicNameInvalid("the topic is mapped to a subject that is none for MQTT")
+        route = self.routes[key] = self._note(Route(_key(target), target, found, key, subject))
+        return route
 
     def _keep(self, route: Route) -> Route:
         if len(self.routes) >= MAX_ROUTES:
@@ -357,10 +372,17 @@ class Table:
         self.by_subject[route.subject.encode()] = route
         return route
 
+    def _note(self, route: Route) -> Route:
+        """A route of an account with mappings: what arrives on a topic and what is published on it may differ."""
+        self._measure(route, 0)
+        self._mapped.setdefault(route.key, []).append(route)
+        return route
+
     def _start_over(self) -> None:
         self.version += 1
         self.routes.clear()
         self.by_subject.clear()
+        self._mapped.clear()
         self._route_bytes = 0
 
     def _measure(self, route: Route, members: int) -> None:
@@ -373,9 +395,10 @@ class Table:
 
     def release(self) -> None:
         """Let go of the members that routes not used since the last change still name."""
-        for route in self.routes.values():
-            if route.version != self.version and route.groups:
-                route.groups, route.local = {}, NOBODY
+        for routes in (self.routes, self.by_subject) if self._mappings else (self.routes,):
+            for route in routes.values():
+                if route.version != self.version and route.groups:
+                    route.groups, route.local = {}, NOBODY
 
     def _resolve(self, route: Route) -> None:
         """Find out who gets a message on this topic."""
@@ -384,11 +407,12 @@ class Table:
         if route.subject[:1] == "_" and not visible_to_wildcard(route.subject):
             filters = [found for found in filters if found.text[0] not in "#+"]
         groups: dict[Filter, Group] = {}
+        renamed = route.asked != route.key
         if len(filters) == 1:
             only = filters[0]
             group = groups[only] = Group()
             for member, qos in only.members.items():
-                _place(group, member, qos, only, (only,))
+                _place(group, member, qos, only, (only,), renamed)
         elif filters:
             matching = set(filters)
             seen: set[Member] = set()
@@ -397,8 +421,8 @@ class Table:
                     if member in seen:
                         continue
                     seen.add(member)
-                    first, granted = _first(member, matching)
-                    _place(groups.setdefault(first, Group()), member, granted, first, matching)
+                    first, granted = first_of(member, matching)
+                    _place(groups.setdefault(first, Group()), member, granted, first, matching, renamed)
         route.groups = groups
         members = sum(map(len, groups.values()))
         if MEMBER_BYTES * members > ROUTE_BYTES or route.size > ROUTE_BYTES + KEY_COPIES * len(route.key):
@@ -417,24 +441,40 @@ class Table:
             topic = wire_topic(subject)
             if topic is None:
                 return None
-            encoded = topic.encode()
-            key = len(encoded).to_bytes(2, "big") + encoded
-            # A subject that our encoder would not make (it has a lone slash) leads to the same topic.
-            found = self.routes.get(key) or self._keep(Route(key, topic, subject.decode()))
-            if len(self.by_subject) >= 2 * MAX_ROUTES:
-                self._start_over()
-                self.routes[key] = found  # changes of its filter find it there
+            key = _key(topic)
+            if self._mappings:
+                if len(self.by_subject) >= MAX_ROUTES:
+                    self._start_over()
+                found = self._note(Route(key, topic, subject.decode()))
+            else:
+                # A subject that our encoder would not make (it has a lone slash) leads to the same topic.
+                found = self.routes.get(key) or self._keep(Route(key, topic, subject.decode()))
+                if len(self.by_subject) >= 2 * MAX_ROUTES:
+                    self._start_over()
+                    self.routes[key] = found  # changes of its filter find it there
             self.by_subject[subject] = found
         if found.version != self.version:
             self._resolve(found)
         return found
 
+    def route_to(self, subject: bytes) -> Route | None:
+        """The route of what is published on a NATS subject; None when it names no legal MQTT topic."""
+        found = self.route_of_subject(subject)
+        return self.route(found.key) if found is not None and self._mappings else found
 
-def _place(group: Group, member: Member, qos: int, found: Filter, matching: Collection[Filter]) -> None:
+
+def _key(topic: str) -> bytes:
+    """A topic as it stands in a PUBLISH packet."""
+    encoded = topic.encode()
+    return len(encoded).to_bytes(2, "big") + encoded
+
+
+def _place(group: Group, member: Member, qos: int, found: Filter, matching: Collection[Filter], renamed: bool) -> None:
+    """Put a member where it belongs; ``renamed``: packets of the publisher cannot be passed on as they are."""
     gated = member.gates and found in member.gates
-    if member.options or member.picky or member.no_local or gated:
-        choice = _choose(member, qos, found, matching)
-        if gated or member.picky or choice.own is not choice or choice.ids or choice.kept:
+    if member.options or member.picky or member.no_local or gated or renamed:
+        choice = choose(member, qos, found, matching)
+        if gated or renamed or member.picky or choice.own is not choice or choice.ids or choice.kept:
             group.guarded.append((member, choice))
             return
     if member.version == 5:
@@ -448,42 +488,3 @@ def _place(group: Group, member: Member, qos: int, found: Filter, matching: Coll
             group.low.append(member.outlet)
     elif not member.durable:  # a durable session gets it from the stream
         group.high.append((member, qos))
-
-
-def _choose(member: Member, qos: int, found: Filter, matching: Collection[Filter]) -> Choice:
-    """What the options of all matching subscriptions of a member amount to.
-
-    One copy carries the identifiers of all [MQTT-3.3.4-4] (5.0); RETAIN stays when one of them
-    wants that [MQTT-3.3.1-13] (5.0).
-    """
-    options = member.options or {}
-    mine = [(options.get(one, PLAIN), granted) for one, granted in member.filters.items() if one in matching]
-    choice = _sum(found, mine, member.version)
-    choice.qos = qos
-    others = [each for each in mine if not each[0].no_local]
-    if member.no_local or not others:  # [MQTT-3.8.3-3] (5.0)
-        choice.own = None
-    elif len(others) < len(mine):
-        choice.own = _sum(found, others, member.version)
-    return choice
-
-
-def _sum(found: Filter, mine: list[tuple[Options, int]], version: int) -> Choice:
-    qos = max(granted for _, granted in mine)
-    if version != 5:
-        return Choice(found, qos, b"", False)
-    ids = b"".join(encoded_id(one.identifier) for one, _ in mine)
-    return Choice(found, qos, ids, any(one.retain_as_published for one, _ in mine))
-
-
-def _first(member: Member, matching: set[Filter]) -> tuple[Filter, int]:
-    """The member's first confirmed matching filter, and its highest granted QoS."""
-    first: Filter | None = None
-    granted = 0
-    for candidate, qos in member.filters.items():
-        if candidate in matching:
-            if first is None:
-                first = candidate
-            granted = max(granted, qos)
-    assert first is not None
-    return first, granted

@@ -11,6 +11,7 @@ from mqtt_streams.stored import StoredMessage
 
 STREAM: Final = "$MQTT_qos2in"
 PREFIX: Final = "$MQTT.qos2.in."
+MAPPED: Final = "Nmqtt-Mapped"
 ALREADY_HELD: Final = 10077
 """JetStream's error for a second store under one packet id."""
 
@@ -22,7 +23,8 @@ class Held(NamedTuple):
     """A held publish without its payload.
 
     `subject`: where to release to; `flags`: flags nibble of the PUBLISH; `epoch`: of the session that held it and
-    `message_id`: its Nmqtt-Id, 0 and "" in a record of nats-server's listener; `time_ns`: store time since 1970.
+    `message_id`: its Nmqtt-Id, 0 and "" in a record of nats-server's listener; `time_ns`: store time since 1970;
+    `mapped`: on what subject it was published, where the account maps that to `subject`.
     """
 
     packet_id: int
@@ -33,6 +35,7 @@ class Held(NamedTuple):
     message_id: str
     headers: bytes
     time_ns: int
+    mapped: str = ""
 
     @property
     def retain(self) -> bool:
@@ -82,6 +85,7 @@ def parse(message: StoredMessage) -> Held | None:
         headers.get(block, headers.ID) or "",
         block,
         message.time_ns,
+        headers.get(block, MAPPED) or "",
     )
 
 

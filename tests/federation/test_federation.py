@@ -202,7 +202,7 @@ def test_what_is_stored_while_the_link_is_down_comes_later(cores: tuple[Core, Co
 def test_a_gateway_that_starts_later_leaves_the_sources_alone(cores: tuple[Core, Core]) -> None:
     _, south = cores
     with running(Settings(listen="127.0.0.1:0", nats=(south.url,))) as inside:
-        sources = inside.gateway._configs["$MQTT_msgs"]["sources"]
+        sources = inside.gateway.own._configs["$MQTT_msgs"]["sources"]
     assert [one["external"]["api"] for one in sources] == ["$JS.north.API"]
     assert asyncio.run(share(south.url, "nowhere", [])) == sources
 

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of the way to a NATS account: the gateway's own, and those of its tenants (``[tenants.NAME]``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, FilePath, SecretStr, model_validator
+from pydantic_settings import NoDecode
+
+from mqtt_nats.configsource import without_userinfo
+from mqtt_nats.pubsub.mapping import parse_mappings
+
+_URL_SCHEMES = ("nats", "tls")  # the data path is not for WebSocket
+
+
+def _split_urls(value: Any) -> Any:
+    if isinstance(value, str):
+        value = value.split(",")
+    if not isinstance(value, list | tuple):
+        return value
+    urls = tuple(url.strip() if isinstance(url, str) else url for url in value)
+    for url in urls:
+        if not isinstance(url, str):
+            continue  # pydantic reports the type
+        try:
+            parts = urlsplit(url)
+            usable = parts.scheme in _URL_SCHEMES and parts.hostname and parts.port != 0
+        except ValueError:
+            usable = False
+        if not usable:
+            raise ValueError("expected URLs such as nats://127.0.0.1:4222, separated by commas")
+    return urls
+
+
+def _check_mappings(value: dict[str, str]) -> dict[str, str]:
+    parse_mappings(value)
+    return value
+
+
+Urls = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_urls), Field(min_length=1)]
+TenantName = Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]
+
+
+class AccountSettings(BaseModel):
+    """How a gateway gets into an account, and what cannot be seen there."""
+
+    nats_user: str | None = Field(default=None, description="User name for NATS.")
+    nats_password: SecretStr | None = Field(default=None, description="Password for NATS.")
+    nats_token: SecretStr | None = Field(default=None, description="Token for NATS.")
+    nats_nkey: FilePath | None = Field(default=None, description="File with an nkey seed for NATS.")
+    nats_creds: FilePath | None = Field(default=None, description="Credentials file (JWT and seed) for NATS.")
+    nats_tls_ca: FilePath | None = Field(
+        default=None, description="PEM file with the certificate authorities that may vouch for nats-server."
+    )
+    nats_tls_cert: FilePath | None = Field(
+        default=None, description="PEM file with the client certificate for NATS; needs `nats_tls_key`."
+    )
+    nats_tls_key: FilePath | None = Field(default=None, description="PEM file with the key of `nats_tls_cert`.")
+    nats_tls_hostname: str | None = Field(
+        default=None, description="Name expected in the certificate of nats-server, where it is not the URL's."
+    )
+    mappings: Annotated[dict[str, str], AfterValidator(_check_mappings)] = Field(
+        default={},
+        description="The subject mappings of the NATS account, as nats-server has them: `old.*` to "
+        "`new.{{wildcard(1)}}`. Where several fit, the first counts.",
+    )
+
+    @model_validator(mode="after")
+    def _check_account(self) -> Self:
+        ways = [
+            name for name in ("nats_user", "nats_token", "nats_nkey", "nats_creds") if getattr(self, name) is not None
+        ]
+        if len(ways) > 1:
+            raise ValueError(f"{' and '.join(ways)} exclude each other: give one way to log in to NATS")
+        if self.nats_password is not None and self.nats_user is None:
+            raise ValueError("nats_password needs nats_user")
+        if (self.nats_tls_cert is None) != (self.nats_tls_key is None):
+            raise ValueError("nats_tls_cert and nats_tls_key need each other")
+        return self
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Keep what a NATS URL may hold before its ``@`` out of ``repr``."""
+        for name, value in super().__repr_args__():
+            yield name, tuple(map(without_userinfo, value)) if name == "nats" and value else value
+
+
+class TenantSettings(AccountSettings):
+    """An account beside the gateway's own; an entry of ``tenants``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    nats: Urls | None = Field(default=None, description="URLs of the nats-servers; unset: those of the gateway.")
+
+    def over(self, general: AccountSettings) -> dict[str, Any]:
+        """What it changes of the gateway's settings: whom NATS takes the gateway for is its own affair.
+
+        Where nats-server is, and by what it is known, is as for the gateway unless it says otherwise.
+        """
+        changes = {name: getattr(self, name) for name in AccountSettings.model_fields}
+        if self.nats_tls_ca is None:
+            changes["nats_tls_ca"] = general.nats_tls_ca
+        if self.nats_tls_hostname is None and self.nats is None:
+            changes["nats_tls_hostname"] = general.nats_tls_hostname
+        return changes if self.nats is None else changes | {"nats": self.nats}

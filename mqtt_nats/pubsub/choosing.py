@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Through which of its subscriptions a member gets the messages of a topic, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mqtt_nats.pubsub.message import encoded_id
+
+if TYPE_CHECKING:
+    from mqtt_nats.pubsub.table import Filter, Member
+
+
+class Options(NamedTuple):
+    """What a subscription of MQTT 5.0 asks for besides its QoS (section 3.8.3.1)."""
+
+    no_local: bool = False
+    retain_as_published: bool = False
+    identifier: int | None = None
+
+
+PLAIN: Final = Options()
+
+
+class Choice:
+    """How one member gets the messages of one topic, in whatever way that is not the plain one."""
+
+    __slots__ = ("found", "ids", "kept", "own", "qos")
+
+    def __init__(self, found: Filter, qos: int, ids: bytes, kept: bool) -> None:
+        self.found = found
+        """The filter through which the member is served."""
+        self.qos = qos
+        """Highest granted QoS."""
+        self.ids = ids
+        """Subscription identifiers of every matching subscription, as properties."""
+        self.kept = kept
+        """RETAIN stays as it was published."""
+        self.own: Choice | None = self
+        """The choice for messages of the member itself; None = it does not get them."""
+
+
+def choose(member: Member, qos: int, found: Filter, matching: Collection[Filter]) -> Choice:
+    """What the options of all matching subscriptions of a member amount to.
+
+    One copy carries the identifiers of all [MQTT-3.3.4-4] (5.0); RETAIN stays when one of them
+    wants that [MQTT-3.3.1-13] (5.0).
+    """
+    options = member.options or {}
+    mine = [(options.get(one, PLAIN), granted) for one, granted in member.filters.items() if one in matching]
+    choice = _sum(found, mine, member.version)
+    choice.qos = qos
+    others = [each for each in mine if not each[0].no_local]
+    if member.no_local or not others:  # [MQTT-3.8.3-3] (5.0)
+        choice.own = None
+    elif len(others) < len(mine):
+        choice.own = _sum(found, others, member.version)
+    return choice
+
+
+def _sum(found: Filter, mine: list[tuple[Options, int]], version: int) -> Choice:
+    qos = max(granted for _, granted in mine)
+    if version != 5:
+        return Choice(found, qos, b"", False)
+    ids = b"".join(encoded_id(one.identifier) for one, _ in mine)
+    return Choice(found, qos, ids, any(one.retain_as_published for one, _ in mine))
+
+
+def first_of(member: Member, matching: set[Filter]) -> tuple[Filter, int]:
+    """The member's first confirmed matching filter, and its highest granted QoS."""
+    first: Filter | None = None
+    granted = 0
+    for candidate, qos in member.filters.items():
+        if candidate in matching:
+            if first is None:
+                first = candidate
+            granted = max(granted, qos)
+    assert first is not None
+    return first, granted

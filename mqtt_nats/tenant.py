@@ -1,0 +1,432 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a gateway has for each NATS account that it serves: connections, streams, a broker, and what looks after them.
+
+A gateway serves its own account, and one more for each of its tenants. They share the process, the listeners and the
+authenticators, and nothing of what is in NATS. See docs/internals/rules.md#tenants.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import anyio
+
+from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.backbone.link import Link
+from mqtt_nats.backbone.store import Store
+from mqtt_nats.broker import stalling
+from mqtt_nats.broker.context import Broker
+from mqtt_nats.broker.control import Control, Powers
+from mqtt_nats.broker.fleet import Fleet
+from mqtt_nats.broker.leases import Lease
+from mqtt_nats.broker.recovery import recover, recover_wild, watch_consumers
+from mqtt_nats.broker.sharing import look_after, recover_queues
+from mqtt_nats.broker.silence import end_silent
+from mqtt_nats.broker.standstill import tick, watch
+from mqtt_nats.broker.tapping import changed, fit
+from mqtt_nats.broker.timing import take_timers
+from mqtt_nats.config import Settings
+from mqtt_nats.connection.connection import CLOCK_STEP
+from mqtt_nats.errors import StartupError
+from mqtt_nats.linking import check_version, connect_link
+from mqtt_nats.logs import GATEWAY
+from mqtt_nats.plugins.manager import Plugins
+from mqtt_nats.pubsub.fanout import SEEN_FOR
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.definitions import BY_SIZE, EnsureReport, NotAnswering, StreamSetupError, ensure_streams, with_ids
+from mqtt_streams.hashing import name_hash
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.retained import STREAM as RETAINED
+
+log = logging.getLogger("mqtt_nats.gateway")
+
+SHUTDOWN: Final = 10.0
+"""Seconds in which a stopping gateway finishes what it has begun."""
+
+LOOK_AGAIN: Final = 1.0
+"""Seconds between two looks for streams that do not answer."""
+
+ELECTION: Final = 30.0
+"""Seconds in which the JetStream of a cluster must have a leader when the gateway starts."""
+
+GROWN: Final = 30.0
+"""Seconds between two looks whether the cluster has become large enough for more replicas."""
+
+RELEASE: Final = 20.0
+"""Seconds between two looks for what topics that are not used any more keep in memory."""
+
+
+def _not_here() -> list[str]:
+    return ["files are read again when the gateway's own account asks for it"]
+
+
+class Tenant:
+    """One account.
+
+    Args:
+        name: of the tenant; empty: the gateway's own account.
+        settings: those of the gateway, with the way to this account.
+    """
+
+    def __init__(self, name: str, settings: Settings) -> None:
+        self.name = name
+        self.settings = settings
+        self.identity = name_hash(secrets.token_hex(16))
+        self.link = Link()
+        self.wild = Link()
+        self.shared = Link()
+        self.inbox: Inbox | None = None
+        self.store: Store | None = None
+        self.broker: Broker | None = None
+        self.lease: Lease | None = None
+        self.domain = ""
+        self._of = f"tenant {name}: " if name else ""
+        """Beginning of what is logged about it."""
+        self._configs: dict[str, dict[str, Any]] = {}
+        """The configurations of the streams."""
+        self._ending = False
+        self._looking = False
+        """Streams that do not answer are being looked for."""
+
+    def speaker(self) -> str:
+        """The gateway's present id, for logs."""
+        return self.identity if self.broker is None else self.broker.identity
+
+    # -- NATS -----------------------------------------------------------------------------------
+
+    async def connect(self) -> None:
+        """Connect to NATS and prepare the streams.
+
+        Raises:
+            StartupError: one line that says what is wrong.
+        """
+        GATEWAY.set(self.speaker)
+        try:
+            await self._connect()
+        except StartupError as error:
+            raise StartupError(f"{self._of}{error}") from None
+
+    async def _connect(self) -> None:
+        urls = self.settings.nats_display
+        name = f"mqtt-nats {self.identity}"
+        self.link = await connect_link(
+            self.settings,
+            name=name,
+            on_online=self._online,
+            on_offline=self._offline,
+            no_echo=self.settings.local_dispatch,
+        )
+        self.wild = await connect_link(
+            self.settings,
+            name=f"{name} wildcards",
+            on_online=self._wild_online,
+            on_offline=self._wild_offline,
+            no_echo=False,
+        )
+        self.shared = await connect_link(
+            self.settings,
+            name=f"{name} shared subscriptions",
+            on_online=self._shared_online,
+            on_offline=self._shared_offline,
+            no_echo=False,
+        )
+        check_version(self.link, urls)
+        self.inbox = Inbox(self.link)
+        try:
+            report = await self._first_look(self.inbox)
+        except StreamSetupError as error:
+            raise StartupError(" ".join(str(error).split())) from None
+        except (NoResponders, RequestTimeout, ApiError) as error:
+            raise StartupError(
+                f"nats-server at {urls} does not serve JetStream ({' '.join(str(error).split())}): "
+                "enable it (jetstream {} in its configuration, or nats-server -js)"
+            ) from None
+        for line in report.kept:
+            log.warning("%s%s", self._of, line)
+        self._tell(report)
+        self.domain = report.domain
+
+    async def _first_look(self, inbox: Inbox) -> EnsureReport:
+        """Prepare the streams, as soon as a cluster that is just being started has elected its leaders."""
+        deadline = asyncio.get_running_loop().time() + ELECTION
+        while True:
+            try:
+                return await self._ensure_streams(inbox)
+            except NotAnswering as error:
+                if not self.link._server_info.get("cluster") or asyncio.get_running_loop().time() > deadline:
+                    raise
+                log.info("%s%s", self._of, " ".join(str(error).split()))
+            await asyncio.sleep(LOOK_AGAIN)
+
+    def _tell(self, report: EnsureReport) -> None:
+        """Say what was done with the streams."""
+        for stream in report.created:
+            replicas = report.configs[stream].get("num_replicas", 1)
+            log.info("%screated stream %s, replicas: %d", self._of, stream, replicas)
+        for stream, names in report.upgraded.items():
+            changes = ", ".join(f"{name} = {report.configs[stream][name]}" for name in names)
+            log.warning("%schanged stream %s: %s", self._of, stream, changes)
+
+    async def _ensure_streams(self, inbox: Inbox) -> EnsureReport:
+        settings = self.settings
+        report = await ensure_streams(
+            inbox,
+            replicas=settings.stream_replicas,
+            message_retention=settings.message_retention,
+            retention=settings.retention,
+            message_ids=settings.message_ids,
+            max_retained=settings.max_retained,
+        )
+        self._configs = report.configs
+        if self.broker is not None:
+            self._recognise(self.broker)
+        return report
+
+    def _recognise(self, broker: Broker) -> None:
+        """Store messages as their stream recognises repetitions."""
+        config = self._configs[MESSAGES]
+        broker.with_ids = with_ids(self.settings.message_ids, config.get("num_replicas", 1))
+        # Half of it: from when a message is stored it takes a while until it is sent again.
+        broker.store.trusted = config.get("duplicate_window", 0) / 2e9
+        broker.retained.replicated = self._configs[RETAINED].get("num_replicas", 1) > 1
+
+    async def disconnect(self) -> None:
+        """Close the connections to NATS."""
+        self._ending = True
+        for link in (self.shared, self.wild, self.link):
+            if link.is_connected:
+                await link.close()
+            elif not link.is_closed and link.options:
+                link.options["allow_reconnect"] = False
+                await link.close()
+
+    async def _offline(self) -> None:
+        if self._ending:
+            return
+        log.warning("%sthe connection to NATS is lost", self._of)
+        if self.broker is not None and self.store is not None:
+            self.broker.lost(self.link)
+            self.broker.online.clear()
+            self.store.offline()
+
+    async def _online(self) -> None:
+        broker, store, inbox = self.broker, self.store, self.inbox
+        if broker is None or store is None or inbox is None:
+            self.link.online = True
+            return
+        log.info("%sconnected to NATS again", self._of)
+        broker.counters.reconnects += 1
+        # Replies must find their way before anything is asked again.
+        inbox.renew()
+        self.link.online = True
+        store.online()
+        if self.lease is not None:
+            self.lease.wake.set()
+        broker.spawn(recover(broker, self.link), "recovery")
+
+    async def _wild_offline(self) -> None:
+        log.debug("%sthe connection for wildcards is lost", self._of)
+        if self.broker is not None:
+            self.broker.lost(self.wild)
+
+    async def _shared_offline(self) -> None:
+        log.debug("%sthe connection for shared subscriptions is lost", self._of)
+
+    async def _shared_online(self) -> None:
+        self.shared.online = True
+        if self.broker is not None:
+            recover_queues(self.broker)
+
+    async def _wild_online(self) -> None:
+        self.wild.online = True
+        if self.broker is not None:
+            self.broker.spawn(recover_wild(self.broker, self.wild), "recovery of wildcards")
+
+    # -- clients --------------------------------------------------------------------------------
+
+    def open(self, tasks: asyncio.TaskGroup, reload: Callable[[], list[str]], powers: Powers) -> Broker:
+        """Make the broker; nobody is served yet.
+
+        Args:
+            reload: reads files again, for whoever asks for it in the gateway's own account.
+            powers: what can be asked for there; from a tenant's account a gateway cannot be stopped.
+        """
+        assert self.inbox is not None
+        self.store = Store(self.link, self._pressure)
+        broker = self.broker = Broker(
+            self.settings,
+            self.identity,
+            self.domain,
+            self.link,
+            self.wild,
+            self.shared,
+            self.inbox,
+            self.store,
+            tasks,
+        )
+        broker.tenant = self.name
+        broker.fit = fit
+        broker.hooks.changed = partial(changed, broker)
+        broker.plugins = Plugins(broker, self.settings.plugins)
+        broker.fleet = Fleet(broker, broker.plugins, _not_here if self.name else reload)
+        self._recognise(broker)
+        watch_consumers(broker)
+        watch(broker)
+        stalling.watch(broker)
+        self.link.on_writable = self._writable
+        self.link.on_denied = partial(self._denied, self.link)
+        self.wild.on_denied = partial(self._denied, self.wild)
+        self.lease = Lease(broker)
+        if self.name:
+            own = {one: door for one, door in powers.doors.items() if one.settings.tenant == self.name}
+            powers = Powers(own, None)
+        broker.control = Control(broker, self.lease, powers)
+        return broker
+
+    async def begin(self) -> None:
+        """What has to be done before anybody is served.
+
+        Raises:
+            StartupError: one line that says why nobody can be.
+        """
+        broker = self.broker
+        assert broker is not None
+        assert self.lease is not None
+        try:
+            await self.lease.begin()
+        except (NoResponders, RequestTimeout, ApiError) as error:
+            text = " ".join(str(error).split())
+            raise StartupError(f"{self._of}the gateway cannot be registered in NATS: {text}") from None
+        await broker.banning.begin()
+        assert broker.fleet is not None
+        await broker.fleet.begin()
+
+    async def look_for(self, others: Sequence[Tenant]) -> None:
+        """See whether another tenant has the same account: then the two would meet in it.
+
+        Raises:
+            StartupError: one has, or that cannot be found out.
+        """
+        assert self.lease is not None
+        try:
+            there = {entry.identity for entry in await self.lease.store.entries()}
+        except (NoResponders, RequestTimeout, ApiError) as error:
+            raise StartupError(f"{self._of}gateways cannot be read: {' '.join(str(error).split())}") from None
+        for other in others:
+            if other is not self and other.identity in there:
+                names = [f"tenant {one.name!r}" if one.name else "the gateway" for one in (self, other)]
+                raise StartupError(
+                    f"{' and '.join(names)} have the same NATS account: give each tenant credentials of its own account"
+                )
+
+    def keep(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        """Begin what goes on for as long as clients are served."""
+        GATEWAY.set(self.speaker)
+        broker, lease = self.broker, self.lease
+        assert broker is not None
+        assert broker.fleet is not None
+        assert lease is not None
+        return [
+            tasks.create_task(self._tick(broker), name="clock"),
+            tasks.create_task(take_timers(broker), name="timers"),
+            tasks.create_task(lease.keep(), name="lease"),
+            tasks.create_task(broker.readiness.keep(), name="readiness"),
+            tasks.create_task(broker.banning.keep(), name="bans"),
+            tasks.create_task(broker.system.keep(), name="$SYS"),
+            tasks.create_task(broker.fleet.keep(), name="fleet"),
+            tasks.create_task(look_after(broker), name="shared subscriptions"),
+        ]
+
+    def _pressure(self, pressed: bool) -> None:
+        if self.broker is not None:
+            self.broker.pressure(pressed)
+
+    def _writable(self, writable: bool) -> None:
+        if self.broker is not None:
+            self.broker.pressure(not writable)
+
+    def _denied(self, link: Link, publish: bool, subject: bytes) -> None:
+        """The NATS user may not do something: whoever waits for it has to know."""
+        broker = self.broker
+        if broker is None:
+            return
+        if not publish:
+            broker.table.deny(link, subject)
+        elif link is self.link:
+            broker.store.denied(subject)
+
+    async def finish(self) -> None:
+        """Wait until what the clients, which have been let go, had begun is stored."""
+        broker = self.broker
+        assert broker is not None
+        with anyio.move_on_after(SHUTDOWN) as limit:
+            while broker.connections:
+                broker.left.clear()
+                await broker.left.wait()
+            await asyncio.gather(*broker.farewells)
+            await broker.store.drained()
+        for client in list(broker.connections):
+            client.connection.abort()
+            client.lost()
+        broker.cancel()
+        if self.link.online:
+            try:
+                await self.link.fence(2.0)
+                if self.lease is not None and not limit.cancelled_caught:
+                    await self.lease.release()  # else another gateway deals with what is left
+            except TimeoutError:
+                log.warning("%sNATS did not confirm the last messages", self._of)
+
+    async def _tick(self, broker: Broker) -> None:
+        loop = asyncio.get_running_loop()
+        now = rotated = released = looked = loop.time()
+        while True:
+            await asyncio.sleep(CLOCK_STEP)
+            due, now = now + CLOCK_STEP, loop.time()
+            broker.counters.lag.observe(now - due)
+            broker.clock.now = now
+            tick(broker)
+            broker.store.tick(now)
+            broker.nodes.tick(now)
+            stalling.look_after(broker)
+            if now - rotated > SEEN_FOR / 2 and broker.steady:
+                rotated = now
+                broker.fanout.rotate()
+            if (broker.inbox.unheard or broker.store.unheard) and not self._looking and broker.online.is_set():
+                self._looking = True
+                broker.spawn(self._restore(broker), "missing streams")
+            if now - released > RELEASE:
+                released = now
+                broker.table.release()
+            if now - looked > GROWN:
+                looked = now
+                if self._may_have_grown():
+                    broker.spawn(self._restore(broker), "replicas")
+            end_silent(broker, now)
+
+    def _may_have_grown(self) -> bool:
+        """Whether the streams have fewer replicas than the servers that are announced could hold."""
+        known = self.link.known
+        few = self.settings.stream_replicas is None and self._configs[MESSAGES].get("num_replicas", 1) < BY_SIZE
+        return few and known is not None and known.size >= BY_SIZE and not self._looking
+
+    async def _restore(self, broker: Broker) -> None:
+        """Create streams that somebody has deleted, and give them the replicas that they can have."""
+        self._looking = True
+        broker.inbox.unheard = broker.store.unheard = False
+        try:
+            report = await self._ensure_streams(broker.inbox)
+            for stream in report.created:
+                log.error("%sstream %s was gone, with all that it held: created again", self._of, stream)
+            self._tell(report)
+        except (StreamSetupError, NoResponders, RequestTimeout, ApiError) as error:
+            log.debug("%sstreams: %s", self._of, error)
+            broker.inbox.unheard = True
+        finally:
+            await asyncio.sleep(LOOK_AGAIN)
+            self._looking = False
