@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ctl clients``, ``subscriptions`` and ``topics``: who is connected and what for; disconnecting one and many."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from mqtt_nats.ctl.asking import PROGRESS
+from mqtt_nats.ctl.bar import bar
+from tests.ctl.conftest import Fleet
+from tests.harness.raw5 import DISCONNECT, SESSION_EXPIRY, SUBSCRIPTION_ID, Raw5, prop, publish, will
+from tests.harness.waiting import eventually
+
+KICKED = 0x98
+
+
+@pytest.fixture
+def several(fleet: Fleet) -> Iterator[list[Raw5]]:
+    """Three clients, two of them at the second gateway."""
+    with ExitStack() as stack:
+        ports = (fleet.one.port, fleet.two.port, fleet.two.port)
+        yield [stack.enter_context(Raw5.open(port, f"c-several-{number}")) for number, port in enumerate(ports)]
+
+
+def names(fleet: Fleet, *arguments: str) -> dict[str, str]:
+    """The gateway of each client that is listed."""
+    return {one["client"]: one["gateway"] for one in fleet.json("clients", "list", *arguments)["clients"]}
+
+
+def test_list(fleet: Fleet, several: list[Raw5]) -> None:
+    one, two = fleet.ids
+    assert names(fleet, "--match", "c-several-*") == {"c-several-0": one, "c-several-1": two, "c-several-2": two}
+    assert names(fleet, "--match", "c-several-?", "--gateway", one) == {"c-several-0": one}
+    listener = ("--listener", f"127.0.0.1:{fleet.two.port}")
+    assert names(fleet, "--match", "c-several-*", *listener).keys() == {"c-several-1", "c-several-2"}
+    assert (
+        names(fleet, "--match", "c-several-*", "--address", "127.0.0.0/8").keys()
+        == names(fleet, "--match", "c-several-*").keys()
+    )
+    assert names(fleet, "--match", "c-several-*", "--address", "10.0.0.0/8") == {}
+    assert names(fleet, "--match", "c-several-*", "--user", "alice") == {}
+    found = fleet.json("clients", "--match", "c-several-*", "--limit", "2")
+    assert (len(found["clients"]), found["total"], found["silent"]) == (2, 3, [])
+    text = fleet.text("clients", "--match", "c-several-*", "--limit", "2")
+    assert re.search(rf"^c-several-0 +{one} +127\.0\.0\.1:\d+ +5\.0 ", text, re.MULTILINE), text
+    assert text.rstrip().endswith("2 of 3 are shown")
+
+
+def test_show(fleet: Fleet) -> None:
+    tail = will("c-shown/will", b"gone")
+    with Raw5.open(fleet.one.port, "c-shown", prop(SESSION_EXPIRY, 100), flags=4, tail=tail, keepalive=33) as client:
+        assert client.subscribed(("a/+", 1), ("$share/g/b", 0), parts=prop(SUBSCRIPTION_ID, 7)) == (1, 0)
+        found = fleet.json("clients", "show", "c-shown")
+        assert (found["gateway"], found["keepalive"], found["expiry"]) == (fleet.ids[0], 33, 100)
+        assert (found["will"], found["durable"], found["slow"]) == ("c-shown/will", True, False)
+        assert {(one["filter"], one["qos"], one["identifier"]) for one in found["subscribed"]} == {
+            ("a/+", 1, 7),
+            ("$share/g/b", 0, 7),
+        }
+        text = fleet.text("clients", "show", "c-shown")
+        assert re.search(r"^session +durable, expires 100 s after the connection$", text, re.MULTILINE), text
+        assert re.search(r"^a/\+ +1 +7$", text, re.MULTILINE), text
+        client.send(b"\xe0\x00")
+    missing = fleet.run("clients", "show", "nobody\x1b[2J")
+    assert missing.status == 1
+    assert missing.text.startswith("client nobody\ufffd[2J is not connected: `mqtt-nats ctl sessions show")
+
+
+def test_who_does_not_read_is_slow(fleet: Fleet) -> None:
+    with Raw5(fleet.one.port, receive_buffer=4096) as slow, Raw5.open(fleet.one.port, "c-fast") as fast:
+        slow.send(b"\x10\x12\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x05c-slo")
+        slow.answer(2)
+        assert slow.subscribed(("slow/#", 0)) == (0,)
+        payload = bytes(50_000)
+
+        def clogged() -> bool:
+            for _ in range(20):
+                fast.send(publish("slow/x", payload))
+            fast.ping()
+            return list(names(fleet, "--slow")) == ["c-slo"]
+
+        eventually(clogged)
+        (found,) = fleet.json("clients", "--slow")["clients"]
+        assert found["unread"] > 0
+        assert found["slow"]
+        assert "c-slo" in fleet.text("clients").splitlines()[1]  # the slowest first
+        text = fleet.text("clients", "show", "c-slo")
+        assert "has not read for" in text
+        assert "slow: it does not take what is there for it" in text
+
+
+def test_kick(fleet: Fleet, several: list[Raw5]) -> None:
+    would = fleet.json("clients", "kick", "--match", "c-several-*", "--dry-run")
+    assert (len(would["clients"]), would["dry_run"]) == (3, True)
+    assert "3 clients would be disconnected" in fleet.text("clients", "kick", "--match", "c-several-*", "--dry-run")
+    found = fleet.json("clients", "kick", "c-several-0", "c-nobody", "--reason", "firmware")
+    assert found["clients"] == [{"client": "c-several-0", "gateway": fleet.ids[0]}]
+    assert found["absent"] == ["c-nobody"]
+    several[0].answer(DISCONNECT, reason=KICKED)
+    listener = f"127.0.0.1:{fleet.two.port}"
+    text = fleet.text("clients", "kick", "--match", "c-several-*", "--listener", listener, "--over", "1s")
+    assert text == "2 clients disconnected\n"
+    for one in several[1:]:
+        one.answer(DISCONNECT, reason=KICKED)
+    assert "by name" not in text
+
+
+def test_everybody(fleet: Fleet, several: list[Raw5]) -> None:
+    one, two = fleet.ids
+    found = fleet.json("clients", "kick", "--everybody", "--gateway", two)
+    assert {each["client"] for each in found["clients"]} == {"c-several-1", "c-several-2"}
+    assert names(fleet, "--match", "c-several-*") == {"c-several-0": one}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (("clients", "kick"), 1, "nobody is named"),
+        (("clients", "kick", "c-nobody"), 1, "not connected: c-nobody"),
+        (("clients", "kick", "--address", "x/y"), 1, "is no network such as"),
+        (("clients", "kick", "x", "--over", "ages"), 2, "over: 'ages' is no time such as"),
+        (("clients", "list", "--gateway", "nobody"), 1, "gateway nobody does not run"),
+        (("clients", "list", "--limit", "-1"), 2, "limit: "),
+        (("clients", "list", "--colour", "red"), 2, "No such option"),
+        (("clients", "show"), 2, "Missing argument"),
+        (("subscriptions", "--topic", "a/#"), 1, "'a/#' is no topic name"),
+        (("topics", "a/#/b"), 1, "'a/#/b' is no topic filter"),
+    ],
+)
+def test_bad_input(fleet: Fleet, arguments: tuple[str, ...], status: int, text: str) -> None:
+    done = fleet.run(*arguments)
+    assert done.status == status, done.text
+    assert text in done.text
+
+
+def test_a_thousand_clients_come_in_pages(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than a page has, and a bar for who waits."""
+    seen: list[tuple[int, int | None]] = []
+    with ExitStack() as stack:
+        clients = [Raw5(fleet.one.port) for _ in range(700)]
+        for number, client in enumerate(clients):
+            stack.enter_context(client)
+            name = f"c-many-{number:04}".encode()
+            client.send(bytes((0x10, 13 + len(name))) + b"\x00\x04MQTT\x05\x02\x00\x00\x00" + b"\x00\x0b" + name)
+        for client in clients:
+            client.answer(2)
+        assert len(names(fleet, "--match", "c-many-*")) == 700
+        token = PROGRESS.set(lambda done, total: seen.append((done, total)))
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+        try:
+            found = fleet.json("clients", "kick", "--match", "c-many-*")
+        finally:
+            PROGRESS.reset(token)
+        assert len(found["clients"]) == 700
+    assert seen[-1] == (700, 700)
+    assert len({done for done, _ in seen}) > 1  # it was told on the way
+
+
+def test_the_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with bar("clients.kick"):
+        told = PROGRESS.get()
+        assert told is not None
+        told(0, None)
+        told(1, 4)
+        told(4, 4)
+    assert PROGRESS.get() is None
+    shown = capsys.readouterr()
+    assert "clients kick" in shown.err
+    assert "4/4" in shown.err
+    assert shown.out == ""
+
+
+def test_subscriptions_and_topics(fleet: Fleet) -> None:
+    with (
+        Raw5.open(fleet.one.port, "c-sub-1", prop(SESSION_EXPIRY, 100)) as first,
+        Raw5.open(fleet.two.port, "c-sub-2") as second,
+    ):
+        assert first.subscribed(("plants/+/water", 1)) == (1,)
+        assert second.subscribed(("plants/#", 2), ("animals", 0)) == (2, 0)
+        match = ("--match", "c-sub-*")
+        found = fleet.json("subscriptions", *match, "--topic", "plants/rose/water")["subscriptions"]
+        assert [(one["filter"], one["client"], one["qos"]) for one in found] == [
+            ("plants/#", "c-sub-2", 2),
+            ("plants/+/water", "c-sub-1", 1),
+        ]
+        assert len(fleet.json("subscriptions", *match)["subscriptions"]) == 3
+        second.deliver("plants/rose/water", b"1", qos=1)
+        second.receive_message(b"1")
+        first.receive_message(b"1")
+        second.send(publish("plants/rose/light", b"2"))
+        second.message(b"2")
+        topics = {one["topic"]: one for one in fleet.json("topics", "plants/#")["topics"]}
+        assert topics["plants/rose/water"]["stored"] == 1
+        assert (topics["plants/rose/light"]["stored"], topics["plants/rose/light"]["retained"]) == (0, False)
+        assert fleet.ids[1] in topics["plants/rose/light"]["gateways"]
+        text = fleet.text("topics", "plants/+/light")
+        assert re.search(rf"^plants/rose/light +0 +{fleet.ids[1]}$", text, re.MULTILINE), text
+    eventually(lambda: not names(fleet, *match))
+    assert fleet.json("subscriptions", *match)["subscriptions"] == []
+    (away,) = fleet.json("subscriptions", *match, "--stored", "--topic", "plants/x/water")["subscriptions"]
+    assert (away["client"], away["filter"], away["gateway"]) == ("c-sub-1", "plants/+/water", "")
+    text = fleet.text("subscriptions", *match, "--stored")
+    assert re.search(r"^plants/\+/water +c-sub-1 +not connected +1$", text, re.MULTILINE), text
