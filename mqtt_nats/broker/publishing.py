@@ -143,8 +143,9 @@ def publish_run(client: Client, run: PublishRun) -> None:
         for payload in run.payloads():
             publish(client, route, payload, 0, False, 0)
     else:
-        broker.counters.received[0] += run.count
-        broker.counters.received_bytes[0] += run.count * (run.step - run.head)
+        counters = broker.counters
+        counters.received[0] += run.count
+        counters.received_bytes[0] += run.count * (run.step - run.head)
         broker.fanout.run(route, run, client)
 
 
@@ -160,9 +161,10 @@ def publish(
     if client.guarded is not None and not _permitted(client, client.guarded, route.asked, qos, retain, packet_id):
         return
     size = len(payload)
-    if qos != 2:
-        broker.counters.received[qos] += 1
-        broker.counters.received_bytes[qos] += size
+    if qos != 2:  # a QoS 2 one may have come before
+        counters = broker.counters
+        counters.received[qos] += 1
+        counters.received_bytes[qos] += size
     retain = retain and may_retain(client, size, qos)
     lines = client.sender_header
     if qos or retain or more is not None or client.marked:

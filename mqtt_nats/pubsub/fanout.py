@@ -119,8 +119,16 @@ class Fanout:
             outlets, outlets5 = group.zero, group.zero5
         else:
             outlets, outlets5 = group.low, group.low5
-            if group.high:
-                self._high(group.high, message, qos)
+            high = group.high
+            if qos == 1:
+                for member, _ in high:
+                    member.take(message, 1)
+                if high:
+                    several = len(high)
+                    self.sent[1] += several
+                    self.sent_bytes[1] += several * len(message.payload)
+            elif high:
+                self._twos(high, message)
         if outlets:
             self._zero(outlets, message.zero(), 1, len(message.payload))
         if outlets5:
@@ -129,23 +137,13 @@ class Fanout:
             member.guard(choice, message)
         self.round.start()
 
-    def _high(self, members: list[tuple[Member, int]], message: Message, qos: int) -> None:
-        """Send a QoS 1 or 2 message to members that take it at 1 at least."""
-        twos = 0
-        for member, granted in members:
-            if granted < qos:
-                member.take(message, granted)
-            else:
-                member.take(message, qos)
-                twos += 1
-        ones = len(members)
+    def _twos(self, members: list[tuple[Member, int]], message: Message) -> None:
+        """Send a QoS 2 message to members that take it at 1 at least."""
         size = len(message.payload)
-        if qos == 2:
-            ones -= twos
-            self.sent[2] += twos
-            self.sent_bytes[2] += twos * size
-        self.sent[1] += ones
-        self.sent_bytes[1] += ones * size
+        for member, granted in members:
+            member.take(message, granted)
+            self.sent[granted] += 1
+            self.sent_bytes[granted] += size
 
     # -- from NATS ------------------------------------------------------------------------------
 

@@ -149,7 +149,7 @@ async function slow() {
 function clientTable(clients, nobody) {
   return table([
     ["Client", "text", (one) => link(one.client, () => showClient(one.client))],
-    ["User", "text wide", (one) => named(one.user ?? "")],
+    ["User", "wide", (one) => named(one.user ?? "")],
     ["From", "wide", (one) => one.address],
     ["Gateway", "wide", (one) => one.gateway],
     ["MQTT", "wide", (one) => one.version],
@@ -290,11 +290,11 @@ async function refresh() {
 }
 
 function turn() {
-  const wanted = location.hash.slice(1);
+  const wanted = location.hash.slice(2); // "#/clients": no section has an id like that, to which a browser would scroll
   shown = Object.hasOwn(VIEWS, wanted) ? wanted : "overview";
   for (const name of Object.keys(VIEWS)) $(name).hidden = name !== shown;
   for (const each of $("tabs").children) {
-    if (each.hash === `#${shown}`) each.setAttribute("aria-current", "page");
+    if (each.hash === `#/${shown}`) each.setAttribute("aria-current", "page");
     else each.removeAttribute("aria-current");
   }
   refresh();
