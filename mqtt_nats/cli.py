@@ -193,6 +193,23 @@ def spark(arguments: tuple[str, ...]) -> None:
     run_job(list(arguments), "mqtt-nats spark")
 
 
+@command.command()
+@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
+def completion(shell: str) -> None:
+    """Print what makes SHELL complete the commands and options of mqtt-nats.
+
+    bash: `mqtt-nats completion bash > /etc/bash_completion.d/mqtt-nats`, or in ~/.bashrc
+    `eval "$(mqtt-nats completion bash)"`; zsh: the same in ~/.zshrc, with zsh; fish:
+    `mqtt-nats completion fish > ~/.config/fish/completions/mqtt-nats.fish`.
+    """
+    from click.shell_completion import get_completion_class  # needed by nothing else
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    made = kind(command, {}, "mqtt-nats", "_MQTT_NATS_COMPLETE")
+    click.echo(made.source_template % made.source_vars())
+
+
 def main() -> None:
     """Entry point: run the command line and exit."""
     error: BaseException | None = None

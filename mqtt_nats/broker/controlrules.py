@@ -16,6 +16,7 @@ from mqtt_nats.broker.counters import snapshot
 from mqtt_nats.codec import MqttError, validate_topic_filter, validate_topic_name
 from mqtt_nats.codec.topics import MAX_BYTES
 from mqtt_nats.hooks.points import CLIENT_AUTHORIZE, SESSION_TERMINATED
+from mqtt_nats.limits.networks import parse_host
 from mqtt_nats.plugins.host import Host
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.sessions import PoisonedRecord
@@ -65,6 +66,8 @@ async def _acl(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]
         groups, own = client.granted.groups, client.granted.rules
     else:
         client, address, groups, own = None, question.get("address") or "", frozenset(), None
+    if address and parse_host(address) is None:
+        raise Refusal(f"{address!r} is no IP address")
     identity = Identity(user, name, address, groups | frozenset(question.get("groups") or ()))
     accesses: list[Literal["publish", "subscribe"]] = []
     if asked != "subscribe" and (asked or _is_topic(topic)):

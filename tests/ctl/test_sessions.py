@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ctl sessions``: those of clients that are away, what waits for them, ending them, and what belongs to nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.config import Settings
+from mqtt_nats.ctl import orphans, records
+from mqtt_nats.ctl.connecting import connected
+from mqtt_streams import stored
+from mqtt_streams.consumers import ConsumerRef, consumer_names, create_consumer, delete_consumer
+from mqtt_streams.hashing import name_hash
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.sessions import PREFIX, STREAM
+from tests.ctl.conftest import Fleet
+from tests.harness.raw5 import SESSION_EXPIRY, Raw5, prop
+from tests.harness.waiting import eventually
+
+FOREVER = 0xFFFFFFFF
+
+
+def on_nats(fleet: Fleet, work: Any) -> Any:
+    """Run something with a connection of its own."""
+
+    async def run() -> Any:
+        async with connected(Settings(nats=(fleet.server.url,))) as inbox:
+            return await work(inbox)
+
+    return asyncio.run(run())
+
+
+def leave(fleet: Fleet, name: str, topic: str, expiry: int = 1000) -> None:
+    """A client that has subscribed something and is gone."""
+    with Raw5.open(fleet.one.port, name, prop(SESSION_EXPIRY, expiry)) as client:
+        assert client.subscribed((topic, 1)) == (1,)
+        client.send(b"\xe0\x00")
+        client.expect_closed()
+    eventually(lambda: not listed(fleet, name)[0]["connected"])
+
+
+def listed(fleet: Fleet, pattern: str, *arguments: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = fleet.json("sessions", "list", "--match", pattern, *arguments)["sessions"]
+    return found
+
+
+@pytest.fixture
+def away(fleet: Fleet) -> Iterator[str]:
+    """A client that is away."""
+    leave(fleet, "c-away", "letters/#")
+    yield "c-away"
+    fleet.run("sessions", "clean", "--match", "c-away*")
+
+
+def test_list_and_show(fleet: Fleet, away: str) -> None:
+    for number in range(3):
+        fleet.text("publish", "letters/a", f"{number}", "--qos", "1")
+    (found,) = eventually(lambda: one if (one := listed(fleet, away))[0]["queued"] == 3 else None)
+    assert (found["connected"], found["expiry"], found["subscriptions"], found["inflight"]) == (False, 1000, 1, 0)
+    assert found["owner"] == fleet.ids[0]
+    assert listed(fleet, away, "--state", "connected") == []
+    (quick,) = listed(fleet, away, "--quick", "--state", "disconnected")
+    assert quick["queued"] is None
+    (found,) = eventually(lambda: one if (one := listed(fleet, away))[0]["ends"] is not None else None)
+    text = fleet.text("sessions", "--match", "c-away")
+    assert re.search(r"^c-away +not connected +in \d+ min +1 +3 +0 ", text, re.MULTILINE), text
+    one = fleet.json("sessions", "show", away)
+    (subscription,) = one["subscribed"]
+    assert (subscription["filter"], subscription["qos"], subscription["queued"]) == ("letters/#", 1, 3)
+    assert (subscription["consumers"], subscription["missing"]) == (2, 0)
+    text = fleet.text("sessions", "show", away)
+    assert re.search(r"^letters/# +1 +3 +0$", text, re.MULTILINE), text
+    assert re.search(r"^queued +3, 0 in flight$", text, re.MULTILINE), text
+
+
+def test_a_session_of_a_client_that_is_connected(fleet: Fleet) -> None:
+    with Raw5.open(fleet.two.port, "c-here", prop(SESSION_EXPIRY, FOREVER)):
+        (found,) = listed(fleet, "c-here")
+        assert (found["connected"], found["gateway"], found["ends"]) == (True, fleet.ids[1], None)
+        assert "never" in fleet.text("sessions", "show", "c-here")
+        kept = fleet.json("sessions", "clean", "c-here")
+        assert kept["sessions"] == []
+        assert kept["kept"] == [{"client": "c-here", "why": "the client is connected"}] or "meanwhile" in str(kept)
+    fleet.run("sessions", "clean", "c-here")
+
+
+def test_clean(fleet: Fleet, away: str) -> None:
+    leave(fleet, "c-away-too", "letters/+", FOREVER)
+    would = fleet.json("sessions", "clean", "--match", "c-away*", "--dry-run")
+    assert set(would["sessions"]) == {"c-away", "c-away-too"}
+    assert "  session of c-away-too" in fleet.text("sessions", "clean", "c-away-too", "--dry-run")
+    done = fleet.json("sessions", "clean", "--match", "c-away*")
+    assert set(done["sessions"]) == {"c-away", "c-away-too"}
+    assert listed(fleet, "c-away*") == []
+    for name in ("c-away", "c-away-too"):
+        assert on_nats(fleet, lambda inbox, name=name: consumer_names(inbox, MESSAGES, name_hash(name))) == []
+    with Raw5.open(fleet.one.port, "c-away", prop(SESSION_EXPIRY, 1000), clean=False) as client:
+        assert not client.present
+    gone = fleet.json("sessions", "clean", "c-nobody")
+    assert gone["kept"] == [{"client": "c-nobody", "why": "there is no such session"}]
+
+
+def test_orphans(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer without a record, and a record without consumers; what is young, or in use, is left alone."""
+    monkeypatch.setattr(orphans, "AGAIN", 0.0)
+    leave(fleet, "c-broken", "broken/x")
+    leave(fleet, "c-whole", "whole/x")
+    nobody = f"{name_hash('c-nobody')}_AAAAAAAAAAAAAAAAAAAAAA"
+
+    async def disturb(inbox: Inbox) -> None:
+        for name in await consumer_names(inbox, MESSAGES, name_hash("c-broken")):
+            await delete_consumer(inbox, MESSAGES, name)
+        await create_consumer(
+            inbox, MESSAGES, ConsumerRef(nobody, "$MQTT.sub.AAAAAAAAAAAAAAAAAAAAAA", "$MQTT.msgs.nobody", 10)
+        )
+
+    on_nats(fleet, disturb)
+    young = fleet.json("sessions", "clean", "--orphans", "--dry-run")
+    assert young["sessions"] == ["c-broken"]
+    assert young["consumers"] == []
+    assert "1 of 1 consumers are gone" in fleet.text("sessions", "show", "c-broken")
+    monkeypatch.setattr(orphans, "YOUNG", 0.0)
+    text = fleet.text("sessions", "clean", "--orphans", "--dry-run")
+    assert f"  consumer {nobody}" in text
+    assert text.startswith("1 sessions would be ended, 1 consumers would be removed")
+    done = fleet.json("sessions", "clean", "--orphans")
+    assert (done["sessions"], done["consumers"]) == (["c-broken"], [nobody])
+    again = fleet.json("sessions", "clean", "--orphans")
+    assert (again["sessions"], again["consumers"]) == ([], [])
+    (whole,) = listed(fleet, "c-whole")
+    assert whole["subscriptions"] == 1
+    fleet.text("sessions", "clean", "c-whole")
+
+
+def test_a_record_that_cannot_be_read(fleet: Fleet) -> None:
+    """It is shown, and its consumers are nobody's to remove."""
+    client_hash = name_hash("c-poisoned")
+
+    async def poison(inbox: Inbox) -> int:
+        await inbox.request(f"{PREFIX}{client_hash}", b"[]")
+        message = await stored.get_last(inbox, STREAM, f"{PREFIX}{client_hash}")
+        assert message is not None
+        return message.seq
+
+    sequence = on_nats(fleet, poison)
+    try:
+        text = fleet.text("sessions")
+        assert f"({client_hash})" in text
+        assert "is not a JSON object" in fleet.text("sessions", "show", "c-poisoned")
+        kept = fleet.json("sessions", "clean", "c-poisoned")["kept"]
+        assert kept[0]["why"] == "session record is not a JSON object"
+    finally:
+        on_nats(fleet, lambda inbox: stored.delete(inbox, STREAM, sequence))
+
+
+async def _found(inbox: Inbox) -> list[str]:
+    return [one.client_id async for one in records.records(inbox)]
+
+
+def test_many_records_are_read_in_pages(fleet: Fleet, away: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "PAGE", 2)
+    for number in range(4):
+        leave(fleet, f"c-away-{number}", "x")
+    found = on_nats(fleet, _found)
+    assert {"c-away", *(f"c-away-{number}" for number in range(4))} <= set(found)
+    assert len(found) == len(set(found))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (("clean",), 1, "nothing is named"),
+        (("show", "c-nobody"), 1, "there is no session of c-nobody"),
+        (("list", "--state", "asleep"), 2, "Invalid value for '--state'"),
+        (("list", "--limit", "many"), 2, "limit: "),
+    ],
+)
+def test_bad_input(fleet: Fleet, arguments: tuple[str, ...], status: int, text: str) -> None:
+    done = fleet.run("sessions", *arguments)
+    assert done.status == status, done.text
+    assert text in done.text

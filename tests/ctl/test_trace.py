@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ctl trace``: packets of one client and messages of one topic, live, until it is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from mqtt_nats.broker.controltrace import PATIENCE
+from mqtt_nats.config import Settings
+from mqtt_nats.ctl import trace as tracing
+from mqtt_nats.ctl.connecting import connected
+from mqtt_nats.ctl.trace import Durations, line, trace
+from tests.ctl.conftest import Fleet
+from tests.harness.nats import ROOT
+from tests.harness.process import LoggedProcess
+from tests.harness.raw5 import Raw5
+from tests.harness.waiting import eventually
+
+Event = dict[str, Any]
+
+
+class Watching:
+    """A trace in a thread of its own."""
+
+    def __init__(self, fleet: Fleet, **what: str) -> None:
+        self.events: list[Event] = []
+        self._settings = Settings(nats=(fleet.server.url,))
+        self._what = what
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._run()))
+
+    async def _run(self) -> None:
+        self._task = asyncio.current_task()
+        async with connected(self._settings) as inbox:
+            events = trace(inbox, 0.0, **self._what)
+            try:
+                async for event in events:
+                    self.events.append(event)
+            except asyncio.CancelledError:
+                pass
+            finally:
+                await events.aclose()
+
+    def __enter__(self) -> Watching:
+        self._thread.start()
+        eventually(lambda: self.events)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self._task is not None
+        self._loop.call_soon_threadsafe(self._task.cancel)
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        self._loop.close()
+
+    def one(self, **wanted: Any) -> Event:
+        """The first event that has all of this."""
+
+        def found() -> Event | None:
+            return next((one for one in self.events if wanted.items() <= one.items()), None)
+
+        return eventually(found, what=str(wanted))
+
+
+def untraced(fleet: Fleet) -> bool:
+    """Whether no gateway has hooks any more."""
+    return fleet.json("hooks")["hooks"] == []
+
+
+def test_a_client(fleet: Fleet) -> None:
+    """Its packets with the times of the answers, also when it comes back, to the other gateway."""
+    with Raw5.open(fleet.one.port, "c-traced") as client:
+        with Watching(fleet, client="c-traced") as watching:
+            first = watching.events[0]
+            assert (first["event"], first["connected"]) == ("tracing", [fleet.ids[0]])
+            assert set(first["gateways"]) == set(fleet.ids)
+            assert client.subscribed(("traced/#", 1)) == (1,)
+            fleet.text("publish", "traced/x", "hello", "--qos", "1")
+            client.receive_message(b"hello")
+            client.deliver("elsewhere", b"12345678", qos=2)
+            client.ping()
+            subscribe = watching.one(packet="SUBSCRIBE", from_client=True)
+            assert subscribe["filters"] == ["traced/# at QoS 1"]
+            suback = watching.one(packet="SUBACK", from_client=False)
+            assert (suback["codes"], suback["answers"]) == ([1], "SUBSCRIBE")
+            assert suback["ms"] > 0
+            publish = watching.one(packet="PUBLISH", from_client=False)
+            assert (publish["topic"], publish["qos"], publish["bytes"]) == ("traced/x", 1, 5)
+            assert watching.one(packet="PUBACK", from_client=True)["answers"] == "PUBLISH"
+            publish = watching.one(packet="PUBLISH", from_client=True)
+            assert (publish["topic"], publish["qos"], publish["bytes"], publish["id"]) == ("elsewhere", 2, 8, 1)
+            for kind, sender, answers in (
+                ("PUBREC", False, "PUBLISH"),
+                ("PUBREL", True, "PUBREC"),
+                ("PUBCOMP", False, "PUBREL"),
+                ("PINGRESP", False, "PINGREQ"),
+            ):
+                assert watching.one(packet=kind, from_client=sender)["answers"] == answers
+            assert not any("hello" in str(one) or "12345678" in str(one) for one in watching.events)
+            with Raw5.open(fleet.two.port, "c-traced") as again:
+                assert watching.one(event="connected", gateway=fleet.ids[1])["session_present"] is False
+                watching.one(event="disconnected", gateway=fleet.ids[0])
+                again.ping()
+                watching.one(packet="PINGREQ", gateway=fleet.ids[1])
+            text = "\n".join(map(line, watching.events))
+            assert f"{fleet.ids[0]}  from client  PUBLISH  elsewhere  QoS 2  id 1  8 bytes" in text
+            assert "ms after its SUBSCRIBE" in text
+        assert untraced(fleet)
+
+
+def test_a_topic(fleet: Fleet) -> None:
+    """Who publishes, who gets it, at which gateway, how long it takes, and who does not get it."""
+    with (
+        Raw5.open(fleet.one.port, "c-from") as sender,
+        Raw5.open(fleet.two.port, "c-to") as receiver,
+        Watching(fleet, topic="path/+") as watching,
+    ):
+        assert receiver.subscribed(("path/#", 1), ("secret/#", 1)) == (1, 0x87)
+        sender.deliver("path/a", b"one", qos=1)
+        sender.deliver("other", b"two", qos=1)
+        receiver.receive_message(b"one")
+        published = watching.one(event="published", client="c-from", gateway=fleet.ids[0])
+        assert (published["topic"], published["qos"], published["bytes"]) == ("path/a", 1, 3)
+        delivered = watching.one(event="delivered", client="c-to", gateway=fleet.ids[1])
+        assert delivered["crc"] == published["crc"]
+        assert delivered["answers"] == "publish"
+        acknowledged = watching.one(event="acknowledged", client="c-to")
+        assert acknowledged["answers"] == "delivery"
+        assert acknowledged["ms"] >= 0
+        assert not [one for one in watching.events if one.get("topic") == "other"]
+        assert "delivered  path/a  QoS 1" in "\n".join(map(line, watching.events))
+    assert untraced(fleet)
+
+
+def test_who_may_not_publish(fleet: Fleet) -> None:
+    with Raw5.open(fleet.one.port, "c-denied") as client, Watching(fleet, topic="secret/#") as watching:
+        client.send(b"\x30\x0b\x00\x08secret/x\x00")
+        assert watching.one(event="dropped", client="c-denied")["reason"] == "denied"
+
+
+def test_a_process_until_ctrl_c(fleet: Fleet, tmp_path: Path) -> None:
+    """As somebody runs it, and once with a time that ends it."""
+
+    def start(name: str, *arguments: str) -> LoggedProcess:
+        process = LoggedProcess(name, tmp_path / name)
+        command = [sys.executable, "-m", "mqtt_nats", "ctl", "--nats", fleet.server.url, "trace", "start", *arguments]
+        process.start(command, None, ROOT)
+        return process
+
+    timed = start("timed", "topic", "#", "--for", "1s")
+    endless = start("endless", "client", "c-process", "--json")
+    try:
+        eventually(lambda: '"event":"tracing"' in endless.text)
+        with Raw5.open(fleet.two.port, "c-process"):
+            eventually(lambda: '"event":"connected"' in endless.text)
+        endless.send(signal.SIGINT)
+        assert endless.wait(30) == 0, endless.text
+        assert {"tracing", "connected"} <= {orjson.loads(one).get("event") for one in endless.text.splitlines()}
+        assert timed.wait(30) == 0, timed.text
+        assert "are looking" in timed.text
+    finally:
+        timed.discard()
+        endless.discard()
+    assert untraced(fleet)
+
+
+def test_a_trace_that_nobody_looks_at_ends(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also without a word of who has asked for it, as when that is killed."""
+    monkeypatch.setattr(tracing, "_tell", lambda inbox, question: None)
+    with Watching(fleet, topic="forgotten"):
+        assert not untraced(fleet)
+    assert not untraced(fleet)
+    eventually(lambda: untraced(fleet), PATIENCE + 30)
+
+
+def test_durations() -> None:
+    """Of messages that look alike the latest counts; what was not seen has none."""
+    durations = Durations()
+
+    def add(kind: str, at: float, **more: Any) -> Event:
+        event = {"event": kind, "time": at, "gateway": "g", "client": "c", "topic": "t", "crc": "1", "bytes": 1, **more}
+        durations.add(event)
+        return event
+
+    assert "ms" not in add("delivered", 1.0, id=1)
+    add("published", 2.0)
+    assert add("delivered", 2.5, id=2)["ms"] == 500
+    add("published", 3.0)
+    assert add("delivered", 3.25, id=3)["ms"] == 250
+    assert add("acknowledged", 4.25, id=3)["ms"] == 1000
+    assert "ms" not in add("acknowledged", 5.0, id=3)
+    assert "ms" not in add("delivered", 5.0, crc="2", id=4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (("start", "topic", "a/#/b"), 1, "is no topic filter"),
+        (("start", "topic", "a", "--for", "long"), 2, "'long' is no time such as"),
+        (("start", "client", ""), 2, "the client id is empty"),
+        (("start", "gateway"), 2, "No such command"),
+    ],
+)
+def test_bad_input(fleet: Fleet, arguments: tuple[str, ...], status: int, text: str) -> None:
+    done = fleet.run("trace", *arguments)
+    assert done.status == status, done.text
+    assert text in done.text
