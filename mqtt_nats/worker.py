@@ -17,32 +17,37 @@ from mqtt_nats.hangup import Hangup
 from mqtt_nats.listeners.settings import Bound
 from mqtt_nats.logs import configure
 from mqtt_nats.place import PLACE, Place
-from mqtt_nats.workers import FAILED, READY
+from mqtt_nats.workers import DRAINED, FAILED, READY
 
 
-async def run(settings: Settings) -> None:
-    """Serve until SIGTERM, or until the supervisor is gone."""
+async def run(settings: Settings) -> bool:
+    """Serve until SIGTERM, or until the supervisor is gone; True when something else has ended it: it was drained."""
     from mqtt_nats.gateway import serve
 
     stop = anyio.Event()
     hangup = Hangup()
+    told = False
 
     def say_ready(addresses: list[Bound]) -> None:
         print(READY, flush=True)
 
     async def stop_on_signal(*, task_status: TaskStatus[None]) -> None:
+        nonlocal told
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGHUP) as signals:
             task_status.started()
             async for number in signals:
                 if number == signal.SIGHUP:
                     hangup.act()
                 else:
+                    told = True
                     stop.set()
 
     async def stop_when_alone() -> None:
+        nonlocal told
         await anyio.wait_readable(sys.stdin)  # the supervisor writes nothing more: this is its end
         if stop.is_set():
             os._exit(1)
+        told = True
         stop.set()
 
     async with anyio.create_task_group() as group:
@@ -50,6 +55,7 @@ async def run(settings: Settings) -> None:
         group.start_soon(stop_when_alone)
         await serve(settings, on_ready=say_ready, stop=stop, hangup=hangup)
         group.cancel_scope.cancel()
+    return not told
 
 
 def main() -> int:
@@ -60,14 +66,15 @@ def main() -> int:
     configure(settings.log_level, settings.log_format, given["number"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     failure: BaseException | None = None
+    drained = False
     try:
-        anyio.run(run, settings, backend="asyncio", backend_options={"use_uvloop": True})
+        drained = anyio.run(run, settings, backend="asyncio", backend_options={"use_uvloop": True})
     except* StartupError as group:
         failure = first_error(group)
     if failure is not None:
         print(f"{FAILED} {failure}", flush=True)
         return 1
-    return 0
+    return DRAINED if drained else 0
 
 
 if __name__ == "__main__":

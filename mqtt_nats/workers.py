@@ -34,6 +34,9 @@ log = logging.getLogger("mqtt_nats.workers")
 READY: Final = "ready"
 FAILED: Final = "failed"
 
+DRAINED: Final = 75
+"""Exit status of a worker that was asked to move everybody off: it is not started again."""
+
 ENDING: Final = 15.0
 """Seconds in which a worker has to end after SIGTERM, beside `drain_time`; it takes ten of them at most."""
 
@@ -76,6 +79,7 @@ async def supervise(
             on_ready(found)
             async with asyncio.TaskGroup() as tasks:
                 keepers = [tasks.create_task(worker.keep()) for worker in workers]
+                keepers.append(tasks.create_task(_end_with(keepers[:], stop)))
                 await stop.wait()
                 for keeper in keepers:
                     keeper.cancel()
@@ -85,6 +89,12 @@ async def supervise(
     finally:
         for one in held:
             one.close()
+
+
+async def _end_with(keepers: list[asyncio.Task[None]], stop: anyio.Event) -> None:
+    """When all workers were drained, everything ends."""
+    await asyncio.wait(keepers)
+    stop.set()
 
 
 def reserve(settings: Settings) -> tuple[Settings, list[socket.socket]]:
@@ -178,7 +188,7 @@ class Worker:
             self._signal(signal.SIGHUP)
 
     async def keep(self) -> None:
-        """Start it again whenever it ends, until cancelled."""
+        """Start it again whenever it ends, until cancelled, or until it was drained."""
         wait = AGAIN_FIRST
         now = asyncio.get_running_loop().time
         while True:
@@ -188,6 +198,9 @@ class Worker:
             code = await process.wait()
             if now() - since > STEADY:
                 wait = AGAIN_FIRST
+            if code == DRAINED:
+                log.warning("worker %d (process %d) was drained: it is not started again", self.number, process.pid)
+                return
             how = f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
             log.error("worker %d (process %d) %s: it is started again", self.number, process.pid, how)
             while True:
