@@ -129,6 +129,9 @@ async def ask(inbox: Inbox, what: str, arguments: dict[str, Any] | None = None, 
         raise Refused(f"{missing}: {LISTS}", 404 if gateway else 503)
     wanted = {gateway} if gateway else there
     body = orjson.dumps({**(arguments or {}), "ask": what, "gateway": gateway})
+    if len(body) > inbox.link.max_payload:  # over which NATS would end the connection
+        most = inbox.link.max_payload
+        raise Refused(f"that is too large: NATS takes {most:,} bytes, and this has {len(body):,}", 413)
     pages = await gather(inbox, ASK, body, wanted, UNKNOWN if wanted is None else PATIENCE)
     if not pages:
         raise Refused(f"{f'gateway {gateway} does' if gateway else 'gateways do'} not answer: {LISTS}", 504)

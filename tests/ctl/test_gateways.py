@@ -9,6 +9,7 @@ import pytest
 
 from mqtt_nats.ctl.streams import _warnings
 from tests.ctl.conftest import Fleet
+from tests.ctl.test_trace import Watching
 from tests.harness.raw5 import Raw5, publish
 from tests.harness.waiting import free_port
 
@@ -44,16 +45,18 @@ def test_listeners(fleet: Fleet) -> None:
 
 def test_hooks(fleet: Fleet) -> None:
     assert fleet.json("hooks") == {"hooks": [], "silent": []}
-    fleet.text("plugins", "load", "rewrite", "--gateway", fleet.ids[0])
-    try:
+    with Watching(fleet, topic="hooked"), Raw5.open(fleet.one.port, "c-hooked") as client:
+        client.send(publish("hooked", b"1"))
+        client.quiet()
         found = fleet.json("hooks")["hooks"]
-        assert {(one["gateway"], one["owner"]) for one in found} == {(fleet.ids[0], "rewrite")}
-        assert any(one["point"] == "message.publish" for one in found)
+        assert {one["gateway"] for one in found} == set(fleet.ids)
+        calls = {one["gateway"]: one["calls"] for one in found if one["point"] == "message.publish"}
+        assert calls == {fleet.ids[0]: 1, fleet.ids[1]: 0}
+        assert all(one["owner"].startswith("trace ") and not one["failures"] for one in found)
+        text = fleet.text("hooks", "--gateway", fleet.ids[0])
         assert re.search(
-            rf"^{fleet.ids[0]} +message\.publish +\S+ +rewrite +0 +0 +0$", fleet.text("hooks"), re.MULTILINE
-        )
-    finally:
-        fleet.text("plugins", "unload", "rewrite", "--gateway", fleet.ids[0])
+            rf"^{fleet.ids[0]} +message\.publish +\S+ +trace \S+ +-1000000000 +1 +0$", text, re.MULTILINE
+        ), text
 
 
 def decisions(fleet: Fleet, *arguments: str) -> dict[tuple[str, int], tuple[bool, str]]:
