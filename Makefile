@@ -6,7 +6,7 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 py
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test test-compiled wheels lint conformance chaos bench bench-full bench-check profile demo kill-archive fuzz reference clean
+.PHONY: run test test-compiled wheels lint conformance chaos bench bench-full bench-check profile demo kill-archive fuzz reference docs clean
 
 # nats-server and the gateway on 127.0.0.1:1883; Ctrl-C ends both. The shell hands its process over.
 run: $(VENV)/.embedded
@@ -81,6 +81,10 @@ profile: $(VENV)/.bench
 reference: $(VENV)/.test
 	$(BIN)/python -m scripts.reference
 
+# The documentation as a site in build/site; a link that leads nowhere fails.
+docs: $(VENV)/.docs
+	$(BIN)/python -m zensical build --strict
+
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
@@ -90,7 +94,8 @@ $(VENV)/.embedded: EXTRAS = embedded
 $(VENV)/.test: EXTRAS = test
 $(VENV)/.bench: EXTRAS = test,bench
 $(VENV)/.demo: EXTRAS = demo
-$(VENV)/.embedded $(VENV)/.test $(VENV)/.bench $(VENV)/.demo: pyproject.toml $(BIN)/python
+$(VENV)/.docs: EXTRAS = docs
+$(VENV)/.embedded $(VENV)/.test $(VENV)/.bench $(VENV)/.demo $(VENV)/.docs: pyproject.toml $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]'
 	@touch $@
 

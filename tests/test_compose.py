@@ -27,17 +27,24 @@ GATEWAYS = {"gateway-1": 1883, "gateway-2": 1884}
 def services() -> dict[str, Any]:
     document = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
     found: dict[str, Any] = document["services"]
-    assert set(document) == {"x-nats", "x-gateway", "services", "volumes"}
-    assert set(found) == {*SERVERS, *GATEWAYS, "archive"}
-    assert set(document["volumes"]) == {*SERVERS, "archive"}
+    assert set(document) == {"x-nats", "x-gateway", "services", "configs", "volumes"}
+    assert set(found) == {*SERVERS, *GATEWAYS, "archive", "prometheus", "grafana"}
+    assert set(document["volumes"]) == {*SERVERS, "archive", "prometheus", "grafana"}
     return found
+
+
+def plain(text: str) -> str:
+    """What compose makes of a text when no variable is set."""
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
 
 
 @pytest.mark.parametrize("name", GATEWAYS)
 def test_the_gateways_get_settings_that_exist_and_are_valid(services: dict[str, Any], name: str) -> None:
     environment = services[name]["environment"]
     names = {env_name(name): name for name in Settings.model_fields}
-    settings = Settings.load({names[variable]: value for variable, value in environment.items()})
+    settings = Settings.load({names[variable]: plain(value) for variable, value in environment.items()})
+    assert settings.admin_listen == "0.0.0.0:8080"
+    assert "http://127.0.0.1:8080/readyz" in services[name]["healthcheck"]["test"][-1]
     assert settings.nats == ("nats://nats:4222",)
     host, port = settings.listen_address
     assert host == "0.0.0.0"
@@ -142,6 +149,24 @@ def test_the_spark_job_is_one_that_there_is(services: dict[str, Any]) -> None:
     context = job.make_context(name, list(arguments))
     assert context.params["output"].startswith("/archive/")
     assert archive["volumes"] == ["archive:/archive"]
+
+
+def test_prometheus_asks_the_gateways_with_their_token(services: dict[str, Any]) -> None:
+    text = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))["configs"]["prometheus"]["content"]
+    (job,) = yaml.safe_load(plain(text))["scrape_configs"]
+    token = plain(services["gateway-1"]["environment"]["MQTT_NATS_ADMIN_TOKEN"])
+    assert job["authorization"]["credentials"] == token
+    assert job["static_configs"] == [{"targets": [f"{name}:8080" for name in GATEWAYS]}]
+    (source,) = services["prometheus"]["configs"]
+    assert f"--config.file={source['target']}" in services["prometheus"]["command"]
+    assert services["prometheus"]["profiles"] == services["grafana"]["profiles"] == ["metrics"]
+
+
+def test_what_is_mounted_is_there(services: dict[str, Any]) -> None:
+    for service in services.values():
+        for volume in service.get("volumes", ()):
+            if volume.startswith("."):
+                assert (ROOT / volume.split(":")[0]).exists(), volume
 
 
 def test_docker_compose_accepts_it() -> None:
