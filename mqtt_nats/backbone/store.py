@@ -380,6 +380,12 @@ class Store:
             self._probe.cancel()
             self._probe = None
 
+    def excuse(self, seconds: float) -> None:
+        """The process stood still for so long: whatever was answered could not be heard."""
+        for op in self.pending.values():
+            if op.born:
+                op.born += seconds
+
     def tick(self, now: float) -> None:
         """Called about once a second with the loop's time."""
         self.now = now

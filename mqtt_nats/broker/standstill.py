@@ -48,7 +48,9 @@ def watch(broker: Broker) -> None:
 
 
 def _begin(broker: Broker) -> None:
-    log.warning("the gateway stood still for %.1f s", monotonic() - broker.clock.read)
+    stood = monotonic() - broker.clock.read
+    log.warning("the gateway stood still for %.1f s", stood)
+    broker.store.excuse(stood)
     _read_clock(broker)
     if broker.standing:
         return

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from mqtt_nats.backbone import store as module
 from mqtt_nats.backbone.link import Handler, Link
 from mqtt_nats.backbone.store import ACK_TIMEOUT, Op, Store, TooLarge, sequence
+from mqtt_nats.broker import standstill
+from mqtt_nats.connection.connection import Clock
 from mqtt_streams.api import ApiError, NoResponders
 from tests.harness.waiting import aeventually
 
@@ -317,6 +320,24 @@ class Look:
             self.failures -= 1
             raise NoResponders("a test")
         return {name: seq for name, seq in self.stored.items() if name in ids}
+
+
+async def test_the_time_in_which_the_process_stood_still_does_not_count() -> None:
+    """An answer that came then is still to be read."""
+    bench = Bench()
+    bench.store.tick(1000.0)
+    bench.put("1")
+    stood: Any = SimpleNamespace(
+        store=bench.store, standing=True, clock=Clock(0.0), link=Link(), wild=Link(), shared=Link()
+    )
+    stood.clock.read = time.monotonic() - 20
+    standstill._begin(stood)
+    stalled = []
+    for passed in (19, 21):
+        bench.store.tick(1000.0 + ACK_TIMEOUT + passed)
+        stalled.append(bench.store.stalled)
+    assert stalled == [False, True]
+    bench.store.offline()
 
 
 async def test_what_may_be_forgotten_is_looked_for_before_it_is_sent_again() -> None:

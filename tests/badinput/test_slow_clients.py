@@ -4,7 +4,6 @@
 import contextlib
 import secrets
 import socket
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ import pytest
 
 from tests.conftest import GatewayFactory
 from tests.harness import raw
-from tests.harness.bystanders import Bystanders
+from tests.harness.bystanders import FEW, MANY, Bystanders
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.raw import Raw, connect, packet, publish, subscribe
@@ -55,27 +54,48 @@ def sender() -> Iterator[Callable[[Raw, bytes], threading.Thread]]:
         assert not thread.is_alive()
 
 
+@contextlib.contextmanager
+def repeatedly(act: Callable[[], None]) -> Iterator[None]:
+    """Call ``act`` ten times a second, in a thread."""
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.wait(0.1):
+            act()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(PATIENCE)
+
+
 def unblock(client: Raw) -> None:
     """End a connection in which a thread is still sending."""
     client.socket.shutdown(socket.SHUT_RDWR)
 
 
 class Latency:
-    """How long bystanders wait from now on."""
+    """How long bystanders wait from now on. They publish no more than the machine has time for."""
 
     def __init__(self, bystanders: Bystanders) -> None:
         self._bystanders = bystanders
+        bystanders.most = FEW
+        eventually(lambda: bystanders.waiting <= FEW, PATIENCE)
         self._since = len(bystanders.delays)
         self._begun = time.monotonic()
 
     def check(self, count: int, least: float) -> None:
-        """After so many more measurements: their median is below ``least`` seconds, or a fraction of the whole time.
+        """After so many more measurements: the longest is below ``least`` seconds, or a fraction of the whole time.
 
-        Who had to wait for the flood to end would wait for half of it.
+        Who had to wait for the flood to end would wait for most of it.
         """
         eventually(lambda: len(self._bystanders.delays) > self._since + count, PATIENCE)
+        self._bystanders.most = MANY
         elapsed = time.monotonic() - self._begun
-        assert statistics.median(self._bystanders.delays[self._since :]) < max(least, elapsed / 5)
+        assert max(self._bystanders.delays[self._since :]) < max(least, elapsed / 2)
 
 
 @pytest.mark.parametrize("clean", [True, False], ids=["regular", "durable"])
@@ -106,18 +126,14 @@ def test_qos_0_flood_to_a_client_that_does_not_read(
         publisher.ping()
         last = -1
         seen = 0
-        publisher.send(publish(topic, b"99999999"))
-        while True:
-            number = int(stuck.expect(raw.PUBLISH, PATIENCE).payload[:8])
-            assert number > last
-            last = number
-            seen += 1
-            if number == 99999999:
-                break
-            if seen % 100 == 0:
-                publisher.send(publish(topic, b"99999999"))
-            if number > 9_999_999:
-                break
+        with repeatedly(
+            lambda: publisher.send(publish(topic, b"99999999"))
+        ):  # as long as there is no room it is dropped
+            while last < 99999999:
+                number = int(stuck.expect(raw.PUBLISH, PATIENCE).payload[:8])
+                assert number > last
+                last = number
+                seen += 1
         assert 100 < seen < count
     Raw.connected(gateway.port, f"stuck-{clean}").close()
 

@@ -16,6 +16,13 @@ from tests.harness.waiting import eventually
 
 _INTERVAL = 0.02  # seconds between two messages of the publisher
 
+FEW = 4
+"""A third of the messages on their way at most, where delays are measured: what a loaded machine takes longer for must
+not pile up."""
+
+MANY = 500
+"""The same otherwise: more than ten seconds' worth."""
+
 
 class Paho:
     """A paho client that keeps what it receives and counts its disconnections; it reconnects by itself."""
@@ -109,6 +116,8 @@ class Bystanders:
         for subscriber in (self.regular, self.durable):
             subscriber.subscribe(f"{self.topic}/+", 2)
         self.sent: dict[int, list[bytes]] = {0: [], 1: [], 2: []}
+        self.most = MANY
+        """How many messages at QoS 1 may be on their way; there are as many at QoS 0 and 2."""
         self.delays: list[float] = []
         """Seconds from publish to arrival at the regular subscriber, QoS 1, of the messages checked so far."""
         self._born: dict[bytes, float] = {}
@@ -134,6 +143,8 @@ class Bystanders:
     def _publish(self) -> None:
         for number in itertools.count():
             self._running.wait()
+            while len(self._born) >= self.most and not self._end:
+                time.sleep(_INTERVAL)
             if self._end:
                 return
             qos = number % 3
@@ -145,6 +156,11 @@ class Bystanders:
                     self._born[payload] = now
                 self._identifiers[payload] = self.publisher.publish(f"{self.topic}/{qos}", payload, qos)
             time.sleep(_INTERVAL)
+
+    @property
+    def waiting(self) -> int:
+        """Messages at QoS 1 that have not come yet."""
+        return len(self._born)
 
     def pause(self) -> None:
         """Publish nothing until :meth:`resume`; what was published stays in flight."""
