@@ -87,8 +87,8 @@ NUMBERS: Final = (
     Number("disconnects_total", "Accepted connections that have ended.", "how", _by_name("disconnects"), True),
     Number("messages_received_total", "Messages that clients have published.", "qos", _by_qos("received"), True),
     Number("messages_sent_total", "Messages for clients, before drops.", "qos", _by_qos("sent"), True),
-    Number("payload_received_bytes_total", "Payload of those.", "qos", _by_qos("received_bytes"), True),
-    Number("payload_sent_bytes_total", "Payload of those.", "qos", _by_qos("sent_bytes"), True),
+    Number("payload_received_bytes_total", "Bytes of their payloads.", "qos", _by_qos("received_bytes"), True),
+    Number("payload_sent_bytes_total", "Bytes of their payloads.", "qos", _by_qos("sent_bytes"), True),
     Number("messages_dropped_total", "Messages that did not reach somebody.", "reason", _by_name("dropped"), True),
     Number("inflight_messages", "QoS 1 and 2 messages that clients have not acknowledged.", "", _one("inflight")),
     Number("queued_messages", "QoS 1 and 2 messages in memory that wait for a place in flight.", "", _one("queued")),
@@ -125,8 +125,13 @@ async def collect(listener: AdminListener, aggregated: bool) -> bytes:
         StartupError: NATS cannot be reached, over which the other workers are asked.
     """
     reports, streams = await asyncio.gather(_reports(listener), _streams(listener))
+    return exposed(families(listener, reports, streams, aggregated))
+
+
+def exposed(found: Iterable[Metric]) -> bytes:
+    """Metrics in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collected(list(_families(listener, reports, streams, aggregated))))
+    registry.register(_Collected(list(found)))
     return generate_latest(registry)
 
 
@@ -160,9 +165,10 @@ async def _streams(listener: AdminListener) -> dict[str, dict[str, Any]]:
     return {name: one for name, one in zip(STREAMS, found, strict=True) if one is not None}
 
 
-def _families(
+def families(
     listener: AdminListener, reports: Sequence[Report], streams: dict[str, dict[str, Any]], aggregated: bool
 ) -> Iterator[Metric]:
+    """All metrics, of what workers have told, and of the states of streams."""
     yield InfoMetricFamily(
         "mqtt_nats_build",
         "Which program this is.",

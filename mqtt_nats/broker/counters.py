@@ -73,8 +73,8 @@ class Counters:
         """Connections that CONNACK has accepted."""
         self.refused: dict[str, int] = {}
         """Connections that were not accepted, by the name of the reason code."""
-        self.disconnects: dict[str, int] = {}
-        """Connections that have ended, of those that were accepted: `client`, `taken over`, `lost`, `error`."""
+        self.disconnects = {"client": 0, "taken over": 0, "lost": 0, "error": 0}
+        """Connections that have ended, of those that were accepted: by DISCONNECT, ..., by the gateway (`error`)."""
         self.dropped: dict[str, int] = {}
         """Messages that did not reach somebody, by reason; see :meth:`drops` for all of them."""
         self.reconnects = 0
@@ -104,7 +104,7 @@ class Counters:
 
     def leave(self, how: str) -> None:
         """A connection that was accepted has ended."""
-        self.disconnects[how] = self.disconnects.get(how, 0) + 1
+        self.disconnects[how] += 1
 
     def drops(self, broker: Broker) -> dict[str, int]:
         """Messages that did not reach somebody, by reason."""

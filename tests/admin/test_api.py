@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verbs over HTTP: where their arguments stand, what is wrong with them, and their description."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import httpx
+import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
+from pydantic import Field
+from starlette.applications import Starlette
+from starlette.routing import Route
+
+from mqtt_nats.admin.api import PREFIX, Api, describe
+from mqtt_nats.admin.app import METHODS
+from mqtt_nats.admin.listener import AdminListener
+from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.ctl.verb import Arguments, Refused, Verb
+from mqtt_nats.ctl.verbs import VERBS
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+
+
+class Nothing(Arguments):
+    """No arguments."""
+
+
+class Some(Arguments):
+    """Some."""
+
+    name: str
+    count: int = Field(default=1, ge=1, description="How many.")
+    tags: tuple[str, ...] = ()
+    deep: bool = False
+
+
+async def echo(inbox: Inbox, arguments: Arguments) -> dict[str, Any]:
+    return arguments.model_dump()
+
+
+def failing(error: Exception) -> Any:
+    async def run(inbox: Inbox, arguments: Arguments) -> None:
+        raise error
+
+    return run
+
+
+def verb(name: str, method: Any, path: str, arguments: type[Arguments], run: Any = echo) -> Verb:
+    return Verb(name, method, path, arguments, run, f"Does {name}.", str)
+
+
+TABLE = (
+    verb("things.show", "GET", "/things/{name}", Some),
+    verb("things.kick", "POST", "/things/kick", Some),
+    verb("things.remove", "DELETE", "/things/{name}", Some),
+    verb("things.send", "POST", "/things/{name}/send", Some),
+    verb("list", "GET", "/list", Nothing),
+    verb("refused", "GET", "/refused", Nothing, failing(Refused("there is none", 404))),
+    verb("silent", "GET", "/silent", Nothing, failing(NoResponders("x"))),
+    verb("late", "GET", "/late", Nothing, failing(RequestTimeout("no reply"))),
+    verb("broken", "GET", "/broken", Nothing, failing(ApiError(500, 1, "no\nroom"))),
+    verb("wrong", "GET", "/wrong", Nothing, failing(ZeroDivisionError("secret"))),
+)
+
+
+async def ask(method: str, path: str, **given: Any) -> httpx.Response:
+    async def inbox() -> Any:
+        return None
+
+    listener = cast(AdminListener, SimpleNamespace(inbox=inbox))
+    app = Starlette(routes=[Route(f"{PREFIX}/{{path:path}}", Api(listener, TABLE).__call__, methods=METHODS)])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+        return await client.request(method, PREFIX + path, **given)
+
+
+JSON = {"content-type": "application/json"}
+
+RIGHT = [
+    ("GET", "/things/a%2Fb%20%C3%BC", {}, {"name": "a/b ü", "count": 1, "tags": [], "deep": False}),
+    ("GET", "/things/kick", {}, {"name": "kick", "count": 1, "tags": [], "deep": False}),
+    (
+        "GET",
+        "/things/x?count=3&tags=a&tags=b&deep=true",
+        {},
+        {"name": "x", "count": 3, "tags": ["a", "b"], "deep": True},
+    ),
+    ("DELETE", "/things/x?count=2", {}, {"name": "x", "count": 2, "tags": [], "deep": False}),
+    (
+        "POST",
+        "/things/kick",
+        {"json": {"name": "x", "tags": ["a"]}},
+        {"name": "x", "count": 1, "tags": ["a"], "deep": False},
+    ),
+    ("POST", "/things/x%2Fy/send", {}, {"name": "x/y", "count": 1, "tags": [], "deep": False}),
+    ("GET", "/list", {}, {}),
+]
+
+WRONG = [
+    ("GET", "/nothing", {}, 404, "there is nothing at /api/v1/nothing: see /openapi.json"),
+    ("GET", "/things/", {}, 404, "there is nothing"),
+    ("GET", "/things/%FF", {}, 404, "there is nothing"),
+    ("GET", "/things/a/b", {}, 404, "there is nothing"),
+    ("PUT", "/things/x", {}, 405, "PUT is not for /api/v1/things/x"),
+    ("GET", "/list?x=1", {}, 400, "x: there is no such argument"),
+    ("GET", "/things/x?count=0", {}, 400, "count: input should be greater than or equal to 1"),
+    ("GET", "/things/x?count=a&deep=b", {}, 400, "count: input should be a valid integer, unable to parse"),
+    ("GET", "/things/x?count=1&count=2", {}, 400, "count is given twice"),
+    ("GET", "/things/x?name=y", {}, 400, "name is given by the path"),
+    ("GET", "/things/x?count", {}, 400, "the query cannot be read"),
+    ("GET", "/things/x", {"content": b"{}", "headers": JSON}, 400, "arguments are expected in the query"),
+    ("POST", "/things/kick?name=x", {}, 400, "arguments are expected in the body, as JSON"),
+    ("POST", "/things/kick", {}, 400, "name: field required"),
+    ("POST", "/things/kick", {"content": b"name=x"}, 415, "expected a body of type application/json"),
+    ("POST", "/things/kick", {"content": b"{", "headers": JSON}, 400, "the body is not JSON"),
+    ("POST", "/things/kick", {"json": [1]}, 400, "expected a JSON object"),
+    ("POST", "/things/kick", {"json": {"name": 5}}, 400, "name: input should be a valid string"),
+    ("POST", "/things/x/send", {"json": {"name": "y"}}, 400, "name is given by the path"),
+    ("GET", "/refused", {}, 404, "there is none"),
+    ("GET", "/silent", {}, 503, "JetStream does not answer"),
+    ("GET", "/late", {}, 504, "no reply"),
+    ("GET", "/broken", {}, 502, "no room"),
+    ("GET", "/wrong", {}, 500, "internal error: see the log of the gateway"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "given", "expected"), RIGHT)
+async def test_arguments(method: str, path: str, given: dict[str, Any], expected: dict[str, Any]) -> None:
+    answer = await ask(method, path, **given)
+    assert answer.status_code == 200, answer.text
+    assert answer.json() == expected
+
+
+@pytest.mark.parametrize(("method", "path", "given", "status", "text"), WRONG)
+async def test_what_is_wrong(method: str, path: str, given: dict[str, Any], status: int, text: str) -> None:
+    answer = await ask(method, path, **given)
+    assert answer.status_code == status
+    assert list(answer.json()) == ["error"]
+    assert text in answer.json()["error"]
+    assert "\n" not in answer.json()["error"]
+    if status == 405:
+        assert answer.headers["allow"] == "DELETE, GET"
+
+
+def test_the_description_names_every_verb() -> None:
+    found = describe(VERBS, True)
+    OpenAPIV31SpecValidator(found).validate()
+    described = {
+        (operation["operationId"], method.upper(), path.removeprefix(PREFIX))
+        for path, operations in found["paths"].items()
+        for method, operation in operations.items()
+    }
+    assert described == {(verb.name, verb.method, verb.path) for verb in VERBS}
+    assert found["security"] == [{"token": []}]
+    assert "security" not in describe(VERBS, False)
+
+
+def test_the_description_says_where_arguments_stand() -> None:
+    paths = describe(TABLE, False)["paths"]
+    shown = {one["name"]: (one["in"], one["required"]) for one in paths["/api/v1/things/{name}"]["get"]["parameters"]}
+    assert shown == {
+        "name": ("path", True),
+        "count": ("query", False),
+        "tags": ("query", False),
+        "deep": ("query", False),
+    }
+    body = paths["/api/v1/things/kick"]["post"]["requestBody"]
+    assert body["required"]
+    assert body["content"]["application/json"]["schema"]["required"] == ["name"]
+    assert not paths["/api/v1/things/{name}/send"]["post"]["requestBody"]["required"]
+
+
+def test_addresses_are_not_asked_for_others() -> None:
+    """A gateway reaches what an administrator's machine may not."""
+    operation = describe(VERBS, False)["paths"]["/api/v1/streams"]["get"]
+    assert [one["name"] for one in operation["parameters"]] == []

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who gets past the guard; what every answer says to browsers."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from mqtt_nats.admin.guard import BODY_MOST, HEADERS, Guard, read_body
+from tests.admin.support import TOKEN
+
+NEAR = "http://127.0.0.1:9883"
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+
+
+async def behind(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.accept"})
+        return
+    body = await read_body(receive)
+    await send({"type": "http.response.start", "status": 200 if body is not None else 413, "headers": []})
+    await send({"type": "http.response.body", "body": b"in"})
+
+
+async def status(guard: Guard, path: str = "/metrics", base: str = NEAR, **given: Any) -> int:
+    transport = httpx.ASGITransport(guard)  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=transport, base_url=base) as client:
+        answer = await client.request(given.pop("method", "GET"), path, **given)
+    for name, value in HEADERS.items():
+        assert answer.headers[name] == value
+    if answer.status_code == 401:
+        assert answer.headers["www-authenticate"].startswith("Bearer")
+    return answer.status_code
+
+
+def guard(token: str = "", proved: bool = False) -> Guard:
+    return Guard(behind, {"/healthz"}, token, proved)
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({}, 401),
+        ({"Authorization": "Bearer"}, 401),
+        ({"Authorization": f"Basic {TOKEN}"}, 401),
+        ({"Authorization": f"Bearer {TOKEN[:-1]}"}, 401),
+        ({"Authorization": f"Bearer {TOKEN}x"}, 401),
+        ({"Authorization": "Bearer \xff"}, 401),
+        ({"Authorization": f"bearer {TOKEN}"}, 200),
+        (BEARER, 200),
+    ],
+)
+async def test_tokens(headers: dict[str, str], expected: int) -> None:
+    encoded = {name: value.encode("latin-1") for name, value in headers.items()}
+    assert await status(guard(TOKEN), headers=encoded) == expected
+    assert await status(guard(TOKEN), "/healthz", headers=encoded) == 200
+    assert await status(guard(TOKEN), "/healthz/", headers=encoded) == expected
+
+
+@pytest.mark.parametrize(
+    ("base", "expected"),
+    [
+        (NEAR, 200),
+        ("http://localhost:9883", 200),
+        ("http://[::1]:9883", 200),
+        ("http://evil.test:9883", 403),  # a name of somebody else's that leads here
+        ("http://127.0.0.1.evil.test", 403),
+        ("http://[bad", 403),
+    ],
+)
+async def test_names_by_which_the_listener_is_asked(base: str, expected: int) -> None:
+    host = {"Host": base.removeprefix("http://")}
+    assert await status(guard(), headers=host) == expected
+    assert await status(guard(TOKEN), headers=BEARER | host) == 200
+    assert await status(guard(proved=True), headers=host) == 200
+
+
+@pytest.mark.parametrize(
+    ("origin", "expected"),
+    [(NEAR, 200), ("http://evil.test", 403), ("null", 403), ("http://127.0.0.1:80", 403), ("", 403)],
+)
+async def test_pages_of_others(origin: str, expected: int) -> None:
+    for one in (guard(), guard(TOKEN), guard(proved=True)):
+        assert await status(one, headers=BEARER | {"Origin": origin}, method="POST") == expected
+
+
+async def test_bodies_are_limited() -> None:
+    assert await status(guard(), method="POST", content=b"x" * BODY_MOST) == 200
+    assert await status(guard(), method="POST", content=b"x" * (BODY_MOST + 1)) == 413
+
+    async def chunks() -> Any:
+        for _ in range(3):
+            yield b"x" * (BODY_MOST // 2)
+
+    assert await status(guard(), method="POST", content=chunks()) == 413
+    assert await status(guard(), headers={"Content-Length": "-1"}) == 413
+
+
+@pytest.mark.parametrize(
+    ("headers", "subprotocols", "accepted"),
+    [
+        ([], [], False),
+        ([], ["mqtt-nats", "token.!!"], False),
+        ([], ["mqtt-nats", "token." + base64.urlsafe_b64encode(b"wrong").decode()], False),
+        ([], ["mqtt-nats", "token." + base64.urlsafe_b64encode(TOKEN.encode()).decode().rstrip("=")], True),
+        ([(b"authorization", f"Bearer {TOKEN}".encode())], [], True),
+        ([(b"authorization", f"Bearer {TOKEN}".encode()), (b"origin", b"http://evil.test")], [], False),
+    ],
+)
+async def test_websockets(headers: list[tuple[bytes, bytes]], subprotocols: list[str], accepted: bool) -> None:
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "websocket",
+        "path": "/bridge",
+        "headers": [(b"host", b"127.0.0.1:9883"), *headers],
+        "subprotocols": subprotocols,
+        "client": ("127.0.0.1", 1),
+    }
+    await guard(TOKEN)(scope, receive, send)
+    assert [one["type"] for one in sent] == ["websocket.accept" if accepted else "websocket.close"]

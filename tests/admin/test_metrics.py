@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics from what workers tell, the page that names them, and the sums."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import Any, cast
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from mqtt_nats.admin import metrics
+from mqtt_nats.admin.listener import AdminListener
+from mqtt_nats.broker.counters import LAGS, LATENCIES, Counters, Histogram
+from mqtt_nats.config import Settings
+from mqtt_nats.place import Place
+from tests.harness.nats import ROOT
+
+
+def worker(number: int, **changed: Any) -> dict[str, Any]:
+    stored, lag = Histogram(LATENCIES), Histogram(LAGS)
+    for value in (0.0001, 0.0005, 0.002, 20.0):
+        stored.observe(value * number)
+    zero = dict.fromkeys(("connects", "connections", "clients", "durable", "regular", "subscriptions", "filters"), 0)
+    zero |= dict.fromkeys(("inflight", "queued", "unacknowledged", "unread_bytes", "slow", "stalled"), 0)
+    zero |= dict.fromkeys(("pending_stores", "pending_store_bytes", "resent_stores", "reconnects"), 0)
+    zero |= dict.fromkeys(("cpu", "memory", "tasks"), 0)
+    return {
+        **zero,
+        "worker": number,
+        "since": 1000.0 + number,
+        "received": [number, 0, 0],
+        "received_bytes": [10 * number, 0, 0],
+        "sent": [0, 0, 0],
+        "sent_bytes": [0, 0, 0],
+        "refused": {"not_authorized": number},
+        "disconnects": Counters([0], [0]).disconnects,
+        "dropped": {"too large": number},
+        "nats": [{"link": "main", "online": number == 1}],
+        "stored": stored.state(),
+        "lag": lag.state(),
+        "draining": False,
+        "obstacle": "",
+        **changed,
+    }
+
+
+def families(reports: list[dict[str, Any]], aggregated: bool) -> dict[str, Any]:
+    listener = cast(AdminListener, SimpleNamespace(settings=Settings(), place=Place("g", 1, 2)))
+    streams = {"$MQTT_msgs": {"messages": 5, "bytes": 50, "consumer_count": 1}}
+    text = metrics.exposed(metrics.families(listener, reports, streams, aggregated)).decode()
+    return {one.name: one for one in text_string_to_metric_families(text)}
+
+
+def values(family: Any) -> dict[tuple[str, ...], float]:
+    """By name, worker and the other labels."""
+    found = {}
+    for one in family.samples:
+        labels = sorted(one.labels, key=lambda name: name != "worker")
+        found[one.name, *(one.labels[label] for label in labels)] = one.value
+    return found
+
+
+def test_each_worker_and_their_sums() -> None:
+    reports = [worker(1), worker(2, obstacle="JetStream does not answer")]
+    each, all_of_them = families(reports, False), families(reports, True)
+    name = "mqtt_nats_messages_received"
+    assert values(each[name])[f"{name}_total", "1", "0"] == 1
+    assert values(each[name])[f"{name}_total", "2", "0"] == 2
+    assert values(all_of_them[name])[f"{name}_total", "0"] == 3
+    assert values(all_of_them["mqtt_nats_messages_dropped"])["mqtt_nats_messages_dropped_total", "too_large"] == 3
+    assert values(each["mqtt_nats_ready"]) == {("mqtt_nats_ready", "1"): 1, ("mqtt_nats_ready", "2"): 0}
+    assert values(all_of_them["mqtt_nats_ready"]) == {("mqtt_nats_ready",): 0}
+    assert values(all_of_them["mqtt_nats_start_time_seconds"]) == {("mqtt_nats_start_time_seconds",): 1001}
+    assert values(all_of_them["mqtt_nats_nats_connected"]) == {("mqtt_nats_nats_connected", "main"): 0}
+    assert values(each["mqtt_nats_worker_up"])["mqtt_nats_worker_up", "2"] == 1
+    assert values(families(reports[:1], False)["mqtt_nats_worker_up"])["mqtt_nats_worker_up", "2"] == 0
+
+
+def test_histograms() -> None:
+    reports = [worker(1), worker(2)]
+    found = values(families(reports, False)["mqtt_nats_store_seconds"])
+    assert found["mqtt_nats_store_seconds_bucket", "1", "0.0005"] == 2  # a class has its upper end
+    assert found["mqtt_nats_store_seconds_bucket", "1", "10.0"] == 3
+    assert found["mqtt_nats_store_seconds_bucket", "1", "+Inf"] == found["mqtt_nats_store_seconds_count", "1"] == 4
+    together = values(families(reports, True)["mqtt_nats_store_seconds"])
+    assert together[("mqtt_nats_store_seconds_count",)] == 8
+    assert together["mqtt_nats_store_seconds_bucket", "0.0005"] == 3
+
+
+def test_nobody_answers() -> None:
+    for aggregated in (False, True):
+        found = families([], aggregated)
+        assert values(found["mqtt_nats_worker_up"]) == {
+            ("mqtt_nats_worker_up", "1"): 0,
+            ("mqtt_nats_worker_up", "2"): 0,
+        }
+
+
+def test_the_page_names_every_metric_and_no_other() -> None:
+    text = (ROOT / "docs" / "admin.md").read_text(encoding="utf-8")
+    table = text.partition("<!-- begin: metrics -->")[2].partition("<!-- end: metrics -->")[0]
+    named = {
+        row[0]: row[1:] for row in re.findall(r"^\| `(mqtt_nats_\w+)` \| ([^|]*) \| ([^|]*) \|$", table, re.MULTILINE)
+    }
+    found = families([worker(1)], False)
+    real = {}
+    for family in found.values():
+        plain = {one.name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for one in family.samples}
+        assert len(plain) == 1
+        labels = {name for one in family.samples for name in one.labels}
+        real[plain.pop()] = labels
+    assert set(named) == set(real)
+    for name, (labels, _) in named.items():
+        if not name.endswith("_info"):
+            assert {one.strip() for one in labels.split(",")} == real[name], name

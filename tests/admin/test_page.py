@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dashboard in a real browser: what others have named stays text, and everything works that it shows."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.admin.support import TOKEN, Admin, serving
+from tests.harness.nats import NatsServer
+from tests.harness.raw5 import SESSION_EXPIRY, Raw5, prop
+from tests.harness.waiting import eventually
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium is installed")
+
+PATIENCE = 60_000.0
+"""Milliseconds."""
+
+HOSTILE = [
+    '<img src=x onerror="window.pwned=1">',
+    "<script>window.pwned=1</script>",
+    "'\"><svg/onload=window.pwned=1>",
+    "javascript:window.pwned=1",
+]
+
+
+@pytest.fixture(scope="module")
+def admin(nats_server: NatsServer) -> Iterator[Admin]:
+    """A gateway that asks for a token."""
+    with serving(nats_server.url) as found:
+        yield found
+
+
+class Seen:
+    """A page, and what its browser complained about."""
+
+    def __init__(self, browser: Any, admin: Admin, **how: Any) -> None:
+        self.complaints: list[str] = []
+        self.strange: list[str] = []
+        self.context = browser.new_context(**how)
+        self.context.set_default_timeout(PATIENCE)
+        self.page = self.context.new_page()
+        self.page.on("console", lambda one: self._told(one.type, one.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda one: self._asked(one.url, admin.url))
+        self.page.goto(admin.url)
+        self.page.fill("input[name=token]", "not-the-token-of-this-gateway")
+        self.page.click("dialog button")
+        self.page.wait_for_selector("text=That is not the token.")
+        self.page.fill("input[name=token]", TOKEN)
+        self.page.click("dialog button")
+        self.page.wait_for_selector("#state.good")
+
+    def _told(self, kind: str, text: str) -> None:
+        if kind in ("error", "warning") and "401" not in text:
+            self.complaints.append(text)
+
+    def _asked(self, url: str, own: str) -> None:
+        if not url.startswith((own, own.replace("http", "ws", 1))):
+            self.strange.append(url)
+
+    def at(self, part: str) -> None:
+        """Open a part of the page."""
+        self.page.click(f'nav a[href="#/{part}"]')
+        self.page.wait_for_selector(f"section#{part}:not([hidden])")
+
+    def end(self) -> None:
+        """Nothing went wrong, nobody else was asked, and no name has become a program."""
+        assert self.page.evaluate("window.pwned") is None
+        assert self.page.evaluate("document.querySelectorAll('main script, main img, main svg[onload]').length") == 0
+        assert (self.complaints, self.strange) == ([], [])
+        self.context.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium."""
+    with playwright.sync_playwright() as started:
+        found = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"])
+        yield found
+        found.close()
+
+
+def test_names_of_others_stay_text(browser: Any, admin: Admin) -> None:
+    keep = prop(SESSION_EXPIRY, 600)
+    clients = [Raw5.open(admin.port, name, keep) for name in HOSTILE]
+    for name, client in zip(HOSTILE, clients, strict=True):
+        assert client.subscribed((f"{name}/+", 1)) == (1,)
+    clients[0].deliver(f"page/{HOSTILE[0]}", HOSTILE[1].encode(), flags=1)
+    seen = Seen(browser, admin, viewport={"width": 1200, "height": 800}, color_scheme="dark")
+    page = seen.page
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    seen.at("clients")
+    page.wait_for_selector("#clients-table td")
+    assert sorted(page.locator("#clients-table tbody tr td:first-child").all_inner_texts()) == sorted(HOSTILE)
+
+    page.fill("#clients-form input[name=match]", "onerror")
+    page.click("#clients-form button")
+    eventually(lambda: page.locator("#clients-table tbody tr").count() == 1, 60, what="one client")
+    page.click("#clients-table button.link")
+    page.wait_for_selector("#dialog[open] >> text=Subscription")
+    assert f"{HOSTILE[0]}/+" in page.inner_text("#dialog")
+    page.click("#dialog button.danger")
+    page.click("#dialog button.danger >> text=sure?")
+    page.wait_for_selector("text=Nobody like that is connected.")
+    clients[0].close()
+
+    seen.at("sessions")
+    page.wait_for_selector("#sessions-table td")
+    assert page.inner_text("#sessions-table tbody tr td:first-child") == HOSTILE[0]
+    seen.at("retained")
+    page.click("#retained-table button.link")
+    page.wait_for_selector("#dialog pre")
+    assert page.inner_text("#dialog pre") == HOSTILE[1]
+    page.click("#dialog button.quiet")
+    seen.at("servers")
+    page.wait_for_selector("#streams-table >> text=$MQTT_msgs")
+    page.wait_for_selector("#gateways-table >> text=running")
+    seen.end()
+    for client in clients[1:]:
+        client.close()
+
+
+def test_publish_and_subscribe_on_a_phone(browser: Any, admin: Admin) -> None:
+    seen = Seen(browser, admin, viewport={"width": 390, "height": 800}, is_mobile=True, has_touch=True)
+    page = seen.page
+    seen.at("try")
+    page.wait_for_selector("#bridge >> text=connected as dashboard-")
+    page.fill("#subscribe-form input[name=filter]", "phone/#")
+    page.click("#subscribe-form button[type=submit]")
+    page.wait_for_selector("#subscriptions >> text=phone/#")
+    page.fill("#publish-form input[name=topic]", f"phone/{HOSTILE[0]}")
+    page.fill("#publish-form textarea", HOSTILE[2])
+    page.select_option("#publish-form select[name=qos]", "1")
+    page.click("#publish-form button[type=submit]")
+    page.wait_for_selector("#published >> text=published on")
+    page.wait_for_selector("#messages td")
+    assert HOSTILE[2] in page.inner_text("#messages")
+    page.fill("#publish-form input[name=topic]", "phone/#")
+    page.click("#publish-form button[type=submit]")
+    page.wait_for_selector("#trouble >> text=wildcard")
+    page.click("#subscriptions button")
+    eventually(lambda: page.locator("#subscriptions li").count() == 0, 60, what="no subscription")
+    for part in ("overview", "clients", "sessions", "servers", "retained", "try"):
+        seen.at(part)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, part
+    page.click("#theme")
+    page.click("#theme")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.reload()
+    page.wait_for_selector("#state.good")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    seen.at("overview")
+    eventually(lambda: page.locator("#charts path").count() > 3, 60, what="lines")
+    assert page.locator("#tiles .tile").count() >= 8
+    seen.end()
