@@ -23,6 +23,7 @@ from mqtt_nats.broker import stalling
 from mqtt_nats.broker.context import Broker
 from mqtt_nats.broker.control import Control, Powers
 from mqtt_nats.broker.fleet import Fleet
+from mqtt_nats.broker.following import follow
 from mqtt_nats.broker.leases import Lease
 from mqtt_nats.broker.recovery import recover, recover_wild, watch_consumers
 from mqtt_nats.broker.sharing import look_after, recover_queues
@@ -272,6 +273,7 @@ class Tenant:
         broker.tenant = self.name
         broker.fit = fit
         broker.hooks.changed = partial(changed, broker)
+        follow(broker)
         broker.plugins = Plugins(broker, self.settings.plugins)
         broker.fleet = Fleet(broker, broker.plugins, _not_here if self.name else reload)
         self._recognise(broker)

@@ -211,11 +211,15 @@ def unsubscribed(client: Client, filters: Iterable[str]) -> None:
 
 
 def dropped(
-    client: Client, topic: str, qos: int, reason: Literal["denied", "expired", "hook", "slow client", "too large"]
+    client: Client,
+    topic: str,
+    qos: int,
+    reason: Literal["denied", "expired", "hook", "slow client", "too large"],
+    message_id: str = "",
 ) -> None:
     """Somebody does not get a message."""
     if reason != "slow client":  # those are counted where they are dropped
         client.broker.counters.drop(reason)
     chain = client.broker.hooks.noticing(MESSAGE_DROPPED)
     if chain is not None:
-        chain.emit(Dropped(ClientView(client), topic, qos, reason))
+        chain.emit(Dropped(ClientView(client), topic, qos, reason, message_id))

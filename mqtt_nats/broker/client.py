@@ -180,7 +180,7 @@ class Client(Member):
 
     def log_fields(self) -> dict[str, Any]:
         """The ids of a log record about it."""
-        return {"client": self.client_id, "connection": self.connection.number}
+        return {"gateway": self.broker.identity, "client": self.client_id, "connection": self.connection.number}
 
     # -- packets --------------------------------------------------------------------------------
 

@@ -97,7 +97,9 @@ def leave(client: Client) -> None:
     client.receipts.clear()
     side = client.durable_side
     if client.regular_side is not None and client.regular_side.queue:
-        broker.counters.drop("session ended", len(client.regular_side.queue))
+        waiting = len(client.regular_side.queue)
+        broker.counters.drop("session ended", waiting)
+        log.info("%s: %d messages that waited for it end with its session", client, waiting)
     if side is not None:
         side.detach()
         if client.epoch and not client.taken:

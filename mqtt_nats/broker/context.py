@@ -200,6 +200,8 @@ class Broker:
         self._nuids = secrets.randbelow(1_000_000_000)
         self._gateway48 = secrets.randbits(48)
         self._own = b"%012x" % self._gateway48
+        self.given = b""
+        """The id that the next message gets, where it was told before."""
         self._counter = 0
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -291,6 +293,9 @@ class Broker:
 
     def next_id(self) -> bytes:
         """The 128-bit id of a message, 32 hex digits: time in microseconds, gateway, counter."""
+        if self.given:
+            given, self.given = self.given, b""
+            return given
         self._counter = count = (self._counter + 1) & 0xFFFF
         return b"%016x%012x%04x" % (time.time_ns() // 1000, self._gateway48, count)
 

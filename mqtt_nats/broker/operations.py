@@ -83,6 +83,27 @@ class Receipt(Op):
         return encode(Ack(self.kind, self.id, self.reason), 5)
 
 
+class Passed(Receipt):
+    """The PUBREC of a QoS 2 publish that is not held."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self, client: Client, held: HeldPublish) -> None:
+        super().__init__(client, 5, held.id, 0)
+        self._held = held
+
+    def failed(self, error: ApiError) -> None:
+        """JetStream refuses: the identifier is free."""
+        self.client.inbound.deleted(self._held)
+        super().failed(error)
+
+    def stored(self, ack: bytes) -> None:
+        """When everything is stored, the client may release it."""
+        if self.left == 1 and not self.reason:
+            self.client.inbound.machine.stored(self.id)
+        super().stored(ack)
+
+
 class RetainedOp(Op):
     """The store of a retained message, part of ``parent`` (or of nothing that anybody waits for)."""
 

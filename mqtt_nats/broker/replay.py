@@ -290,6 +290,9 @@ def _close_gate(client: Client, gate: Gate) -> None:
         return
     del gates[gate.found]
     client.broker.table.changed(gate.found)
+    if gate.dropped:
+        client.broker.round.dropped += gate.dropped
+        log.debug("%s: %d messages came while it was sent retained ones, and were dropped", client, gate.dropped)
     if client.alive:
         for choice, message in gate.waiting:
             client.deliver(choice, message)

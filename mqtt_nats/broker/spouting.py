@@ -13,6 +13,7 @@ from mqtt_nats.outlet import Outlet
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
+    from mqtt_nats.pubsub.message import Stored
 
 
 def fit_spout(client: Client) -> None:
@@ -87,7 +88,17 @@ class Spout:
                     topic = self._aliases.get(alias, b"")
             at = stop
         retain, dup = bool(first & 1), bool(first & 8)
-        return Delivered(self._view, topic.decode(), data[at:end], qos, retain, dup, identifier)
+        identity = self._identity(identifier) if qos else ""
+        return Delivered(self._view, topic.decode(), data[at:end], qos, retain, dup, identifier, identity)
+
+    def _identity(self, identifier: int) -> str:
+        """The id of the message that has a packet identifier, where it comes from a stream."""
+        side = self.client.durable_side
+        delivery = side.machine.inflight.get(identifier) if side is not None else None
+        if delivery is None:
+            return ""
+        found: Stored | None = delivery.body or self.client.broker.stored.get(delivery.sequence)
+        return found.identity if found is not None else ""
 
 
 def extent(data: bytes, at: int) -> tuple[int, int]:

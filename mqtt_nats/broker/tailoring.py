@@ -65,7 +65,7 @@ def pack(
     """
     now = natstime.now()
     if not dup and expired(message, now):
-        dropped(client, message.key[2:].decode(), qos, "expired")
+        dropped(client, message.key[2:].decode(), qos, "expired", message.identity)
         return b""
     version = client.version
     limit = client.terms.maximum_packet_size
@@ -80,7 +80,7 @@ def pack(
         message, version, qos, identifier, now, ids=ids, retain=retain, dup=dup, alias=alias, named=not known
     )
     if len(data) > limit:
-        dropped(client, message.key[2:].decode(), qos, "too large")
+        dropped(client, message.key[2:].decode(), qos, "too large", message.identity)
         return b""
     return data
 

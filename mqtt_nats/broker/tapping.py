@@ -20,7 +20,7 @@ from mqtt_nats.broker.announcing import dropped
 from mqtt_nats.broker.client import Client
 from mqtt_nats.broker.injecting import Counting as CountingOp
 from mqtt_nats.broker.injecting import Lonely, check_size, inject
-from mqtt_nats.broker.operations import Receipt
+from mqtt_nats.broker.operations import Passed, Receipt
 from mqtt_nats.broker.permitting import look_again
 from mqtt_nats.broker.publishing import (
     ANSWERED,
@@ -56,11 +56,9 @@ from mqtt_nats.hooks.chain import DecisionChain, HookFailed, Point
 from mqtt_nats.hooks.events import Acked, ClientView, Drop, Published, Publishing
 from mqtt_nats.hooks.points import CLIENT_AUTHORIZE, MESSAGE_ACKED, MESSAGE_DROPPED, MESSAGE_PUBLISH
 from mqtt_nats.session.inbound import Action
-from mqtt_streams.api import ApiError
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.context import Broker
-    from mqtt_nats.broker.inbound import HeldPublish
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -267,7 +265,8 @@ class Tap:
         if properties:
             shown = properties.copy()
             shown.pop("topic_alias", None)
-        return key, Published(topic, packet.payload, packet.qos, packet.retain, shown)
+        identity = client.broker.next_id().decode() if packet.qos else ""
+        return key, Published(topic, packet.payload, packet.qos, packet.retain, shown, identity)
 
     def _decided(self, chain: Chain | None, before: Published) -> Published | Drop | None:
         """What becomes of a message; None: a hook has failed."""
@@ -286,6 +285,27 @@ class Tap:
         Raises:
             MqttError: the connection has to end.
         """
+        if not before.message_id:
+            self._go_on(packet, key, before, after, ready)
+            return
+        client = self.client
+        if ready:  # the id is for this one
+            client.packets(ready)
+            ready.clear()
+            if client.ended:
+                return
+        client.broker.given = before.message_id.encode()
+        try:
+            self._go_on(packet, key, before, after, ready)
+            if ready:
+                client.packets(ready)
+                ready.clear()
+        finally:
+            client.broker.given = b""
+
+    def _go_on(
+        self, packet: Publish, key: bytes, before: Published, after: Published | Drop | None, ready: list[Packet]
+    ) -> None:
         client = self.client
         taker = client.broker.takers.of(after.topic) if isinstance(after, Published) else None
         if after is before and taker is None:
@@ -312,7 +332,7 @@ class Tap:
             elif after is None:
                 raise HookError("a hook has failed")
             else:
-                self._drop(packet, key, after)
+                self._drop(packet, key, after, identity=before.message_id)
         except TooLarge as error:
             raise PacketTooLarge(str(error)) from None
         except MqttError as error:
@@ -412,11 +432,11 @@ class Tap:
             raise AssertionError("a publish that is held is not looked at again")
         return Passed(client, client.inbound.passed(packet.packet_id, key))
 
-    def _drop(self, packet: Publish, key: bytes, drop: Drop, counted: bool = False) -> None:
+    def _drop(self, packet: Publish, key: bytes, drop: Drop, counted: bool = False, identity: str = "") -> None:
         """Nobody gets the message; answer its publisher [MQTT-3.3.5-2] (3.1.1)."""
         client = self.client
         if not counted:
-            dropped(client, key[2:].decode(), packet.qos, "hook")
+            dropped(client, key[2:].decode(), packet.qos, "hook", identity)
         if not packet.qos:
             return
         if client.version == 5 and not counted:
@@ -445,27 +465,6 @@ class Tap:
         for identifier in ids:
             message = send.sent.pop(identifier, None) if isinstance(send, Spout) else None
             chain.emit(Acked(self._event.client, identifier, failed, message))
-
-
-class Passed(Receipt):
-    """The PUBREC of a QoS 2 publish that is not held."""
-
-    __slots__ = ("_held",)
-
-    def __init__(self, client: Client, held: HeldPublish) -> None:
-        super().__init__(client, PUBREC, held.id, 0)
-        self._held = held
-
-    def failed(self, error: ApiError) -> None:
-        """JetStream refuses: the identifier is free."""
-        self.client.inbound.deleted(self._held)
-        super().failed(error)
-
-    def stored(self, ack: bytes) -> None:
-        """When everything is stored, the client may release it."""
-        if self.left == 1 and not self.reason:
-            self.client.inbound.machine.stored(self.id)
-        super().stored(ack)
 
 
 def _key(topic: str) -> bytes:

@@ -213,6 +213,8 @@ class Published:
     qos: int
     retain: bool
     properties: Properties
+    message_id: str = ""
+    """The 128-bit id that it will have, 32 hex digits; empty at QoS 0, and of a will. Changing it changes nothing."""
 
     def __post_init__(self) -> None:
         if self.qos not in (0, 1, 2):
@@ -247,6 +249,8 @@ class Delivered:
     dup: bool
     packet_id: int
     """0 at QoS 0."""
+    message_id: str = ""
+    """The id of a stored message that a durable session gets; empty where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,3 +272,5 @@ class Dropped:
     topic: str
     qos: int
     reason: Literal["denied", "expired", "hook", "slow client", "too large"]
+    message_id: str = ""
+    """Where it is known."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from mqtt_nats.codec import ID, publish_head, put_varint
-from mqtt_nats.pubsub.headers import publisher
+from mqtt_nats.pubsub.headers import header, publisher
 from mqtt_nats.pubsub.properties import from_headers
 
 EXPIRY: Final = b"\x02"
@@ -38,6 +38,7 @@ class Message:
     expiry: int = -1
     kept: bool = False
     born: float = 0.0
+    identity: str = ""
 
     def __init__(self, key: bytes, payload: bytes, qos: int, sender: str = "", retain: bool = False) -> None:
         self.key = key
@@ -199,6 +200,11 @@ class Stored:
     def kept(self) -> bool:
         """The publisher has set RETAIN."""
         return b"\r\nNmqtt-Retain:" in self._headers
+
+    @property
+    def identity(self) -> str:
+        """Its 128-bit id, 32 hex digits; empty where its publisher has given it none."""
+        return header(self._headers, b"Nmqtt-Id:").decode("latin-1")
 
     @property
     def sender(self) -> str:

@@ -76,12 +76,13 @@ class Gate:
     Without it an older, retained message could arrive after a newer one.
     """
 
-    __slots__ = ("_bytes", "_limit", "found", "users", "waiting")
+    __slots__ = ("_bytes", "_limit", "dropped", "found", "users", "waiting")
 
     def __init__(self, found: Filter, limit: int) -> None:
         """``limit`` in bytes of payload."""
         self._limit = limit
         self._bytes = 0
+        self.dropped = 0
         self.found = found
         self.users = 0
         """Replays that have begun and not ended."""
@@ -90,6 +91,7 @@ class Gate:
     def keep(self, choice: Choice, message: Message) -> bool:
         """Keep a message; QoS 0 ones are dropped when the gate is full. False: no room."""
         if self._bytes + len(message.payload) > self._limit:
+            self.dropped += 1
             return message.qos == 0 or choice.qos == 0
         self._bytes += len(message.payload) + 64
         self.waiting.append((choice, message))

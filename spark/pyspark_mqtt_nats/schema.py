@@ -39,6 +39,9 @@ class Column(NamedTuple):
 HEADERS: Final = "headers"
 """The column that is there with `includeHeaders` only."""
 
+MESSAGE_ID: Final = "message_id"
+"""The column that differs in each message, and so is decoded by itself."""
+
 _STRING: Final = StringType()
 _PAIR: Final = StructType([StructField("key", _STRING), StructField("value", _STRING)])
 _HEADER: Final = StructType([StructField("key", _STRING), StructField("value", BinaryType())])
@@ -75,6 +78,7 @@ COLUMNS: Final[dict[str, Column]] = {
         Column("qos", "INT", IntegerType(), pa.int32(), "QoS of the publish; null when no MQTT client published it"),
         Column("retain", "BOOLEAN", BooleanType(), pa.bool_(), "whether RETAIN was set"),
         Column("publisher", "STRING", _STRING, pa.string(), "client id of the publisher, where the gateway names it"),
+        Column(MESSAGE_ID, "STRING", _STRING, pa.string(), "the gateway's id of the message, as its log has it"),
         Column("content_type", "STRING", _STRING, pa.string(), "Content Type (MQTT 5.0)"),
         Column("payload_format", "INT", IntegerType(), pa.int32(), "Payload Format Indicator: 0 or 1 (MQTT 5.0)"),
         Column("response_topic", "STRING", _STRING, pa.string(), "Response Topic (MQTT 5.0)"),

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import orjson
 import pytest
 from nats.aio.client import Client as NatsClient
@@ -36,7 +38,11 @@ def tick(*gateways: InProcess) -> None:
 async def both_known(pair: Pair) -> None:
     """Wait until each gateway knows of the other."""
     for one in pair:
-        await aeventually(lambda one=one: len(one.call(one.broker.system.values)["$SYS/brokers"].split(",")) == 2)
+        await aeventually(partial(_knows_two, one))
+
+
+def _knows_two(one: InProcess) -> bool:
+    return len(one.call(one.broker.system.values)["$SYS/brokers"].split(",")) == 2
 
 
 async def test_the_last_values_are_there_at_once(pair: Pair, name: str) -> None:

@@ -68,7 +68,7 @@ COLUMNS: Final[dict[str, Column]] = {
     )
 }
 
-SOURCE_ONLY: Final = ("sequence", "timestamp", "topic_levels", "subject", "publisher", "headers")
+SOURCE_ONLY: Final = ("sequence", "timestamp", "topic_levels", "subject", "publisher", "message_id", "headers")
 """Columns of the source that mean nothing here: whoever writes what was read has to drop them."""
 
 

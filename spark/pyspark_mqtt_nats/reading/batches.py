@@ -15,10 +15,11 @@ from pyspark_mqtt_nats.reading.decoding import (
     decode_headers,
     decode_subject,
     header_pairs,
+    message_id,
     without_varying,
 )
 from pyspark_mqtt_nats.reading.dictionaries import Dictionary
-from pyspark_mqtt_nats.schema import COLUMNS, HEADERS, arrow_schema
+from pyspark_mqtt_nats.schema import COLUMNS, HEADERS, MESSAGE_ID, arrow_schema
 
 _COMMON: Final = b"NATS/1.0\r\nNmqtt-Pub:1\r\nNmqtt-Id:"
 """How the block of a QoS 1 message of a gateway begins; 32 digits and a line end follow."""
@@ -90,6 +91,8 @@ class Batches:
                 array = pa.array(payloads, pa.binary())
             elif name == HEADERS:
                 array = headers_column(headers)
+            elif name == MESSAGE_ID:
+                array = ids_column(headers)
             elif self._retained and name == "qos":
                 array = pa.array(flags, pa.int32())
             elif self._retained and name == "retain":
@@ -131,6 +134,19 @@ def header_keys(blocks: list[bytes]) -> pa.Array:
         ],
         pa.binary(),
     )
+
+
+def ids_column(blocks: list[bytes]) -> pa.Array:
+    """The column `message_id`: in bulk for blocks of the usual form, else each by itself."""
+    array = pa.array(blocks, pa.binary())
+    if blocks and pc.all(pc.starts_with(array, _COMMON)).as_py():
+        try:
+            found = pc.binary_slice(array, len(_COMMON), _ID_END + 2).cast(pa.string())
+            if pc.all(pc.match_substring_regex(found, "^[0-9a-f]{32}\r\n$")).as_py():
+                return pc.utf8_slice_codeunits(found, 0, 32)
+        except pa.ArrowInvalid:  # not UTF-8
+            pass
+    return pa.array(list(map(message_id, blocks)), pa.string())
 
 
 def headers_column(blocks: list[bytes]) -> pa.Array:

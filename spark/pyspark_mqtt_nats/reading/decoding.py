@@ -20,9 +20,10 @@ _STRING_MOST: Final = 65_535
 """Bytes of an MQTT string."""
 
 _CRLF: Final = b"\r\n"
+_HEX: Final = frozenset("0123456789abcdef")
 _START: Final = b"NATS/1.0"
 _VARYING: Final = tuple(f"\r\n{name}:".encode() for name in (names.ID, names.MSG_ID))
-"""Lines that differ in each message and are in no column but `headers`."""
+"""Lines that differ in each message; they are in the columns `headers` and `message_id` only."""
 
 _PUB: Final = names.PUB.encode()
 _RETAIN: Final = names.RETAIN.encode()
@@ -180,6 +181,12 @@ def _clean(raw: bytes) -> str | None:
     if text is not None and (text.isprintable() or DISTURBING.isdisjoint(text)):
         return text
     return None
+
+
+def message_id(block: bytes) -> str | None:
+    """The id that a gateway has given a message; None where there is none, or something else in its place."""
+    found = names.get(block, names.ID) if readable(block) else None
+    return found if found is not None and len(found) == 32 and _HEX.issuperset(found) else None
 
 
 def header_pairs(block: bytes) -> list[tuple[str, bytes]] | None:
