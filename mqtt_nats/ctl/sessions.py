@@ -14,6 +14,7 @@ from mqtt_nats.ctl.orphans import find, remove
 from mqtt_nats.ctl.records import Found, deadlines, fits, queues, records
 from mqtt_nats.ctl.tables import ago, cut, plain, rest, sheet, span, table
 from mqtt_nats.ctl.verb import Arguments, Refused, Verb
+from mqtt_streams.sessions import second_sid
 from mqtt_streams.subjects import subject_to_filter
 
 AT_ONCE: Final = 32
@@ -162,7 +163,8 @@ async def show(inbox: Inbox, asked: Who) -> dict[str, Any]:
     about = _brief(found, connected, await deadlines(inbox, found.hash), waiting)
     subscriptions = []
     for subject, qos in (record.subs if record is not None else {}).items():
-        keys = [key for key in (record.cons if record is not None else {}) if key.split(" ")[0] == subject]
+        pair = (subject, second_sid(subject.removesuffix(".>")) if subject.endswith(".>") else "")
+        keys = [key for key in pair if record is not None and key in record.cons]
         states = [waiting.get(record.cons[key].durable_name) for key in keys] if record is not None else []
         known = [state for state in states if state is not None]
         subscriptions.append(

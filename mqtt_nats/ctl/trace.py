@@ -28,6 +28,22 @@ ORDERED: Final = 0.25
 REMEMBERED: Final = 10_000
 """Messages whose beginning is known at a time."""
 
+SAID: Final = {
+    "topic": "{}",
+    "qos": "QoS {}",
+    "retain": "retain",
+    "dup": "dup",
+    "id": "id {}",
+    "bytes": "{} bytes",
+    "crc": "crc {}",
+    "filters": "{}",
+    "codes": "{}",
+    "from": "from {}",
+    "count": "{} events, because there were too many",
+    "reason": "{}",
+}
+"""How a line says what an event has, in this order."""
+
 Event = dict[str, Any]
 
 
@@ -159,19 +175,10 @@ def line(event: Event) -> str:
     else:
         parts += [plain(event["client"])] * bool(event["client"])
         parts.append(event["event"])
-    if "topic" in event:
-        parts.append(plain(event["topic"]))
-    parts += [f"QoS {event['qos']}"] * ("qos" in event)
-    parts += [name for name in ("retain", "dup") if event.get(name)]
-    parts += [f"id {event['id']}"] * bool(event.get("id"))
-    parts += [f"{event['bytes']} bytes"] * ("bytes" in event)
-    parts += [f"crc {event['crc']}"] * ("crc" in event)
-    for name in ("filters", "codes"):
-        if name in event:
-            parts.append(plain(", ".join(map(str, event[name]))))
-    parts += [f"from {event['from']}"] * ("from" in event)
-    parts += [f"{event['count']} events, because there were too many"] * ("count" in event)
-    parts += [plain(str(event["reason"]))] * ("reason" in event)
+    for key, text in SAID.items():
+        value = event.get(key)
+        if value not in (None, False, "", 0) or (key in ("qos", "bytes") and value == 0):
+            parts.append(text.format(plain(", ".join(map(str, value)) if isinstance(value, list) else str(value))))
     if "ms" in event:
         parts.append(f"{event['ms']:g} ms after its {event['answers']}")
     return "  ".join(parts)

@@ -14,7 +14,10 @@ from mqtt_nats.cli import command
 from mqtt_nats.errors import StartupError
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer, make_server
+from tests.harness.process import wait_ready
 from tests.harness.waiting import eventually, free_port
+
+STARTING = 60.0  # seconds, for gateways that may start at once
 
 RULES = """
 default = "deny"
@@ -44,6 +47,12 @@ topics = ["hall/+"]
 [groups]
 guests = ["bob"]
 """
+
+
+def attend(gateway: Gateway) -> Gateway:
+    """Wait until a gateway accepts clients that was launched."""
+    gateway.port = int(wait_ready(gateway.process, r"^MQTT +127\.0\.0\.1:(\d+)", STARTING))
+    return gateway
 
 
 class Done(NamedTuple):
@@ -109,7 +118,10 @@ def fleet(nats_backend: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         for name in ("one", "two"):
             gateway = Gateway(directory / f"{name}.log", server.url, arguments=("--acl-file", str(rules)))
             gateways.append(gateway)
-            gateway.start()
+            gateway.port = free_port()
+            gateway.launch()
+        for gateway in gateways:
+            attend(gateway)
         yield Fleet(server, gateways[0], gateways[1], monitor)
     finally:
         for gateway in gateways:

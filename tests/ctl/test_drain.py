@@ -13,15 +13,23 @@ from mqtt_nats.cli import command
 from mqtt_nats.ctl import asking
 from mqtt_nats.errors import StartupError
 from tests.conftest import GatewayFactory
-from tests.ctl.conftest import Fleet
+from tests.ctl.conftest import Fleet, attend
+from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.raw5 import DISCONNECT, SESSION_EXPIRY, Raw5, prop
 from tests.harness.waiting import eventually, free_port
 
 
+def launched(gateway_factory: GatewayFactory, fleet: Fleet, *arguments: str) -> Gateway:
+    """One more gateway."""
+    gateway = gateway_factory(fleet.server, *arguments, start=False, port=free_port())
+    gateway.launch()
+    return attend(gateway)
+
+
 def test_drain(fleet: Fleet, gateway_factory: GatewayFactory) -> None:
     """Everybody is moved off, the process ends as on SIGTERM, and the others go on."""
-    third = gateway_factory(fleet.server)
+    third = launched(gateway_factory, fleet)
     gateways = {one["listen"][0]: one["id"] for one in fleet.json("cluster", "status")["gateways"] if one["listen"]}
     identity = gateways[f"127.0.0.1:{third.port}"]
     with Raw5.open(third.port, "c-moved", prop(SESSION_EXPIRY, 1000)) as client:
@@ -38,7 +46,7 @@ def test_drain(fleet: Fleet, gateway_factory: GatewayFactory) -> None:
 def test_workers_are_drained_one_by_one(fleet: Fleet, gateway_factory: GatewayFactory) -> None:
     """One that was drained is not started again; with the last of them all ends."""
     known = {one["id"] for one in fleet.json("cluster", "status")["gateways"]}
-    gateway = gateway_factory(fleet.server, "--workers", "2")
+    gateway = launched(gateway_factory, fleet, "--workers", "2")
     workers = [
         one["id"]
         for one in eventually(lambda: fleet.json("cluster", "status")["gateways"])
@@ -58,7 +66,7 @@ def test_a_gateway_that_is_gone_is_named(
 ) -> None:
     """Its lease has not lapsed: nobody knows whether it still runs; the others are shown."""
     monkeypatch.setattr(asking, "PATIENCE", 3.0)
-    dying = gateway_factory(fleet.server, "--gateway-lease", "600")
+    dying = launched(gateway_factory, fleet, "--gateway-lease", "600")
     known = {one["listen"][0]: one["id"] for one in fleet.json("cluster", "status")["gateways"] if one["listen"]}
     identity = known[f"127.0.0.1:{dying.port}"]
     dying.kill()
