@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Collection
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -51,12 +51,20 @@ class Answers:
     heard: set[str] = field(default_factory=set)
 
 
-async def live(inbox: Inbox) -> set[str] | None:
-    """The gateways that hold a lease; None: JetStream does not tell, or no gateway has ever run."""
+class Known(NamedTuple):
+    """What leases say: the gateways that hold one, and those whose lease has lapsed and that may run all the same."""
+
+    live: set[str]
+    lapsed: set[str]
+
+
+async def known(inbox: Inbox) -> Known | None:
+    """The gateways that are registered; None: JetStream does not tell, or no gateway has ever run."""
     try:
-        return {one.identity for one in await GatewayStore(inbox).entries() if not one.lapsed and not one.reaper}
+        entries = [one for one in await GatewayStore(inbox).entries() if not one.reaper]
     except (ApiError, NoResponders, RequestTimeout):
         return None
+    return Known(*({one.identity for one in entries if one.lapsed is lapsed} for lapsed in (False, True)))
 
 
 async def gather(
@@ -88,9 +96,9 @@ async def gather(
             complete.add(identity)
         of = [each[-1].get("of") for each in pages.values()]
         done = sum(len(one.get("items") or ()) for each in pages.values() for one in each)
-        known = [one for one in of if one is not None]
-        totals = sum(known)
-        if known:
+        counts = [one for one in of if one is not None]
+        totals = sum(counts)
+        if counts:
             progress(done, totals)
 
     reply = inbox.prefix + b"all." + inbox.token()
@@ -112,8 +120,9 @@ async def gather(
 
 async def present(inbox: Inbox) -> list[dict[str, Any]]:
     """What every gateway that answers says of itself."""
-    wanted = await live(inbox)
-    patience = UNKNOWN if wanted is None else PRESENT
+    there = await known(inbox)
+    wanted = None if there is None else there.live | there.lapsed
+    patience = PRESENT if there is not None and there.live else UNKNOWN
     return [each[-1] for each in (await gather(inbox, WHO, b"", wanted, patience)).values()]
 
 
@@ -123,18 +132,18 @@ async def ask(inbox: Inbox, what: str, arguments: dict[str, Any] | None = None, 
     Raises:
         Refused: no gateway is there, the one that is named is not, or one of them cannot do it.
     """
-    there = await live(inbox)
-    if there is not None and (not there or (gateway and gateway not in there)):
-        missing = f"gateway {gateway} does not run" if gateway else "no gateway runs"
-        raise Refused(f"{missing}: {LISTS}", 404 if gateway else 503)
-    wanted = {gateway} if gateway else there
+    there = await known(inbox)
+    if there is not None and gateway and gateway not in there.live | there.lapsed:
+        raise Refused(f"gateway {gateway} does not run: {LISTS}", 404)
+    # Where nobody holds a lease, somebody may run who does not get it renewed.
+    wanted = {gateway} if gateway else there.live if there is not None and there.live else None
     body = orjson.dumps({**(arguments or {}), "ask": what, "gateway": gateway})
     if len(body) > inbox.link.max_payload:  # over which NATS would end the connection
         most = inbox.link.max_payload
         raise Refused(f"that is too large: NATS takes {most:,} bytes, and this has {len(body):,}", 413)
     pages = await gather(inbox, ASK, body, wanted, UNKNOWN if wanted is None else PATIENCE)
     if not pages:
-        raise Refused(f"{f'gateway {gateway} does' if gateway else 'gateways do'} not answer: {LISTS}", 504)
+        raise Refused(f"{f'gateway {gateway} does not answer' if gateway else 'no gateway answers'}: {LISTS}", 503)
     refused = sorted({page["error"] for each in pages.values() for page in each if page.get("error")})
     if refused:
         raise Refused("; ".join(refused))

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 from pydantic import Field
 
 from mqtt_nats.backbone.inbox import Inbox
-from mqtt_nats.ctl.asking import ask, live, missing, present, progress
+from mqtt_nats.ctl.asking import ask, known, missing, present, progress
 from mqtt_nats.ctl.tables import ago, plain, quantity, sheet, span, table
 from mqtt_nats.ctl.verb import Arguments, Length, Verb
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
@@ -216,8 +216,8 @@ async def drain(inbox: Inbox, asked: Drained) -> dict[str, Any]:
         if asked.gateway in there:
             left = int(there[asked.gateway]["connections"])
         else:
-            running = await live(inbox)
-            ended = running is not None and asked.gateway not in running
+            running = await known(inbox)
+            ended = running is not None and asked.gateway not in running.live
             left = 0
         progress(total - min(left, total), total)
     return {"gateway": asked.gateway, "connections": total, "left": left, "ended": ended, "seconds": begun["seconds"]}
