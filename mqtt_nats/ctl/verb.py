@@ -34,7 +34,8 @@ class Arguments(BaseModel):
 class Verb:
     """One question, or one change.
 
-    ``run`` raises Refused, ApiError, NoResponders and RequestTimeout. An argument that ``path`` names may hold slashes:
+    ``run`` raises Refused, ApiError, NoResponders and RequestTimeout. Its inbox is on a connection that gets its own
+    messages too, or a gateway that asks all would not hear itself. An argument that ``path`` names may hold slashes:
     they are percent-encoded there. ``show`` makes of a result what a person reads. ``positional`` are the arguments
     that the command line takes without a name, besides those of ``path``, all in the order of the model.
     """
