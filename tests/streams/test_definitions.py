@@ -130,7 +130,7 @@ async def test_switches_are_turned_on(js: NatsPyJetStream) -> None:
         "$MQTT_sess": ["allow_direct"],
         "$MQTT_msgs": ["allow_direct", "allow_msg_ttl", "max_consumers"],
         "$MQTT_rmsgs": ["allow_direct", "allow_msg_ttl"],
-        "$MQTT_out": ["max_consumers"],
+        "$MQTT_out": ["allow_direct", "max_consumers"],
         "$MQTT_timers": ["allow_direct", "allow_msg_ttl", "allow_msg_schedules"],
         "$MQTT_wills": ["allow_direct"],
         "$MQTT_shared": ["allow_direct"],
@@ -320,7 +320,7 @@ async def test_streams_of_nats_servers_own_listener(own_server: Start, link: Lin
         "$MQTT_sess": ["allow_direct"],
         "$MQTT_msgs": ["allow_direct", "allow_msg_ttl", "max_consumers"],
         "$MQTT_rmsgs": ["allow_direct", "allow_msg_ttl"],
-        "$MQTT_out": ["max_consumers"],
+        "$MQTT_out": ["allow_direct", "max_consumers"],
     }
     assert any("retention is interest" in line for line in report.kept)
     assert (await config_of(js, "$MQTT_msgs"))["retention"] == "interest"
