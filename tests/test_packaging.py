@@ -6,14 +6,31 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
+import tomllib
 import venv
+import zipfile
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from mqtt_nats import __version__
 from tests.harness.nats import ROOT
+
+METADATA = [
+    Requirement(one)
+    for one in tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+]
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+METADATA += [
+    Requirement(f"{one} ; extra == '{extra}'" if ";" not in one else f"{one} and extra == '{extra}'")
+    for extra, needs in EXTRAS.items()
+    for one in needs
+]
 
 PACKAGES = {
     "mqtt_nats": ROOT / "mqtt_nats",
@@ -39,17 +56,53 @@ print(json.dumps({
 """
 
 
-class Environment:
-    """A fresh virtual environment that borrows the dependencies of ours, but not our editable install."""
+def closure(extra: str = "") -> set[str]:
+    """The installed packages that an extra needs, with what those need; without ours.
 
-    def __init__(self, directory: Path) -> None:
+    Fails where one is not there, or not in a version that is asked for.
+    """
+    found: set[str] = set()
+    waiting = [(one, extra) for one in METADATA]
+    while waiting:
+        requirement, chosen = waiting.pop()
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": chosen}):
+            continue
+        name = canonicalize_name(requirement.name)
+        if name == "mqtt-nats":  # an extra of ours that has others
+            waiting += [(one, each) for each in requirement.extras for one in METADATA]
+            continue
+        distribution = metadata.distribution(name)
+        assert distribution.version in requirement.specifier, f"{requirement}: {distribution.version} is installed"
+        if name not in found:
+            found.add(name)
+            needs = [Requirement(one) for one in distribution.requires or ()]
+            waiting += [(one, each) for one in needs for each in (requirement.extras or {""})]
+    return found
+
+
+class Environment:
+    """A fresh virtual environment that borrows the dependencies of ours, but not our editable install.
+
+    Args:
+        only: not all of them, but these packages.
+    """
+
+    def __init__(self, directory: Path, only: set[str] | None = None) -> None:
         venv.create(directory, with_pip=False, symlinks=True)
         self.python = directory / "bin" / "python"
         self.command = directory / "bin" / "mqtt-nats"
         version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
         self.packages = directory / "lib" / version / "site-packages"
         borrowed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-        (self.packages / "borrowed.pth").write_text("\n".join(borrowed), encoding="utf-8")
+        if only is None:
+            (self.packages / "borrowed.pth").write_text("\n".join(borrowed), encoding="utf-8")
+            return
+        for name in only:
+            distribution = metadata.distribution(name)
+            for top in {
+                path.parts[0] for path in distribution.files or () if path.parts[0] not in ("..", "__pycache__")
+            }:
+                (self.packages / top).symlink_to(Path(str(distribution.locate_file(top))))
 
     def install(self, *arguments: str) -> None:
         command = [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--no-deps", "--no-index"]
@@ -79,13 +132,17 @@ def environment(tmp_path: Path) -> Environment:
     return Environment(tmp_path / "venv")
 
 
+def build(kind: str, directory: Path, source: Path = ROOT) -> Path:
+    """Build a wheel or an sdist from a source tree."""
+    command = [sys.executable, "-m", "hatchling", "build", "--target", kind, "--directory", str(directory)]
+    subprocess.run(command, cwd=source, check=True, capture_output=True, timeout=80)
+    (built,) = directory.iterdir()
+    return built
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(directory)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=80)
-    (built,) = directory.glob("*.whl")
-    return built
+    return build("wheel", tmp_path_factory.mktemp("wheel"))
 
 
 def check(report: dict[str, Any], where: dict[str, Path]) -> None:
@@ -119,3 +176,40 @@ def test_wheel(environment: Environment, wheel: Path) -> None:
     assert shown.stdout == f"mqtt-nats {__version__} (pure Python)\n"
     licence = environment.packages / f"mqtt_nats-{__version__}.dist-info" / "licenses" / "LICENSE"
     assert "Apache License" in licence.read_text(encoding="utf-8")
+
+
+EVERY_MODULE = """
+import importlib, pkgutil, mqtt_nats, mqtt_streams
+for package in (mqtt_nats, mqtt_streams):
+    for one in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if one.name != "mqtt_nats.__main__" and not one.name.startswith("mqtt_nats.admin."):
+            importlib.import_module(one.name)
+"""
+
+
+def test_the_wheel_needs_nothing_but_what_it_says(tmp_path: Path, wheel: Path) -> None:
+    """Alone with what it requires: every module is imported, the command runs."""
+    environment = Environment(tmp_path / "venv", closure())
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(environment.packages)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "MQTT_NATS_"))}
+    for arguments in (["-c", EVERY_MODULE], ["-m", "mqtt_nats", "check-config"]):
+        command = [str(environment.python), *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=80)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("extra", sorted(set(EXTRAS) - {"bench"}))
+def test_what_an_extra_needs_is_to_be_had(extra: str) -> None:
+    """In versions that go together. `bench` brings other brokers, which are not installed for tests."""
+    assert closure(extra) >= closure()
+
+
+def test_the_sdist_makes_the_same_wheel(tmp_path: Path, wheel: Path) -> None:
+    with tarfile.open(build("sdist", tmp_path / "sdist")) as archive:
+        archive.extractall(tmp_path, filter="data")
+    again = build("wheel", tmp_path / "wheel", tmp_path / f"mqtt_nats-{__version__}")
+    with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(again) as two:
+        assert {(each.filename, each.CRC) for each in one.infolist()} == {
+            (each.filename, each.CRC) for each in two.infolist()
+        }
