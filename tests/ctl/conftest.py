@@ -17,7 +17,7 @@ from tests.harness.nats import NatsServer, make_server
 from tests.harness.process import wait_ready
 from tests.harness.waiting import eventually, free_port
 
-STARTING = 60.0  # seconds, for gateways that may start at once
+STARTING = 75.0  # seconds, for gateways that may start at once
 
 RULES = """
 default = "deny"
