@@ -57,14 +57,16 @@ function form(text) {
   return new Promise((done) => {
     const input = make("input", { type: "password", name: "token", autocomplete: "current-password", required: "" });
     const enter = make("button", { type: "submit" }, "Enter");
-    const filled = make("form", { method: "dialog" },
+    const filled = make("form", {},
       make("label", {}, "Token of the gateway (admin_token) ", input), make("p", { class: "muted" }, text),
       make("div", { class: "bar" }, enter));
     const shown = dialog("Sign in", [filled], null);
     input.focus();
     shown.addEventListener("cancel", (event) => event.preventDefault());
-    filled.addEventListener("submit", () => {
+    filled.addEventListener("submit", (event) => {
+      event.preventDefault();
       sessionStorage.setItem("token", input.value);
+      shown.close();
       done();
     });
   });
