@@ -128,6 +128,18 @@ def test_values(given: dict[str, Any], field: str, value: object) -> None:
         ({"nats_user": "u", "nats_token": "t"}, "nats_user and nats_token exclude each other"),
         ({"nats_password": "p"}, "nats_password needs nats_user"),
         ({"nats_tls_cert": __file__}, "nats_tls_cert and nats_tls_key need each other"),
+        ({"tenants": {"a": {"nats_user": "u", "nats_token": "t"}}}, "tenants.a: nats_user and nats_token exclude"),
+        ({"tenants": {"a": {"nats_usr": "u"}}}, "tenants.a.nats_usr: unknown setting: did you mean 'nats_user'?"),
+        ({"tenants": {"a": {"nats": "http://me:hunter2@h"}}}, "tenants.a.nats: expected URLs"),
+        ({"tenants": {"a/b": {}}}, "tenants.a/b: string should match pattern"),
+        ({"tenants": {"a": {"mappings": {"a.*": "b.$2"}}}}, "tenants.a.mappings: 'a.*' has no wildcard 2"),
+        ({"mappings": {"a.*": "b.$2"}}, "mappings: 'a.*' has no wildcard 2"),
+        ({"mappings": {"a": 5}}, "mappings.a: input should be a valid string"),
+        ({"listeners": [{"listen": "127.0.0.1:1", "tenant": "b"}]}, "listener 127.0.0.1:1: there is no tenant 'b'"),
+        (
+            {"authenticators": [{"type": "http", "url": "https://a/", "tenant": "b"}]},
+            "authenticator http: there is no tenant 'b'",
+        ),
     ],
 )
 def test_refused_values_are_named_in_one_line(given: dict[str, Any], named: str) -> None:
@@ -225,7 +237,8 @@ def test_listeners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_workers_get_the_listeners(tmp_path: Path) -> None:
     """Also ``listen`` when it was set to what it is anyway."""
     file = listeners(tmp_path, 'listen = "127.0.0.1:1"', f'listen = "127.0.0.1:2"\ntype = "tls"\n{TLS}')
-    for flags in ({}, {"listen": "127.0.0.1:1883", "nats_password": "p", "nats_user": "u", "nats_creds": None}):
+    secret = {"listen": "127.0.0.1:1883", "nats_password": "p", "nats_user": "u", "nats_creds": None}
+    for flags in ({}, {"plugins": {"delayed": {"load": False}}}, secret):
         settings = Settings.load(flags, file)
         again = Settings(**json.loads(json.dumps(dump(settings))))
         assert again == settings

@@ -33,6 +33,12 @@ def test_the_question() -> None:
     assert b'"password":null' in (question(credentials("ann")) or b"")
 
 
+def test_the_tenant() -> None:
+    assert answer({"result": "allow", "tenant": "acme"}) == Allow("ann", tenant="acme")
+    for wrong in ("", 5, ["acme"]):
+        assert isinstance(answer({"result": "allow", "tenant": wrong}), Denied)
+
+
 def test_what_lets_in() -> None:
     assert answer({"result": "allow"}) == Allow("ann")
     assert answer({"result": "allow", "user": "bob", "groups": ["a"], "expires": 5}) == Allow(

@@ -11,6 +11,7 @@ from mqtt_nats.access.authenticator import ANONYMOUS, IGNORE, Allow, Credentials
 from mqtt_nats.access.certificates import CertificateUsers, Kind
 from mqtt_nats.access.chain import Chain
 from mqtt_nats.access.scram import Users
+from mqtt_nats.access.tenancy import bound
 from mqtt_nats.access.turns import Turns, source_of
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.connection.connection import Connection
@@ -225,3 +226,15 @@ async def test_without_a_connection_there_is_no_certificate() -> None:
     one = credentials("ann")
     cast(Any, one.connection).transport = None
     assert isinstance(await CertificateUsers("cn").check(one), Denied)
+
+
+async def test_the_users_of_a_tenant() -> None:
+    """An authenticator's tenant is that of its users; none of them can be of another."""
+    assert (await bound(Says(Allow("ann")), "acme").check(credentials("ann"))) == Allow("ann", tenant="acme")
+    same = Allow("ann", tenant="acme")
+    assert (await bound(Says(same), "acme").check(credentials("ann"))) is same
+    assert isinstance(await bound(Says(Allow("ann", tenant="duck")), "acme").check(credentials("ann")), Denied)
+    assert (await bound(Says(IGNORE), "acme").check(credentials("ann"))) is IGNORE
+    one = Says(same)
+    assert bound(one, None) is one
+    assert bound(one, "acme").name == one.name

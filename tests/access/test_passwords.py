@@ -50,6 +50,24 @@ def test_users_and_their_passwords(file: Path) -> None:
     assert list(load(file)) == ["a:b"]
 
 
+@pytest.mark.usefixtures("cheap")
+def test_tenants(file: Path) -> None:
+    """A user keeps its tenant with another password; with another tenant it is another user."""
+    set_password(file, "ann", "pencil", "acme")
+    set_password(file, "bob", "pencil")
+    found = PasswordUsers(load(file)).verify("ann", b"pencil")
+    assert found is not None
+    assert found.tenant == "acme"
+    assert file.read_text(encoding="utf-8").splitlines()[0].endswith(":acme")
+    set_password(file, "ann", "pen")
+    assert [one.tenant for one in load(file).values()] == ["acme", None]
+    set_password(file, "ann", "pen", "duck")
+    assert load(file)["ann"].tenant == "duck"
+    assert PasswordHash("x", "a") != PasswordHash("x", "b")
+    with pytest.raises(ValueError, match="the name of a tenant must have"):
+        set_password(file, "ann", "pen", "a/b")
+
+
 @pytest.mark.parametrize(
     ("name", "password"),
     [("ann", b"pencil "), ("ann", b"Pencil"), ("ann", b""), ("ann", b"\xff"), ("Ann", b"pencil"), ("", b"pencil")],
@@ -114,6 +132,9 @@ HASH = f"$argon2id$v=19$m=64,t=1,p=1${'A' * 22}${'A' * 43}"
         (f"ann:{HASH}\nbob:{HASH}\nann:{HASH}\n", "line 3: 'ann' is there twice"),
         (f":{HASH}\n", "line 1: a user name must have"),
         (f"a\tb:{HASH}\n", "line 1: a user name must have"),
+        (f"ann:{HASH}:\n", "line 1: the name of a tenant must have"),
+        (f"ann:{HASH}:a b\n", "line 1: the name of a tenant must have"),
+        (f"ann:{HASH}:acme:duck\n", "line 1: the name of a tenant must have"),
         ("ann:$argon2id$v=19$m=64,t=1,p=1$!!!!$AAAA\n", "not one of Argon2id"),
         ("ann:$argon2id$v=19$m=64,t=1\n", "not one of Argon2id"),
         (f"ann:{HASH.replace('v=19', 'v=16')}\n", "version 19"),
@@ -180,11 +201,23 @@ def test_the_command_refuses(file: Path) -> None:
         ([str(file), "ann", "--stdin"], "x" * 65536, "more than 65535 bytes"),
         ([str(file), "ann", "--scram", "--stdin"], "x\n", "line 1: expected user:SCRAM-SHA-256"),
         ([str(file.parent / "no" / "where"), "ann", "--stdin"], "x\n", "No such file"),
+        ([str(file), "ann", "--stdin", "--tenant", "a b"], "x\n", "the name of a tenant must have"),
     ):
         done = runner.invoke(command, ["passwd", *arguments], input=text)
         assert isinstance(done.exception, StartupError), done.output
         assert named in str(done.exception)
         assert file.read_bytes() == before
+
+
+@pytest.mark.usefixtures("cheap")
+def test_the_command_and_tenants(file: Path) -> None:
+    runner = CliRunner()
+    done = runner.invoke(command, ["passwd", str(file), "ann", "--stdin", "--tenant", "acme"], input="pencil\n")
+    assert (done.exit_code, done.output, load(file)["ann"].tenant) == (0, "ann added\n", "acme")
+    for more in ("--scram", "--delete"):
+        done = runner.invoke(command, ["passwd", str(file), "ann", "--stdin", "--tenant", "duck", more], input="x\n")
+        assert done.exit_code == 2
+        assert "--tenant is for users with a password" in done.output
 
 
 @pytest.mark.usefixtures("cheap")

@@ -179,6 +179,9 @@ def test_forged_tokens(signer: Signer, what: str) -> None:
         ({"name": 5}, {"user_claim": "name"}, "name"),
         ({"device": "c2"}, {"client_claim": "device"}, "another client id"),
         ({}, {"client_claim": "device"}, "another client id"),
+        ({}, {"tenant_claim": "org"}, "org"),
+        ({"org": ""}, {"tenant_claim": "org"}, "org"),
+        ({"org": ["acme"]}, {"tenant_claim": "org"}, "org"),
         ({"groups": 5}, {}, "groups"),
         ({"groups": [["a"]]}, {}, "groups"),
         ({"acl": None}, {}, "acl"),
@@ -194,6 +197,13 @@ def test_claims_that_let_nobody_in(signer: Signer, claims: dict[str, Any], how: 
     with pytest.raises(BadToken, match=why) as caught:
         enter(token, signer.keys("RSA"), settings(**how))
     assert token.decode() not in str(caught.value)
+
+
+def test_the_tenant(signer: Signer) -> None:
+    """Only the claim of the settings says it."""
+    token = signer.token(org="acme", tenant="other")
+    assert enter(token, signer.keys("RSA"), settings(tenant_claim="org")).tenant == "acme"
+    assert enter(token, signer.keys("RSA"), settings()).tenant is None
 
 
 def test_claims_that_let_in(signer: Signer) -> None:

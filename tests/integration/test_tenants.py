@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import nats
+import orjson
 import pytest
 from pydantic import SecretStr
 
@@ -17,12 +18,14 @@ from mqtt_nats.access.authenticator import Allow, Credentials, Denied, Ignore
 from mqtt_nats.access.passwords import set_password
 from mqtt_nats.account import TenantSettings
 from mqtt_nats.broker.context import Broker
+from mqtt_nats.broker.control import ASK, RELOAD
 from mqtt_nats.config import Settings
 from mqtt_nats.ctl import bans
 from mqtt_nats.ctl.connecting import connected
 from mqtt_nats.errors import StartupError
 from mqtt_nats.hooks import CLIENT_AUTHENTICATE, MESSAGE_PUBLISH, Continue, Stop
 from mqtt_nats.hooks.events import Published, Publishing
+from mqtt_nats.tenant import _not_here
 from mqtt_nats.workers import dump
 from tests.access.test_passwords import CHEAP
 from tests.conftest import _nats_factory
@@ -202,6 +205,17 @@ def test_wills(place: Place) -> None:
         for name in ("own", "duck"):
             readers[name].quiet()
             mortals[name].quiet()
+
+
+async def test_what_can_be_asked_for_in_the_account_of_a_tenant(place: Place, accounts: NatsServer) -> None:
+    """Not that the gateway ends, or reads its files again."""
+    service = await nats.connect(accounts.url, user="acme", password="acme-pw")
+    identity = place.broker("acme").identity
+    answer = await service.request(ASK.decode(), orjson.dumps({"ask": "drain", "gateway": identity}), PATIENCE)
+    assert "only the gateway's own account" in orjson.loads(answer.data)["error"]
+    answer = await service.request(RELOAD.decode(), orjson.dumps({"id": "x", "gateway": ""}), PATIENCE)
+    assert orjson.loads(answer.data)["problems"] == _not_here()
+    await service.close()
 
 
 async def test_nats_clients_of_an_account(place: Place, accounts: NatsServer) -> None:

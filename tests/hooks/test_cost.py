@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Points without hooks cost a message nothing: the interpreter executes the same number of instructions."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from mqtt_nats.hooks import CLIENT_CONNECT, CLIENT_CONNECTED, CLIENT_DISCONNECTED, MESSAGE_PUBLISH, SESSION_SUBSCRIBED
+from tests.harness import raw
+from tests.harness.inprocess import InProcess
+from tests.harness.rawclient import RawClient
+from tests.harness.waiting import aeventually
+from tests.hooks.conftest import Add
+
+pytestmark = pytest.mark.anyio
+
+BODY = b"x" * 100
+PACKETS = raw.publish("cost/a", BODY) * 20 + raw.publish("cost/b", BODY) + raw.publish("cost/a", BODY, qos=1)
+
+
+def instructions(work: Callable[[], None]) -> int:
+    """Instructions of Python that ``work`` executes, in everything that it calls."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            count += 1
+        return trace
+
+    former = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(former)
+    return count
+
+
+async def cost(inside: InProcess) -> int:
+    """What one read of a publisher with a subscriber costs, from its socket to the subscriber's."""
+    broker = inside.broker
+
+    def receive() -> int:
+        connection = broker.clients["cost-writer"].connection
+
+        def work() -> None:
+            connection.data_received(PACKETS)
+            broker.round.flush()
+
+        return instructions(work)
+
+    found = []
+    for _ in range(12):
+        found.append(inside.call(receive))
+        await aeventually(lambda: inside.call(lambda: not broker.clients["cost-writer"].receipts))
+    return min(found)  # what is looked up for the first time costs more
+
+
+async def test_points_without_hooks_cost_nothing(inside: InProcess, add: Add) -> None:
+    """Neither does a hook elsewhere, nor one that has been there."""
+    async with (
+        await RawClient.connect(inside.port, "cost-reader") as reader,
+        await RawClient.connect(inside.port, "cost-writer"),
+    ):
+        await reader.subscribe("cost/#")
+        await cost(inside)
+        bare = await cost(inside)
+        assert bare > 100
+        for point in (CLIENT_CONNECT, CLIENT_CONNECTED, CLIENT_DISCONNECTED, SESSION_SUBSCRIBED):
+            add(point, lambda *_: None)
+        assert await cost(inside) == bare
+        entry = add(MESSAGE_PUBLISH, lambda *_: None)
+        assert await cost(inside) > bare
+        inside.call(lambda: inside.broker.hooks.remove(entry))
+        assert await cost(inside) == bare
