@@ -14,7 +14,7 @@ import yaml
 
 from mqtt_nats import __version__
 from mqtt_nats.config import Settings, env_name
-from mqtt_nats.gateway import SHUTDOWN
+from mqtt_nats.tenant import SHUTDOWN
 from tests.harness.nats import IMAGE, ROOT
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
