@@ -28,7 +28,7 @@ async def behind(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def status(guard: Guard, path: str = "/metrics", base: str = NEAR, **given: Any) -> int:
-    transport = httpx.ASGITransport(guard)  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(guard)
     async with httpx.AsyncClient(transport=transport, base_url=base) as client:
         answer = await client.request(given.pop("method", "GET"), path, **given)
     for name, value in HEADERS.items():
