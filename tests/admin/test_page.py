@@ -149,7 +149,7 @@ def test_publish_and_subscribe_on_a_phone(browser: Any, admin: Admin) -> None:
     page.select_option("#publish-form select[name=qos]", "1")
     click(page, "#publish-form button[type=submit]")
     page.wait_for_selector("#published >> text=published on")
-    page.wait_for_selector("#messages td")
+    page.wait_for_selector("#messages td.text")
     assert HOSTILE[2] in page.inner_text("#messages")
     page.fill("#publish-form input[name=topic]", "phone/#")
     click(page, "#publish-form button[type=submit]")
