@@ -96,7 +96,7 @@ $(VENV)/.bench: EXTRAS = test,bench
 $(VENV)/.demo: EXTRAS = demo
 $(VENV)/.docs: EXTRAS = docs
 $(VENV)/.embedded $(VENV)/.test $(VENV)/.bench $(VENV)/.demo $(VENV)/.docs: pyproject.toml $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[$(EXTRAS)]'
 	@touch $@
 
 $(BIN)/python:

@@ -202,7 +202,8 @@ class Link(Client):
             async with asyncio.timeout(timeout):
                 await pong
         except asyncio.CancelledError:
-            if pong.cancelled():
+            task = asyncio.current_task()
+            if pong.cancelled() and not (task is not None and task.cancelling()):
                 raise TimeoutError("the connection to NATS was lost") from None
             raise
 

@@ -162,6 +162,8 @@ class Broker:
         """Stores of retained messages that are not acknowledged."""
         self._retained = asyncio.Event()
         self.closing = False
+        self.ended = False
+        """Nothing is begun any more."""
         self.attached: dict[str, Client] = {}
         """Whose connection a consumer of ``$MQTT_msgs`` delivers to, by its name."""
         self.advisories = b""
@@ -205,14 +207,18 @@ class Broker:
         self._counter = 0
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Run ``work`` in the gateway's task group; its exceptions end only itself."""
+        """Run ``work`` in the gateway's task group; its exceptions end only itself. Nothing is begun after the end."""
+        if self.ended:
+            work.close()
+            return asyncio.get_running_loop().create_task(_nothing(), name=name)
         task = self._tasks.create_task(_guard(work), name=name)
         self._spawned.add(task)
         task.add_done_callback(self._spawned.discard)
         return task
 
     def cancel(self) -> None:
-        """End what :meth:`spawn` has started and is still running."""
+        """End what :meth:`spawn` has started and is still running, and start nothing more."""
+        self.ended = True
         for task in self._spawned:
             task.cancel()
 
@@ -298,6 +304,10 @@ class Broker:
             return given
         self._counter = count = (self._counter + 1) & 0xFFFF
         return b"%016x%012x%04x" % (time.time_ns() // 1000, self._gateway48, count)
+
+
+async def _nothing() -> None:
+    """In place of what is not begun any more."""
 
 
 async def _guard(work: Coroutine[Any, Any, None]) -> None:

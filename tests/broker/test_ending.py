@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A gateway that ends is not kept by what is begun, or given up, in its last moments."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from mqtt_nats.backbone.link import Link
+from mqtt_nats.broker.context import Broker
+
+
+async def test_nothing_is_begun_after_the_end() -> None:
+    begun: list[str] = []
+
+    async def work() -> None:
+        begun.append("work")
+
+    broker: Any = SimpleNamespace(ended=True)
+    await Broker.spawn(broker, work(), "work")
+    assert not begun
+
+
+async def test_the_end_is_heard_also_where_the_connection_is_lost_at_the_same_moment() -> None:
+    link = Link()
+    wire: Any = SimpleNamespace(transport=SimpleNamespace(write=lambda data: None))
+    link.wire = wire
+    task = asyncio.create_task(link.stop(5))
+    await asyncio.sleep(0)
+    link._lose_wire()
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+
+
+async def test_a_lost_connection_is_told() -> None:
+    link = Link()
+    wire: Any = SimpleNamespace(transport=SimpleNamespace(write=lambda data: None))
+    link.wire = wire
+    task = asyncio.create_task(link.stop(5))
+    await asyncio.sleep(0)
+    link._lose_wire()
+    await asyncio.wait([task])
+    assert isinstance(task.exception(), TimeoutError)
