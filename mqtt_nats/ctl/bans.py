@@ -57,13 +57,15 @@ class NewBan(Who):
     """A ban to be set."""
 
     lasts: Length = Field(
-        3600.0,
+        default=3600.0,
         description="90s, 15m, 2h, 7d or always.",
         json_schema_extra={"flag": "for", "metavar": "TIME", "default": "1h"},
     )
     reason: str = Field(default="", description="Why, for those who look at the list.")
     by: str = Field(
-        "", description="Who sets it; otherwise the user of this machine.", json_schema_extra={"metavar": "NAME"}
+        default="",
+        description="Who sets it; otherwise the user of this machine.",
+        json_schema_extra={"metavar": "NAME"},
     )
 
 
