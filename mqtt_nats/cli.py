@@ -26,6 +26,7 @@ from mqtt_nats.building import build
 from mqtt_nats.config import ENV_PREFIX, Settings, env_name, flag_name, has_flag
 from mqtt_nats.ctl.group import Ctl
 from mqtt_nats.embedded import run_server
+from mqtt_nats.ending import run_to_end
 from mqtt_nats.errors import StartupError, first_error
 from mqtt_nats.hangup import Hangup
 from mqtt_nats.limits.settings import ClientLimits
@@ -114,7 +115,7 @@ def serve(config: Path | None, **flags: Any) -> None:
     """
     settings = Settings.load(flags, config)
     configure(settings.log_level, settings.log_format)
-    anyio.run(run, settings, backend="asyncio", backend_options={"use_uvloop": True})
+    run_to_end(run, settings)
 
 
 @command.command("check-config")

@@ -12,6 +12,7 @@ import anyio
 from anyio.abc import TaskStatus
 
 from mqtt_nats.config import Settings
+from mqtt_nats.ending import run_to_end
 from mqtt_nats.errors import StartupError, first_error
 from mqtt_nats.hangup import Hangup
 from mqtt_nats.listeners.settings import Bound
@@ -68,7 +69,7 @@ def main() -> int:
     failure: BaseException | None = None
     drained = False
     try:
-        drained = anyio.run(run, settings, backend="asyncio", backend_options={"use_uvloop": True})
+        drained = run_to_end(run, settings)
     except* StartupError as group:
         failure = first_error(group)
     if failure is not None:

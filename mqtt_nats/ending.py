@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process that has nothing left to do ends, whatever some task of it still waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+import anyio
+
+from mqtt_nats.config import Settings
+
+T = TypeVar("T")
+
+log = logging.getLogger("mqtt_nats.gateway")
+
+LAST: Final = 5.0
+"""Seconds that tasks have to end in when all work is done. By then they have been cancelled, which takes no time."""
+
+
+def run_to_end(work: Callable[[Settings], Awaitable[T]], settings: Settings, seconds: float = LAST) -> T:
+    """Run ``work`` on uvloop. When it has ended and the loop does not, the process does, with status 1.
+
+    Raises:
+        Exception: what ``work`` raises.
+    """
+    timers: list[threading.Timer] = []
+
+    async def watched() -> T:
+        try:
+            return await work(settings)
+        finally:
+            timer = threading.Timer(seconds, _cut, (asyncio.get_running_loop(),))
+            timer.daemon = True
+            timer.start()
+            timers.append(timer)
+
+    try:
+        return anyio.run(watched, backend="asyncio", backend_options={"use_uvloop": True})
+    finally:
+        for timer in timers:
+            timer.cancel()
+
+
+def _cut(loop: asyncio.AbstractEventLoop) -> None:
+    names = sorted(f"{task.get_name()} ({task.get_coro()})" for task in asyncio.all_tasks(loop))
+    log.error("the gateway ends without waiting for %s", "; ".join(names))
+    logging.shutdown()
+    os._exit(1)
