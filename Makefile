@@ -4,9 +4,11 @@
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,\
 	$(shell $(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
 VENV := .venv
+# Tests start hundreds of gateways; each would compile its modules again where the environment forbids to keep them.
+unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 
-.PHONY: run test test-compiled wheels lint conformance chaos bench bench-full bench-check profile demo kill-archive fuzz reference docs clean
+.PHONY: run test test-long test-compiled wheels lint conformance chaos bench bench-full bench-check profile demo kill-archive fuzz reference docs clean
 
 # nats-server and the gateway on 127.0.0.1:1883; Ctrl-C ends both. The shell hands its process over.
 run: $(VENV)/.embedded
@@ -15,7 +17,11 @@ run: $(VENV)/.embedded
 # Most tests wait for other processes, so several run at a time: JOBS=1 for one after the other.
 JOBS ?= 4
 test: $(VENV)/.test lint
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not long" $(PYTEST_ARGS)
+
+# What takes minutes of CPU each: Spark archives while everything is killed, a Spark cluster.
+test-long: $(VENV)/.test
+	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
 # The same tests with the compiled modules, in a copy of the sources; needs a C compiler. The fuzzer of the codec is
 # guided by the lines that run, which compiled code does not tell: its own tests are for the sources.
@@ -43,7 +49,7 @@ conformance: $(BIN)/python
 demo: $(VENV)/.demo
 	$(BIN)/python -m examples.weather $(DEMO_ARGS)
 
-# Twenty kills of driver, executors and nats-server while Spark archives; `make test` has three.
+# Twenty kills of driver, executors and nats-server while Spark archives; `make test-long` has three.
 kill-archive: $(VENV)/.test
 	$(BIN)/python -m pytest tests/spark/test_archive_kills.py -s --kills 20
 
@@ -96,7 +102,7 @@ $(VENV)/.bench: EXTRAS = test,bench
 $(VENV)/.demo: EXTRAS = demo
 $(VENV)/.docs: EXTRAS = docs
 $(VENV)/.embedded $(VENV)/.test $(VENV)/.bench $(VENV)/.demo $(VENV)/.docs: pyproject.toml $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]'
 	@touch $@
 
 $(BIN)/python:

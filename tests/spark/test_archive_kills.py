@@ -159,7 +159,7 @@ def kill_server(archive: Archive, server: NatsServer) -> None:
 KILLS: list[Callable[[Archive, NatsServer], None]] = [kill_driver, kill_executor, kill_server]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_every_message_is_archived_once(
     archive: Archive,
