@@ -156,7 +156,11 @@ class Control:
         self.tell(reply, b'%b,"items":[%b]}' % (orjson.dumps(about)[:-1], b",".join(items)))
 
     def tell(self, reply: bytes, body: bytes) -> None:
-        """Send something to who has asked."""
+        """Send something to who has asked; NATS would end the connection over what is too large for it."""
+        most = self._broker.link.max_payload
+        if len(body) > most:
+            text = f"an answer of {len(body)} bytes is larger than NATS takes ({most}): ask for less"
+            body = orjson.dumps({"id": self._broker.identity, "more": False, "error": text, "of": None, "items": []})
         self._broker.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
         self._broker.link.kick()
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.broker.system import spread
 from mqtt_nats.codec import ReasonCode
-from mqtt_nats.observing.presence import Change, event, subject, topic
+from mqtt_nats.observing.presence import Change, event, shortened, subject, topic
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
@@ -61,7 +61,7 @@ class Presence:
         more = {
             "reason": reason.name.lower() if reason else "normal_disconnection",
             "reason_code": int(reason),
-            "reason_text": text,
+            "reason_text": shortened(text),
             "connected_at": int((time.time() - lasted) * 1000),
         }
         self._tell("disconnected", client, more)
@@ -70,7 +70,7 @@ class Presence:
         connection = client.connection
         about = {
             "connection": connection.number,
-            "username": client.user,
+            "username": shortened(client.user) if client.user else client.user,
             "ipaddress": connection.host,
             "proto_name": "MQTT",
             "proto_ver": client.version,

@@ -19,11 +19,19 @@ Change = Literal["connected", "disconnected"]
 _ROOM: Final = 200
 """Bytes of a subject that are not the client's name."""
 
+LONGEST: Final = 1024
+"""Characters of what a client says of itself that are told: NATS takes no message of any size."""
+
 
 def level(client_id: str) -> str:
     """A client id as a level of a topic, and of a subject: percent-encoded, its hash where it is too long for that."""
     found = percent_encode(client_id).replace(".", "%2E")
     return found if len(found) <= MAX_SUBJECT_BYTES - _ROOM else name_hash(client_id)
+
+
+def shortened(text: str) -> str:
+    """A client id or user name as it is told."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def subject(change: Change, client_id: str) -> str:
@@ -46,7 +54,7 @@ def event(change: Change, gateway: str, client_id: str, epoch: int, at: float, m
     moment = int(at * 1000)
     found = {
         "event": change,
-        "clientid": client_id,
+        "clientid": shortened(client_id),
         "gateway": gateway,
         "epoch": epoch,
         f"{change}_at": moment,

@@ -14,7 +14,7 @@ from mqtt_nats.broker.context import Broker
 from mqtt_nats.broker.presence import Presence
 from mqtt_nats.codec import Connack, Connect
 from mqtt_nats.config import Settings
-from mqtt_nats.observing.presence import level
+from mqtt_nats.observing.presence import LONGEST, event, level, shortened
 from tests.conftest import GatewayFactory
 from tests.harness.inprocess import InProcess, running
 from tests.harness.nats import NatsServer
@@ -173,3 +173,10 @@ async def test_events_wait_for_nats() -> None:
     ]
     presence.flush()
     assert len(link.out) == 2
+
+
+def test_events_are_small_whatever_clients_call_themselves() -> None:
+    found = event("connected", "g", "x" * 60_000, 1, 0.0, {"username": shortened("\0" * 60_000)})
+    assert len(found) < 10 * LONGEST
+    assert orjson.loads(found)["clientid"] == "x" * (LONGEST - 1) + "…"
+    assert shortened("y" * LONGEST) == "y" * LONGEST
