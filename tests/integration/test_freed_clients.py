@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 
-from mqtt_nats import gateway as module
+from mqtt_nats import tenant as module
 from mqtt_nats.broker.client import Client
 from mqtt_nats.codec import Disconnect, Publish, Will
 from mqtt_nats.config import Settings
