@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats import natstime
@@ -116,6 +117,8 @@ class Broker:
         self.clock = Clock(loop.time())
         self.linked = time.time()
         """Unix time since when the server that delivers has been the same one, as far as is known."""
+        self.relinked = -inf
+        """Time of the loop when that has changed."""
         self.standing = False
         """The gateway stood still, and has not found out yet what has moved."""
         self.round = Round(loop.call_soon)

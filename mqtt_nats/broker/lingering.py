@@ -28,6 +28,9 @@ MARKS: Final = (ASSIGNED, RECORD)
 LINGER: Final = 0.3
 """Seconds from the end of an exchange to the end of its record."""
 
+AFTERWARDS: Final = 5.0
+"""Seconds from when the server that delivers may be another one: what it has forgotten comes again meanwhile."""
+
 
 class Lingering:
     """The ends of one session's records, which are put off by `LINGER` seconds."""
@@ -53,6 +56,9 @@ class Lingering:
 
     def _flush(self) -> None:
         now = self._loop.time()
+        if not self._broker.link.online or now < self._broker.relinked + AFTERWARDS:
+            self._loop.call_later(LINGER, self._flush)
+            return
         while self._waiting and self._waiting[0][0] <= now:
             self._let_go()
         self._broker.link.kick()

@@ -68,6 +68,7 @@ class Reconciling:
             self.due(client, name)
         elif name.startswith(SHARED_PREFIX):
             self._broker.linked = time.time()
+            self._broker.relinked = asyncio.get_running_loop().time()
             if not self._groups:  # many of them are elected at the same time
                 asyncio.get_running_loop().call_later(SETTLE, self._ask_again)
             self._groups.add(name.removeprefix(SHARED_PREFIX))

@@ -61,7 +61,7 @@ async def _mend(client: Client, side: DurableSide) -> None:
 
 async def recover(broker: Broker, link: Link) -> None:
     """Bring everything back: takeover signals first, then what clients have subscribed, then durable sessions."""
-    broker.linked = time.time()
+    broker.linked, broker.relinked = time.time(), asyncio.get_running_loop().time()
     for connection in broker.connections:  # also those that have just claimed their session
         if connection.takeover_sid:
             link.renew(connection.takeover_sid, connection.takeover_subject)
