@@ -26,6 +26,9 @@ UNKNOWN: Final = 1.0
 PRESENT: Final = 3.0
 """Seconds in which gateways say that they are there."""
 
+WORKING: Final = 25.0
+"""Seconds that a gateway has for reading its files, or for loading a plugin."""
+
 LISTS: Final = "`mqtt-nats ctl cluster status` lists them"
 
 Progress = Callable[[int, int | None], None]
@@ -75,8 +78,13 @@ async def gather(
     Args:
         wanted: who is waited for; None: nobody knows, and what comes within ``patience`` seconds is taken.
         patience: seconds for which nobody says anything before the rest is given up.
+
+    Raises:
+        Refused: the question is larger than what NATS takes, over which it would end the connection.
     """
     link = inbox.link
+    if len(body) > link.max_payload:
+        raise Refused(f"that is too large: NATS takes {link.max_payload:,} bytes, and this has {len(body):,}", 413)
     pages: dict[str, list[dict[str, Any]]] = {}
     complete: set[str] = set()
     change = asyncio.Event()
@@ -138,9 +146,6 @@ async def ask(inbox: Inbox, what: str, arguments: dict[str, Any] | None = None, 
     # Where nobody holds a lease, somebody may run who does not get it renewed.
     wanted = {gateway} if gateway else there.live if there is not None and there.live else None
     body = orjson.dumps({**(arguments or {}), "ask": what, "gateway": gateway})
-    if len(body) > inbox.link.max_payload:  # over which NATS would end the connection
-        most = inbox.link.max_payload
-        raise Refused(f"that is too large: NATS takes {most:,} bytes, and this has {len(body):,}", 413)
     pages = await gather(inbox, ASK, body, wanted, UNKNOWN if wanted is None else PATIENCE)
     if not pages:
         raise Refused(f"{f'gateway {gateway} does not answer' if gateway else 'no gateway answers'}: {LISTS}", 503)
@@ -154,6 +159,31 @@ async def ask(inbox: Inbox, what: str, arguments: dict[str, Any] | None = None, 
                 one = item if isinstance(item, dict) else {"value": item}
                 answers.items.append({"gateway": identity, **one})
     return answers
+
+
+async def chosen(inbox: Inbox, gateway: str) -> set[str]:
+    """The gateways that are there (``gateway`` empty), or the one that is named.
+
+    Raises:
+        Refused: no gateway is there, or not that one.
+    """
+    there = {str(one["id"]) for one in await present(inbox)}
+    wanted = there & {gateway} if gateway else there
+    if not wanted:
+        raise Refused(f"{f'gateway {gateway} does not answer' if gateway else 'no gateway answers'}: {LISTS}", 404)
+    return wanted
+
+
+async def have_done(inbox: Inbox, subject: bytes, question: dict[str, Any], wanted: set[str]) -> list[dict[str, Any]]:
+    """Have gateways do something, and what each says of it.
+
+    Raises:
+        Refused: not all have answered.
+    """
+    pages = await gather(inbox, subject, orjson.dumps(question), wanted, WORKING)
+    if silent := ", ".join(sorted(wanted - pages.keys())):
+        raise Refused(f"no answer from gateway {silent} in {WORKING:g} seconds", 504)
+    return [pages[identity][-1] for identity in sorted(pages)]
 
 
 async def ask_one(inbox: Inbox, what: str, arguments: dict[str, Any], gateway: str = "") -> list[dict[str, Any]]:

@@ -3,22 +3,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Collection
 from typing import Any, Final
 
-import orjson
 from pydantic import Field
 
-from mqtt_nats.backbone.inbox import NO_RESPONDERS, Inbox
+from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.broker.control import RELOAD
-from mqtt_nats.ctl.asking import present
-from mqtt_nats.ctl.verb import Arguments, Refused, Verb
+from mqtt_nats.ctl.asking import chosen, have_done
+from mqtt_nats.ctl.verb import Arguments, Verb
 from mqtt_streams.fleet import FleetStore, Wish
-
-WORKING: Final = 25.0
-"""Seconds that a gateway has for reading its files."""
 
 
 async def remember(inbox: Inbox, name: str, loaded: bool, answers: Collection[dict[str, Any]]) -> None:
@@ -55,39 +50,11 @@ async def reload(inbox: Inbox, asked: Where) -> list[dict[str, Any]]:
     Raises:
         Refused: no gateway is there, or not all have answered.
     """
-    there = {one["id"] for one in await present(inbox)}
-    wanted = there & {asked.gateway} if asked.gateway else there
-    if not wanted:
-        missing = f"gateway {asked.gateway} does not answer" if asked.gateway else "no gateway answers"
-        raise Refused(f"{missing}: `mqtt-nats ctl cluster status` lists them", 404)
-    answers: dict[str, dict[str, Any]] = {}
-    done = asyncio.Event()
-
-    def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        if payload and not headers.startswith(NO_RESPONDERS):
-            one = orjson.loads(payload)
-            answers[one["id"]] = one
-            if wanted <= answers.keys():
-                done.set()
-
-    link = inbox.link
+    wanted = await chosen(inbox, asked.gateway)
     wish = Wish("reload", secrets.token_hex(8))
-    reply = inbox.prefix + b"reload." + inbox.token()
-    sid = link.subscribe_raw(reply, arrived)
-    try:
-        if not asked.gateway:
-            await _wish(inbox, wish)
-        body = orjson.dumps({"id": wish.identity, "gateway": asked.gateway})
-        link.out.append(b"PUB %b %b %d\r\n%b\r\n" % (RELOAD, reply, len(body), body))
-        link.kick()
-        async with asyncio.timeout(WORKING):
-            await done.wait()
-    except TimeoutError:
-        missing = ", ".join(sorted(wanted - answers.keys()))
-        raise Refused(f"no answer from gateway {missing} in {WORKING:g} seconds", 504) from None
-    finally:
-        link.unsubscribe_raw(sid)
-    return sorted(answers.values(), key=lambda one: str(one["id"]))
+    if not asked.gateway:
+        await _wish(inbox, wish)
+    return await have_done(inbox, RELOAD, {"id": wish.identity, "gateway": asked.gateway}, wanted)
 
 
 def _shown(found: list[dict[str, Any]]) -> str:

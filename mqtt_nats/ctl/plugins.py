@@ -3,21 +3,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Final
 
-import orjson
 from pydantic import Field
 
-from mqtt_nats.backbone.inbox import NO_RESPONDERS, Inbox
+from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.broker.control import PLUGINS
-from mqtt_nats.ctl.asking import present
+from mqtt_nats.ctl.asking import chosen, have_done
 from mqtt_nats.ctl.fleet import remember, take_back
 from mqtt_nats.ctl.tables import table
 from mqtt_nats.ctl.verb import Arguments, Refused, Verb
-
-WORKING: Final = 25.0
-"""Seconds that a gateway has for loading or unloading."""
 
 
 async def ask(inbox: Inbox, action: str, name: str = "", gateway: str = "") -> list[dict[str, Any]]:
@@ -26,43 +21,19 @@ async def ask(inbox: Inbox, action: str, name: str = "", gateway: str = "") -> l
     Raises:
         Refused: no gateway is there, or not all have answered.
     """
-    there = {one["id"] for one in await present(inbox)}
-    wanted = there & {gateway} if gateway else there
-    if not there and action == "unload" and await take_back(inbox, name):
-        return []
-    if not wanted:
-        missing = f"gateway {gateway} does not answer" if gateway else "no gateway answers"
-        raise Refused(f"{missing}: `mqtt-nats ctl cluster status` lists them", 404)
-    answers: dict[str, dict[str, Any]] = {}
-    done = asyncio.Event()
-
-    def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        if payload and not headers.startswith(NO_RESPONDERS):
-            one = orjson.loads(payload)
-            answers[one["id"]] = one
-            if wanted <= answers.keys():
-                done.set()
-
-    link = inbox.link
-    reply = inbox.prefix + b"plugins." + inbox.token()
-    sid = link.subscribe_raw(reply, arrived)
-    body = orjson.dumps({"do": action, "name": name, "gateway": gateway})
-    link.out.append(b"PUB %b %b %d\r\n%b\r\n" % (PLUGINS, reply, len(body), body))
-    link.kick()
     try:
-        async with asyncio.timeout(WORKING):
-            await done.wait()
-    except TimeoutError:
-        missing = ", ".join(sorted(wanted - answers.keys()))
-        raise Refused(f"no answer from gateway {missing} in {WORKING:g} seconds", 504) from None
-    finally:
-        link.unsubscribe_raw(sid)
+        wanted = await chosen(inbox, gateway)
+    except Refused:
+        if not gateway and action == "unload" and await take_back(inbox, name):
+            return []
+        raise
+    answers = await have_done(inbox, PLUGINS, {"do": action, "name": name, "gateway": gateway}, wanted)
     if not gateway and action != "list":
-        await remember(inbox, name, action == "load", answers.values())
-    failed = [f"gateway {one['id']}: {one['error']}" for one in answers.values() if one["error"]]
+        await remember(inbox, name, action == "load", answers)
+    failed = [f"gateway {one['id']}: {one['error']}" for one in answers if one["error"]]
     if failed:
-        raise Refused("; ".join(sorted(failed)), 409)
-    return sorted(answers.values(), key=lambda one: str(one["id"]))
+        raise Refused("; ".join(failed), 409)
+    return answers
 
 
 def shown(found: list[dict[str, Any]]) -> str:

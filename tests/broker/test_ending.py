@@ -5,6 +5,8 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.broker.context import Broker
 
@@ -20,24 +22,16 @@ async def test_nothing_is_begun_after_the_end() -> None:
     assert not begun
 
 
-async def test_the_end_is_heard_also_where_the_connection_is_lost_at_the_same_moment() -> None:
+@pytest.mark.parametrize("ending", [False, True])
+async def test_a_lost_connection_is_told_unless_this_is_the_end(ending: bool) -> None:
+    """Also where both happen at the same moment."""
     link = Link()
     wire: Any = SimpleNamespace(transport=SimpleNamespace(write=lambda data: None))
     link.wire = wire
     task = asyncio.create_task(link.stop(5))
     await asyncio.sleep(0)
     link._lose_wire()
-    task.cancel()
+    if ending:
+        task.cancel()
     await asyncio.wait([task])
-    assert task.cancelled()
-
-
-async def test_a_lost_connection_is_told() -> None:
-    link = Link()
-    wire: Any = SimpleNamespace(transport=SimpleNamespace(write=lambda data: None))
-    link.wire = wire
-    task = asyncio.create_task(link.stop(5))
-    await asyncio.sleep(0)
-    link._lose_wire()
-    await asyncio.wait([task])
-    assert isinstance(task.exception(), TimeoutError)
+    assert task.cancelled() if ending else isinstance(task.exception(), TimeoutError)
