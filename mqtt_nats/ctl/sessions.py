@@ -240,12 +240,12 @@ async def clean(inbox: Inbox, asked: Cleaned) -> dict[str, Any]:
     if asked.orphans:
         consumers, broken = await find(inbox, connected)
         wanted |= dict.fromkeys(broken)
-    result: dict[str, Any] = {"dry_run": asked.dry_run, "sessions": [], "kept": []}
-    names = list(wanted)
+    # The gateway that ends them knows only of its own clients.
+    kept = [{"client": one, "why": "the client is connected"} for one in wanted if one in connected]
+    names = [name for name in wanted if name not in connected]
+    result: dict[str, Any] = {"dry_run": asked.dry_run, "sessions": [], "kept": kept}
     if asked.dry_run:
-        result["sessions"] = [name for name in names if name not in connected]
-        result["kept"] = [{"client": one, "why": "the client is connected"} for one in names if one in connected]
-        return {**result, "consumers": [name for _, name in consumers]}
+        return {**result, "sessions": names, "consumers": [name for _, name in consumers]}
     total = len(names) + len(consumers)
     for start in range(0, len(names), AT_ONCE):
         some = names[start : start + AT_ONCE]
