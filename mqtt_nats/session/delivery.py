@@ -22,6 +22,7 @@ class Source:
         "again",
         "asked",
         "backlog",
+        "base",
         "clear",
         "done",
         "early",
@@ -34,6 +35,7 @@ class Source:
         "last",
         "left",
         "no_local",
+        "past",
         "place",
         "qos",
         "reach",
@@ -62,6 +64,10 @@ class Source:
         """Highest stream sequence received."""
         self.first = 0
         """Highest stream sequence received as a first delivery: everything before it has been here."""
+        self.base = 0
+        """The lowest one since the consumer was attached last: all from there to ``first`` came here; 0 = none yet."""
+        self.past: deque[tuple[int, int]] = deque(maxlen=16)
+        """The same two of the last times before that it was attached, by this connection of the client."""
         self.place = 0
         """The consumer's own number of the next delivery, redeliveries included; 0 = not known, negative = not
         more than that."""
@@ -90,14 +96,28 @@ class Source:
     def begin_anew(self) -> None:
         """The stream counts from 1 again."""
         self.start = 1
-        self.last = self.first = self.clear = 0
+        self.last = self.first = self.base = self.clear = 0
         self.was_qos = self.until = 0
         self.done.clear()
+        self.past.clear()
 
     def attaching(self) -> None:
         """The consumer is about to deliver to a new subject, and to send again what is pending."""
         self.expected, self.again = None, 0
         self.early.clear()
+        if 0 < self.base <= self.first:
+            self.past.append((self.base, self.first))
+        self.base = 0
+
+    def been(self, sequence: int) -> bool:
+        """Whether a message has come to this connection of the client: it is done, unless it is on its way."""
+        return 0 < self.base <= sequence <= self.first or any(low <= sequence <= high for low, high in self.past)
+
+    def given_up(self, sequence: int) -> None:
+        """A message was forgotten, to come again: it is not done, for all that has been here."""
+        self.first = min(self.first, sequence - 1)
+        for place, (low, high) in enumerate(self.past):
+            self.past[place] = (low, min(high, sequence - 1))
 
     def attached(self, pending: int, reach: int, late: bool) -> None:
         """JetStream has told how many are pending; some may have been delivered, for the first time, by then.

@@ -82,6 +82,7 @@ class DurableOutbound(Recalling):
         # JetStream has forgotten that it delivered this, as a server that was killed does.
         forgotten = attempt == 1 and sequence <= source.first
         again = forgotten or attempt > 1 or sequence <= source.last or sequence in self._owed
+        been = source.been(sequence)
         self._seen(source, sequence, attempt)
         identifier = sequence % ID_SPACE + 1
         known = self._find(sequence)
@@ -96,6 +97,7 @@ class DurableOutbound(Recalling):
             return
         if again and (
             forgotten
+            or been
             or sequence in self._owed
             or sequence in source.left
             or any(sequence in each.done for each in self.sources)
@@ -137,6 +139,7 @@ class DurableOutbound(Recalling):
             or self._queued
             or source.held
             or source.end
+            or not source.base
             or self._suspect
             or sequence in self._owed
             or identifier in inflight
@@ -183,6 +186,7 @@ class DurableOutbound(Recalling):
             source.again += 1
         elif sequence > source.first:
             source.first = sequence
+            source.base = source.base or sequence
 
     def _passed(self, sequence: int) -> bool:
         """True when no other consumer can still deliver an older message with the same identifier."""

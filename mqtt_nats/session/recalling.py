@@ -66,7 +66,7 @@ class Recalling(Unsequenced):
             self._unsent.add(delivery.sequence)
         for source in self.sources:
             # A server that is killed meanwhile may deliver it for the first time again: it is not done.
-            source.first = min(source.first, delivery.sequence - 1)
+            source.given_up(delivery.sequence)
 
     def go_on(self) -> None:
         """Send again: first what had been given up, in order."""

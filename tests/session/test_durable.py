@@ -277,6 +277,7 @@ REFUSED: dict[str, Callable[[DurableOutbound, Source], object]] = {
     "not started": lambda machine, one: setattr(machine, "open", False),
     "held back": lambda machine, one: setattr(one, "held", True),
     "ended": lambda machine, one: setattr(one, "end", 9),
+    "the first since it was attached": lambda machine, one: one.attaching(),
     "repeated": lambda machine, one: setattr(one, "last", 7),
     "suspect": lambda machine, one: machine.suspect(1, 3),
     "identifier in use": lambda machine, one: machine.inflight.update(
@@ -292,6 +293,9 @@ REFUSED: dict[str, Callable[[DurableOutbound, Source], object]] = {
 def test_the_shortcut(reason: str) -> None:
     one = source()
     machine, ports = session(one)
+    machine.arrived(one, 6, 1, b"r", None, 1)
+    machine.acknowledged(PUBACK, [7])
+    ports.take()
     if not reason:
         assert machine.sent_at_once(one, 7, 1, b"r")
         assert machine.inflight[8].sequence == one.last == 7
@@ -313,6 +317,56 @@ def test_ack_wait_of_a_message_in_flight_changes_only_its_reply() -> None:
     assert ports.take() == [("publish", 5, 1, False)]
     machine.acknowledged(PUBACK, [6])
     assert ports.take() == [("ack", b"second")]
+
+
+def test_what_was_done_before_the_last_window_is_not_sent_again() -> None:
+    """The next leader of a consumer may know of neither the last deliveries nor the last acknowledgements."""
+    one = source(window=2)
+    machine, ports = session(one)
+    for sequence in range(5, 12):
+        machine.arrived(one, sequence, 1, b"r%d" % sequence, None, 1)
+        machine.acknowledged(PUBACK, [packet_id(sequence)])
+    ports.take()
+    one.attaching()
+    machine.arrived(one, 6, 2, b"s6", None, 1)
+    machine.arrived(one, 11, 2, b"s11", None, 1)
+    assert ports.take() == [("ack", b"s6"), ("ack", b"s11")]
+    one.attaching()
+    machine.arrived(one, 6, 3, b"t6", None, 1)
+    assert ports.take() == [("ack", b"t6")]
+
+
+def test_what_was_lost_on_the_way_is_sent_for_all_that_came_after_it() -> None:
+    """Also when the consumer is attached between the two, and begins with what is new."""
+    one = source(window=2)
+    machine, ports = session(one)
+    machine.arrived(one, 5, 1, b"r5", None, 1)
+    machine.acknowledged(PUBACK, [packet_id(5)])
+    one.attaching()
+    machine.arrived(one, 7, 1, b"r7", None, 1)
+    machine.acknowledged(PUBACK, [packet_id(7)])
+    ports.take()
+    machine.arrived(one, 6, 2, b"s6", None, 1)
+    assert ports.take() == [("publish", 6, 1, True)]
+
+
+def test_what_was_given_up_is_sent_when_it_comes_again() -> None:
+    """It has been here, and is not done; not even when something after it is."""
+    one = source(window=2)
+    machine, ports = session(one)
+    for sequence in (5, 6, 7):
+        machine.arrived(one, sequence, 1, b"r%d" % sequence, None, 1)
+    machine.acknowledged(PUBACK, [packet_id(7)])
+    one.attaching()
+    machine.arrived(one, 8, 1, b"r8", None, 1)
+    assert machine.recall(packet_id(6))
+    machine.stall()
+    ports.take()
+    one.attaching()
+    for sequence in (5, 6, 7):
+        machine.arrived(one, sequence, 2, b"s%d" % sequence, None, 1)
+    machine.go_on()
+    assert ports.take() == [("ack", b"s7"), ("publish", 6, 1, False)]
 
 
 def test_what_a_killed_server_has_forgotten_is_not_sent_again() -> None:

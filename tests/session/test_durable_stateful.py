@@ -122,6 +122,8 @@ class DurableSession(RuleBasedStateMachine):
         for _ in range(min(read, len(self.world.to_client))):
             self.world.client_reads()
         self.world.disconnected()
+        for consumer in self.world.consumers.values():
+            consumer.states.clear()
         self.resume()
 
     @rule(read=st.integers(0, 3))
@@ -153,6 +155,34 @@ class DurableSession(RuleBasedStateMachine):
                 continue
             self.world.attach(self.world.consumers[name], source, opened=True)
         gateway.machine.pump()
+
+    @rule(name=st.sampled_from(sorted(PATTERNS)), times=st.integers(1, 8))
+    def flow(self, name: str, times: int) -> None:
+        """Messages go through, one by one."""
+        for _ in range(times):
+            self.deliver(name, 1)
+            self.arrive(name, 1)
+            self.client(4)
+            self.acknowledge(4)
+            self.serve(3)
+
+    @rule(name=st.sampled_from(sorted(PATTERNS)), back=st.integers(1, 12))
+    def elect(self, name: str, back: int) -> None:
+        """A consumer's leader dies: the next one does not know of the last deliveries and acknowledgements.
+
+        It gets that far again before anything else fails: after that only the client could know what it had.
+        """
+        consumer = self.listening(name)
+        if consumer is None or not consumer.states or consumer.end:
+            return
+        position = consumer.position
+        self.world.elect(consumer, self.gateway.sources[name], min(back, len(consumer.states)))
+        for _ in range(40):  # what has expired meanwhile does not come
+            if not consumer.wire and consumer.position >= position:
+                break
+            self.flow(name, 1)
+            while self.gateway.to_nats:
+                self.world.serve(self.gateway)
 
     @rule(name=st.sampled_from(sorted(PATTERNS)))
     def unsubscribe(self, name: str) -> None:

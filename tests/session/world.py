@@ -45,9 +45,15 @@ class Consumer:
     """Delivered and not acknowledged: sequence to delivery count."""
     wire: deque[tuple[int, int]] = field(default_factory=deque)
     """(sequence, delivery count) on their way to the gateway."""
+    states: list[tuple[int, dict[int, int]]] = field(default_factory=list)
+    """Earlier ones, position and what was pending, which a follower may have when the leader dies."""
 
     def __post_init__(self) -> None:
         self.position = max(self.position, self.start - 1)
+
+    def changes(self) -> None:
+        """Something is about to change: followers hear of it later."""
+        self.states.append((self.position, dict(self.pending)))
 
 
 @dataclass
@@ -172,6 +178,8 @@ class World:
         """Per topic, the highest sequence sent for the first time."""
         self.in_use: dict[int, int] = {}
         """Identifiers that the client may know, also from earlier connections, with the sequence of their message."""
+        self.finished: set[int] = set()
+        """Sequences whose last acknowledgement this connection of the client has had."""
         self.sent_qos: dict[int, int] = {}
         """At which QoS each was sent first."""
         self.ended: dict[str, int] = {}
@@ -191,6 +199,7 @@ class World:
     def published(self, message: Stored, identifier: int, qos: int, dup: bool) -> None:
         """The gateway sends a PUBLISH."""
         sequence = message.sequence
+        assert sequence not in self.finished, f"{sequence} is sent again, and the client has acknowledged it"
         assert self.in_use.get(identifier, sequence) == sequence, (
             f"identifier {identifier} of {sequence} is in use for {self.in_use[identifier]}"
         )
@@ -226,6 +235,7 @@ class World:
         """The client's connection has ended, and with it what was on its way."""
         self.to_client.clear()
         self.to_gateway.clear()
+        self.finished.clear()
 
     def client_reads(self) -> None:
         """The client takes one packet and answers it."""
@@ -256,7 +266,7 @@ class World:
         """The gateway takes one packet of the client."""
         kind, identifier = self.to_gateway.popleft()
         if kind in (PUBACK, PUBCOMP):
-            self.in_use.pop(identifier, None)
+            self.finished.add(self.in_use.pop(identifier, 0))
         gateway.machine.acknowledged(kind, [identifier])
 
     # -- JetStream ------------------------------------------------------------------------------
@@ -279,6 +289,7 @@ class World:
         matching = self._matching(consumer)
         if not matching or len(consumer.pending) >= consumer.window:
             return False
+        consumer.changes()
         consumer.position = matching[0]
         consumer.pending[matching[0]] = 1
         consumer.wire.append((matching[0], 1))
@@ -292,12 +303,19 @@ class World:
     def attach(self, consumer: Consumer, source: Source, *, opened: bool) -> None:
         """A new deliver subject: everything pending comes again, before anything new."""
         consumer.wire.clear()
-        source.again = 0
-        source.expected = len(consumer.pending)
+        source.attaching()
+        source.attached(len(consumer.pending), 0, late=False)
         if not opened:
             source.last = max(source.last, consumer.position)
         for sequence in sorted(consumer.pending):
             self.redeliver(consumer, sequence)
+
+    def elect(self, consumer: Consumer, source: Source, back: int) -> None:
+        """The leader dies; the next one knows the consumer as it was ``back`` changes ago."""
+        consumer.position, pending = consumer.states[-back]
+        consumer.pending = dict(pending)
+        del consumer.states[-back:]
+        self.attach(consumer, source, opened=True)
 
     def attach_records(self) -> None:
         """The consumer of PUBREL records gets a new deliver subject."""
@@ -312,6 +330,8 @@ class World:
                 self._ack(reply)
             case "confirm", (bytes() as reply, int() as identifier):
                 self._ack(reply)
+                for consumer in self.consumers.values():  # followers have it, and all before
+                    consumer.states.clear()
                 gateway.answers.append(("confirmed", identifier))
             case "pubrel", (int() as identifier, int() as sequence):
                 self.record_count += 1
@@ -335,6 +355,7 @@ class World:
             return
         consumer = self.consumers.get(name)
         if consumer is not None:
+            consumer.changes()
             consumer.pending.pop(int(number), None)
 
     def answer(self, gateway: Gateway) -> None:
