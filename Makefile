@@ -71,13 +71,16 @@ bench: $(VENV)/.bench
 bench-check: $(VENV)/.bench
 	$(BIN)/python -m benchmarks --check docs/benchmarks.json --rounds 3 --seconds 0.7 --warmup 0.3 $(BENCH_ARGS)
 
-# Every broker that is here, and how cost grows with sessions, filters, connections, retained messages and payload.
+# Every broker that is here; hooks; how cost grows with sessions, filters, connections, retained messages and payload; sizes.
 bench-full: $(VENV)/.bench
 	$(MAKE) bench; test $$? -le 2
 	test -d $(VENV)/aedes || npm install --silent --prefix $(VENV)/aedes aedes || true
 	$(BIN)/python -m benchmarks --table --peers ours,nats,mosquitto,aedes,amqtt,emqx --rounds 3 --seconds 1 \
 		--warmup 0.3 --report docs/benchmarks.md --part brokers --title 'Beside every broker'; test $$? -le 1
+	$(BIN)/python -m benchmarks --peers ours,hooks-elsewhere,hooks --only 'pairs10-q[01],pairs500-q0,fanout100-q0' --rounds 5 \
+		--seconds 1 --report docs/benchmarks.md --part hooks --title 'With hooks'; test $$? -le 1
 	$(BIN)/python -m benchmarks.growth --rounds 3 --seconds 1
+	$(BIN)/python -m benchmarks.sizing --report docs/sizing.md
 
 # A flame graph of the gateway in each main scenario, and what takes the time: docs/profiles.md.
 profile: $(VENV)/.bench

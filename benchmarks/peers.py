@@ -77,6 +77,9 @@ EMQX_SETTINGS = {
 }
 """Given as environment variables; without limits of its own on what may be queued, as mosquitto above."""
 
+HOOKED = {"hooks-elsewhere": "Elsewhere", "hooks": "Everywhere"}
+"""Our gateway with a plugin of :mod:`benchmarks.hooked`, by the name of the peer."""
+
 OURS_COMMAND = "mqtt-nats serve --nats nats://{host}:{nats} --listen {host}:{mqtt}"
 
 
@@ -88,10 +91,12 @@ class PeerError(Exception):
 class Running:
     """A broker that accepts MQTT connections; ``processes``: label → pid.
 
-    ``other_port``: of the second server, where there are two; ``nats_port``: 0 for a broker without NATS.
+    ``data``: where all its files are; ``other_port``: of the second server, where there are two; ``nats_port``: 0 for a
+    broker without NATS.
     """
 
     port: int
+    data: Path
     other_port: int = 0
     nats_port: int = 0
     processes: dict[str, int] = field(default_factory=dict)
@@ -107,7 +112,10 @@ class _Start:
     number: int = 0
     """The server that is being started."""
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    running: Running = field(default_factory=lambda: Running(0))
+    running: Running = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.running = Running(self.ports[0]["mqtt"], self.data, self.ports[-1]["mqtt"])
 
     @property
     def cluster(self) -> bool:
@@ -201,13 +209,22 @@ def _nats(start: _Start, command: str) -> None:
     _start_nats(start, mqtt=True)
 
 
-def _ours(start: _Start, command: str) -> None:
+def _ours(start: _Start, command: str, plugin: str = "") -> None:
     words = _ours_command(command)
+    environment = {}
+    if plugin:
+        words += ["--config", start.write("hooked.toml", f"[plugins.{plugin}]\n")]
+        installed = start.data / "hooked-1.dist-info"
+        installed.mkdir()
+        (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: hooked\nVersion: 1\n")
+        names = "".join(f"{each} = benchmarks.hooked:{each}\n" for each in HOOKED.values())
+        (installed / "entry_points.txt").write_text(f"[mqtt_nats.plugins]\n{names}")
+        environment["PYTHONPATH"] = f"{start.data}:{Path(__file__).parent.parent}"
     if start.cluster:
         words += ["--stream-replicas", "1"]
     _start_nats(start, mqtt=False)
     for _ in start.each():
-        start.spawn("gateway", [word.format(**start.values()) for word in words])
+        start.spawn("gateway", [word.format(**start.values()) for word in words], **environment)
 
 
 def _mosquitto(start: _Start, command: str) -> None:
@@ -250,8 +267,9 @@ PEERS: dict[str, Callable[[_Start, str], None]] = {
     "amqtt": _amqtt,
     "emqx": _emqx,
     "relay": _relay,
+    **{name: partial(_ours, plugin=plugin) for name, plugin in HOOKED.items()},
 }
-ON_NATS = ("ours", "nats")
+ON_NATS = ("ours", "nats", *HOOKED)
 ALL = ("ours", "nats", "mosquitto", "aedes", "amqtt", "emqx")
 """All that are brokers."""
 
@@ -303,8 +321,6 @@ def _starting(servers: int) -> Iterator[_Start]:
         ports = _free_ports(3 * servers)
         names = ("nats", "mqtt", "route")
         start = _Start(Path(directory), [dict(zip(names, ports[at::servers], strict=True)) for at in range(servers)])
-        start.running.port = start.ports[0]["mqtt"]
-        start.running.other_port = start.ports[-1]["mqtt"]
         try:
             yield start
         finally:

@@ -143,7 +143,7 @@ SCENARIOS: tuple[Scenario, ...] = (
 
 
 _TEXT = b"\x03\x00\x0atext/plain"  # Content Type
-_USER = b"\x26\x00\x04site\x00\x05north"
+USER = b"\x26\x00\x04site\x00\x05north"
 
 WITH_PROPERTIES: tuple[Scenario, ...] = tuple(
     Scenario(
@@ -152,7 +152,7 @@ WITH_PROPERTIES: tuple[Scenario, ...] = tuple(
         publishers=10,
         subscribers=10,
         qos=qos,
-        properties=_TEXT + _USER,
+        properties=_TEXT + USER,
     )
     for qos in (0, 1)
 )
