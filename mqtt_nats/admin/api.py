@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from mqtt_nats import __version__
 from mqtt_nats.admin.guard import problem, read_body
+from mqtt_nats.admin.tracing import LINES, TRACE, Lines
 from mqtt_nats.ctl.verb import Refused, Verb
 from mqtt_nats.errors import StartupError
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -30,6 +31,8 @@ HERE_ONLY: Final = {"streams.list": frozenset(("monitor",))}
 """Arguments for the command line: a gateway asks no address that somebody names over HTTP."""
 
 REFERENCE: Final = "#/components/schemas/"
+
+JSON: Final = "application/json"
 
 
 class BadRequest(Exception):
@@ -79,7 +82,9 @@ class Api:
         except Exception:
             log.exception("%s failed", verb.name)
             return problem(500, "internal error: see the log of the gateway")
-        return Response(orjson.dumps(result), media_type="application/json")
+        if verb is TRACE:
+            return Lines(result)
+        return Response(orjson.dumps(result), media_type=JSON)
 
     def _matching(self, request: Request) -> list[tuple[Verb, dict[str, str]]]:
         raw: bytes = request.scope["raw_path"]
@@ -238,12 +243,13 @@ def _operation(verb: Verb, schemas: dict[str, Any]) -> dict[str, Any]:
     properties = _properties(verb, schema)
     required = set(schema.get("required", ()))
     error = {"description": "One line that says what is wrong.", "content": _json({"$ref": REFERENCE + "Error"})}
+    kind = LINES if verb is TRACE else JSON
     operation: dict[str, Any] = {
         "operationId": verb.name,
         "summary": verb.summary,
         "tags": [verb.name.partition(".")[0]],
         "parameters": [_parameter(name, properties[name], "path", True) for name in verb.in_path],
-        "responses": {"200": {"description": "Done.", "content": _json({})}, "4XX": error, "5XX": error},
+        "responses": {"200": {"description": "Done.", "content": {kind: {"schema": {}}}}, "4XX": error, "5XX": error},
     }
     others = {name: one for name, one in properties.items() if name not in verb.in_path}
     if verb.method == "POST":
@@ -264,4 +270,4 @@ def _parameter(name: str, schema: dict[str, Any], where: str, required: bool) ->
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"application/json": {"schema": schema}}
+    return {JSON: {"schema": schema}}

@@ -18,6 +18,7 @@ from mqtt_nats.admin.api import PREFIX, Api, describe
 from mqtt_nats.admin.bridge import Bridge
 from mqtt_nats.admin.guard import Guard, problem
 from mqtt_nats.admin.metrics import CONTENT_TYPE, collect
+from mqtt_nats.admin.tracing import TRACE
 from mqtt_nats.ctl.verbs import VERBS
 from mqtt_nats.errors import StartupError
 
@@ -63,7 +64,7 @@ def make_app(listener: AdminListener) -> ASGIApp:
         return Response(body, headers={"content-type": CONTENT_TYPE})
 
     async def openapi(request: Request) -> Response:
-        return _json(describe(VERBS, listener.settings.admin_token is not None))
+        return _json(describe((*VERBS, TRACE), listener.settings.admin_token is not None))
 
     async def about(request: Request) -> Response:
         """What the page has to know first."""
@@ -74,7 +75,7 @@ def make_app(listener: AdminListener) -> ASGIApp:
         body = (files("mqtt_nats.admin") / "static" / name).read_bytes()
         return Response(body, headers={"content-type": kind})
 
-    api = Api(listener, VERBS)
+    api = Api(listener, (*VERBS, TRACE))
     routes = [
         Route("/healthz", healthz),
         Route("/readyz", readyz),
