@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.admin.support import TOKEN, Admin, serving
+from tests.conftest import GatewayFactory
 from tests.harness.nats import NatsServer
 from tests.harness.raw5 import SESSION_EXPIRY, Raw5, prop
 from tests.harness.waiting import eventually
@@ -168,4 +169,22 @@ def test_publish_and_subscribe_on_a_phone(browser: Any, admin: Admin) -> None:
     seen.at("overview")
     eventually(lambda: page.locator("#charts path").count() > 3, 60, what="lines")
     assert page.locator("#tiles .tile").count() >= 8
+    seen.end()
+
+
+def test_a_gateway_is_drained(
+    browser: Any, admin: Admin, nats_server: NatsServer, gateway_factory: GatewayFactory
+) -> None:
+    """Another one than that which serves the page."""
+    other = gateway_factory(nats_server.url, "--drain-time", "0.5")
+    (mine,) = (one["id"] for one in admin.get("/cluster")["gateways"] if one["listen"][0].endswith(f":{other.port}"))
+    seen = Seen(browser, admin)
+    seen.at("servers")
+    click(seen.page, f'#gateways-table button.link:has-text("{mine}")')
+    seen.page.wait_for_selector("#dialog[open] >> text=Drain")
+    click(seen.page, "#dialog button.danger")
+    assert seen.page.inner_text("#dialog button.danger") == "Drain: sure?"
+    assert other.process.alive
+    click(seen.page, "#dialog button.danger")
+    eventually(lambda: not other.process.alive, 60, what="the end of the gateway")
     seen.end()

@@ -187,7 +187,6 @@ function rest(found, key) {
 async function showClient(id) {
   await guarded(async () => {
     const one = await ask("GET", `/clients/${encodeURIComponent(id)}`);
-    const kick = make("button", { class: "danger", type: "button" }, "Disconnect");
     const shown = dialog(named(one.client), [
       make("dl", {}, ...[
         ["Gateway", one.gateway], ["User", named(one.user ?? "anonymous")], ["From", one.address],
@@ -203,22 +202,28 @@ async function showClient(id) {
         ["Subscription", "text", (each) => named(each.filter)],
         ["QoS", "number", (each) => each.qos],
       ], one.subscribed, "It has subscribed nothing."),
-    ], [kick]);
-    kick.addEventListener("click", async () => {
-      if (kick.dataset.sure !== "yes") {
-        kick.dataset.sure = "yes";
-        kick.textContent = "Disconnect: sure?";
-        return;
-      }
-      kick.disabled = true;
-      await guarded(async () => {
-        await ask("POST", "/clients/kick", { clients: [id] });
-        shown.close();
-        await refresh();
-      });
-      kick.disabled = false;
-    });
+    ], [decisive("Disconnect", async () => {
+      await ask("POST", "/clients/kick", { clients: [id] });
+      shown.close();
+      await refresh();
+    })]);
   });
+}
+
+// A button that wants to be pressed twice.
+function decisive(name, act) {
+  const made = make("button", { class: "danger", type: "button" }, name);
+  made.addEventListener("click", async () => {
+    if (made.dataset.sure !== "yes") {
+      made.dataset.sure = "yes";
+      made.textContent = `${name}: sure?`;
+      return;
+    }
+    made.disabled = true;
+    await guarded(act);
+    made.disabled = false;
+  });
+  return made;
 }
 
 async function sessions() {
@@ -240,7 +245,7 @@ async function sessions() {
 async function servers() {
   const [cluster, streams] = await Promise.all([ask("GET", "/cluster"), ask("GET", "/streams")]);
   put($("gateways-table"), table([
-    ["Gateway", "", (one) => one.id],
+    ["Gateway", "", (one) => (one.state === "running" ? link(one.id, () => showGateway(one)) : one.id)],
     ["State", "text", (one) => one.state],
     ["Listens on", "text wide", (one) => one.listen.join(", ")],
     ["Version", "wide", (one) => one.version],
@@ -259,6 +264,20 @@ async function servers() {
     ["Bytes", "number", (one) => size(one.bytes)],
     ["Consumers", "number wide", (one) => number(one.consumers)],
   ], streams.streams, "There are no streams."));
+}
+
+function showGateway(one) {
+  const shown = dialog(`Gateway ${one.id}`, [
+    make("dl", {}, ...[
+      ["Listens on", one.listen.join(", ")], ["Version", one.version], ["Started", ago(one.started)],
+      ["Connections", one.connections === null ? "–" : number(one.connections)], ["nats-server", one.nats ?? ""],
+    ].flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)])),
+    make("p", {}, "To drain it is to let its clients go, one after the other, to other gateways; then it ends."),
+  ], [decisive("Drain", async () => {
+    await ask("POST", `/gateways/${encodeURIComponent(one.id)}/drain`);
+    shown.close();
+    await refresh();
+  })]);
 }
 
 async function retained() {
