@@ -29,6 +29,7 @@ from mqtt_streams.definitions import STREAMS
 
 if TYPE_CHECKING:
     from mqtt_nats.admin.listener import AdminListener
+    from mqtt_nats.broker.context import Broker
     from mqtt_nats.config import Settings
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -52,6 +53,8 @@ class Number(NamedTuple):
     counts: bool = False
     together: Callable[[Iterable[float]], float] = sum
     """Makes one value of those of all workers."""
+    process: bool = False
+    """It is of the process, whatever tenants it has."""
 
 
 def _one(key: str, as_number: Callable[[Any], float] = float) -> Callable[[Report], Iterable[tuple[str, float]]]:
@@ -75,7 +78,7 @@ def _links(report: Report) -> Iterable[tuple[str, float]]:
 
 
 NUMBERS: Final = (
-    Number("start_time_seconds", "Unix time at which the gateway was started.", "", _one("since"), together=min),
+    Number("start_time_seconds", "Unix time at which the gateway was started.", "", _one("since"), False, min, True),
     Number("ready", "Whether what clients send is acknowledged.", "", _one("obstacle", operator.not_), together=min),
     Number("draining", "Whether the gateway lets its clients go.", "", _one("draining"), together=max),
     Number("connections", "Open connections, also before CONNECT.", "", _one("connections")),
@@ -101,15 +104,16 @@ NUMBERS: Final = (
     Number("stores_resent_total", "Stores that were sent again after an outage.", "", _one("resent_stores"), True),
     Number("nats_connected", "Whether a connection to NATS is there.", "link", _links, together=min),
     Number("nats_reconnects_total", "How often the connection to NATS was made again.", "", _one("reconnects"), True),
-    Number("cpu_seconds_total", "CPU time of the process.", "", _one("cpu"), True),
-    Number("memory_max_bytes", "Most memory that the process has had.", "", _one("memory")),
-    Number("tasks", "Tasks of the event loop.", "", _one("tasks")),
+    Number("cpu_seconds_total", "CPU time of the process.", "", _one("cpu"), True, process=True),
+    Number("memory_max_bytes", "Most memory that the process has had.", "", _one("memory"), process=True),
+    Number("tasks", "Tasks of the event loop.", "", _one("tasks"), process=True),
 )
 
 HISTOGRAMS: Final = (
-    ("store_seconds", "Time until JetStream acknowledges a store; one at a time is measured.", "stored"),
-    ("loop_lag_seconds", "How late the event loop runs what is due, looked at twice a second.", "lag"),
+    ("store_seconds", "Time until JetStream acknowledges a store; one at a time is measured.", "stored", False),
+    ("loop_lag_seconds", "How late the event loop runs what is due, looked at twice a second.", "lag", True),
 )
+"""The last: it is of the process."""
 
 STREAM_NUMBERS: Final = (
     ("stream_messages", "Messages in a stream.", "messages"),
@@ -146,10 +150,18 @@ async def _reports(listener: AdminListener) -> list[Report]:
     return [*(one for one in others if one["id"] != broker.identity), await report(broker)]
 
 
-async def _streams(listener: AdminListener) -> dict[str, dict[str, Any]]:
-    """The states of the streams that answer."""
+Streams = dict[str, dict[str, dict[str, Any]]]
+"""By tenant, the states of the streams that answer."""
+
+
+async def _streams(listener: AdminListener) -> Streams:
     broker = listener.gateway.broker
-    if broker is None or not broker.online.is_set():
+    brokers = {} if broker is None else broker.tenants
+    return dict(zip(brokers, await asyncio.gather(*map(_streams_of, brokers.values())), strict=True))
+
+
+async def _streams_of(broker: Broker) -> dict[str, dict[str, Any]]:
+    if not broker.online.is_set():
         return {}
 
     async def state(name: str) -> dict[str, Any] | None:
@@ -166,7 +178,7 @@ async def _streams(listener: AdminListener) -> dict[str, dict[str, Any]]:
 
 
 def families(
-    listener: AdminListener, reports: Sequence[Report], streams: dict[str, dict[str, Any]], aggregated: bool
+    listener: AdminListener, reports: Sequence[Report], streams: Streams, aggregated: bool
 ) -> Iterator[Metric]:
     """All metrics, of what workers have told, and of the states of streams."""
     yield InfoMetricFamily(
@@ -180,41 +192,53 @@ def families(
     for worker in range(1, listener.place.workers + 1):
         up.add_metric([str(worker)], worker in there)
     yield up
+    tenants = ["tenant"] if listener.settings.tenants else []
     for number in NUMBERS:
-        yield _number(number, reports, aggregated)
-    labels = [] if aggregated else ["worker"]
-    for name, text, key in HISTOGRAMS:
-        family = HistogramMetricFamily(f"mqtt_nats_{name}", text, labels=labels)
-        if aggregated and reports:
-            counts = [sum(each) for each in zip(*(one[key]["counts"] for one in reports), strict=True)]
-            total = sum(one[key]["sum"] for one in reports)
-            family.add_metric([], _buckets(reports[0][key]["bounds"], counts), total)
-        elif not aggregated:
-            for one in reports:
-                found = one[key]
-                family.add_metric([str(one["worker"])], _buckets(found["bounds"], found["counts"]), found["sum"])
+        label = [number.label] if number.label else []
+        names = [*([] if aggregated else ["worker"]), *([] if number.process else tenants), *label]
+        kind = CounterMetricFamily if number.counts else GaugeMetricFamily
+        yield _number(kind(f"mqtt_nats_{number.name}", number.help, labels=names), names, number, reports)
+    for name, text, key, process in HISTOGRAMS:
+        names = [*([] if aggregated else ["worker"]), *([] if process else tenants)]
+        family = HistogramMetricFamily(f"mqtt_nats_{name}", text, labels=names)
+        found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+        for one, tenant in _accounts(reports, process):
+            found.setdefault(_labels(names, one, tenant), []).append(one[key])
+        for labels, each in found.items():
+            counts = [sum(column) for column in zip(*(one["counts"] for one in each), strict=True)]
+            family.add_metric(labels, _buckets(each[0]["bounds"], counts), sum(one["sum"] for one in each))
         yield family
     for name, text, key in STREAM_NUMBERS:
-        gauge = GaugeMetricFamily(f"mqtt_nats_{name}", text, labels=["stream"])
-        for stream, state in streams.items():
-            gauge.add_metric([stream], state[key])
+        gauge = GaugeMetricFamily(f"mqtt_nats_{name}", text, labels=[*tenants, "stream"])
+        for tenant, states in streams.items():
+            for stream, state in states.items():
+                gauge.add_metric([*([tenant] if tenants else []), stream], state[key])
         yield gauge
 
 
-def _number(number: Number, reports: Sequence[Report], aggregated: bool) -> Metric:
-    labels = [*([] if aggregated else ["worker"]), *([number.label] if number.label else [])]
-    kind = CounterMetricFamily if number.counts else GaugeMetricFamily
-    family = kind(f"mqtt_nats_{number.name}", number.help, labels=labels)
-    sums: dict[str, list[float]] = {}
+def _accounts(reports: Sequence[Report], process: bool) -> Iterator[tuple[Report, str]]:
+    """What workers have told of their own account and, where it is not of the process, of each tenant."""
     for one in reports:
+        yield one, ""
+        if not process:
+            for tenant, its in one["tenants"].items():
+                yield {**its, "worker": one["worker"]}, tenant
+
+
+def _labels(names: Sequence[str], report: Report, tenant: str, value: str = "") -> tuple[str, ...]:
+    found = {"worker": str(report["worker"]), "tenant": tenant}
+    return tuple(found.get(name, value) for name in names)
+
+
+def _number(family: Any, names: Sequence[str], number: Number, reports: Sequence[Report]) -> Metric:
+    found: dict[tuple[str, ...], list[float]] = {}
+    for one, tenant in _accounts(reports, number.process):
         for label, value in number.values(one):
-            if aggregated:
-                sums.setdefault(label, []).append(value)
-            else:
-                family.add_metric([str(one["worker"]), *([label] if number.label else [])], value)
-    for label, values in sums.items():
-        family.add_metric([label] if number.label else [], number.together(values))
-    return family
+            found.setdefault(_labels(names, one, tenant, label), []).append(value)
+    for labels, values in found.items():
+        family.add_metric(labels, number.together(values))
+    metric: Metric = family
+    return metric
 
 
 def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:

@@ -29,8 +29,14 @@ def reported(broker: Broker, subject: bytes, reply: bytes, headers: bytes, paylo
 
 
 async def report(broker: Broker) -> dict[str, Any]:
-    """What the gateway has counted, and which of its siblings it is."""
-    return {**await snapshot(broker), "group": broker.place.group, "worker": broker.place.number}
+    """What the gateway has counted, for each tenant too, and which of its siblings it is."""
+    tenants = {name: await snapshot(other) for name, other in broker.tenants.items() if name}
+    return {
+        **await snapshot(broker),
+        "group": broker.place.group,
+        "worker": broker.place.number,
+        "tenants": tenants,
+    }
 
 
 async def _report(broker: Broker, reply: bytes) -> None:

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import SecretStr
 
+from mqtt_nats.account import TenantSettings
 from mqtt_nats.admin import metrics
 from mqtt_nats.admin.listener import AdminListener
 from mqtt_nats.broker.counters import LAGS, LATENCIES, Counters, Histogram
@@ -41,13 +43,14 @@ def worker(number: int, **changed: Any) -> dict[str, Any]:
         "lag": lag.state(),
         "draining": False,
         "obstacle": "",
+        "tenants": {},
         **changed,
     }
 
 
-def families(reports: list[dict[str, Any]], aggregated: bool) -> dict[str, Any]:
-    listener = cast(AdminListener, SimpleNamespace(settings=Settings(), place=Place("g", 1, 2)))
-    streams = {"$MQTT_msgs": {"messages": 5, "bytes": 50, "consumer_count": 1}}
+def families(reports: list[dict[str, Any]], aggregated: bool, **settings: Any) -> dict[str, Any]:
+    listener = cast(AdminListener, SimpleNamespace(settings=Settings(**settings), place=Place("g", 1, 2)))
+    streams = {"": {"$MQTT_msgs": {"messages": 5, "bytes": 50, "consumer_count": 1}}}
     text = metrics.exposed(metrics.families(listener, reports, streams, aggregated)).decode()
     return {one.name: one for one in text_string_to_metric_families(text)}
 
@@ -75,6 +78,20 @@ def test_each_worker_and_their_sums() -> None:
     assert values(all_of_them["mqtt_nats_nats_connected"]) == {("mqtt_nats_nats_connected", "main"): 0}
     assert values(each["mqtt_nats_worker_up"])["mqtt_nats_worker_up", "2"] == 1
     assert values(families(reports[:1], False)["mqtt_nats_worker_up"])["mqtt_nats_worker_up", "2"] == 0
+
+
+def test_tenants() -> None:
+    """Each has its own values, beside those of the gateway's account; what is of the process is there once."""
+    mine = {"tenants": {"acme": TenantSettings(nats_user="acme", nats_password=SecretStr("pw"))}}
+    reports = [worker(number, tenants={"acme": worker(10 * number)}) for number in (1, 2)]
+    each, together = families(reports, False, **mine), families(reports, True, **mine)
+    name = "mqtt_nats_messages_received"
+    assert values(each[name])[f"{name}_total", "2", "0", ""] == 2
+    assert values(each[name])[f"{name}_total", "2", "0", "acme"] == 20
+    assert values(together[name])[f"{name}_total", "0", "acme"] == 30
+    assert values(each["mqtt_nats_tasks"]) == {("mqtt_nats_tasks", "1"): 0, ("mqtt_nats_tasks", "2"): 0}
+    assert values(together["mqtt_nats_store_seconds"])["mqtt_nats_store_seconds_count", "acme"] == 8
+    assert ("mqtt_nats_loop_lag_seconds_count",) in values(together["mqtt_nats_loop_lag_seconds"])
 
 
 def test_histograms() -> None:

@@ -6,17 +6,21 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import nats
 import orjson
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
 
 from mqtt_nats.access import passwords
 from mqtt_nats.access.authenticator import Allow, Credentials, Denied, Ignore
 from mqtt_nats.access.passwords import set_password
 from mqtt_nats.account import TenantSettings
+from mqtt_nats.admin.listener import AdminListener
+from mqtt_nats.admin.metrics import collect
 from mqtt_nats.broker.context import Broker
 from mqtt_nats.broker.control import ASK, RELOAD
 from mqtt_nats.config import Settings
@@ -25,6 +29,7 @@ from mqtt_nats.ctl.connecting import connected
 from mqtt_nats.errors import StartupError
 from mqtt_nats.hooks import CLIENT_AUTHENTICATE, MESSAGE_PUBLISH, Continue, Stop
 from mqtt_nats.hooks.events import Published, Publishing
+from mqtt_nats.place import Place as Spot
 from mqtt_nats.tenant import _not_here
 from mqtt_nats.workers import dump
 from tests.access.test_passwords import CHEAP
@@ -238,6 +243,33 @@ async def test_nats_clients_of_an_account(place: Place, accounts: NatsServer) ->
             clients[name].quiet()
         assert heard.pending_msgs == 0
         await service.close()
+
+
+def test_metrics(place: Place) -> None:
+    """Those of each account are told apart; what is of the process is there once."""
+    gateway = place.running.gateway
+    listener = cast(AdminListener, SimpleNamespace(gateway=gateway, settings=gateway.settings, place=Spot("g", 1, 1)))
+
+    def sample(name: str, **labels: str) -> float:
+        assert place.running.loop is not None
+        done = asyncio.run_coroutine_threadsafe(collect(listener, False), place.running.loop).result(PATIENCE)
+        (found,) = (
+            one.value
+            for family in text_string_to_metric_families(done.decode())
+            for one in family.samples
+            if one.name == name and labels.items() <= one.labels.items()
+        )
+        return found
+
+    received = "mqtt_nats_messages_received_total"
+    before = {name: sample(received, tenant=name, qos="1") for name in ("", "acme", "duck")}
+    with place.open("acme") as client:
+        client.deliver("counted", b"x", flags=2)
+        assert sample("mqtt_nats_connections", tenant="acme") == 1
+    after = {name: sample(received, tenant=name, qos="1") for name in ("", "acme", "duck")}
+    assert after == {**before, "acme": before["acme"] + 1}
+    assert sample("mqtt_nats_stream_messages", tenant="acme", stream="$MQTT_msgs") >= 1
+    assert sample("mqtt_nats_cpu_seconds_total") > 0
 
 
 def test_bans(place: Place) -> None:
