@@ -27,9 +27,8 @@ RUN useradd --system --uid 10001 --no-create-home mqtt-nats
 COPY --from=build /opt/mqtt-nats /opt/mqtt-nats
 USER 10001
 EXPOSE 1883
-# It does not start before it is told who may connect: docs/authentication.md.
+# It listens on its own loopback until it is told where to listen, and who may connect: docs/deploying.md.
 ENV PATH=/opt/mqtt-nats/bin:$PATH \
-    PYTHONDONTWRITEBYTECODE=1 \
-    MQTT_NATS_LISTEN=0.0.0.0:1883
+    PYTHONDONTWRITEBYTECODE=1
 ENTRYPOINT ["mqtt-nats"]
 CMD ["serve"]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from fnmatch import translate
 from re import compile as compile_pattern
@@ -77,7 +78,9 @@ def load(client: Client) -> tuple[int, int, int]:
     side, regular = client.durable_side, client.regular_side
     if side is not None:
         machine = side.machine
-        return len(machine.inflight) + machine.released, len(machine.queued), machine.limit
+        places = sum(one.consumer.max_ack_pending for one in side.attachments.values())
+        window = min(machine.limit, places) if places else machine.limit
+        return len(machine.inflight) + machine.released, len(machine.queued), window
     if regular is not None:
         return len(regular.inflight), len(regular.queue), regular.limit
     return 0, 0, 0
@@ -89,4 +92,10 @@ def is_slow(client: Client) -> bool:
     if client.outlet.clogged or (side is not None and side.stall is not None):
         return True
     inflight, queued, window = load(client)
-    return queued > 0 or (window > 0 and inflight >= window)
+    if queued > 0 or (window > 0 and inflight >= window):
+        return True
+    if side is None or not inflight:
+        return False
+    # All places of one subscription may be taken, and those of others free.
+    taken = Counter(delivery.source for delivery in side.machine.inflight.values())
+    return any(taken[one.source] >= one.consumer.max_ack_pending for one in side.attachments.values())

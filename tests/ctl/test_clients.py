@@ -71,6 +71,24 @@ def test_show(fleet: Fleet) -> None:
     assert missing.text.startswith("client nobody\ufffd[2J is not connected: `mqtt-nats ctl sessions show")
 
 
+def test_who_does_not_acknowledge_is_slow(fleet: Fleet) -> None:
+    """Also where only one of its subscriptions is full: what else waits for that is in JetStream."""
+    with (
+        Raw5.open(fleet.one.port, "c-silent", prop(SESSION_EXPIRY, 100)) as silent,
+        Raw5.open(fleet.one.port, "c-busy") as busy,
+    ):
+        assert silent.subscribed(("silent/a", 1)) == (1,)
+        assert silent.subscribed(("silent/b", 1)) == (1,)
+        for number in range(99):
+            busy.deliver("silent/a", b"%d" % number, qos=1)
+        eventually(lambda: fleet.json("clients", "show", "c-silent")["inflight"] == 99)
+        one = fleet.json("clients", "show", "c-silent")
+        assert (one["window"], one["slow"]) == (200, False)
+        busy.deliver("silent/a", b"99", qos=1)
+        eventually(lambda: list(names(fleet, "--slow")) == ["c-silent"])
+    fleet.run("sessions", "clean", "c-silent")
+
+
 def test_who_does_not_read_is_slow(fleet: Fleet) -> None:
     with Raw5(fleet.one.port, receive_buffer=4096) as slow, Raw5.open(fleet.one.port, "c-fast") as fast:
         slow.send(b"\x10\x12\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x05c-slo")

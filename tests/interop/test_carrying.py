@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from mqtt_nats.access.passwords import set_password
+from tests.conftest import GatewayFactory
 from tests.harness.bystanders import Paho
 from tests.harness.gateway import Gateway
-from tests.harness.nats import ROOT
+from tests.harness.nats import ROOT, NatsServer
 from tests.harness.process import LoggedProcess
 from tests.harness.waiting import eventually, free_port
 
@@ -46,23 +48,39 @@ def mosquitto(tmp_path: Path) -> Iterator[int]:
         process.discard()
 
 
-def test_retained_messages_are_carried_over(mosquitto: int, gateway: Gateway, tmp_path: Path) -> None:
+def carry(directory: Path, old: int, new: int) -> subprocess.CompletedProcess[str]:
+    """Run the program of the page."""
     page = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    script = tmp_path / "carry.py"
+    script = directory / "carry.py"
     script.write_text(program)
-    with Paho(mosquitto) as publisher:
-        for number, (topic, payload) in enumerate(MESSAGES.items()):
-            publisher.client.publish(topic, payload, number % 3, retain=True)
-        eventually(lambda: len(publisher.acknowledged) == len(MESSAGES))
-    done = subprocess.run(
-        [sys.executable, str(script), f"127.0.0.1:{mosquitto}", f"127.0.0.1:{gateway.port}"],
+    return subprocess.run(
+        [sys.executable, str(script), f"127.0.0.1:{old}", f"127.0.0.1:{new}"],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert (done.stdout, done.stderr) == ("300 retained messages\n", "")
+
+
+def test_who_is_not_let_in_hears_of_it(
+    mosquitto: int, nats_server: NatsServer, gateway_factory: GatewayFactory, tmp_path: Path
+) -> None:
+    users = tmp_path / "users"
+    set_password(users, "ann", "secret")
+    gateway = gateway_factory(nats_server, "--password-file", str(users))
+    done = carry(tmp_path, mosquitto, gateway.port)
+    assert done.returncode == 1
+    assert f"127.0.0.1:{gateway.port} does not let us in: Not authorized" in done.stderr
+
+
+def test_retained_messages_are_carried_over(mosquitto: int, gateway: Gateway, tmp_path: Path) -> None:
+    with Paho(mosquitto) as publisher:
+        for number, (topic, payload) in enumerate(MESSAGES.items()):
+            publisher.client.publish(topic, payload, number % 3, retain=True)
+        eventually(lambda: len(publisher.acknowledged) == len(MESSAGES))
+    done = carry(tmp_path, mosquitto, gateway.port)
+    assert (done.stdout, done.stderr, done.returncode) == ("300 retained messages\n", "", 0)
     with Paho(gateway.port) as reader:
         reader.subscribe("home/#", 2)
         eventually(lambda: len(reader.received) == len(MESSAGES))
