@@ -183,7 +183,7 @@ async def make_anew(client: Client, side: DurableSide, attachment: Attachment) -
         record.v5.was.pop(attachment.key, None)
     elif source.last:
         lost = "what the client has not acknowledged would not be sent again"
-        start = source.last + 1
+        start = min(source.last + 1, source.forgone or source.last + 1)
     else:
         lost = "messages since it was removed are lost"
         start = None

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.audit")
 
+HEARD: Final = 5.0
+"""Seconds after which who has asked hears that something is still being done."""
+
 VERSIONS: Final = {3: "3.1", 4: "3.1.1", 5: "5.0"}
 
 HOLDS: Final = {
@@ -174,7 +177,10 @@ async def _kick(control: Control, question: dict[str, Any]) -> AsyncIterator[Any
             client.end(error)
             yield client.client_id
         if pause:
-            await asyncio.sleep(pause)
+            due = asyncio.get_running_loop().time() + pause
+            while (left := due - asyncio.get_running_loop().time()) > 0:
+                await asyncio.sleep(min(left, HEARD))
+                yield Total(len(found))  # or who has asked would take the gateway for gone
         elif not number % SLICE:
             await asyncio.sleep(0)
 

@@ -18,10 +18,13 @@ from mqtt_nats.codec.topics import MAX_BYTES
 from mqtt_nats.hooks.points import CLIENT_AUTHORIZE, SESSION_TERMINATED
 from mqtt_nats.limits.networks import parse_host
 from mqtt_nats.plugins.host import Host
+from mqtt_streams.consumers import consumer_info
 from mqtt_streams.hashing import name_hash
-from mqtt_streams.sessions import PoisonedRecord
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.sessions import PoisonedRecord, SessionRecord
 
 if TYPE_CHECKING:
+    from mqtt_nats.broker.context import Broker
     from mqtt_nats.broker.control import Control
 
 log = logging.getLogger("mqtt_nats.audit")
@@ -178,13 +181,19 @@ async def _unretain(control: Control, question: dict[str, Any]) -> AsyncIterator
 async def _end_sessions(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
     """End sessions whose clients are not connected, with everything that they have left."""
     broker = control.broker
+    written = question.get("written")
     async for name in sliced(list(question.get("clients") or ())):
-        yield {"client": name, "why": await _end(control, str(name))}
+        sequence = written.get(name) if isinstance(written, dict) else None
+        yield {"client": name, "why": await _end(control, str(name), sequence)}
     broker.link.kick()
 
 
-async def _end(control: Control, name: str) -> str:
-    """Empty when it is ended, or else why not."""
+async def _end(control: Control, name: str, written: object) -> str:
+    """Empty when it is ended, or else why not.
+
+    Args:
+        written: sequence of its record before it was asked who is connected; None: not known.
+    """
     broker = control.broker
     if name in broker.clients:
         return "the client is connected"
@@ -192,6 +201,11 @@ async def _end(control: Control, name: str) -> str:
         found = await broker.sessions.load(name_hash(name), name)
         if found is None:
             return "there is no such session"
+        record, sequence = found
+        if written is not None and sequence != written:
+            return "the client has connected meanwhile"
+        if record.v5 is None and await _is_heard(broker, record):
+            return "the client seems to be connected to nats-server's own listener"
         await end_session(broker, *found)
         if await broker.sessions.load(name_hash(name), name) is not None:
             return "the client has connected meanwhile"
@@ -200,6 +214,15 @@ async def _end(control: Control, name: str) -> str:
     log.warning("the session of %r is ended by an administrator", name)
     session(broker, SESSION_TERMINATED, name, found[1])
     return ""
+
+
+async def _is_heard(broker: Broker, record: SessionRecord) -> bool:
+    """Whether somebody listens for what the consumers of a session bring."""
+    for ref in record.cons.values():
+        info = await consumer_info(broker.inbox, MESSAGES, ref.durable_name)
+        if info is not None and info.push_bound:
+            return True
+    return False
 
 
 async def _drain(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:

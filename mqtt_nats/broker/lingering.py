@@ -35,28 +35,45 @@ AFTERWARDS: Final = 5.0
 class Lingering:
     """The ends of one session's records, which are put off by `LINGER` seconds."""
 
-    __slots__ = ("_broker", "_loop", "_waiting")
+    __slots__ = ("_broker", "_ended", "_loop", "_waiting")
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[float, bytes, Op]] = deque()
+        self._ended = False
 
     def add(self, token: bytes, operation: Op) -> None:
-        """Let go of a record later; ``operation`` hears of the end of an assignment."""
+        """Let go of a record later; ``operation`` hears of the end of an assignment.
+
+        After the end of the connection it is left to the next owner, who may have read it already.
+        """
+        if self._ended:
+            return
         if not self._waiting:
             self._loop.call_later(LINGER, self._flush)
         self._waiting.append((self._loop.time() + LINGER, token, operation))
 
     def end(self) -> None:
-        """Let go of all now: the next owner must not find a record that goes away under its hands."""
+        """The connection ends: let go of all now, or the next owner finds a record that goes away under its hands.
+
+        Where NATS may have forgotten what was acknowledged, all is left to the next owner: it sends PUBREL once more.
+        """
+        self._ended = True
+        if self._forgetful:
+            self._waiting.clear()
         while self._waiting:
             self._let_go()
         self._broker.link.kick()
 
+    @property
+    def _forgetful(self) -> bool:
+        """Whether a server may send again what it has forgotten."""
+        return not self._broker.link.online or self._loop.time() < self._broker.relinked + AFTERWARDS
+
     def _flush(self) -> None:
         now = self._loop.time()
-        if not self._broker.link.online or now < self._broker.relinked + AFTERWARDS:
+        if self._forgetful:
             self._loop.call_later(LINGER, self._flush)
             return
         while self._waiting and self._waiting[0][0] <= now:

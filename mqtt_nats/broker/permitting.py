@@ -183,7 +183,9 @@ def _check(client: Client) -> None:
     denied = denied_subscriptions(client)
     if not denied:
         return
-    if client.regular_side is not None and client.regular_side.queue:
-        client.end(NotAuthorized("permissions have changed"))  # nobody can tell what of the queue is permitted
+    regular, durable = client.regular_side, client.durable_side
+    if (regular is not None and regular.queue) or (durable is not None and durable.stall is not None):
+        # Nobody can tell what of the queue is permitted, or what of a stalled subscription others would have brought.
+        client.end(NotAuthorized("permissions have changed"))
     else:
         client.do(withdraw(client, denied))

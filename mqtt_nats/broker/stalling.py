@@ -26,6 +26,7 @@ from mqtt_nats.broker.resuming import note_kept
 from mqtt_nats.broker.sharing import acknowledged as ask_again
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.connection.connection import Hold
+from mqtt_nats.session.delivery import Source
 from mqtt_streams.sessions import Conflict
 
 if TYPE_CHECKING:
@@ -200,6 +201,9 @@ async def _wake(client: Client, side: DurableSide, stall: Stall) -> None:
         return
     await side.collect()
     await asyncio.gather(*(bring_back(side, one, 0.0) for one in attachments if one.source.missing))
+    for one in attachments:
+        # What had to come again after a loss has come with everything else.
+        side.machine.release_held(one.source, Source.RETURNING)
     side.stall = None
     log.info("%s reads again", client)
     side.machine.go_on()

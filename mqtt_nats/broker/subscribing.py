@@ -291,7 +291,8 @@ async def _subscribe_durable(client: Client, wanted: dict[str, Wish]) -> set[str
             elif qos:
                 if not start:
                     info = await patiently(client, lambda: call(broker.inbox, f"STREAM.INFO.{MESSAGES}"))
-                    start = int(info["state"]["last_seq"]) + 1
+                    # What another subscription has brought meanwhile is not for this one: it would come twice.
+                    start = max(int(info["state"]["last_seq"]), *(one.last for one in side.machine.sources), 0) + 1
                 record.cons[key] = consumer = subscription_consumer(
                     client.hash,
                     subject,

@@ -26,12 +26,17 @@ async def connected(settings: Settings) -> AsyncIterator[Inbox]:
         StartupError: NATS cannot be reached, or JetStream does not do what was asked.
     """
 
-    async def nothing() -> None:
+    async def offline() -> None:
         return
 
-    link = await connect_link(settings, name="mqtt-nats ctl", no_echo=False, on_online=nothing, on_offline=nothing)
+    async def online() -> None:
+        inbox.renew()
+        link.online = True
+
+    link = await connect_link(settings, name="mqtt-nats ctl", no_echo=False, on_online=online, on_offline=offline)
+    inbox = Inbox(link)
     try:
-        yield Inbox(link)
+        yield inbox
     except NoResponders:
         raise StartupError(
             f"JetStream does not answer at {settings.nats_display}, or no gateway has run there yet"

@@ -36,24 +36,33 @@ _OWN: Final = re.compile(r"[A-Za-z0-9]{8}_[A-Za-z0-9]+")
 async def find(inbox: Inbox, connected: Collection[str]) -> tuple[list[tuple[str, str]], list[str]]:
     """Consumers, as stream and name, and the clients whose sessions are broken.
 
-    Raises ApiError, NoResponders, RequestTimeout.
+    Raises:
+        ApiError, NoResponders, RequestTimeout: JetStream does not tell, as where a consumer has no leader.
     """
     first, broken = await _look(inbox, connected)
     if not first and not broken:
         return [], []
     await asyncio.sleep(AGAIN)
     second, still = await _look(inbox, connected)
-    return [one for one in first if one in set(second)], [one for one in broken if one in set(still)]
+    sure = []
+    for client_id, names in broken.items():
+        if still.get(client_id) == names:
+            infos = [await consumer_info(inbox, MESSAGES, name) for name in names]
+            if not any(infos):
+                sure.append(client_id)
+    return [one for one in first if one in set(second)], sure
 
 
-async def _look(inbox: Inbox, connected: Collection[str]) -> tuple[list[tuple[str, str]], list[str]]:
+async def _look(inbox: Inbox, connected: Collection[str]) -> tuple[list[tuple[str, str]], dict[str, list[str]]]:
+    """Consumers that no record names; and sessions without consumers, by client, with the names of those."""
     there: dict[tuple[str, str], dict[str, Any]] = {}
+    leaderless: set[tuple[str, str]] = set()
     for stream in (MESSAGES, OUT):
-        async for one in consumers(inbox, stream):
+        async for one in consumers(inbox, stream, leaderless):
             there[stream, one["name"]] = one
     # Records are read after consumers: whoever has made a consumer and written its record is found.
     named: set[tuple[str, str]] = set()
-    broken: list[str] = []
+    broken: dict[str, list[str]] = {}
     unreadable: set[str] = set()
     async for found in records(inbox):
         record = found.record
@@ -63,8 +72,9 @@ async def _look(inbox: Inbox, connected: Collection[str]) -> tuple[list[tuple[st
         named |= _named(found.hash, record)
         plain = record.v5 is None or record.v5.version == 1
         wanted = {(MESSAGES, ref.durable_name) for ref in record.cons.values()}
-        if wanted and plain and not record.clean and found.client_id not in connected and not wanted & there.keys():
-            broken.append(found.client_id)
+        gone = wanted and not wanted & (there.keys() | leaderless)
+        if gone and plain and not record.clean and found.client_id not in connected:
+            broken[found.client_id] = sorted(name for _, name in wanted)
     now = datetime.now(UTC)
     orphans = [
         (stream, name)

@@ -99,8 +99,14 @@ async def queues(inbox: Inbox, names: Collection[str] | None = None) -> dict[str
     return found
 
 
-async def consumers(inbox: Inbox, stream: str) -> AsyncIterator[dict[str, Any]]:
-    """All consumers of a stream, as nats-server describes them; none where there is no such stream."""
+async def consumers(
+    inbox: Inbox, stream: str, missing: set[tuple[str, str]] | None = None
+) -> AsyncIterator[dict[str, Any]]:
+    """All consumers of a stream, as nats-server describes them; none where there is no such stream.
+
+    Args:
+        missing: gets those, as stream and name, that are there and cannot be described: they have no leader.
+    """
     offset = 0
     while True:
         try:
@@ -112,6 +118,9 @@ async def consumers(inbox: Inbox, stream: str) -> AsyncIterator[dict[str, Any]]:
         page = answer.get("consumers") or []
         for one in page:
             yield one
-        offset += len(page)
-        if not page or offset >= answer.get("total", 0):
+        unknown = {*(answer.get("missing") or ()), *(answer.get("offline") or ())}
+        if missing is not None:
+            missing |= {(stream, name) for name in unknown}
+        offset += len(page) + len(unknown)
+        if not (page or unknown) or offset >= answer.get("total", 0):
             return

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from pydantic import Field
 
 from mqtt_nats.backbone.inbox import Inbox
-from mqtt_nats.ctl.asking import ask, ask_one, progress
+from mqtt_nats.ctl.asking import ask, ask_one, known, progress
 from mqtt_nats.ctl.orphans import find, remove
 from mqtt_nats.ctl.records import Found, deadlines, fits, queues, records
 from mqtt_nats.ctl.tables import ago, cut, plain, rest, sheet, span, table
@@ -60,18 +60,26 @@ class Cleaned(Arguments):
     dry_run: bool = Field(default=False, description="Only show what it would be.")
 
 
-async def _connected(inbox: Inbox) -> tuple[dict[str, str], list[str]]:
+async def _connected(inbox: Inbox, *, surely: bool = False) -> tuple[dict[str, str], list[str]]:
     """The gateway of every client that is connected, and the gateways that have not answered.
 
     Nobody is connected where no gateway runs.
+
+    Args:
+        surely: gateways whose leases have lapsed count too; they may run all the same.
+
+    Raises:
+        Refused: nobody answers, and ``surely`` somebody may run.
     """
+    there = await known(inbox) if surely else None
     try:
         answers = await ask(inbox, "connected")
     except Refused as refused:
-        if refused.status != 503:
+        if refused.status != 503 or (surely and (there is None or there.live or there.lapsed)):
             raise
         return {}, []
-    return {one["value"]: one["gateway"] for one in answers.items}, answers.silent
+    lapsed = there.lapsed - answers.heard if there is not None else set()
+    return {one["value"]: one["gateway"] for one in answers.items}, sorted({*answers.silent, *lapsed})
 
 
 async def listed(inbox: Inbox, asked: Listing) -> dict[str, Any]:
@@ -228,18 +236,24 @@ async def clean(inbox: Inbox, asked: Cleaned) -> dict[str, Any]:
     """
     if not (asked.clients or asked.match or asked.orphans):
         raise Refused("nothing is named: give client ids, --match or --orphans")
-    connected, silent = await _connected(inbox)
+    # Records are read before it is asked who is connected: who connects later writes another one.
+    written: dict[str, int] = {}
+    for client_id in asked.clients:
+        async for one in records(inbox, client_id):
+            written[one.client_id] = one.seq
+    if asked.match or asked.orphans:
+        async for one in records(inbox):
+            written[one.client_id] = one.seq
+    connected, silent = await _connected(inbox, surely=True)
     if silent:
         raise Refused(f"gateway {', '.join(silent)} has not answered: nobody knows who is connected there", 504)
     wanted = dict.fromkeys(asked.clients)
     consumers: list[tuple[str, str]] = []
     if asked.match:
-        async for one in records(inbox):
-            if fits(asked.match, one.client_id) and one.client_id not in connected:
-                wanted[one.client_id] = None
+        wanted |= {one: None for one in written if fits(asked.match, one) and one not in connected}
     if asked.orphans:
         consumers, broken = await find(inbox, connected)
-        wanted |= dict.fromkeys(broken)
+        wanted |= {one: None for one in broken if one in written}
     # The gateway that ends them knows only of its own clients.
     kept = [{"client": one, "why": "the client is connected"} for one in wanted if one in connected]
     names = [name for name in wanted if name not in connected]
@@ -249,7 +263,8 @@ async def clean(inbox: Inbox, asked: Cleaned) -> dict[str, Any]:
     total = len(names) + len(consumers)
     for start in range(0, len(names), AT_ONCE):
         some = names[start : start + AT_ONCE]
-        for done in await ask_one(inbox, "sessions.end", {"clients": some}):
+        at = {name: written.get(name, 0) for name in some}
+        for done in await ask_one(inbox, "sessions.end", {"clients": some, "written": at}):
             if done["why"]:
                 result["kept"].append({"client": done["client"], "why": done["why"]})
             else:

@@ -25,6 +25,9 @@ RENEWED: Final = 5.0
 ORDERED: Final = 0.25
 """Seconds for which an event is kept back, so that those of several gateways come in their order."""
 
+WAITING_MOST: Final = 10_000
+"""Events that wait for whoever looks; what comes then is lost, and counted."""
+
 REMEMBERED: Final = 10_000
 """Messages whose beginning is known at a time."""
 
@@ -90,19 +93,25 @@ async def trace(inbox: Inbox, seconds: float, *, client: str = "", topic: str = 
     link = inbox.link
     to = b"%btrace.%b" % (inbox.prefix, name.encode())
     waiting: asyncio.Queue[Event] = asyncio.Queue()
+    lost: dict[str, int] = {}
 
     def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         page = orjson.loads(payload)
-        for event in page["events"]:
-            waiting.put_nowait({"gateway": page["id"], **event})
-        if page["lost"]:
-            lost = {"gateway": page["id"], "client": "", "event": "lost", "count": page["lost"]}
-            waiting.put_nowait({"time": page["events"][-1]["time"], **lost})
+        gateway, events = page["id"], page["events"]
+        room = max(WAITING_MOST - waiting.qsize(), 0)
+        missed = lost.pop(gateway, 0) + page["lost"] + len(events[room:])
+        for event in events[:room]:
+            waiting.put_nowait({"gateway": gateway, **event})
+        if missed and not room:
+            lost[gateway] = missed
+        elif missed:
+            said = {"gateway": gateway, "client": "", "event": "lost", "count": missed}
+            waiting.put_nowait({"time": events[-1]["time"], **said})
 
     question = {"trace": name, "to": to.decode(), "client": client, "topic": checked(topic) if topic else ""}
     sid = link.subscribe_raw(to, arrived)
     loop = asyncio.get_running_loop()
-    renewing = asyncio.create_task(_renew(inbox, question))
+    renewing = asyncio.create_task(_renew(inbox, question, sid, waiting))
     try:
         begun = await ask(inbox, "trace", question)
         yield {
@@ -153,11 +162,17 @@ def _tell(inbox: Inbox, question: dict[str, Any]) -> None:
     inbox.link.kick()
 
 
-async def _renew(inbox: Inbox, question: dict[str, Any]) -> None:
-    """Have the trace go on; a gateway that starts meanwhile begins with it then."""
+async def _renew(inbox: Inbox, question: dict[str, Any], sid: bytes, waiting: asyncio.Queue[Event]) -> None:
+    """Have the trace go on while somebody looks; a gateway that starts meanwhile begins with it then."""
+    link = inbox.link
+    wire = link.wire
     while True:
         await asyncio.sleep(RENEWED)
-        _tell(inbox, question)
+        if link.online and link.wire is not wire:
+            wire = link.wire
+            link.renew(sid, question["to"].encode())
+        if waiting.qsize() < WAITING_MOST:
+            _tell(inbox, question)
 
 
 def line(event: Event) -> str:

@@ -29,6 +29,7 @@ class Source:
         "end",
         "expected",
         "first",
+        "forgone",
         "held",
         "identifier",
         "kept",
@@ -79,6 +80,8 @@ class Source:
         """The consumer has nothing left to deliver before this sequence, for all that ``last`` says."""
         self.asked = False
         """JetStream has been asked for that."""
+        self.forgone = 0
+        """The lowest sequence that was given up since the client has read last; 0 = none."""
         self.expected: int | None = None
         """Redeliveries to come after the consumer was attached; None = not known yet."""
         self.again = 0
@@ -96,7 +99,7 @@ class Source:
     def begin_anew(self) -> None:
         """The stream counts from 1 again."""
         self.start = 1
-        self.last = self.first = self.base = self.clear = 0
+        self.last = self.first = self.base = self.clear = self.forgone = 0
         self.was_qos = self.until = 0
         self.done.clear()
         self.past.clear()
@@ -105,6 +108,9 @@ class Source:
         """The consumer is about to deliver to a new subject, and to send again what is pending."""
         self.expected, self.again = None, 0
         self.early.clear()
+        self._end_range()
+
+    def _end_range(self) -> None:
         if 0 < self.base <= self.first:
             self.past.append((self.base, self.first))
         self.base = 0
@@ -115,7 +121,9 @@ class Source:
 
     def given_up(self, sequence: int) -> None:
         """A message was forgotten, to come again: it is not done, for all that has been here."""
+        self.forgone = min(self.forgone or sequence, sequence)
         self.first = min(self.first, sequence - 1)
+        self._end_range()
         for place, (low, high) in enumerate(self.past):
             self.past[place] = (low, min(high, sequence - 1))
 

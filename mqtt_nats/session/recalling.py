@@ -71,5 +71,7 @@ class Recalling(Unsequenced):
     def go_on(self) -> None:
         """Send again: first what had been given up, in order."""
         self._unsent.clear()
+        for source in self.sources:
+            source.forgone = 0
         self.open = True
         self.pump()

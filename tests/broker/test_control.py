@@ -7,7 +7,9 @@ from typing import Any
 import orjson
 import pytest
 
+from mqtt_nats.broker import controlclients
 from mqtt_nats.broker.control import Control
+from mqtt_nats.broker.controlling import Total
 
 
 @pytest.mark.parametrize(("size", "refused"), [(1000, False), (1001, True)])
@@ -24,3 +26,17 @@ def test_an_answer_that_nats_would_end_the_connection_over_is_not_sent(size: int
         assert "1001 bytes" in found["error"]
     else:
         assert body == b"x" * size
+
+
+async def test_who_has_clients_kicked_slowly_hears_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controlclients, "HEARD", 0.01)
+    clients = {
+        name: SimpleNamespace(client_id=name, alive=True, end=lambda error: None, filters={}, shares=None)
+        for name in ("one", "two")
+    }
+    control: Any = SimpleNamespace(broker=SimpleNamespace(clients=clients))
+    question = {"clients": ["one", "two"], "over": 0.2}
+    said = [item async for item in controlclients._kick(control, question)]
+    assert [item for item in said if not isinstance(item, Total)] == ["one", "two"]
+    between = said[said.index("one") : said.index("two")]
+    assert between.count(Total(2)) >= 3

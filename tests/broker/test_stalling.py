@@ -6,6 +6,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from mqtt_nats.broker import stalling
 from mqtt_nats.broker.durable import BACKSTOP, Attachment, DurableSide
 from mqtt_nats.broker.stalling import LONGEST, Stall, _take_back, give_up, look_after, publish_id
 from mqtt_nats.broker.tailoring import Aliases
@@ -13,6 +16,7 @@ from mqtt_nats.codec import PINGRESP, MqttError, ack_bytes
 from mqtt_nats.outlet import PIECE, Outlet, Round
 from mqtt_nats.session.delivery import Delivery, Source
 from mqtt_nats.session.durable import DurableOutbound, packet_id
+from mqtt_streams.consumers import ConsumerRef
 from tests.harness import raw, raw5
 from tests.session.test_durable import Recorder, source
 
@@ -252,6 +256,65 @@ def test_a_server_that_was_killed_meanwhile_has_forgotten_what_it_delivered() ->
         machine.arrived(one, sequence, 1, b"anew%d" % sequence, None, 1)
     machine.go_on()
     assert bench.ports.take() == [("ack", b"anew1"), ("publish", 2, 1, False), ("publish", 3, 1, False)]
+
+
+def test_from_where_a_consumer_begins_that_somebody_has_deleted_meanwhile() -> None:
+    """Only JetStream has what was given up."""
+    bench = Bench()
+    machine, one = bench.machine, bench.source
+    machine.arrived(one, 1, 1, b"r1", None, 1)
+    for sequence in (2, 3):
+        bench.stored(sequence)
+    _take_back(bench.client, bench.side)
+    machine.stall()
+    assert (one.last, one.forgone) == (3, 2)
+    machine.go_on()
+    assert one.forgone == 0
+
+
+async def test_who_reads_again_gets_also_what_had_to_come_again_after_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NATS was lost, and while what was pending was awaited the client did not read."""
+    bench = Bench()
+    machine, one = bench.machine, bench.source
+    consumer = ConsumerRef("name", "deliver", "$MQTT.msgs.a", 10)
+    attachment = Attachment("a", consumer, one)
+    one.held |= Source.RETURNING
+    stall = Stall()
+    machine.stall()
+
+    async def nothing(*_: object) -> None:
+        return
+
+    async def attach(attachment: Attachment) -> None:
+        one.attaching()
+        for sequence in (2, 3):
+            machine.arrived(one, sequence, 2, b"again%d" % sequence, None, 1)
+        one.attached(2, 2, False)
+
+    monkeypatch.setattr(stalling, "save_record", nothing)
+    monkeypatch.setattr(stalling, "ask_again", lambda client: None)
+    record = SimpleNamespace(cons={"a": consumer})
+    client: Any = SimpleNamespace(
+        broker=None,
+        record=record,
+        epoch=1,
+        alive=True,
+        connection=SimpleNamespace(release=lambda hold: None),
+        do=lambda work: None,
+    )
+    side: Any = SimpleNamespace(
+        machine=machine,
+        attachments={"name": attachment},
+        point_anew=lambda: None,
+        add=lambda key, consumer, source: attachment,
+        attach=attach,
+        collect=nothing,
+        kept=False,
+        stall=stall,
+    )
+    bench.ports.take()
+    await stalling._wake(client, side, stall)
+    assert bench.ports.take() == [("publish", 2, 1, True), ("publish", 3, 1, True)]
 
 
 def test_what_waits_for_a_place_in_the_window_is_given_up_too() -> None:

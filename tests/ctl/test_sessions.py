@@ -12,15 +12,16 @@ import pytest
 
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.config import Settings
-from mqtt_nats.ctl import orphans, records
+from mqtt_nats.ctl import orphans, records, sessions
 from mqtt_nats.ctl.connecting import connected
+from mqtt_nats.ctl.verb import Refused
 from mqtt_streams import stored
 from mqtt_streams.consumers import ConsumerRef, consumer_names, create_consumer, delete_consumer
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import PREFIX, STREAM
 from tests.ctl.conftest import Fleet
-from tests.harness.raw5 import SESSION_EXPIRY, Raw5, prop
+from tests.harness.raw5 import CONNACK, SESSION_EXPIRY, Raw5, connect, prop
 from tests.harness.waiting import eventually
 
 FOREVER = 0xFFFFFFFF
@@ -96,6 +97,43 @@ def test_a_session_of_a_client_that_is_connected(fleet: Fleet, which: int) -> No
     assert fleet.json("sessions", "clean", "c-here")["sessions"] == ["c-here"]
 
 
+def test_a_client_that_connects_meanwhile_keeps_its_session(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look who is connected and the end of the session."""
+    leave(fleet, "c-late", "late/#")
+    there: list[Raw5] = []
+
+    async def connects(inbox: Inbox, *, surely: bool = False) -> tuple[dict[str, str], list[str]]:
+        client = Raw5(fleet.two.port)
+        client.send(connect("c-late", prop(SESSION_EXPIRY, 1000), flags=0))
+        client.answer(CONNACK, reason=0)
+        there.append(client)
+        return {}, []
+
+    monkeypatch.setattr(sessions, "_connected", connects)
+    for arguments in (("c-late",), ("--match", "c-late*")):
+        kept = fleet.json("sessions", "clean", *arguments)
+        assert kept["sessions"] == []
+        assert kept["kept"] == [{"client": "c-late", "why": "the client has connected meanwhile"}]
+    monkeypatch.undo()
+    assert there[-1].subscribed(("late/more", 1)) == (1,)
+    for client in there:
+        client.close()
+    eventually(lambda: not listed(fleet, "c-late")[0]["connected"])
+    fleet.json("sessions", "clean", "c-late")
+
+
+def test_nothing_is_cleaned_while_no_gateway_answers(fleet: Fleet, away: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As just after NATS was lost: leases say that gateways run."""
+
+    async def nobody(*_: object, **__: object) -> None:
+        raise Refused("no gateway answers", 503)
+
+    monkeypatch.setattr(sessions, "ask", nobody)
+    done = fleet.run("sessions", "clean", "--match", "c-away*")
+    assert (done.status, "no gateway answers" in done.text) == (1, True)
+    assert [one["client"] for one in listed(fleet, away)] == [away]
+
+
 def test_clean(fleet: Fleet, away: str) -> None:
     leave(fleet, "c-away-too", "letters/+", FOREVER)
     would = fleet.json("sessions", "clean", "--match", "c-away*", "--dry-run")
@@ -142,6 +180,27 @@ def test_orphans(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     (whole,) = listed(fleet, "c-whole")
     assert whole["subscriptions"] == 1
     fleet.text("sessions", "clean", "c-whole")
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_a_session_is_whole_whose_consumers_have_no_leader(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, missing: bool
+) -> None:
+    """JetStream leaves them out of its list, and may not even say so."""
+    monkeypatch.setattr(orphans, "AGAIN", 0.0)
+    leave(fleet, "c-leaderless", "leaderless/x")
+    name = name_hash("c-leaderless")
+
+    async def some(inbox: Inbox, stream: str, gone: set[tuple[str, str]]) -> Any:
+        async for one in records.consumers(inbox, stream, gone):
+            if not one["name"].startswith(name):
+                yield one
+            elif missing:
+                gone.add((stream, one["name"]))
+
+    monkeypatch.setattr(orphans, "consumers", some)
+    assert "c-leaderless" not in fleet.json("sessions", "clean", "--orphans", "--dry-run")["sessions"]
+    fleet.json("sessions", "clean", "c-leaderless")
 
 
 def test_a_record_that_cannot_be_read(fleet: Fleet) -> None:

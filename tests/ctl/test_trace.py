@@ -182,6 +182,55 @@ def test_a_trace_that_nobody_looks_at_ends(fleet: Fleet, monkeypatch: pytest.Mon
     eventually(lambda: untraced(fleet), PATIENCE + 30)
 
 
+def test_what_nobody_reads_is_counted_and_not_kept(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "WAITING_MOST", 5)
+
+    async def watch() -> list[Event]:
+        async with connected(Settings(nats=(fleet.server.url,))) as inbox:
+            events = trace(inbox, 0.0, topic="flood/#")
+            await anext(events)
+            with Raw5.open(fleet.one.port, "c-flood") as client:
+                for number in range(50):
+                    client.deliver("flood/x", b"%d" % number, qos=1)
+                await asyncio.sleep(1.0)  # nobody takes anything meanwhile
+                found: list[Event] = []
+                number = 0
+                while not found or found[-1]["event"] != "lost":
+                    client.deliver("flood/x", b"more %d" % number, qos=1)
+                    number += 1
+                    found.append(await anext(events))
+            await events.aclose()
+            return found
+
+    found = asyncio.run(watch())
+    assert len(found) < 30
+    assert found[-1]["count"] >= 20
+    eventually(lambda: untraced(fleet))
+
+
+def test_it_goes_on_after_a_reconnect(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever looks had lost NATS."""
+    monkeypatch.setattr(tracing, "RENEWED", 0.2)
+
+    async def watch() -> Event:
+        async with connected(Settings(nats=(fleet.server.url,))) as inbox:
+            events = trace(inbox, 60.0, topic="again/#")
+            await anext(events)
+            assert inbox.link.wire is not None
+            inbox.link.wire.transport.abort()
+            coming = asyncio.ensure_future(anext(events))
+            with Raw5.open(fleet.one.port, "c-again") as client:
+                while not coming.done():
+                    client.deliver("again/x", b"x", qos=1)
+                    await asyncio.wait((coming,), timeout=0.2)
+            found = coming.result()
+            await events.aclose()
+            return found
+
+    assert asyncio.run(watch())["topic"] == "again/x"
+    eventually(lambda: untraced(fleet))
+
+
 def test_durations() -> None:
     """Of messages that look alike the latest counts; what was not seen has none."""
     durations = Durations()
