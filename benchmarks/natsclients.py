@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 from typing import Final
 
-from benchmarks.clients import Greeting, LoadError, Publisher, Subscriber
-from benchmarks.packets import DeliveryError, NatsLayout
+from mqtt_nats.load.clients import Greeting, LoadError, Publisher, Subscriber
+from mqtt_nats.load.packets import DeliveryError, NatsLayout
 
 SID: Final = "1"
 

@@ -14,14 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from benchmarks import packets, page, peers, proc
-from benchmarks.answers import packet_at
-from benchmarks.clients import Client, Connection, Greeting, Loop, connect_all
+from benchmarks import page, peers, proc
 from benchmarks.job import CROWD_TIMEOUT
-from benchmarks.packets import Layout
 from benchmarks.report import table
 from benchmarks.runner import machine
 from benchmarks.scenarios import USER
+from mqtt_nats.load import packets
+from mqtt_nats.load.answers import packet_at
+from mqtt_nats.load.clients import Client, Connection, Greeting, Loop, connect_all
+from mqtt_nats.load.packets import Layout
 
 SETTLE: Final = 1.5
 """Seconds in which what was begun is written and let go of."""

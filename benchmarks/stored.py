@@ -8,11 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from benchmarks import answers, packets, proc
-from benchmarks.clients import Client, Connection, Greeting, Loop, Publisher, Subscriber, connect_all
+from benchmarks import proc
 from benchmarks.job import CONNECT_TIMEOUT, LINGER, ROOT, Job, Meter
-from benchmarks.packets import PUBACK, DeliveryError, Layout, Verifier
 from benchmarks.scenarios import Scenario
+from mqtt_nats.load import answers, packets
+from mqtt_nats.load.clients import Client, Connection, Greeting, Loop, Publisher, Subscriber, connect_all
+from mqtt_nats.load.packets import PUBACK, DeliveryError, Layout, Verifier
 
 _RETAIN: Final = 1
 _DIGITS: Final = 6  # of the number in a topic

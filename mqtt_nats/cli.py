@@ -194,6 +194,15 @@ def spark(arguments: tuple[str, ...]) -> None:
     run_job(list(arguments), "mqtt-nats spark")
 
 
+@command.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[HOST:PORT] [OPTIONS]")
+def bench(arguments: tuple[str, ...]) -> None:
+    """Load an MQTT broker with messages, and say how fast it was; `bench --help` says more."""
+    from mqtt_nats.load.command import bench as run_bench  # not needed by gateways
+
+    run_bench.main(list(arguments), prog_name="mqtt-nats bench")
+
+
 @command.command()
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 def completion(shell: str) -> None:

@@ -24,6 +24,7 @@ IO = ("asyncio", "anyio", "uvloop", "socket", "ssl", "selectors", "threading", "
 FORBIDDEN = {
     "mqtt_nats.codec": (*IO, "mqtt_nats", "mqtt_streams", "pyspark_mqtt_nats", "nats"),
     "mqtt_nats.session": (*IO, "mqtt_nats", "pyspark_mqtt_nats", "nats"),
+    "mqtt_nats.load": ("asyncio", "mqtt_nats", "mqtt_streams", "pyspark_mqtt_nats", "nats"),
     "mqtt_nats.pubsub": ("mqtt_nats.session", "mqtt_nats.connection", "mqtt_nats.listeners", "nats", "socket"),
     "mqtt_nats.backbone": (
         "mqtt_nats.codec",
@@ -61,6 +62,7 @@ FORBIDDEN = {
 ALLOWED = {
     "mqtt_nats.codec": ("mqtt_nats.codec",),
     "mqtt_nats.session": ("mqtt_nats.session", "mqtt_nats.codec"),
+    "mqtt_nats.load": ("mqtt_nats.load",),
 }
 
 MAX_LINES = 500

@@ -3,19 +3,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from base64 import b64decode, b64encode
-from typing import Any, Final
+from heapq import nsmallest
+from typing import Any, Final, NamedTuple
 
 from pydantic import Field, field_validator
 
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.ctl.asking import ask_one, progress
-from mqtt_nats.ctl.tables import ago, cut, plain, quantity, rest, sheet, table
+from mqtt_nats.ctl.tables import ago, plain, quantity, rest, sheet, table
 from mqtt_nats.ctl.topics import checked, checked_topic
 from mqtt_nats.ctl.verb import Arguments, Refused, Verb
 from mqtt_streams.retained import RetainedMessage, RetainedStore
 from mqtt_streams.subjects import filter_to_subjects, subject_to_topic, topic_to_subject
+
+HELD: Final = 20_000
+"""Messages that are held beyond those that are wanted."""
 
 AT_ONCE: Final = 100
 """Topics that a gateway is asked about at a time."""
@@ -57,28 +62,56 @@ class Message(Arguments):
         return payload
 
 
-async def _all(inbox: Inbox, topic_filter: str) -> list[RetainedMessage]:
-    found: dict[str, RetainedMessage] = {}
+class Brief(NamedTuple):
+    """What a list says of a message: of a million of them nobody wants to hold the payloads."""
+
+    qos: int
+    size: int
+    stored: float
+
+
+class All:
+    """The retained messages that match a filter, as far as they have been read; of those only the first by topic."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._found: dict[str, Brief] = {}
+        self.total = 0
+
+    def add(self, page: list[RetainedMessage]) -> bool:
+        """Take a page; True when more is held than is wanted."""
+        for one in page:
+            topic = subject_to_topic(one.subject)
+            self.total += topic not in self._found
+            self._found[topic] = Brief(one.qos, len(one.payload), one.time_ns / 1e9)
+        return bool(self._most) and len(self._found) > 2 * self._most + HELD
+
+    def first(self) -> list[tuple[str, Brief]]:
+        """The first by topic; nothing else is held from now on."""
+        if self._most:
+            found = nsmallest(self._most, self._found.items(), key=lambda one: one[0])
+        else:
+            found = sorted(self._found.items(), key=lambda one: one[0])
+        self._found = dict(found)
+        return found
+
+
+async def _all(inbox: Inbox, topic_filter: str, most: int = 0) -> tuple[list[tuple[str, Brief]], int]:
+    """The first by topic, and how many there are; what takes long is done beside the event loop of a gateway."""
+    found = All(most)
     for subject in filter_to_subjects(checked(topic_filter)):
         async for page in RetainedStore(inbox).matching(subject):
-            found |= {one.subject: one for one in page}
-            progress(len(found))
-    return list(found.values())
+            if found.add(page):
+                await asyncio.to_thread(found.first)
+            progress(found.total)
+    return await asyncio.to_thread(found.first), found.total
 
 
 async def listed(inbox: Inbox, asked: Listing) -> dict[str, Any]:
     """The retained messages, by topic."""
-    found = [
-        {
-            "topic": subject_to_topic(one.subject),
-            "qos": one.qos,
-            "bytes": len(one.payload),
-            "stored": one.time_ns / 1e9,
-        }
-        for one in await _all(inbox, asked.filter)
-    ]
-    found.sort(key=lambda one: str(one["topic"]))
-    return cut({"retained": found}, "retained", asked.limit)
+    found, total = await _all(inbox, asked.filter, asked.limit)
+    shown = [{"topic": topic, "qos": one.qos, "bytes": one.size, "stored": one.stored} for topic, one in found]
+    return {"retained": shown, "total": total}
 
 
 def shown(found: dict[str, Any]) -> str:
@@ -133,7 +166,7 @@ async def delete(inbox: Inbox, asked: Deleted) -> dict[str, Any]:
     Raises:
         Refused: there is none, or no gateway to do it.
     """
-    topics = sorted(subject_to_topic(one.subject) for one in await _all(inbox, asked.topic))
+    topics = [topic for topic, _ in (await _all(inbox, asked.topic))[0]]
     if not topics:
         raise Refused(f"nothing is retained on {plain(asked.topic)}: `mqtt-nats ctl retained list` shows what is", 404)
     if not asked.dry_run:

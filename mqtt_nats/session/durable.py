@@ -27,7 +27,6 @@ What leaves this machine leaves through its :class:`Ports`; nothing here knows a
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -462,43 +461,3 @@ class DurableOutbound(Recalling):
     def _ended(self, delivery: Delivery) -> None:
         if delivery.source.end and self.on_complete is not None:
             self.on_complete(delivery)
-
-    def holds(self, source: Source) -> bool:
-        """True while a message of ``source`` is on its way, or JetStream has to confirm that it is complete."""
-        return (
-            any(delivery.source is source for delivery in self.inflight.values())
-            or any(delivery.source is source for _, delivery in self._waiting)
-            or any(
-                release.unconfirmed > 0 and release.delivery is not None and release.delivery.source is source
-                for release in self.releases.values()
-            )
-        )
-
-    # -- changes of subscriptions ---------------------------------------------------------------
-
-    def drain(self, source: Source, keep: Callable[[Delivery], bool] = lambda delivery: False) -> list[Delivery]:
-        """A subscription ends: forget what its source has brought and was not sent yet.
-
-        Args:
-            keep: whether another subscription wants it, which has left it to this one.
-
-        Returns:
-            What is still in flight; the source may go when all of it is complete.
-        """
-        source.end = max(source.last, 1)
-        again: list[tuple[int, Delivery]] = []
-        for delivery in [*source.backlog, *(d for _, d in self._waiting if d.source is source)]:
-            # An earlier connection may have sent it: it is completed [MQTT-3.10.4-3].
-            if delivery.dup or keep(delivery):
-                again.append((delivery.sequence, delivery))
-                continue
-            del self._queued[delivery.sequence]
-            source.left.append(delivery.sequence)
-            for reply in delivery.replies():
-                self.ports.ack(reply)
-        source.backlog.clear()
-        self._waiting = [(s, d) for s, d in self._waiting if d.source is not source] + again
-        heapq.heapify(self._waiting)
-        self.others = deque(d for d in self.others if d.source is not source or d.dup)
-        self.pump()
-        return [d for d in self.inflight.values() if d.source is source] + [d for _, d in again if d.state == WAITING]

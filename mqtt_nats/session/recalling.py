@@ -7,8 +7,11 @@ Why: docs/internals/rules.md#clients-that-do-not-read.
 from __future__ import annotations
 
 import heapq
+from collections import deque
+from collections.abc import Callable
 
-from mqtt_nats.session.delivery import SENT, Delivery, Source
+from mqtt_nats.session.delivery import SENT, WAITING, Delivery, Source
+from mqtt_nats.session.ports import NOWHERE, Ports
 from mqtt_nats.session.unsequenced import Unsequenced
 
 
@@ -20,6 +23,7 @@ class Recalling(Unsequenced):
 
     def __init__(self) -> None:
         super().__init__()
+        self.ports: Ports = NOWHERE
         self.sources: list[Source] = []
         self._queued: dict[int, Delivery] = {}
         """What is WAITING, by stream sequence."""
@@ -75,3 +79,43 @@ class Recalling(Unsequenced):
             source.forgone = 0
         self.open = True
         self.pump()
+
+    # -- changes of subscriptions ---------------------------------------------------------------
+
+    def holds(self, source: Source) -> bool:
+        """True while a message of ``source`` is on its way, or JetStream has to confirm that it is complete."""
+        return (
+            any(delivery.source is source for delivery in self.inflight.values())
+            or any(delivery.source is source for _, delivery in self._waiting)
+            or any(
+                release.unconfirmed > 0 and release.delivery is not None and release.delivery.source is source
+                for release in self.releases.values()
+            )
+        )
+
+    def drain(self, source: Source, keep: Callable[[Delivery], bool] = lambda delivery: False) -> list[Delivery]:
+        """A subscription ends: forget what its source has brought and was not sent yet.
+
+        Args:
+            keep: whether another subscription wants it, which has left it to this one.
+
+        Returns:
+            What is still in flight; the source may go when all of it is complete.
+        """
+        source.end = max(source.last, 1)
+        again: list[tuple[int, Delivery]] = []
+        for delivery in [*source.backlog, *(d for _, d in self._waiting if d.source is source)]:
+            # An earlier connection may have sent it: it is completed [MQTT-3.10.4-3].
+            if delivery.dup or keep(delivery):
+                again.append((delivery.sequence, delivery))
+                continue
+            del self._queued[delivery.sequence]
+            source.left.append(delivery.sequence)
+            for reply in delivery.replies():
+                self.ports.ack(reply)
+        source.backlog.clear()
+        self._waiting = [(s, d) for s, d in self._waiting if d.source is not source] + again
+        heapq.heapify(self._waiting)
+        self.others = deque(d for d in self.others if d.source is not source or d.dup)
+        self.pump()
+        return [d for d in self.inflight.values() if d.source is source] + [d for _, d in again if d.state == WAITING]

@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
-from benchmarks.clients import Client, Loop
 from benchmarks.natsclients import NatsGreeting, NatsSubscriber, layout_of
-from benchmarks.packets import (
+from mqtt_nats.load.clients import Client, Loop
+from mqtt_nats.load.packets import (
     MAX_BATCH,
     PUBACK,
     PUBREC,

@@ -12,8 +12,8 @@ import pytest
 from benchmarks import load, peers, stored
 from benchmarks.__main__ import main
 from benchmarks.job import Job
-from benchmarks.packets import DeliveryError
 from benchmarks.scenarios import select
+from mqtt_nats.load.packets import DeliveryError
 
 SLOWLY = 300
 """Messages per second where a scenario has a rate: other tests run at the same time."""

@@ -15,11 +15,11 @@ import pytest
 
 from benchmarks import load, peers, stored
 from benchmarks.__main__ import main
-from benchmarks.answers import Limits, RefusedError, connack, packet_at, shorten, suback
-from benchmarks.clients import Client, LoadError, Loop, Publisher, connect_all
 from benchmarks.job import Job
-from benchmarks.packets import Batch, DeliveryError, Layout, Verifier, connect, subscribe
 from benchmarks.scenarios import select
+from mqtt_nats.load.answers import Limits, RefusedError, connack, packet_at, shorten, suback
+from mqtt_nats.load.clients import Client, LoadError, Loop, Publisher, connect_all
+from mqtt_nats.load.packets import Batch, DeliveryError, Layout, Verifier, connect, subscribe
 from tests.benchmarks.test_bench_run import SLOWLY
 
 PROPERTIES = bytes.fromhex("03000161 26000162000163")

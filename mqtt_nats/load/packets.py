@@ -56,12 +56,24 @@ def _string(text: str) -> bytes:
     return _U16.pack(len(raw)) + raw
 
 
-def connect(client_id: str, *, clean: bool, keep_alive: int = 600, version: int = 4, session_expiry: int = 0) -> bytes:
+def connect(
+    client_id: str,
+    *,
+    clean: bool,
+    keep_alive: int = 600,
+    version: int = 4,
+    session_expiry: int = 0,
+    user: str | None = None,
+    password: str = "",
+) -> bytes:
     """CONNECT; ``keep_alive`` and ``session_expiry`` (5.0, 0: the session ends with the connection) in seconds."""
-    body = b"\x00\x04MQTT" + bytes([version]) + (b"\x02" if clean else b"\x00") + _U16.pack(keep_alive)
+    flags = 0x02 * clean | (0xC0 if user is not None else 0)
+    body = b"\x00\x04MQTT" + bytes([version, flags]) + _U16.pack(keep_alive)
     if version == 5:
         body += b"\x05\x11" + session_expiry.to_bytes(4) if session_expiry else b"\x00"
     body += _string(client_id)
+    if user is not None:
+        body += _string(user) + _string(password)
     return b"\x10" + remaining_length(len(body)) + body
 
 

@@ -8,11 +8,11 @@ import select
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from benchmarks import answers, packets
-from benchmarks.answers import Limits, RefusedError
-from benchmarks.packets import Batch, DeliveryError, Layout, Verifier
+from mqtt_nats.load import answers, packets
+from mqtt_nats.load.answers import Limits, RefusedError
+from mqtt_nats.load.packets import Batch, DeliveryError, Layout, Verifier
 
 _READ = 256 * 1024
 _SAMPLES = 1_000_000
@@ -150,6 +150,8 @@ class Client:
     qos: int = 0
     clean: bool = True
     version: int = 4
+    user: str | None = None
+    password: str = field(default="", repr=False)
 
 
 class Greeting(Connection):
@@ -173,6 +175,8 @@ class Greeting(Connection):
             keep_alive=_KEEP_ALIVE,
             version=client.version,
             session_expiry=0 if client.clean else _SESSION_EXPIRY,
+            user=client.user,
+            password=client.password,
         )
 
     def readable(self) -> None:

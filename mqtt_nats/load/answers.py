@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from benchmarks.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, DeliveryError
+from mqtt_nats.load.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, DeliveryError
 
 CONNACK, SUBACK, DISCONNECT = 0x20, 0x90, 0xE0
 
@@ -15,6 +15,21 @@ _WIDTH: Final = {0x11: 4, 0x13: 2, 0x21: 2, 0x22: 2, 0x24: 1, 0x25: 1, 0x27: 4, 
 
 _STRINGS: Final = {0x12: 1, 0x15: 1, 0x16: 1, 0x1A: 1, 0x1C: 1, 0x1F: 1, 0x26: 2}
 """Strings (or binary data), and of how many parts each is made."""
+
+REASONS: Final = {
+    2: "the client id is not accepted",
+    3: "the server is unavailable",
+    4: "bad user name or password",
+    5: "not authorized",
+    0x86: "bad user name or password",
+    0x87: "not authorized",
+    0x88: "the server is unavailable",
+    0x89: "the server is busy",
+    0x8A: "banned",
+    0x97: "quota exceeded",
+    0x9F: "connection rate exceeded",
+}
+"""What a broker that refuses a connection says most often."""
 
 _ACKS: Final = frozenset((PUBACK, PUBREC, PUBREL, PUBCOMP))
 
@@ -82,7 +97,8 @@ def properties(body: bytes, start: int) -> tuple[dict[int, int], int]:
 def connack(kind: int, body: bytes, version: int) -> tuple[bool, Limits]:
     """Session Present and limits of a broker that accepts the connection; raises `RefusedError`."""
     if kind != CONNACK or len(body) < 2 or body[1] or (version == 4 and len(body) != 2):
-        raise RefusedError(f"connection refused (packet 0x{kind:02x}: {body.hex(' ')})")
+        why = REASONS.get(body[1], "") if kind == CONNACK and len(body) >= 2 else ""
+        raise RefusedError(f"connection refused{why and f': {why}'} (packet 0x{kind:02x}: {body.hex(' ')})")
     if version == 4:
         return bool(body[0]), Limits()
     numbers, end = properties(body, 2)
