@@ -27,6 +27,9 @@ from mqtt_nats.load.packets import Layout
 SETTLE: Final = 1.5
 """Seconds in which what was begun is written and let go of."""
 
+FEW: Final = 20
+"""Clients at a time that leave their sessions behind."""
+
 WINDOW: Final = 50
 """Messages at QoS 1 that are not acknowledged."""
 
@@ -95,16 +98,16 @@ def _join(filters: int, qos: int, *, durable: bool, leave: bool = False) -> Call
 
     def make(broker: peers.Running, loop: Loop, numbers: range) -> None:
         each = Client("", qos=qos, clean=not durable)
-        own = Loop() if leave else loop
-        _clients(
-            broker,
-            own,
-            [
-                replace(each, client_id=f"client{number:06}", topic_filter=f"bench/{number:06}/+" if filters else "")
-                for number in numbers
-            ],
-        )
-        if leave:
+        clients = [
+            replace(each, client_id=f"client{number:06}", topic_filter=f"bench/{number:06}/+" if filters else "")
+            for number in numbers
+        ]
+        if not leave:
+            _clients(broker, loop, clients)
+            return
+        for start in range(0, len(clients), FEW):  # or the memory of all their connections would count
+            own = Loop()
+            _clients(broker, own, clients[start : start + FEW])
             own.close()
 
     return make
