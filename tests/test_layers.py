@@ -160,3 +160,10 @@ def test_every_source_file_is_short_and_has_a_licence_line() -> None:
         lines = path.read_text(encoding="utf-8").splitlines()
         assert len(lines) <= MAX_LINES, f"{name} has {len(lines)} lines"
         assert lines[0] == "# SPDX-License-Identifier: Apache-2.0", name
+
+
+def test_every_part_is_on_the_page() -> None:
+    page = (ROOT / "docs" / "internals" / "architecture.md").read_text(encoding="utf-8")
+    table = page.partition("## Parts")[2].partition("Inside `broker`")[0]
+    for folder in (path for path in (ROOT / "mqtt_nats").iterdir() if (path / "__init__.py").is_file()):
+        assert f"`mqtt_nats/{folder.name}`" in table, folder.name
