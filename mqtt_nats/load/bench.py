@@ -102,6 +102,16 @@ class _Run:
         properties = b"" if plan.version == 5 else None
         layout = Layout(f"{self._root}/00000", plan.payload, plan.qos, properties)
         self.loop = Loop(layout.size)
+        self.subscribers: list[Subscriber] = []
+        self.publishers: list[Publisher] = []
+        self._clients: list[Client] = []
+        self.joined = 0.0
+        """Seconds in which all were connected."""
+
+    def join(self) -> None:
+        """Connect and subscribe everybody."""
+        plan = self.plan
+        properties = b"" if plan.version == 5 else None
         began = time.monotonic()
         filters = [self._topic(number if plan.pairs else 0) for number in range(plan.subscribers)]
         if plan.publishers > plan.subscribers:
@@ -110,12 +120,10 @@ class _Run:
             self._client(f"sub-{number}", topic_filter=each, qos=plan.qos, clean=not plan.durable)
             for number, each in enumerate(filters)
         ]
-        self.subscribers: list[Subscriber] = []
         for number, greeting in enumerate(self._connected(self._clients)):
             layout = Layout(self._topic(number if plan.pairs else 0), plan.payload, plan.qos, properties)
             verifier = Verifier(layout, first=number) if plan.pairs else Verifier(layout, plan.publishers)
             self.subscribers.append(Subscriber(greeting, verifier, self.samples))
-        self.publishers: list[Publisher] = []
         for number, greeting in enumerate(self._connected([self._client(f"pub-{n}") for n in range(plan.publishers)])):
             readers = [self.subscribers[number]] if plan.pairs else self.subscribers
             publisher = Publisher(
@@ -213,7 +221,7 @@ class _Run:
     def close(self) -> None:
         """Disconnect everybody; sessions end."""
         self.loop.close()
-        if self.plan.durable:
+        if self.plan.durable and self.subscribers:
             loop = Loop()
             clients = [replace(each, topic_filter="", clean=True) for each in self._clients]
             try:
@@ -226,6 +234,7 @@ class _Run:
 def _running(plan: Plan) -> Iterator[_Run]:
     run = _Run(plan)
     try:
+        run.join()
         yield run
     finally:
         run.close()

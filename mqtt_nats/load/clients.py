@@ -225,6 +225,7 @@ def connect_all(
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             code = sock.connect_ex(address)
             if code not in (0, errno.EINPROGRESS):
+                sock.close()
                 raise LoadError(f"cannot connect: {errno.errorcode[code]}")
             greetings.append(kind(loop, sock, clients[len(greetings)]))
             pending.append(greetings[-1])

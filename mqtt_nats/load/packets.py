@@ -42,7 +42,7 @@ class DeliveryError(Exception):
 
 
 def remaining_length(value: int) -> bytes:
-    """MQTT variable byte integer of ``value`` [MQTT-2.2.3]."""
+    """MQTT variable byte integer of ``value`` (5.0, section 1.5.5)."""
     out = bytearray()
     while True:
         value, digit = divmod(value, 128)
@@ -195,7 +195,7 @@ def acks(kind: int, layout: Layout, data: bytearray, start: int, count: int) -> 
 
 
 def ack_count(kind: int, data: bytearray, count: int, seq: int) -> None:
-    """Check that the first ``count`` packets are ``kind`` for the messages from ``seq`` on, in order [MQTT-4.6.0-2]."""
+    """Check that the first ``count`` packets are ``kind`` for the messages from ``seq`` on, in order."""
     end, low = count * 4, seq % PID_PERIOD
     if (
         data[0:end:4] != bytes([kind]) * count

@@ -111,6 +111,7 @@ def test_what_is_missing_is_an_error(gateway: Gateway, monkeypatch: pytest.Monke
     monkeypatch.setattr("mqtt_nats.load.bench.SETTLED", 1.0)
     run = _Run(Plan("127.0.0.1", gateway.port, 1, 1, qos=0))
     try:
+        run.join()
         run.go(0.2, None)
         run.publishers[0].sent += 1
         with pytest.raises(DeliveryError, match=r"1 of .* deliveries are missing"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -177,7 +178,7 @@ class DurableSession(RuleBasedStateMachine):
             return
         position = consumer.position
         self.world.elect(consumer, self.gateway.sources[name], min(back, len(consumer.states)))
-        for _ in range(40):  # what has expired meanwhile does not come
+        for _ in range(20):  # what has expired meanwhile does not come
             if not consumer.wire and consumer.position >= position:
                 break
             self.flow(name, 1)
@@ -316,9 +317,10 @@ class DurableSession(RuleBasedStateMachine):
 
 
 DurableSession.TestCase.settings = settings(
-    max_examples=400,
+    max_examples=250,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
 TestDurableSession = DurableSession.TestCase
+TestDurableSession.pytestmark = [pytest.mark.timeout(300)]  # type: ignore[attr-defined]
