@@ -43,16 +43,16 @@ def test_shapes(gateway: Gateway, qos: int, publishers: int, subscribers: int, v
 
 
 def test_a_rate_and_what_people_read(gateway: Gateway) -> None:
-    done = run(gateway, "--publishers", "2", "--subscribers", "2", "--rate", "400", "--qos", "1", "--seconds", "1.2")
+    done = run(gateway, "--publishers", "2", "--subscribers", "2", "--rate", "400", "--qos", "1", "--seconds", "3")
     assert done.exit_code == 0, done.output
     published = re.search(r"^published +([\d,]+)/s$", done.stdout, re.MULTILINE)
     assert published is not None
-    assert 200 <= int(published[1].replace(",", "")) <= 450
+    assert 100 <= int(published[1].replace(",", "")) <= 450
     assert re.search(
         r"^delay +p50 [\d.,]+ ms, p90 [\d.,]+ ms, p99 [\d.,]+ ms, max [\d.,]+ ms$", done.stdout, re.MULTILINE
     )
     assert "each came once and in order" in done.stdout
-    assert re.search(r"^ +1 s +\d+/s$", done.stderr, re.MULTILINE)
+    assert re.search(r"^ +[123] s +\d+/s$", done.stderr, re.MULTILINE)
 
 
 def test_durable_sessions_are_ended(gateway: Gateway, nats_server: NatsServer) -> None:

@@ -35,7 +35,7 @@ async def test_who_has_clients_kicked_slowly_hears_that_it_goes_on(monkeypatch: 
         for name in ("one", "two")
     }
     control: Any = SimpleNamespace(broker=SimpleNamespace(clients=clients))
-    question = {"clients": ["one", "two"], "over": 0.2}
+    question = {"clients": ["one", "two"], "over": 1.0}
     said = [item async for item in controlclients._kick(control, question)]
     assert [item for item in said if not isinstance(item, Total)] == ["one", "two"]
     between = said[said.index("one") : said.index("two")]
