@@ -109,15 +109,19 @@ def test_a_client_that_connects_meanwhile_keeps_its_session(fleet: Fleet, monkey
         there.append(client)
         return {}, []
 
-    monkeypatch.setattr(sessions, "_connected", connects)
-    for arguments in (("c-late",), ("--match", "c-late*")):
-        kept = fleet.json("sessions", "clean", *arguments)
-        assert kept["sessions"] == []
-        assert kept["kept"] == [{"client": "c-late", "why": "the client has connected meanwhile"}]
-    monkeypatch.undo()
-    assert there[-1].subscribed(("late/more", 1)) == (1,)
-    for client in there:
-        client.close()
+    try:
+        monkeypatch.setattr(sessions, "_connected", connects)
+        for arguments in (("c-late",), ("--match", "c-late*")):
+            found = fleet.json("sessions", "clean", *arguments)
+            assert found["sessions"] == []
+            (kept,) = found["kept"]
+            # The gateway that is asked may be the one where it is connected.
+            assert kept["why"] in ("the client has connected meanwhile", "the client is connected")
+        monkeypatch.undo()
+        assert there[-1].subscribed(("late/more", 1)) == (1,)
+    finally:
+        for client in there:
+            client.close()
     eventually(lambda: not listed(fleet, "c-late")[0]["connected"])
     fleet.json("sessions", "clean", "c-late")
 
