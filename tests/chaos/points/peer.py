@@ -448,7 +448,7 @@ class Peer:
         self._write(encode(request, self.version))
 
     def _write(self, data: bytes) -> None:
-        if self._writer is not None:
+        if self._writer is not None and not self._writer.is_closing():  # else it is sent again after the reconnect
             with contextlib.suppress(OSError):
                 self._writer.write(data)
 
