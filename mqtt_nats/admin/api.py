@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from mqtt_nats import __version__
 from mqtt_nats.admin.guard import problem, read_body
-from mqtt_nats.admin.tracing import LINES, TRACE, Lines
+from mqtt_nats.admin.tracing import LINES, Lines
 from mqtt_nats.ctl.verb import Refused, Verb
 from mqtt_nats.errors import StartupError
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -82,7 +82,7 @@ class Api:
         except Exception:
             log.exception("%s failed", verb.name)
             return problem(500, "internal error: see the log of the gateway")
-        if verb is TRACE:
+        if verb.lines:
             return Lines(result)
         return Response(orjson.dumps(result), media_type=JSON)
 
@@ -243,7 +243,7 @@ def _operation(verb: Verb, schemas: dict[str, Any]) -> dict[str, Any]:
     properties = _properties(verb, schema)
     required = set(schema.get("required", ()))
     error = {"description": "One line that says what is wrong.", "content": _json({"$ref": REFERENCE + "Error"})}
-    kind = LINES if verb is TRACE else JSON
+    kind = LINES if verb.lines else JSON
     operation: dict[str, Any] = {
         "operationId": verb.name,
         "summary": verb.summary,

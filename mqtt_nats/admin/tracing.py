@@ -6,17 +6,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable
 from contextlib import aclosing, suppress
-from typing import Annotated, Any, Final, Self
+from typing import Any, Final, Self
 
 import anyio
 import orjson
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 from starlette.responses import StreamingResponse
 from starlette.types import Send
 
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.ctl.trace import Event, trace
-from mqtt_nats.ctl.verb import Arguments, Refused, Verb, seconds
+from mqtt_nats.ctl.verb import Arguments, Length, Verb
 
 LINES: Final = "application/x-ndjson"
 
@@ -27,23 +27,12 @@ LONGEST: Final = 3600
 """Seconds of the longest trace."""
 
 
-def _lasts(given: object) -> object:
-    try:
-        return seconds(given) if isinstance(given, str) else given
-    except Refused as error:
-        raise ValueError(str(error)) from None
-
-
 class Tracing(Arguments):
     """Whose packets, or which messages, and for how long."""
 
     client: str = Field(default="", description="The packets of this client, on whichever gateway it is, or will be.")
     topic: str = Field(default="", description="What becomes of the messages on topics that match this filter.")
-    lasts: Annotated[
-        float,
-        BeforeValidator(_lasts, json_schema_input_type=float | str),
-        Field(gt=0, le=LONGEST, description="Seconds, also as 90s or 15m; at most an hour."),
-    ] = 60.0
+    lasts: Length = Field(default=60.0, gt=0, le=LONGEST, description="Seconds, also as 90s or 15m; at most an hour.")
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -114,5 +103,6 @@ TRACE: Final = Verb(
     begin,
     "Follow the packets of a client, or the messages on a topic: JSON objects, one to a line, and empty lines between.",
     str,
+    lines=True,
 )
 """The verb of which the command line has a form of its own."""

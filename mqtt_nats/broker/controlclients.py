@@ -180,7 +180,8 @@ async def _kick(control: Control, question: dict[str, Any]) -> AsyncIterator[Any
             due = asyncio.get_running_loop().time() + pause
             while (left := due - asyncio.get_running_loop().time()) > 0:
                 await asyncio.sleep(min(left, HEARD))
-                yield Total(len(found))  # or who has asked would take the gateway for gone
+                if left > HEARD:
+                    yield Total(len(found))  # or who has asked would take the gateway for gone
         elif not number % SLICE:
             await asyncio.sleep(0)
 

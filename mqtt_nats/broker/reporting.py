@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -11,6 +12,8 @@ from mqtt_nats.broker.counters import snapshot
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.context import Broker
+
+log = logging.getLogger("mqtt_nats.gateway")
 
 COUNTERS: Final = b"$MQTT.gateways.counters"
 """Every gateway of a group, ``{"group": ...}``, tells what it has counted."""
@@ -40,6 +43,10 @@ async def report(broker: Broker) -> dict[str, Any]:
 
 
 async def _report(broker: Broker, reply: bytes) -> None:
-    body = orjson.dumps(await report(broker))
+    found = await report(broker)
+    body = orjson.dumps(found)
+    if len(body) > broker.link.max_payload:  # over which NATS would end the connection
+        log.warning("the counters of %d tenants are more than NATS takes at a time", len(found["tenants"]))
+        body = orjson.dumps({**found, "tenants": {}})
     broker.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
     broker.link.kick()

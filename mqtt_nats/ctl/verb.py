@@ -37,7 +37,8 @@ class Verb:
     ``run`` raises Refused, ApiError, NoResponders and RequestTimeout. Its inbox is on a connection that gets its own
     messages too, or a gateway that asks all would not hear itself. An argument that ``path`` names may hold slashes:
     they are percent-encoded there. ``show`` makes of a result what a person reads. ``positional`` are the arguments
-    that the command line takes without a name, besides those of ``path``, all in the order of the model.
+    that the command line takes without a name, besides those of ``path``, all in the order of the model. With ``lines``
+    the result is not one object, but lines as they come, for HTTP alone.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Verb:
     summary: str
     show: Callable[[Any], str]
     positional: tuple[str, ...] = ()
+    lines: bool = False
 
     @property
     def in_path(self) -> tuple[str, ...]:

@@ -121,6 +121,8 @@ class Source:
 
     def given_up(self, sequence: int) -> None:
         """A message was forgotten, to come again: it is not done, for all that has been here."""
+        if 0 < self.forgone <= sequence and sequence > self.first:
+            return  # every range ends before it: thousands are given up at once
         self.forgone = min(self.forgone or sequence, sequence)
         self.first = min(self.first, sequence - 1)
         self._end_range()

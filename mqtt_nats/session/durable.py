@@ -81,7 +81,7 @@ class DurableOutbound(Recalling):
         # JetStream has forgotten that it delivered this, as a server that was killed does.
         forgotten = attempt == 1 and sequence <= source.first
         again = forgotten or attempt > 1 or sequence <= source.last or sequence in self._owed
-        been = source.been(sequence)
+        been = attempt > 1 and source.been(sequence)
         self._seen(source, sequence, attempt)
         identifier = sequence % ID_SPACE + 1
         known = self._find(sequence)

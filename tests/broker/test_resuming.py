@@ -137,3 +137,30 @@ async def test_what_is_new_waits_for_what_is_not_back(monkeypatch: pytest.Monkey
     await resuming.reattach(client, side)
     assert source.held & Source.RETURNING
     assert (released, due) == (([source], []) if back else ([], ["name"]))
+
+
+@pytest.mark.parametrize(("forgone", "start"), [(0, 31), (20, 20), (40, 31)])
+async def test_a_consumer_that_was_deleted_begins_with_what_was_given_up(
+    forgone: int, start: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only JetStream has that; what is done or on its way is known when it comes once more."""
+    made: list[ConsumerRef] = []
+
+    async def create(js: object, stream: str, consumer: ConsumerRef) -> None:
+        made.append(consumer)
+
+    async def call(js: object, what: str) -> Any:
+        return {"state": {"last_seq": 100}}
+
+    async def check() -> None:
+        return
+
+    monkeypatch.setattr(attaching, "create_consumer", create)
+    monkeypatch.setattr(attaching, "call", call)
+    broker = SimpleNamespace(inbox=None, generation=SimpleNamespace(check=check))
+    client: Any = SimpleNamespace(broker=broker, alive=True, record=SimpleNamespace(cons={}, v5=SimpleNamespace()))
+    source = Source(1, 1, 10)
+    source.last, source.forgone = 30, forgone
+    side: Any = SimpleNamespace(replaced=None)
+    await attaching.make_anew(client, side, Attachment("key", CONSUMER, source))
+    assert [one.start_seq for one in made] == [start]

@@ -6,9 +6,12 @@ from collections.abc import Callable
 
 import orjson
 import pytest
+from click.testing import CliRunner
 from nats.aio.client import Client as NatsClient
 
+from mqtt_nats.cli import command
 from mqtt_streams.hashing import name_hash
+from tests.harness.nats import NatsServer
 from tests.harness.waiting import eventually
 from tests.interop.support import BOTH_WAYS, Message, Pahos, unique
 
@@ -163,3 +166,14 @@ async def test_a_record_that_nats_server_has_written_is_a_plain_311_session(
     again = await record()
     assert again["subs"] == written["subs"]
     assert "v5" in again
+
+
+def test_a_session_that_the_listener_serves_is_not_cleaned(paho: Pahos, nats: NatsServer) -> None:
+    """No gateway knows that its client is connected."""
+    client_id = unique("served")
+    subscriber = paho("nats-server", client_id, clean=False)
+    subscriber.subscribe(unique("served/"), 1)
+    done = CliRunner().invoke(command, ["ctl", "--nats", nats.url, "sessions", "clean", client_id, "--json"])
+    found = orjson.loads(done.stdout)
+    assert found["sessions"] == []
+    assert "nats-server's own listener" in found["kept"][0]["why"]
