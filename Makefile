@@ -26,9 +26,13 @@ test-long: $(VENV)/.test
 # The same tests with the compiled modules, in a copy of the sources; needs a C compiler. The fuzzer of the codec is
 # guided by the lines that run, which compiled code does not tell: its own tests are for the sources.
 COPY := $(CURDIR)/build/compiled
-test-compiled: $(VENV)/.test
+COPIED := PYTHONPATH=$(COPY):$(COPY)/streams:$(COPY)/spark
+.PHONY: compiled
+compiled: $(VENV)/.test
 	$(BIN)/python hatch_build.py $(COPY)
-	cd $(COPY) && PYTHONPATH=$(COPY):$(COPY)/streams:$(COPY)/spark \
+
+test-compiled: compiled
+	cd $(COPY) && $(COPIED) \
 		$(CURDIR)/$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --ignore tests/fuzz $(PYTEST_ARGS)
 
 # Into dist/: the wheel for every platform, and the compiled one for this; pip prefers the second where it fits.
@@ -61,21 +65,28 @@ chaos: $(VENV)/.test
 fuzz: $(VENV)/.test
 	$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
+# What is measured: the compiled build where there is a C compiler, as pip takes it where its wheel is; or BUILD=pure.
+BUILD ?= $(if $(shell command -v cc),compiled,pure)
+ifeq ($(BUILD),compiled)
+OURS := --ours "env $(COPIED) $(CURDIR)/$(BIN)/python -P -m mqtt_nats serve --nats nats://{host}:{nats} --listen {host}:{mqtt}"
+BUILT := compiled
+endif
+
 # The table of targets, beside nats-server's own listener and mosquitto: docs/benchmarks.md, in less than 20 minutes.
-bench: $(VENV)/.bench
-	$(BIN)/python -m benchmarks --table --rounds 5 --seconds 0.8 --warmup 0.2 \
+bench: $(VENV)/.bench $(BUILT)
+	$(BIN)/python -m benchmarks $(OURS) --table --rounds 5 --seconds 0.8 --warmup 0.2 \
 		--title "Beside nats-server's own listener and mosquitto" \
 		--report docs/benchmarks.md --ratios docs/benchmarks.json $(BENCH_ARGS)
 
 # The same ratios in three minutes; fails where one is worse than in docs/benchmarks.json by more than the spread explains.
-bench-check: $(VENV)/.bench
-	$(BIN)/python -m benchmarks --check docs/benchmarks.json --rounds 3 --seconds 0.7 --warmup 0.3 $(BENCH_ARGS)
+bench-check: $(VENV)/.bench $(BUILT)
+	$(BIN)/python -m benchmarks $(OURS) --check docs/benchmarks.json --rounds 3 --seconds 0.7 --warmup 0.3 $(BENCH_ARGS)
 
 # Every broker that is here; hooks; how cost grows with sessions, filters, connections, retained messages and payload; sizes.
 bench-full: $(VENV)/.bench
 	$(MAKE) bench; test $$? -le 2
 	test -d $(VENV)/aedes || npm install --silent --prefix $(VENV)/aedes aedes || true
-	$(BIN)/python -m benchmarks --table --peers ours,nats,mosquitto,aedes,amqtt,emqx --rounds 3 --seconds 1 \
+	$(BIN)/python -m benchmarks $(OURS) --table --peers ours,nats,mosquitto,aedes,amqtt,emqx --rounds 3 --seconds 1 \
 		--warmup 0.3 --report docs/benchmarks.md --part brokers --title 'Beside every broker'; test $$? -le 1
 	$(BIN)/python -m benchmarks --peers ours,hooks-elsewhere,hooks --only 'pairs10-q[01],pairs500-q0,fanout100-q0' --rounds 5 \
 		--seconds 1 --report docs/benchmarks.md --part hooks --title 'With hooks'; test $$? -le 1

@@ -207,15 +207,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"round {number + 1}: {scenario.name}, {name}: {_summary(result)}", flush=True)
     verdicts = targets.judged({each.name for each in scenarios}, names, results)
     if options.check:
-        return _checked(before, verdicts, machine(names))
+        return _checked(before, verdicts, machine(names, options.ours))
     command = "python -m benchmarks " + shlex.join(sys.argv[1:] if arguments is None else arguments)
     text = report.document(
         scenarios,
         names,
         results,
         title=options.title,
-        about=machine(names),
-        command=command.strip(),
+        about=machine(names, options.ours),
+        command=command.strip().replace(str(Path.cwd()), "$PWD"),
         notes=_notes(options, scenarios, names, skipped, time.monotonic() - began),
         reached=targets.target_table(verdicts),
     )
@@ -223,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.report:
         page.put(options.report, "Benchmarks", options.part, text)
     if options.ratios:
-        compare.save(options.ratios, machine(names), verdicts)
+        compare.save(options.ratios, machine(names, options.ours), verdicts)
     if options.json:
         runs = {name: {peer: cell.runs for peer, cell in cells.items()} for name, cells in results.items()}
         options.json.write_text(json.dumps(runs, indent=1))

@@ -274,8 +274,11 @@ ALL = ("ours", "nats", "mosquitto", "aedes", "amqtt", "emqx")
 """All that are brokers."""
 
 
-def version(peer: str) -> str:
-    """What a peer's program says of its version."""
+def version(peer: str, command: str = OURS_COMMAND) -> str:
+    """What a peer's program says of its version; ``command`` starts ours."""
+    if peer == "ours":
+        words = _ours_command(command)
+        return _said([*words[: words.index("serve")], "--version"])
     if peer == "aedes":
         said = json.loads((AEDES / "node_modules" / "aedes" / "package.json").read_text())
         return f"aedes {said['version']}"
@@ -288,7 +291,11 @@ def version(peer: str) -> str:
     if peer not in arguments:
         return ""
     program, *rest = arguments[peer]
-    run = subprocess.run([_required(program), *rest], capture_output=True, text=True, timeout=20, check=False)
+    return _said([_required(program), *rest])
+
+
+def _said(command: list[str]) -> str:
+    run = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     lines = (run.stdout + run.stderr).strip().splitlines()
     return lines[0].strip() if lines else "unknown"
 

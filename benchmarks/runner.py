@@ -63,14 +63,14 @@ def generate(job: Job) -> dict[str, object]:
     return result
 
 
-def machine(columns: Sequence[str]) -> str:
-    """What the figures were measured on, and with which versions."""
+def machine(columns: Sequence[str], command: str = peers.OURS_COMMAND) -> str:
+    """What the figures were measured on, and with which versions; ``command`` starts ours."""
     model = "unknown processor"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             model = line.partition(":")[2].strip()
             break
-    versions = "; ".join(f"{each}: {found}" for each in columns if (found := peers.version(peer_of(each))))
+    versions = "; ".join(f"{each}: {found}" for each in columns if (found := peers.version(peer_of(each), command)))
     return (
         f"{os.cpu_count()} CPUs ({model}), Linux {platform.release()}, Python {platform.python_version()}; {versions}; "
         f"{time.strftime('%Y-%m-%d')}"

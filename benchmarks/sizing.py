@@ -162,6 +162,15 @@ def measure(row: Row) -> list[str]:
     return cells
 
 
+def begin() -> str:
+    """What the processes take before anybody connects."""
+    with peers.running("ours") as broker:
+        time.sleep(SETTLE)
+        found = _look(broker)
+    each = (f"{what} {found[what] / 1e6:.0f} MB" for what in ("gateway", "nats-server"))
+    return f"Just started: {', '.join(each)} of memory."
+
+
 def _rest(loop: Loop) -> None:
     until = time.monotonic() + SETTLE
     while time.monotonic() < until:
@@ -175,9 +184,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", default="", metavar="TEXT", help="rows whose titles have it")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write the table as markdown")
     given = parser.parse_args(arguments)
+    begun = begin()
+    print(begun, flush=True)
     lines = [["one more", "measured with", "gateway, memory", "nats-server, memory", "files"]]
     lines += [measure(row) for row in rows(given.small) if given.only in row.title]
-    text = f"{machine(['ours', 'nats'])}; bytes each.\n\n" + "\n".join(table(lines))
+    text = f"{machine(['ours', 'nats'])}. {begun} Bytes each:\n\n" + "\n".join(table(lines))
     print("\n" + text)
     if given.report:
         page.put(given.report, "Sizing", "sizing", text)

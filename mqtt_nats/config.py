@@ -204,6 +204,13 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, AccountSettings, Bas
         default=True,
         description="Hand messages to this gateway's own subscribers directly, without a way through NATS.",
     )
+    shared_reader: Annotated[Literal["auto", "always", "never"], BeforeValidator(_lower)] = Field(
+        default="auto",
+        description="Whether the messages of connected durable sessions that keep up are brought by one consumer per "
+        "gateway, and where they are is stored in batches, which is faster. `auto`: while no gateway runs that is too "
+        "old for it, and nobody uses nats-server's own MQTT listener. Without effect where `$MQTT_msgs` has the "
+        "retention `interest`.",
+    )
     publish_client_id: bool = Field(
         default=True, description="Name the publisher to NATS clients in the header `Nmqtt-Client`."
     )

@@ -101,16 +101,16 @@ def check_version(link: Link, urls: str) -> None:
     Raises:
         StartupError: it is not.
     """
-    version = str(link._server_info.get("version", "0"))
-    if _version(version) < MINIMUM_SERVER:
+    if server_version(link) < MINIMUM_SERVER:
         raise StartupError(
-            f"nats-server at {urls} is version {version}; mqtt-nats needs "
+            f"nats-server at {urls} is version {link._server_info.get('version', '0')}; mqtt-nats needs "
             f"{MINIMUM_SERVER[0]}.{MINIMUM_SERVER[1]} or newer: upgrade it"
         )
 
 
-def _version(text: str) -> tuple[int, int]:
-    parts = text.split(".")
+def server_version(link: Link) -> tuple[int, int]:
+    """Major and minor version of the nats-server that a gateway is connected to; 0.0 when it does not say."""
+    parts = str(link._server_info.get("version", "0")).split(".")
     try:
         return int(parts[0]), int(parts[1])
     except (ValueError, IndexError):

@@ -19,7 +19,7 @@ import anyio
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.backbone.store import Store
-from mqtt_nats.broker import stalling
+from mqtt_nats.broker import company, live, stalling
 from mqtt_nats.broker.context import Broker
 from mqtt_nats.broker.control import Control, Powers
 from mqtt_nats.broker.fleet import Fleet
@@ -34,7 +34,7 @@ from mqtt_nats.broker.timing import take_timers
 from mqtt_nats.config import Settings
 from mqtt_nats.connection.connection import CLOCK_STEP
 from mqtt_nats.errors import StartupError
-from mqtt_nats.linking import check_version, connect_link
+from mqtt_nats.linking import check_version, connect_link, server_version
 from mqtt_nats.logs import GATEWAY
 from mqtt_nats.plugins.manager import Plugins
 from mqtt_nats.pubsub.fanout import SEEN_FOR
@@ -89,6 +89,7 @@ class Tenant:
         self._of = f"tenant {name}: " if name else ""
         """Beginning of what is logged about it."""
         self._configs: dict[str, dict[str, Any]] = {}
+        self._company: company.Company | None = None
         """The configurations of the streams."""
         self._ending = False
         self._looking = False
@@ -181,6 +182,7 @@ class Tenant:
             message_retention=settings.message_retention,
             retention=settings.retention,
             message_ids=settings.message_ids,
+            positions=settings.shared_reader != "never",
             max_retained=settings.max_retained,
         )
         self._configs = report.configs
@@ -277,6 +279,7 @@ class Tenant:
         broker.plugins = Plugins(broker, self.settings.plugins)
         broker.fleet = Fleet(broker, broker.plugins, _not_here if self.name else reload)
         self._recognise(broker)
+        broker.resets = server_version(self.link) >= live.RESETS
         watch_consumers(broker)
         watch(broker)
         stalling.watch(broker)
@@ -299,7 +302,10 @@ class Tenant:
         broker = self.broker
         assert broker is not None
         assert self.lease is not None
+        self._company = company.make(broker, self.lease, self._configs[MESSAGES])
         try:
+            if self._company is not None:
+                await self._company.begin()
             await self.lease.begin()
         except (NoResponders, RequestTimeout, ApiError) as error:
             text = " ".join(str(error).split())
@@ -342,6 +348,7 @@ class Tenant:
             tasks.create_task(broker.system.keep(), name="$SYS"),
             tasks.create_task(broker.fleet.keep(), name="fleet"),
             tasks.create_task(look_after(broker), name="shared subscriptions"),
+            *company.keep_company(broker, self._company, tasks),
         ]
 
     def _pressure(self, pressed: bool) -> None:

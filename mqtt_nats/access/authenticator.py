@@ -111,6 +111,10 @@ class Door(Protocol):
     """Decides who may connect by one listener."""
 
     @property
+    def immediate(self) -> bool:
+        """:meth:`authenticate` waits for nothing, and needs no limit of time."""
+
+    @property
     def methods(self) -> Collection[str]:
         """Names of the enhanced authentication methods that are served."""
 

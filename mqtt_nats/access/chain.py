@@ -45,6 +45,11 @@ class Chain:
         self._anonymous = anonymous
 
     @property
+    def immediate(self) -> bool:
+        """Nobody is asked about a client that names no method."""
+        return not self._authenticators
+
+    @property
     def methods(self) -> Collection[str]:
         """SCRAM-SHA-256 where there is a file of users."""
         return () if self._users is None else (METHOD,)

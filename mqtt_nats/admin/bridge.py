@@ -102,6 +102,7 @@ ASKED: Final[TypeAdapter[Subscribing | Unsubscribing | Publishing]] = TypeAdapte
 class OpenDoor:
     """Who is here has proved to be an administrator."""
 
+    immediate = True
     methods: Collection[str] = ()
 
     async def authenticate(self, credentials: Credentials) -> Allow | Denied:

@@ -39,6 +39,8 @@ class Inbox:
         self._literal: dict[str, asyncio.Future[Reply]] = {}
         self._deadlines: dict[asyncio.Future[Reply], tuple[float, str, float]] = {}
         self._sweeper: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        # Asked for once: before Python 3.12 that is a system call each time.
         self._length = len(self.prefix)
         self._count = 0
         self._sid = link.subscribe_raw(self.prefix + b"*", self._arrived)
@@ -79,7 +81,9 @@ class Inbox:
             raise ApiError(413, 0, f"a request of {len(headers) + len(payload)} bytes; NATS takes {link.max_payload}")
         if not link.online:
             raise RequestTimeout(f"not connected to NATS: {subject}")
-        loop = asyncio.get_running_loop()
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = asyncio.get_running_loop()
         future: asyncio.Future[Reply] = loop.create_future()
         token = b""
         if reply:
@@ -116,7 +120,8 @@ class Inbox:
 
     def _sweep(self) -> None:
         """Fail the requests whose time is up: one timer for all, since most requests need none."""
-        loop = asyncio.get_running_loop()
+        assert self._loop is not None
+        loop = self._loop
         now = loop.time()
         for future, (deadline, subject, timeout) in list(self._deadlines.items()):
             if now >= deadline and not future.done():

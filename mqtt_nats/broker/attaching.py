@@ -33,9 +33,10 @@ from mqtt_streams.pubrel import STREAM as OUT
 from mqtt_streams.pubrel import pubrel_consumer
 
 if TYPE_CHECKING:
+    from mqtt_nats.broker.attachment import Attachment
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
-    from mqtt_nats.broker.durable import Attachment, DurableSide
+    from mqtt_nats.broker.durable import DurableSide
     from mqtt_nats.session.delivery import Source
     from mqtt_nats.session.durable import DurableOutbound
 
@@ -112,7 +113,13 @@ async def take(side: DurableSide, attachment: Attachment) -> tuple[ConsumerInfo,
     broker = side.client.broker
     consumer = attachment.consumer
     try:
-        info = await move(broker, MESSAGES, consumer)
+        try:
+            info = await move(broker, MESSAGES, consumer)
+        except ApiError as error:
+            if error.err_code != CREATE_FAILED or not await _adopt_start(side, attachment):
+                raise
+            consumer = attachment.consumer
+            info = await move(broker, MESSAGES, consumer)
     except ConsumerNotFound:
         return await make_anew(side.client, side, attachment), False
     except DeliverSubjectBusy:
@@ -123,6 +130,20 @@ async def take(side: DurableSide, attachment: Attachment) -> tuple[ConsumerInfo,
             raise MqttError("a consumer was deleted while it was being attached", ReasonCode.SERVER_BUSY)
         return latest, True
     return info, False
+
+
+async def _adopt_start(side: DurableSide, attachment: Attachment) -> bool:
+    """A consumer that was made again may begin elsewhere than the record says, which was to be written next."""
+    consumer = attachment.consumer
+    found = await existing_consumer(side.client.broker.inbox, MESSAGES, consumer.durable_name)
+    if found is None or found.start_seq == consumer.start_seq:
+        return False
+    attachment.consumer = replace(consumer, start_seq=found.start_seq)
+    record = side.client.record
+    if record is not None and attachment.key in record.cons:
+        record.cons[attachment.key] = attachment.consumer
+        side.kept = True
+    return True
 
 
 async def attach_in_place(side: DurableSide, attachment: Attachment) -> ConsumerInfo:
@@ -306,15 +327,18 @@ async def attach_pubrels(client: Client, side: DurableSide) -> None:
     side.pubrels_come = 0
     side.pubrel_sid = broker.link.subscribe_raw(consumer.deliver_subject.encode(), side.pubrel_arrived)
     if moved:
-        await move(broker, OUT, consumer)
-    elif known:
+        try:
+            await move(broker, OUT, consumer)
+        except DeliverSubjectBusy:
+            moved = False
+    if not moved and known:
         found = await existing_consumer(broker.inbox, OUT, consumer.durable_name)
         if found is not None and found.deliver_subject != consumer.deliver_subject:
             broker.link.unsubscribe_raw(side.pubrel_sid)
             consumer = replace(consumer, deliver_subject=found.deliver_subject)
             side.pubrel_sid = broker.link.subscribe_raw(consumer.deliver_subject.encode(), side.pubrel_arrived)
         await send_again(broker, OUT, consumer, lambda: side.pubrels_come)
-    else:
+    elif not known:
         await create_consumer(broker.inbox, OUT, consumer)
     broker.attached[consumer.durable_name] = client
     if client.record is not None:

@@ -56,7 +56,7 @@ async def authenticate(client: Client, connect: Connect, client_id: str) -> Prop
     credentials = Credentials(client_id, connect.username, connect.password, client.connection)
     verdict = await verdict_of_hooks(client, credentials)
     if isinstance(verdict, Ignore):
-        verdict = await _decision(client.access.authenticate(credentials))
+        verdict = await _decision(client.access.authenticate(credentials), immediate=client.access.immediate)
     if isinstance(verdict, Denied):
         _log_denial(client, client_id, verdict)
         raise MqttError("access denied", verdict.reason)
@@ -86,8 +86,10 @@ def admit(client: Client, granted: Allow) -> None:
         client.expires = asyncio.get_running_loop().call_later(left, client.end, expired)
 
 
-async def _decision(work: Coroutine[Any, Any, T]) -> T:
+async def _decision(work: Coroutine[Any, Any, T], *, immediate: bool = False) -> T:
     try:
+        if immediate:
+            return await work
         async with asyncio.timeout(AUTHENTICATION):
             return await work
     except Exception as error:

@@ -392,6 +392,11 @@ class Client(Member):
         if self._task is None:
             self._task = self.broker.spawn_safe(self._work(), self.client_id or "a client")
 
+    @property
+    def crowded(self) -> bool:
+        """Whether jobs wait behind the present one."""
+        return bool(self._jobs)
+
     async def _work(self) -> None:
         self._idle, jobs = False, self._jobs
         assert jobs is not None

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats import natstime
 from mqtt_nats.backbone.store import Op, Silent
 from mqtt_nats.broker.announcing import disconnected, session
+from mqtt_nats.broker.attachment import backstop
 from mqtt_nats.broker.greeting import NEVER
+from mqtt_nats.broker.grounding import leave_position
 from mqtt_nats.broker.halfway import note
 from mqtt_nats.broker.record import discard_session, leftovers, save_record
 from mqtt_nats.broker.sharing import detach, forget_later
@@ -17,8 +21,10 @@ from mqtt_nats.broker.will import Done, drop_will, settle_wills
 from mqtt_nats.codec import Disconnect, ProtocolError, ReasonCode
 from mqtt_nats.hooks.points import SESSION_TERMINATED
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.consumers import update_consumer
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.headers import EXPECTED_LAST_SUBJECT_SEQUENCE
+from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.qos2 import PREFIX as HELD_PREFIX
 from mqtt_streams.sessions import V5, WRONG_LAST_SEQUENCE, Conflict, NewerRecord, PoisonedRecord, SessionRecord
 from mqtt_streams.timers import EXPIRY, FiredTimer, schedule_block, timer_subject
@@ -26,6 +32,7 @@ from mqtt_streams.timers import EXPIRY, FiredTimer, schedule_block, timer_subjec
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
+    from mqtt_nats.broker.durable import DurableSide
 
 # The header with which a timer is stored only where there is none.
 UNSET: Final = ((EXPECTED_LAST_SUBJECT_SEQUENCE, "0"),)
@@ -76,13 +83,29 @@ async def _leave(client: Client, changed: bool, dropped: Done | None) -> None:
         if changed:
             await save_record(client, client.epoch)
             if side is not None:
-                await side.renew_backstops()
+                await renew_backstops(side)
     except Conflict:
         client.taken_over()
         return
     except (ApiError, NoResponders, RequestTimeout) as error:
         log.warning("%s: its session expiry interval was not stored: %s", client, error)
     client.close()
+
+
+async def renew_backstops(side: DurableSide) -> None:
+    """Let the consumers live as long as the session, whose expiry interval has changed.
+
+    Raises:
+        ApiError, NoResponders, RequestTimeout: JetStream does not do it.
+    """
+    record = side.client.record
+    assert record is not None
+    assert record.v5 is not None
+    threshold = backstop(record.v5.expiry)
+    for key, consumer in record.cons.items():
+        record.cons[key] = replace(consumer, inactive_threshold=threshold)
+    consumers = [one for one in record.cons.values() if one.durable_name in side.attachments]
+    await asyncio.gather(*(update_consumer(side.client.broker.inbox, MESSAGES, one) for one in consumers))
 
 
 def leave(client: Client) -> None:
@@ -101,6 +124,7 @@ def leave(client: Client) -> None:
         broker.counters.drop("session ended", waiting)
         log.info("%s: %d messages that waited for it end with its session", client, waiting)
     if side is not None:
+        leave_position(client, side)
         side.detach()
         if client.epoch and not client.taken:
             note(client, side)
@@ -257,6 +281,7 @@ def ended_record(record: SessionRecord, identity: str, epoch: int) -> SessionRec
         draining=leftovers(record),
         wills=wills,
         shared=shared,
+        pos=record.v5.pos if record.v5 is not None else "",
     )
     return SessionRecord(record.client_id, identity, clean=True, v5=v5)
 

@@ -20,6 +20,7 @@ from mqtt_nats.backbone.store import Op, Store
 from mqtt_nats.broker.banning import Banning
 from mqtt_nats.broker.counters import Counters
 from mqtt_nats.broker.generation import Generation
+from mqtt_nats.broker.latest import Latest
 from mqtt_nats.broker.nodes import Nodes
 from mqtt_nats.broker.presence import Presence
 from mqtt_nats.broker.readiness import Readiness
@@ -40,6 +41,7 @@ from mqtt_nats.pubsub.table import Table
 from mqtt_nats.session.durable import packet_id
 from mqtt_streams.hashing import nuid
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
+from mqtt_streams.positions import PositionStore
 from mqtt_streams.pubrel import PubrelStore
 from mqtt_streams.qos2 import Qos2Store
 from mqtt_streams.retained import RetainedStore
@@ -52,7 +54,9 @@ if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.control import Control
     from mqtt_nats.broker.fleet import Fleet
+    from mqtt_nats.broker.keeping import Keeper
     from mqtt_nats.broker.leases import Lease
+    from mqtt_nats.broker.live import Live
     from mqtt_nats.broker.reconciling import Reconciling
     from mqtt_nats.config import Settings
     from mqtt_nats.plugins.manager import Plugins
@@ -144,6 +148,16 @@ class Broker:
         self.timers = TimerStore(inbox)
         self.wills = WillStore(inbox)
         self.groups = SharedStore(inbox)
+        self.positions = PositionStore(inbox)
+        self.latest = Latest(self)
+        self.keepers: set[Keeper] = set()
+        """What writes positions of sessions."""
+        self.leaving: dict[str, asyncio.Task[None]] = {}
+        """What leaves positions in order, by the client's hash."""
+        self.live: Live | None = None
+        """The sessions that the shared reader serves; None: it is not used."""
+        self.resets = False
+        """Whether nats-server can set the position of a consumer."""
         self.generation = Generation(self)
         self.welcomes: dict[tuple[int, ...], bytes] = {}
         """CONNACK of most 5.0 connections, by Session Present and limits."""

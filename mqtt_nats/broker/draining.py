@@ -21,7 +21,8 @@ from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import Conflict, Draining
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.durable import Attachment, DurableSide
+    from mqtt_nats.broker.attachment import Attachment
+    from mqtt_nats.broker.durable import DurableSide
     from mqtt_nats.pubsub.message import Stored
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -40,6 +41,7 @@ def drain(side: DurableSide, key: str) -> Draining | None:
     record.v5.replay.pop(key, None)
     record.v5.was.pop(key, None)
     attachment = side.attachments[consumer.durable_name]
+    side.settle()
     for other in side.overlap.remove(attachment):
         record.v5.was[other.key] = (other.source.was_qos, other.source.until)
     source = attachment.source
@@ -55,6 +57,9 @@ def drain(side: DurableSide, key: str) -> Draining | None:
 
     inflight = side.machine.drain(source, keep)
     attachment.key = ""
+    if source.live:  # what is in flight is in the session's position
+        record.v5.draining.append(Draining(consumer.durable_name, consumer.filter_subject, 0, source.end))
+        return None
     qos = [delivery.qos for delivery in inflight]
     if any(other.last > source.last for other in others):
         # They have acknowledged what was this one's to deliver, and perhaps it has not been given that yet.

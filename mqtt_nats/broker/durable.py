@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.link import Handler
 from mqtt_nats.backbone.store import Op, Silent
 from mqtt_nats.broker.attaching import attach_pubrels, take
+from mqtt_nats.broker.attachment import Attachment, backstop
 from mqtt_nats.broker.draining import finish, inherited, pass_on, spend
+from mqtt_nats.broker.grounding import WINDOW
+from mqtt_nats.broker.keeping import KEPT, TAKEN, Keeper
 from mqtt_nats.broker.lingering import MARKS, RECORD, Lingering
 from mqtt_nats.broker.operations import ConfirmOp, PubrelOp
 from mqtt_nats.broker.overflowing import pass_over
@@ -32,7 +36,6 @@ from mqtt_streams.consumers import (
     consumer_info,
     delete_consumer,
     parse_ack,
-    update_consumer,
 )
 from mqtt_streams.headers import get_int
 from mqtt_streams.messages import DELIVER_PREFIX
@@ -42,50 +45,16 @@ from mqtt_streams.pubrel import CONSUMER_PREFIX, pubrel_block, pubrel_subject
 from mqtt_streams.subjects import starts_with_wildcard, visible_to_wildcard
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.wire import Wire
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.stalling import Stall
 
 log = logging.getLogger("mqtt_nats.broker")
 
+MARKED: Final = (*MARKS, *KEPT)
+"""Before what is no acknowledgement subject."""
+
 # After this long without a redelivery, what is still missing is gone (seconds).
 COLLECT_PATIENCE: Final = 1.0
-
-# JetStream keeps at most max_ack_pending per consumer in flight; the sum of all is bounded only by the identifiers.
-WINDOW: Final = 32768
-
-# A consumer outlives its session's deadline by this long, should no gateway be there to delete it (seconds).
-BACKSTOP: Final = 86_400
-
-
-def backstop(expiry: int | None) -> int:
-    """Nanoseconds without interest after which the server removes a consumer that nobody deleted; 0 = never."""
-    return 0 if expiry is None else (expiry + BACKSTOP) * 1_000_000_000
-
-
-class Attachment:
-    """One consumer, attached."""
-
-    __slots__ = ("behind", "consumer", "gone", "heirs", "key", "missed", "sid", "source", "spent", "wire")
-
-    def __init__(self, key: str, consumer: ConsumerRef, source: Source) -> None:
-        self.key = key
-        """Key of the consumer in the session record; empty for one that is draining."""
-        self.consumer = consumer
-        self.source = source
-        self.sid = b""
-        self.wire: Wire | None = None
-        """The connection to NATS on which the deliver subject was subscribed."""
-        self.heirs: dict[Source, int] = {}
-        """Once the subscription has ended: those that match the same, and how far they have left messages to it."""
-        self.spent = True
-        """Once the subscription has ended: nothing more comes that another subscription wants."""
-        self.behind: list[Source] = []
-        """Once the subscription has ended: those whose new messages wait until this is spent."""
-        self.missed = False
-        """A delivery was lost on its way: nothing more is taken until it has come again."""
-        self.gone = (1, 0)
-        """Sequences among which are those that were in flight and may have been removed."""
 
 
 class DurableSide:
@@ -116,6 +85,22 @@ class DurableSide:
         """Not 0: sequence of the note of what the client had half-way."""
         self.lingering: Lingering | None = None
         """Records of what is complete."""
+        self.keeper: Keeper | None = None
+        """Writes the position, where there is one."""
+        self.live = False
+        """Some subscriptions get their messages from the shared reader."""
+        self.frozen = False
+        """They did, and their consumers do not bring them yet."""
+        self.falling = False
+        """They did, and their consumers are being attached: the client is there."""
+        self.past: Source | None = None
+        """Of what an earlier connection has taken."""
+        self.came_from = 0
+        """Up to where an earlier connection has taken everything."""
+        self._releasing: deque[int] = deque()
+        """Packet identifiers in the order of their PUBRECs, until PUBREL may be sent."""
+        self._storable: dict[int, bytes] = {}
+        """Those of them whose PUBREL is stored, with the mark of the position; empty: a record."""
         self.pubrel_sid = b""
         self.pubrels_come = 0
         self._progress = asyncio.Event()
@@ -149,8 +134,11 @@ class DurableSide:
 
     def ack(self, reply: bytes) -> None:
         """Acknowledge a message to JetStream."""
-        if reply.startswith(MARKS):
-            self._linger(reply, Silent())
+        if reply.startswith(MARKED):
+            if reply.startswith(MARKS):
+                self._linger(reply, Silent())
+            elif self.keeper is not None:
+                self.keeper.forget(reply)
             return
         link = self.client.broker.link
         link.out.append(b"PUB %b 0\r\n\r\n" % reply)
@@ -160,8 +148,11 @@ class DurableSide:
         """Acknowledge a message and hear of it."""
         broker = self.client.broker
         operation = ConfirmOp(self.client, identifier)
-        if reply.startswith(MARKS):
-            self._linger(reply, operation)
+        if reply.startswith(MARKED):
+            if reply.startswith(MARKS):
+                self._linger(reply, operation)
+            elif self.keeper is not None and not self.keeper.ledger.confirm(int(reply[1:]), identifier):
+                self.machine.confirmed(identifier)
             return
         broker.store.call(reply, b"", operation)
         broker.link.kick()
@@ -173,9 +164,35 @@ class DurableSide:
 
     def store_pubrel(self, identifier: int, sequence: int) -> None:
         """Store an owed PUBREL."""
+        self._releasing.append(identifier)
+        if self.keeper is not None and self.machine.inflight[identifier].reply.startswith(TAKEN):
+            self.keeper.ledger.receive(identifier, sequence)
+            self.keeper.hurry()
+            return
         broker = self.client.broker
         target = b"HPUB %b " % pubrel_subject(self.client.hash).encode()
         broker.store.put(target, pubrel_block(identifier, sequence), b"", PubrelOp(self.client, identifier))
+
+    def pubrel_stored(self, identifier: int, mark: bytes = b"") -> None:
+        """PUBREL may be sent, once that is so for all whose PUBREC came before [MQTT-4.6.0-4].
+
+        Records and positions are stored in streams of their own, whose answers do not keep that order.
+        """
+        releasing, storable = self._releasing, self._storable
+        if not storable and releasing and releasing[0] == identifier:
+            releasing.popleft()
+            self._release(identifier, mark)
+            return
+        storable[identifier] = mark
+        while releasing and releasing[0] in storable:
+            first = releasing.popleft()
+            self._release(first, storable.pop(first))
+
+    def _release(self, identifier: int, mark: bytes) -> None:
+        if mark:
+            self.machine.pubrel_kept(identifier, mark)
+        else:
+            self.machine.pubrel_stored(identifier)
 
     def look(self, source: Source, sequence: int) -> None:
         """Ask what a consumer has left to deliver."""
@@ -270,6 +287,8 @@ class DurableSide:
             client.broker.reconciling.due(client, attachment.consumer.durable_name)
             return
         source.place = ack.consumer_seq + 1
+        if self.live:
+            self.settle()
         message = client.broker.stored_message(ack.stream_seq, b"%d" % ack.timestamp_ns, subject, headers, payload)
         sequence = ack.stream_seq
         if not message.qos:
@@ -331,26 +350,14 @@ class DurableSide:
         assert record.v5 is not None
         threshold = backstop(record.v5.expiry)
         for key, consumer in record.cons.items():
+            known = self.attachments.get(consumer.durable_name)
+            if known is not None and known.source.live:
+                continue  # it lies dormant
             deliver = DELIVER_PREFIX + self.client.broker.new_nuid()
             window = self.window(consumer.max_ack_pending)
             record.cons[key] = replace(
                 consumer, deliver_subject=deliver, inactive_threshold=threshold, max_ack_pending=window
             )
-
-    async def renew_backstops(self) -> None:
-        """Let the consumers live as long as the session, whose expiry interval has changed.
-
-        Raises:
-            ApiError, NoResponders, RequestTimeout: JetStream does not do it.
-        """
-        record = self.client.record
-        assert record is not None
-        assert record.v5 is not None
-        threshold = backstop(record.v5.expiry)
-        for key, consumer in record.cons.items():
-            record.cons[key] = replace(consumer, inactive_threshold=threshold)
-        consumers = [one for one in record.cons.values() if one.durable_name in self.attachments]
-        await asyncio.gather(*(update_consumer(self.client.broker.inbox, MESSAGES, one) for one in consumers))
 
     def add(self, key: str, consumer: ConsumerRef, source: Source) -> Attachment:
         """Subscribe a consumer's deliver subject; the consumer is created or updated afterwards."""
@@ -450,4 +457,20 @@ class DurableSide:
         record = self.client.record
         if record is not None and record.v5 is not None:
             record.v5.draining = [entry for entry in record.v5.draining if entry.name not in names]
+        live = self.client.broker.live
+        if self.keeper is not None and live is not None:
+            self.keeper.live.difference_update(names)
+            self.keeper.ledger.dirty = True
+            live.refresh(self.client)
         self.machine.pump()
+
+    # -- the shared reader ----------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Note how far the shared reader has brought live subscriptions."""
+        live = self.client.broker.live
+        if self.live and live is not None:
+            self.machine.reached = live.reader.position
+            for attachment in self.attachments.values():
+                if attachment.source.live:
+                    attachment.source.last = attachment.source.first = live.reader.position

@@ -85,6 +85,8 @@ class Generation:
         known, self.id, self.floor = self.id, mark.id, mark.floor
         if not known:
             return
+        if broker.live is not None:
+            broker.live.reader.begin_anew()
         log.error("stream %s was replaced: its messages up to sequence %d are older ones", MESSAGES, mark.floor)
         for client in list(broker.clients.values()):
             v5 = client.record.v5 if client.record is not None else None

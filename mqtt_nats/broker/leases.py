@@ -15,16 +15,16 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats import __version__
+from mqtt_nats.broker.ownership import still_owner
 from mqtt_nats.broker.patience import PAUSE
 from mqtt_nats.broker.reaping import reap
-from mqtt_nats.broker.recovery import still_owner
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.connection.connection import Hold
 from mqtt_nats.natstime import converted
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.gateways import Entry, GatewayStore, LeaseTaken
+from mqtt_streams.gateways import POSITIONS, Entry, GatewayStore, LeaseTaken
 from mqtt_streams.hashing import name_hash
-from mqtt_streams.sessions import V5_VERSION
+from mqtt_streams.sessions import V5_PLAIN, V5_VERSION
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
@@ -55,7 +55,13 @@ class Lease:
         self.broker = broker
         self.store = GatewayStore(broker.inbox)
         self.ttl = broker.settings.gateway_lease
-        self.info: dict[str, Any] = {"version": __version__, "records": V5_VERSION, "started": time.time()}
+        self.info: dict[str, Any] = {
+            "version": __version__,
+            "records": V5_PLAIN,
+            POSITIONS: True,
+            "started": time.time(),
+        }
+        """What others are told of this gateway. ``records``: the newest version of a record that it may write."""
         self._sequence = 0
         self._registration = 0
         self._until = (0.0, 0.0)
@@ -121,6 +127,14 @@ class Lease:
                     await self._held.wait()
             if not self._held.is_set() or not client.alive:
                 raise RequestTimeout("the gateway's lease is not renewed")
+
+    async def told(self) -> None:
+        """Wait until others are told what :attr:`info` says now."""
+        begun = time.monotonic()
+        while self._until[0] - self.ttl < begun:  # the last renewal was begun before
+            self._held.clear()
+            self.wake.set()
+            await self._held.wait()
 
     async def _renew_connected(self) -> bool:
         """Renew the lease, until that is done or NATS is connected anew: an answer may be lost with a connection."""

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats import natstime
 from mqtt_nats.backbone.inbox import frame
 from mqtt_nats.backbone.store import Op, Silent, sequence
-from mqtt_nats.broker.durable import backstop
+from mqtt_nats.broker.attachment import backstop
 from mqtt_nats.broker.groups import parse_shared
 from mqtt_nats.broker.lingering import ASSIGNED
 from mqtt_nats.broker.patience import patiently

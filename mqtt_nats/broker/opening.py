@@ -98,6 +98,8 @@ async def open_session(client: Client, connect: Connect) -> None:
     finally:
         connected(client, present)  # also when it ends here: who hears of its end has heard of its beginning
     client.opened()
+    if client.durable_side is not None and client.broker.live is not None:
+        client.broker.live.soon(client)
 
 
 def refuse(client: Client, error: MqttError) -> None:
@@ -312,6 +314,10 @@ def _prepare(client: Client, connect: Connect, known: SessionRecord | None) -> b
         generation = client.broker.generation.id
         v5 = V5(kind="durable", expiry=client.expiry, draining=left, wills=wills, generation=generation)
         client.record = SessionRecord(client.client_id, v5=v5)
+    assert client.record.v5 is not None
+    live = client.broker.live
+    if live is not None and live.allowed and not client.record.v5.pos:
+        client.record.v5.pos = client.broker.new_nuid()
     client.durable_side = DurableSide(client)
     if continued:
         client.durable_side.point_anew()

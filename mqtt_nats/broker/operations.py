@@ -220,7 +220,7 @@ class PubrelOp(Op):
     def stored(self, ack: bytes) -> None:
         """PUBREL may be sent; when the connection has ended, whoever resumes the session finds the record."""
         if self.client.durable_side is not None and self.client.alive:
-            self.client.durable_side.machine.pubrel_stored(self.id)
+            self.client.durable_side.pubrel_stored(self.id)
 
     def failed(self, error: ApiError) -> None:
         """Without the record no PUBREL: the client sends PUBREC again after it has reconnected."""

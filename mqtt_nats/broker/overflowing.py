@@ -8,7 +8,7 @@ the time of retention. What is passed over is acknowledged like a message that a
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mqtt_streams.consumers import consumer_info, parse_ack
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -17,10 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mqtt_nats.backbone.link import Handler
-    from mqtt_nats.broker.durable import Attachment, DurableSide
+    from mqtt_nats.broker.attachment import Attachment
+    from mqtt_nats.broker.durable import DurableSide
     from mqtt_nats.session.durable import DurableOutbound
 
 log = logging.getLogger("mqtt_nats.broker")
+
+SENT_MOST: Final = 10_000
+"""Of what a gateway that has died may have sent, so many of the oldest are sent again."""
 
 
 async def pass_over(side: DurableSide, attachment: Attachment) -> None:
@@ -32,7 +36,7 @@ async def pass_over(side: DurableSide, attachment: Attachment) -> None:
     client = side.client
     broker = client.broker
     most = broker.settings.max_backlog
-    if most is None or attachment.source.end:
+    if most is None or attachment.source.end or side.falling:
         return
     info = await consumer_info(broker.inbox, MESSAGES, attachment.consumer.durable_name)
     left = 0 if info is None else info.num_pending - most
@@ -42,24 +46,41 @@ async def pass_over(side: DurableSide, attachment: Attachment) -> None:
     handler = side.arrival(attachment)  # not the present one: an attempt before this may have put ours there
     log.warning("%s: of the messages for one subscription the oldest %d are not sent", client, left)
 
-    def passed(last: bool) -> None:
-        broker.passed_over += 1
-        if last and sid in broker.link.handlers:
+    def given() -> None:
+        if sid in broker.link.handlers:
             broker.link.handlers[sid] = handler
 
-    broker.link.handlers[sid] = _without(side.machine, attachment, handler, left, passed)
+    def passed(last: bool) -> None:
+        broker.passed_over += 1
+        if last:
+            given()
+
+    broker.link.handlers[sid] = _without(side.machine, attachment, handler, left, passed, given)
 
 
 def _without(
-    machine: DurableOutbound, attachment: Attachment, handler: Handler, left: int, passed: Callable[[bool], None]
+    machine: DurableOutbound,
+    attachment: Attachment,
+    handler: Handler,
+    left: int,
+    passed: Callable[[bool], None],
+    given: Callable[[], None],
 ) -> Handler:
     source = attachment.source
+    sent = SENT_MOST
 
     def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        nonlocal left
+        nonlocal left, sent
         ack = parse_ack(reply)
         if ack is None or ack.delivered > 1 or not source.follows(ack.consumer_seq):
             handler(subject, reply, headers, payload)  # the client may have it, or one before it is lost
+            return
+        if sent and machine.perhaps(ack.stream_seq):  # it may have been sent by a gateway that has died
+            sent -= 1
+            left -= 1
+            if not left:
+                given()
+            handler(subject, reply, headers, payload)
             return
         source.place = ack.consumer_seq + 1
         source.began(ack.consumer_seq, True)

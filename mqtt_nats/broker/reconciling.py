@@ -26,9 +26,10 @@ from mqtt_streams.shared import CONSUMER_PREFIX as SHARED_PREFIX
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
+    from mqtt_nats.broker.attachment import Attachment
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
-    from mqtt_nats.broker.durable import Attachment, DurableSide
+    from mqtt_nats.broker.durable import DurableSide
     from mqtt_nats.session.durable import DurableOutbound
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -123,7 +124,7 @@ class Reconciling:
         found: dict[str, int] = {}
         for name in names:
             attachment = side.attachments.get(name)
-            if attachment is None:
+            if attachment is None or attachment.source.live:
                 continue
             info = await patiently(client, partial(consumer_info, inbox, MESSAGES, name))
             if info is not None and _suspicious(info, side.machine, attachment):

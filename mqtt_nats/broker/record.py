@@ -90,6 +90,8 @@ async def discard_session(broker: Broker, known: SessionRecord) -> None:
     client_hash = name_hash(known.client_id)
     if known.v5 is not None and known.v5.shared:
         await forget(broker, client_hash, list(known.v5.shared))
+    if known.v5 is not None and known.v5.pos:
+        await broker.positions.purge(client_hash)
     names = {entry.name for entry in leftovers(known)}
     pubrels = CONSUMER_PREFIX + client_hash
     await asyncio.gather(*(delete_consumer(broker.inbox, MESSAGES, name) for name in names if name != pubrels))

@@ -6,17 +6,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.broker.gap import expect_gap, repair
+from mqtt_nats.broker.ownership import still_owner
 from mqtt_nats.broker.reconciling import Reconciling
+from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.resuming import reattach
 from mqtt_nats.broker.sharing import recover_inboxes
 from mqtt_nats.connection.connection import Hold
-from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.consumers import consumer_info, create_consumer
 from mqtt_streams.messages import STREAM as MESSAGES
-from mqtt_streams.sessions import PoisonedRecord
+from mqtt_streams.sessions import Conflict
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
@@ -28,11 +31,6 @@ log = logging.getLogger("mqtt_nats.broker")
 # Sessions looked after at the same time.
 AT_ONCE: Final = 64
 
-# JetStream may need a while after core NATS is back: a stream's leader has to be elected (seconds).
-PATIENCE: Final = 30.0
-RETRY: Final = 0.25
-
-
 DELETED: Final = f"$JS.EVENT.ADVISORY.CONSUMER.DELETED.{MESSAGES}.*".encode()
 
 
@@ -43,7 +41,11 @@ def watch_consumers(broker: Broker) -> None:
     """
 
     def deleted(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        client = broker.attached.get(subject.rpartition(b".")[2].decode())
+        name = subject.rpartition(b".")[2].decode()
+        if broker.live is not None and broker.live.reader.name == name:
+            broker.live.reader.broken()
+            return
+        client = broker.attached.get(name)
         side = client.durable_side if client is not None else None
         if client is not None and side is not None and not side.damaged:
             side.damaged = True
@@ -56,6 +58,22 @@ def watch_consumers(broker: Broker) -> None:
 
 async def _mend(client: Client, side: DurableSide) -> None:
     side.damaged = False
+    record = client.record
+    anew = False
+    for one in side.attachments.values():
+        if not one.source.live or record is None:
+            continue
+        if await consumer_info(client.broker.inbox, MESSAGES, one.consumer.durable_name) is None:
+            side.settle()
+            record.cons[one.key] = one.consumer = replace(one.consumer, start_seq=one.source.last + 1)
+            await create_consumer(client.broker.inbox, MESSAGES, one.consumer)
+            anew = True
+    if anew:
+        try:
+            await save_record(client, client.epoch)
+        except Conflict:
+            client.taken_over()
+            return
     await reattach(client, side)
 
 
@@ -72,6 +90,11 @@ async def recover(broker: Broker, link: Link) -> None:
     if broker.control is not None:
         broker.control.renew(link)
     broker.replying.renew(link)
+    if broker.live is not None:
+        broker.live.hold()
+        broker.live.reader.broken()
+        if broker.live.company is not None:
+            broker.live.company.renew(link)
     broker.nodes.renew(link)
     broker.banning.renew(link)
     broker.system.renew(link)
@@ -112,33 +135,6 @@ async def recover_wild(broker: Broker, link: Link) -> None:
     except TimeoutError:
         return
     await repair(broker, link)
-
-
-async def still_owner(client: Client) -> bool:
-    """Whether the session is this connection's; otherwise, or when nobody can tell, the connection is ended."""
-    broker = client.broker
-    patience = asyncio.get_running_loop().time() + PATIENCE
-    while True:
-        try:
-            found = await broker.sessions.load(client.hash, client.client_id)
-            break
-        except (ApiError, NoResponders, RequestTimeout) as error:
-            if not broker.link.online or not client.alive:
-                return False  # the next connection to NATS starts over
-            if asyncio.get_running_loop().time() > patience:
-                log.warning("%s: its session cannot be read: %s", client, error)
-                client.close()
-                return False
-            await asyncio.sleep(RETRY)
-        except PoisonedRecord as error:
-            log.warning("%s: its session cannot be read: %s", client, error)
-            client.close()
-            return False
-    if found is None or found[1] != client.epoch:
-        log.info("%s: the session has moved", client)
-        client.taken_over()
-        return False
-    return True
 
 
 async def _check(client: Client) -> None:

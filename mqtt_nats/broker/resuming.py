@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.broker.attaching import bring_back
 from mqtt_nats.broker.draining import stand_before, watch
 from mqtt_nats.broker.generation import adopt, settle
+from mqtt_nats.broker.grounding import fetch_pending, ground, recall, stop
 from mqtt_nats.broker.groups import PREFIX as SHARED
 from mqtt_nats.broker.halfway import gone
 from mqtt_nats.broker.nodes import fence
@@ -21,6 +22,7 @@ from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.replay import Replay, open_gate, start_replays
 from mqtt_nats.broker.sharing import acknowledged as ask_again
 from mqtt_nats.broker.sharing import rejoin_shared, resend
+from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.pubsub.table import PLAIN, Options
 from mqtt_nats.session.delivery import Source
 from mqtt_streams.consumers import (
@@ -98,6 +100,7 @@ async def resume(
     for owed in await broker.pubrels.owed(client.hash):
         former = side.replaced is not None and owed.message_seq > side.replaced
         machine.owe(owed.packet_id, owed.message_seq, former)
+    went = await recall(client, side)
     assignments, halfway = await broker.groups.assigned(client.hash)
     await rejoin_shared(client)
     shares = {text for text in denied if text.startswith(SHARED)}
@@ -111,6 +114,8 @@ async def resume(
         subject = key.removesuffix(" fwc")
         qos = record.subs.get(subject if key == subject else f"{subject}.>", 0) or 1
         source = Source(qos, record.v5.start.get(key, 0), consumer.max_ack_pending)
+        if consumer.durable_name in went:
+            source.last = source.first = side.came_from
         was = record.v5.was.get(key)
         if was is not None:
             source.was_qos, source.until = was
@@ -137,6 +142,7 @@ async def resume(
     for attachment in attachments:
         if attachment.source.missing and not attachment.missed:  # else they come yet
             machine.suspect(*attachment.gone)
+    await fetch_pending(client, side)
     ended = [one for one in attachments if one.source.end and one.spent and not machine.holds(one.source)]
     done += [one.consumer.durable_name for one in ended]
     if done:
@@ -174,18 +180,28 @@ async def reattach(client: Client, side: DurableSide) -> None:
     """
     record = client.record
     assert record is not None
-    side.point_anew()
-    try:
-        await save_record(client, client.epoch)
-    except Conflict:
-        client.taken_over()
-        return
+    if not side.attachments or any(not one.source.live for one in side.attachments.values()):
+        side.point_anew()
+        try:
+            await save_record(client, client.epoch)
+        except Conflict:
+            client.taken_over()
+            return
     if side.has_pubrels:
         await patiently(client, side.attach_pubrels)
     for attachment in list(side.attachments.values()):
         if side.stall is not None and not attachment.source.end:
             attachment.source.held &= ~Source.RETURNING
             continue  # it has nobody to deliver to
+        if attachment.source.live:
+            if attachment.source.held & Source.RETURNING and not side.frozen:
+                # NATS was away: only who may write the session's position goes on.
+                if side.keeper is None or not await side.keeper.flush():
+                    if side.keeper is not None:
+                        side.keeper.left()
+                    return
+                side.machine.release_held(attachment.source, Source.RETURNING)
+            continue
         consumer = record.cons.get(attachment.key)
         if consumer is None:
             consumer = replace(attachment.consumer, deliver_subject=DELIVER_PREFIX + client.broker.new_nuid())
@@ -198,3 +214,46 @@ async def reattach(client: Client, side: DurableSide) -> None:
             client.broker.reconciling.due(client, consumer.durable_name)
     await note_kept(client, side)
     side.machine.pump()
+
+
+async def demote(client: Client, side: DurableSide) -> None:
+    """Have a session's own consumers bring what the shared reader has brought."""
+    if not side.frozen or side.stall is not None:
+        return
+    if client.broker.live is not None:
+        client.broker.live.later(client)
+    if await ground(client, side):
+        side.falling = True
+        try:
+            await reattach(client, side)
+        finally:
+            side.falling = False
+
+
+async def descend(client: Client) -> None:
+    """Before subscriptions end: where only some are live, none is, since what one has left to another may be lost."""
+    side = client.durable_side
+    if side is None or not (side.live or side.frozen):
+        return
+    if side.live and all(one.source.live for one in side.attachments.values()):
+        return
+    stop(side)
+    if side.stall is None:
+        await demote(client, side)
+    elif side.frozen:
+        await ground(client, side)  # it is attached when the client reads again
+
+
+async def keep_taken(client: Client) -> None:
+    """Before consumers of live subscriptions go: the session's position has all that was taken for them.
+
+    Raises:
+        Conflict: the session belongs to somebody else.
+        QuotaExceeded: there is no room for it.
+    """
+    side = client.durable_side
+    keeper = side.keeper if side is not None else None
+    if keeper is not None and keeper.live and not await keeper.flush():
+        if keeper.moved:
+            raise Conflict(client.client_id)
+        raise QuotaExceeded("its position cannot be stored")

@@ -19,7 +19,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.broker.attaching import bring_back
-from mqtt_nats.broker.durable import BACKSTOP
+from mqtt_nats.broker.attachment import BACKSTOP
+from mqtt_nats.broker.grounding import fetch_pending, ground, stop
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.resuming import note_kept
@@ -114,6 +115,7 @@ def give_up(client: Client, side: DurableSide) -> None:
             return
         log.info("%s does not read: its messages are left to JetStream", client)
         side.stall = Stall()
+        stop(side)
     elif stall.waking:
         return
     link = client.broker.link
@@ -186,6 +188,8 @@ async def _wake(client: Client, side: DurableSide, stall: Stall) -> None:
     """The client reads again: attach its consumers, collect what was given up, and go on."""
     record = client.record
     assert record is not None
+    if side.frozen and not await ground(client, side):
+        return
     side.point_anew()
     try:
         await save_record(client, client.epoch)
@@ -201,6 +205,7 @@ async def _wake(client: Client, side: DurableSide, stall: Stall) -> None:
         return
     await side.collect()
     await asyncio.gather(*(bring_back(side, one, 0.0) for one in attachments if one.source.missing))
+    await patiently(client, partial(fetch_pending, client, side))
     for one in attachments:
         # What had to come again after a loss has come with everything else.
         side.machine.release_held(one.source, Source.RETURNING)

@@ -14,15 +14,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mqtt_nats.broker.announcing import asked, asked_to_end, subscribed, unsubscribed
+from mqtt_nats.broker.attachment import Attachment, backstop
 from mqtt_nats.broker.draining import drain
-from mqtt_nats.broker.durable import Attachment, backstop
 from mqtt_nats.broker.groups import PREFIX as SHARED
 from mqtt_nats.broker.groups import parse_shared
 from mqtt_nats.broker.nodes import fence, fence_wild
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.replay import Replay, drop_gate, open_gate, prepare, start_replays
-from mqtt_nats.broker.resuming import set_options
+from mqtt_nats.broker.resuming import descend, keep_taken, set_options
 from mqtt_nats.broker.sharing import acknowledged as ask_again
 from mqtt_nats.broker.sharing import subscribe_shared, unsubscribe_shared
 from mqtt_nats.broker.stalling import postponed
@@ -170,6 +170,8 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
     start_replays(client, replays, {topic_filter: gates[topic_filter] for topic_filter in wanted})
     if shares:
         ask_again(client)
+    if client.durable_side is not None and client.broker.live is not None:
+        client.broker.live.soon(client)
 
 
 def _check_room(client: Client, count: int) -> None:
@@ -266,6 +268,9 @@ async def _subscribe_durable(client: Client, wanted: dict[str, Wish]) -> set[str
     assert side is not None
     assert record is not None
     assert record.v5 is not None
+    if any(not wish.qos for wish in wanted.values()):
+        await descend(client)
+    side.settle()
     created: list[tuple[str, Attachment]] = []
     start = 0
     gone: list[str] = []
@@ -310,6 +315,8 @@ async def _subscribe_durable(client: Client, wanted: dict[str, Wish]) -> set[str
                 created.append((topic_filter, side.add(key, consumer, source)))
         record.subs[subjects[0]] = qos
         record.v5.options[subjects[0]] = described
+    if gone:
+        await keep_taken(client)
     await save_record(client, client.epoch)
     if gone:
         await patiently(client, lambda: side.remove(gone))
@@ -378,20 +385,26 @@ async def _end(client: Client, filters: Set[str]) -> None:
         Conflict: the session belongs to somebody else.
         ApiError: the session record cannot be stored.
     """
+    if filters:
+        await descend(client)
     gone = _forget(client, filters)
     side = client.durable_side
     if side is not None and filters:
+        await keep_taken(client)
         await save_record(client, client.epoch)
         await patiently(client, lambda: side.remove(gone))
 
 
 async def _undo(client: Client, filters: Set[str], shares: list[str]) -> bool:
     """End subscriptions that JetStream has not let begin; False when the session belongs to somebody else."""
+    if filters:
+        await descend(client)
     gone = _forget(client, filters)
     side = client.durable_side
     try:
         await unsubscribe_shared(client, [text for text in shares if text in (client.shares or ())])
         if side is not None and filters:
+            await keep_taken(client)
             await save_record(client, client.epoch)
     except Conflict:
         client.taken_over()

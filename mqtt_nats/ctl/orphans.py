@@ -21,7 +21,7 @@ from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.pubrel import CONSUMER_PREFIX as PUBREL_CONSUMER
 from mqtt_streams.pubrel import DELIVER_PREFIX as PUBREL_DELIVER
 from mqtt_streams.pubrel import STREAM as OUT
-from mqtt_streams.sessions import SessionRecord
+from mqtt_streams.sessions import V5_VERSION, SessionRecord
 
 YOUNG: Final = 60.0
 """Seconds for which a consumer may be without a record: whoever makes it is about to write that."""
@@ -70,10 +70,10 @@ async def _look(inbox: Inbox, connected: Collection[str]) -> tuple[list[tuple[st
             unreadable.add(found.hash)
             continue
         named |= _named(found.hash, record)
-        plain = record.v5 is None or record.v5.version == 1
+        known = record.v5 is None or record.v5.version <= V5_VERSION
         wanted = {(MESSAGES, ref.durable_name) for ref in record.cons.values()}
         gone = wanted and not wanted & (there.keys() | leaderless)
-        if gone and plain and not record.clean and found.client_id not in connected:
+        if gone and known and not record.clean and found.client_id not in connected:
             broken[found.client_id] = sorted(name for _, name in wanted)
     now = datetime.now(UTC)
     orphans = [

@@ -143,10 +143,10 @@ class _Run:
     def _topic(self, publisher: int) -> str:
         return f"{self._root}/{publisher:05}"
 
-    def _client(self, name: str, **more: object) -> Client:
+    def _client(self, name: str, topic_filter: str = "", qos: int = 0, clean: bool = True) -> Client:
         plan = self.plan
-        known = Client(f"mqtt-nats-bench-{self._name}-{name}", version=plan.version)
-        return replace(known, user=plan.user, password=plan.password, **more)  # type: ignore[arg-type]
+        client_id = f"mqtt-nats-bench-{self._name}-{name}"
+        return Client(client_id, topic_filter, qos, clean, plan.version, plan.user, plan.password)
 
     def _connected(self, clients: list[Client]) -> list[Greeting]:
         return connect_all(self.loop, (self.plan.host, self.plan.port), clients, timeout=PATIENCE)

@@ -35,6 +35,7 @@ class Source:
         "kept",
         "last",
         "left",
+        "live",
         "no_local",
         "past",
         "place",
@@ -91,6 +92,8 @@ class Source:
         ended subscription that still brings older messages which are now this one's, `RETURNING` until what was
         pending has come again."""
         self.backlog: deque[Delivery] = deque()
+        self.live = False
+        """Its messages come through the shared reader: see :attr:`DurableOutbound.reached`."""
         self.done: deque[int] = deque(maxlen=window)
         """Sequences completed last. The acknowledgements that can be lost are those of the consumer's window."""
         self.left: deque[int] = deque(maxlen=window)
@@ -203,7 +206,7 @@ class Delivery:
 class Release:
     """An owed PUBREL."""
 
-    __slots__ = ("comp", "delivery", "former", "records", "sequence", "unconfirmed")
+    __slots__ = ("comp", "delivery", "former", "records", "sequence", "stays", "unconfirmed")
 
     def __init__(self, sequence: int, former: bool = False) -> None:
         self.sequence = sequence
@@ -214,6 +217,8 @@ class Release:
         self.delivery: Delivery | None = None
         """The message, when this connection has sent it."""
         self.comp = False
+        self.stays = False
+        """Its identifier is taken until :meth:`DurableOutbound.freed`, also when all is complete."""
         self.records: list[bytes] = []
         """The acknowledgement subject of the PUBREL record, once it has been delivered; several when it was
         stored again after a reconnect."""

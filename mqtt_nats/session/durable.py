@@ -66,6 +66,8 @@ class DurableOutbound(Recalling):
         self.resent = 0
         self.on_complete: Callable[[Delivery], None] | None = None
         """Called when a message of a subscription that has ended is complete."""
+        self.reached = 0
+        """The shared reader has brought everything up to this sequence."""
         self._owed: set[int] = set()
         """Sequences whose PUBREL was owed when the session was resumed: never to be sent again."""
         self._suspect: list[tuple[int, int]] = []
@@ -104,7 +106,10 @@ class DurableOutbound(Recalling):
             self.ports.ack(reply)
             return
         unsent = bool(self._unsent) and sequence in self._unsent
-        delivery = Delivery(source, sequence, identifier, qos, body, reply, attempt > 1 and not unsent)
+        dup = (attempt > 1 or sequence <= self._perhaps) and not unsent
+        if self._wary and not self._suspect:
+            self._wary = any(max(one.last, one.clear) < self._perhaps for one in self.sources)
+        delivery = Delivery(source, sequence, identifier, qos, body, reply, dup)
         if source.held:
             self._queued[sequence] = delivery
             source.backlog.append(delivery)
@@ -139,7 +144,7 @@ class DurableOutbound(Recalling):
             or source.held
             or source.end
             or not source.base
-            or self._suspect
+            or self._wary
             or sequence in self._owed
             or identifier in inflight
             or (self.releases and identifier in self.releases)
@@ -190,13 +195,20 @@ class DurableOutbound(Recalling):
     def _passed(self, sequence: int) -> bool:
         """True when no other consumer can still deliver an older message with the same identifier."""
         oldest = sequence - ID_SPACE
-        return all(source.last >= oldest or source.clear >= oldest for source in self.sources)
+        return all(
+            source.last >= oldest or source.clear >= oldest or (source.live and self.reached >= oldest)
+            for source in self.sources
+        )
+
+    def past_all(self, sequence: int) -> bool:
+        """Whether every consumer has brought everything up to a sequence."""
+        return self.open and all(max(source.last, source.clear) >= sequence for source in self.sources)
 
     def _look(self, sequence: int) -> None:
         """A consumer that brings nothing does not say how far it is: ask, about once in ``ID_SPACE`` messages."""
         oldest = sequence - ID_SPACE
         for source in list(self.sources):
-            if source.last < oldest and source.clear < oldest and not source.asked:
+            if source.last < oldest and source.clear < oldest and not source.asked and not source.live:
                 source.asked = True
                 self.ports.look(source, sequence)
 
@@ -290,6 +302,7 @@ class DurableOutbound(Recalling):
         """
         if low <= high:
             self._suspect.append((low, high))
+            self._wary = True
 
     def replaced(self, floor: int) -> None:
         """The stream was replaced by one whose messages after ``floor`` are others.
@@ -298,6 +311,7 @@ class DurableOutbound(Recalling):
         """
         self._floor = floor
         self._suspect.append((1, 0))  # nothing; but every message is looked at
+        self._wary = True
 
     def _suspicious(self, delivery: Delivery) -> bool:
         identifier = delivery.id
@@ -405,6 +419,27 @@ class DurableOutbound(Recalling):
         if self._waiting or self.others:
             self.pump()
 
+    def pubrel_kept(self, identifier: int, record: bytes) -> None:
+        """As :meth:`pubrel_stored` and :meth:`pubrel_delivered`; the identifier is taken until it is freed."""
+        self.pubrel_stored(identifier)
+        self.keep(identifier, record)
+
+    def keep(self, identifier: int, record: bytes) -> None:
+        """An owed PUBREL's identifier is taken until it is freed."""
+        release = self.releases.get(identifier)
+        if release is not None and not release.stays:
+            release.stays = True
+            release.records.append(record)
+            self._finish(identifier, release)
+
+    def freed(self, identifier: int) -> None:
+        """The identifier of a release that stays may be used again."""
+        release = self.releases.get(identifier)
+        if release is not None and release.stays and release.comp:
+            del self.releases[identifier]
+            if self._waiting or self.others:
+                self.pump()
+
     def confirmed(self, identifier: int) -> None:
         """JetStream has confirmed one acknowledgement of a released message."""
         release = self.releases.get(identifier)
@@ -444,8 +479,10 @@ class DurableOutbound(Recalling):
 
     def _finish(self, identifier: int, release: Release) -> None:
         if release.comp and release.records and release.unconfirmed <= 0:
-            del self.releases[identifier]
-            for record in release.records:
+            records, release.records = release.records, []
+            if not release.stays:
+                del self.releases[identifier]
+            for record in records:
                 self.ports.ack(record)
             if self._waiting or self.others:
                 self.pump()

@@ -28,8 +28,29 @@ class Recalling(Unsequenced):
         self._queued: dict[int, Delivery] = {}
         """What is WAITING, by stream sequence."""
         self._waiting: list[tuple[int, Delivery]] = []
+        self._perhaps = 0
+        """Up to this sequence an earlier connection may have sent what is delivered for the first time."""
+        self._wary = False  # else no message is sent without a thought
         self._unsent: set[int] = set()
         """Sequences that were given up before they were sent: when they come again it is for the first time."""
+
+    def sent_perhaps(self, last: int) -> None:
+        """Up to ``last`` an earlier connection may have sent what is delivered for the first time: it has DUP."""
+        self._perhaps = last
+        self._wary = True
+
+    def perhaps(self, sequence: int) -> bool:
+        """Whether an earlier connection may have sent what is delivered for the first time."""
+        return sequence <= self._perhaps
+
+    @property
+    def crowd(self) -> int:
+        """How many stored messages wait for a place in the window."""
+        return len(self._queued)
+
+    def on_their_way(self) -> list[Delivery]:
+        """What is in flight or waits, retained messages that wait excepted."""
+        return [*self.inflight.values(), *self._queued.values()]
 
     @property
     def queued(self) -> list[Delivery]:

@@ -17,6 +17,7 @@ from mqtt_streams.bans import STREAM as BANS
 from mqtt_streams.fleet import STREAM as FLEET
 from mqtt_streams.gateways import STREAM as GATEWAYS
 from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.positions import STREAM as POSITIONS
 from mqtt_streams.pubrel import STREAM as OUT
 from mqtt_streams.qos2 import STREAM as QOS2IN
 from mqtt_streams.retained import STREAM as RETAINED
@@ -27,6 +28,9 @@ from mqtt_streams.timers import STREAM as TIMERS
 from mqtt_streams.wills import STREAM as WILLS
 
 STREAMS: Final = (SESSIONS, MESSAGES, RETAINED, QOS2IN, OUT, TIMERS, WILLS, SHARED, GATEWAYS, BANS, FLEET)
+
+OPTIONAL: Final = (POSITIONS,)
+"""Streams that only some settings need."""
 
 BY_SIZE: Final = 3
 """Replicas of streams where nobody has said how many, and where there are as many servers."""
@@ -111,7 +115,7 @@ class EnsureReport:
 
 
 def load_definition(stream: str) -> dict[str, Any]:
-    """The definition of one of STREAMS, as a new dict."""
+    """The definition of one of STREAMS or OPTIONAL, as a new dict."""
     resource = files("mqtt_streams").joinpath("definitions", f"{stream.removeprefix('$')}.json")
     definition: dict[str, Any] = orjson.loads(resource.read_bytes())
     return definition
@@ -125,6 +129,7 @@ async def ensure_streams(
     retention: Literal["limits", "interest"] = "limits",
     message_ids: Literal["replicated", "always", "never"] = "never",
     upgrade_retention: bool = False,
+    positions: bool = False,
     max_retained: int | None = None,
 ) -> EnsureReport:
     """Create missing streams, upgrade what may be, refuse what contradicts a definition.
@@ -134,13 +139,15 @@ async def ensure_streams(
     `message_retention`: seconds a QoS 1/2 message is kept. `retention`: policy of a new `$MQTT_msgs`; an existing one
     keeps its own, unless `upgrade_retention` allows interest -> limits. `message_ids`: whether every message is stored
     under an id, which makes the duplicate window shorter; one that somebody has chosen stays. `max_retained`: topics
-    with a retained message; what is there stays, also when it is more. Other gateways may do
+    with a retained message; what is there stays, also when it is more. `positions`: whether positions of sessions are
+    stored. Other gateways may do
     the same at the same time. Raises StreamSetupError, StreamConflict; NotAnswering while there is no leader.
     """
     report = EnsureReport(await _domain(js))
-    infos = {stream: await _info(js, stream) for stream in STREAMS}
+    streams = STREAMS + OPTIONAL if positions else STREAMS
+    infos = {stream: await _info(js, stream) for stream in streams}
     level = _Replicas(replicas, (info for info in infos.values() if info))
-    for stream in STREAMS:
+    for stream in streams:
         while True:
             definition = load_definition(stream)
             definition["num_replicas"] = level.wanted

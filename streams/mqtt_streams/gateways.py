@@ -18,6 +18,9 @@ STREAM: Final = "KV_MQTT_gateways"
 BUCKET: Final = "MQTT_gateways"
 PREFIX: Final = "$KV.MQTT_gateways."
 
+POSITIONS: Final = "positions"
+"""In what a gateway says of itself: it goes on with sessions that have a position in `$MQTT_pos`."""
+
 WRONG_LAST_SEQUENCE: Final = (10071, 10164)
 
 _PAGE_MESSAGES: Final = 256

@@ -25,8 +25,10 @@ from mqtt_streams.pubrel import PREFIX as PUBREL_PREFIX
 
 STREAM: Final = "$MQTT_sess"
 PREFIX: Final = "$MQTT.sess."
-V5_VERSION: Final = 1
-"""The newest version that is understood, and the one that is written."""
+V5_VERSION: Final = 2
+"""The newest version that is understood."""
+V5_PLAIN: Final = 1
+"""The version of a record of which nothing is kept elsewhere: that is, without `pos`."""
 SECOND_SID: Final = " fwc"
 """Appended to the second subject of a `#` filter to make its key in `cons`."""
 
@@ -95,8 +97,8 @@ class V5:
     that held before the present one and the last stream sequence for which it did. `wills`: gateways under which a will
     of the session may be stored. `shared`: shared subscriptions by their filter, `$share/` included.
     `generation`: id of the `$MQTT_msgs` in which the session counts, "" = not known. `fresh`: not 0 when that one has
-    replaced another: from this sequence on it has messages of its own. `extra`: keys that are not known here, written
-    back unchanged.
+    replaced another: from this sequence on it has messages of its own. `pos`: not "" when a position may be stored:
+    its id. `extra`: keys that are not known here, written back unchanged.
     """
 
     kind: Kind = "durable"
@@ -114,7 +116,8 @@ class V5:
     shared: dict[str, SharedSubscription] = field(default_factory=dict)
     generation: str = ""
     fresh: int = 0
-    version: int = V5_VERSION
+    pos: str = ""
+    version: int = V5_PLAIN
     extra: dict[str, object] = field(default_factory=dict)
 
 
@@ -160,7 +163,7 @@ def second_sid(subject: str) -> str:
 
 def _encode_v5(v5: V5) -> dict[str, object]:
     body: dict[str, object] = {
-        "version": v5.version,
+        "version": max(v5.version, V5_VERSION) if v5.pos else v5.version,
         "kind": v5.kind,
         "expiry": v5.expiry,
         "owner": v5.owner,
@@ -195,6 +198,8 @@ def _encode_v5(v5: V5) -> dict[str, object]:
         body["generation"] = v5.generation
     if v5.fresh:
         body["fresh"] = v5.fresh
+    if v5.pos:
+        body["pos"] = v5.pos
     return body | v5.extra
 
 
@@ -377,6 +382,7 @@ def _v5(value: object, client_hash: str) -> V5:
         shared,
         reader.text("generation", ""),
         reader.number("fresh", 0, _MAX_SEQUENCE, 0),
+        reader.text("pos", ""),
         version,
         reader.values,
     )

@@ -84,9 +84,14 @@ async def get_sequence(js: JetStream, stream: str, seq: int) -> StoredMessage | 
     return await _get(js, stream, {"seq": seq})
 
 
+async def get_next(js: JetStream, stream: str, subject: str, start_seq: int) -> StoredMessage | None:
+    """The first message of a subject (wildcards allowed) from a sequence on."""
+    return await _get(js, stream, {"next_by_subj": subject, "seq": start_seq})
+
+
 async def scan(js: JetStream, stream: str, subject: str, start_seq: int = 1) -> AsyncIterator[StoredMessage]:
     """All messages of a subject (wildcards allowed) in sequence order; for small sets, one request each."""
-    while (message := await _get(js, stream, {"next_by_subj": subject, "seq": start_seq})) is not None:
+    while (message := await get_next(js, stream, subject, start_seq)) is not None:
         yield message
         start_seq = message.seq + 1
 
@@ -109,7 +114,7 @@ async def all_of(js: JetStream, stream: str, subject: str) -> list[StoredMessage
             page, _ = await direct_page(js, stream, subject, {"seq": first.seq}, messages=count, size=_PAGE)
         except (ApiError, NoResponders, RequestTimeout):
             page = []
-        if len(page) == count and page[-1].seq == last.seq:
+        if page and len(page) == count and page[-1].seq == last.seq:
             return page
     return [message async for message in scan(js, stream, subject, first.seq)]
 

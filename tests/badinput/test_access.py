@@ -46,6 +46,7 @@ class FakeExchange:
 class Fake:
     """Does what the user name says."""
 
+    immediate = False
     methods = ("FAKE", "BROKEN")
 
     def __init__(self) -> None:

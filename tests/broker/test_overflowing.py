@@ -26,7 +26,10 @@ async def test_a_second_attempt_passes_over_what_is_still_too_much(monkeypatch: 
     )
     side: Any = SimpleNamespace(
         client=SimpleNamespace(broker=broker, client_id="c"),
-        machine=SimpleNamespace(passed_over=lambda source, sequence, attempt, reply: given.append(sequence)),
+        falling=False,
+        machine=SimpleNamespace(
+            passed_over=lambda source, sequence, attempt, reply: given.append(sequence), perhaps=lambda sequence: False
+        ),
         arrival=lambda attachment: lambda subject, reply, headers, payload: sent.append(payload),
     )
     source = Source(1, 0, 10)
@@ -44,3 +47,35 @@ async def test_a_second_attempt_passes_over_what_is_still_too_much(monkeypatch: 
     assert given == [1, 2, 3, 4]
     assert sent == [b"%d" % number for number in range(5, 11)]
     assert broker.passed_over == 4
+
+
+async def test_what_a_dead_gateway_may_have_sent_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is sent again, as far as that may be much; what has come since is not passed over in its place."""
+
+    async def consumer_info(*_: object) -> Any:
+        return SimpleNamespace(num_pending=10)
+
+    monkeypatch.setattr(overflowing, "consumer_info", consumer_info)
+    monkeypatch.setattr(overflowing, "SENT_MOST", 2)
+    sent: list[bytes] = []
+    given: list[int] = []
+    handlers: dict[bytes, Any] = {b"1": None}
+    broker: Any = SimpleNamespace(
+        settings=SimpleNamespace(max_backlog=6), inbox=None, link=SimpleNamespace(handlers=handlers), passed_over=0
+    )
+    side: Any = SimpleNamespace(
+        client=SimpleNamespace(broker=broker, client_id="c"),
+        falling=False,
+        machine=SimpleNamespace(
+            passed_over=lambda source, sequence, attempt, reply: given.append(sequence),
+            perhaps=lambda sequence: sequence <= 10,
+        ),
+        arrival=lambda attachment: lambda subject, reply, headers, payload: sent.append(payload),
+    )
+    attachment: Any = SimpleNamespace(source=Source(1, 0, 10), sid=b"1", consumer=SimpleNamespace(durable_name="n"))
+    await overflowing.pass_over(side, attachment)
+    for number in range(1, 13):
+        attachment.source.place = number
+        handlers[b"1"](b"a", b"$JS.ACK.s.n.1.%d.%d.1795271066891006757.0" % (number, number), b"", b"%d" % number)
+    assert given == [3, 4]
+    assert sent == [b"%d" % number for number in (1, 2, *range(5, 13))]

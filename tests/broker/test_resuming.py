@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mqtt_nats.broker import attaching, resuming
-from mqtt_nats.broker.durable import Attachment
+from mqtt_nats.broker.attachment import Attachment
 from mqtt_nats.session.delivery import Source
 from mqtt_streams.consumers import ConsumerRef
 

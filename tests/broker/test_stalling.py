@@ -9,7 +9,8 @@ from typing import Any, cast
 import pytest
 
 from mqtt_nats.broker import stalling
-from mqtt_nats.broker.durable import BACKSTOP, Attachment, DurableSide
+from mqtt_nats.broker.attachment import BACKSTOP, Attachment
+from mqtt_nats.broker.durable import DurableSide
 from mqtt_nats.broker.stalling import LONGEST, Stall, _take_back, give_up, look_after, publish_id
 from mqtt_nats.broker.tailoring import Aliases
 from mqtt_nats.codec import PINGRESP, MqttError, ack_bytes
@@ -132,7 +133,7 @@ class Bench:
         clogging(self.outlet, self.written, 1)
         self.outlet.write(b"first")
         client: Any = SimpleNamespace(outlet=self.outlet, outgoing=aliases)
-        self.side = cast(DurableSide, SimpleNamespace(machine=self.machine, client=client, stall=None))
+        self.side = cast(DurableSide, SimpleNamespace(machine=self.machine, client=client, stall=None, keeper=None))
         self.client = client
 
     def stored(self, sequence: int, *, attempt: int = 1) -> bytes:
@@ -311,6 +312,8 @@ async def test_who_reads_again_gets_also_what_had_to_come_again_after_a_loss(mon
         collect=nothing,
         kept=False,
         stall=stall,
+        frozen=False,
+        keeper=None,
     )
     bench.ports.take()
     await stalling._wake(client, side, stall)

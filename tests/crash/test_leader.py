@@ -52,6 +52,13 @@ def near(cluster: Cluster, gateway_factory: GatewayFactory) -> Gateway:
 
 
 @pytest.fixture
+def plain(cluster: Cluster, gateway_factory: GatewayFactory) -> Gateway:
+    """The same, where each subscription's own consumer brings its messages, and is acknowledged."""
+    arguments = ("--stream-replicas", "3", "--max-inflight", "10", "--shared-reader", "never")
+    return gateway_factory(cluster.servers[0].url, *arguments)
+
+
+@pytest.fixture
 async def nc(cluster: Cluster) -> AsyncIterator[Client]:
     client = await nats.connect(cluster.servers[0].url, connect_timeout=10, error_cb=ignore)
     yield client
@@ -219,10 +226,10 @@ async def test_no_server_for_half_a_minute(cluster: Cluster, near: Gateway, gate
         assert "has not renewed" not in gateway.log
 
 
-async def test_a_confirmation_while_the_consumer_has_no_leader(cluster: Cluster, near: Gateway, nc: Client) -> None:
+async def test_a_confirmation_while_the_consumer_has_no_leader(cluster: Cluster, plain: Gateway, nc: Client) -> None:
     """The message is not done before JetStream says so: it does not come again after a reconnect."""
-    async with await RawClient.connect(near.port, "confirm-publisher") as publisher:
-        async with await RawClient.connect(near.port, "confirm", clean=False) as subscriber:
+    async with await RawClient.connect(plain.port, "confirm-publisher") as publisher:
+        async with await RawClient.connect(plain.port, "confirm", clean=False) as subscriber:
             await subscriber.subscribe("confirm", qos=2)
             await publisher.deliver("confirm", b"once", 2)
             (message,) = await subscriber.messages(1)
@@ -242,7 +249,7 @@ async def test_a_confirmation_while_the_consumer_has_no_leader(cluster: Cluster,
         async def resumed() -> list[Packet]:
             """What comes first; refused, or ended, until JetStream has leaders again."""
             try:
-                async with await RawClient.connect(near.port, "confirm", clean=False) as again:
+                async with await RawClient.connect(plain.port, "confirm", clean=False) as again:
                     found = [await again.packet(RECOVERY)]
                     if isinstance(found[0], Ack):  # JetStream had not said so by then
                         found.append(await again.packet(RECOVERY))
@@ -256,11 +263,11 @@ async def test_a_confirmation_while_the_consumer_has_no_leader(cluster: Cluster,
         assert last.payload == b"end"
 
 
-async def test_acknowledgements_while_the_consumer_has_no_leader(cluster: Cluster, near: Gateway, nc: Client) -> None:
+async def test_acknowledgements_while_the_consumer_has_no_leader(cluster: Cluster, plain: Gateway, nc: Client) -> None:
     """They are lost. Their places in the window are free again as soon as it has one."""
     async with (
-        await RawClient.connect(near.port, "window-publisher") as publisher,
-        await RawClient.connect(near.port, "window", clean=False) as subscriber,
+        await RawClient.connect(plain.port, "window-publisher") as publisher,
+        await RawClient.connect(plain.port, "window", clean=False) as subscriber,
     ):
         await subscriber.subscribe("window", qos=1)
         await publish(publisher, "window", range(10))
@@ -275,7 +282,7 @@ async def test_acknowledgements_while_the_consumer_has_no_leader(cluster: Cluste
             (message,) = await subscriber.messages(1, RECOVERY)
             assert (message.payload, message.dup) == (b"%d" % number, False)
             await subscriber.complete(message)
-        await aeventually(lambda: "acknowledgements were lost" in near.log, RECOVERY)
+        await aeventually(lambda: "acknowledgements were lost" in plain.log, RECOVERY)
 
 
 async def test_a_group_whose_consumer_loses_its_leader(cluster: Cluster, near: Gateway, nc: Client) -> None:

@@ -12,9 +12,12 @@ import pytest
 from nats.aio.client import Client as NatsClient
 from nats.js.api import ConsumerInfo
 from nats.js.client import JetStreamContext
+from nats.js.errors import NotFoundError
 
 from mqtt_nats.codec import Will
 from mqtt_streams.hashing import name_hash
+from mqtt_streams.positions import Position
+from mqtt_streams.positions import decode as decode_position
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient
@@ -106,15 +109,30 @@ async def until(check: Callable[[], Awaitable[None]], timeout: float = 30.0) -> 
     await aeventually(condition, timeout, what="the check")
 
 
+async def position(js: JetStreamContext, client_id: str) -> Position:
+    """Where a session is whose messages come, or have come, through a shared reader; else an empty one."""
+    try:
+        message = await js.get_last_msg("$MQTT_pos", f"$MQTT.pos.{name_hash(client_id)}")
+    except NotFoundError:
+        return Position("")
+    return decode_position(message.data or b"") or Position("")
+
+
 async def settled(js: JetStreamContext, client_id: str, *, inflight: int = 0, owed: int = 0) -> None:
     """Wait until JetStream has this many messages of a session in flight, and this many PUBRELs owed to it."""
     key = name_hash(client_id)
 
     async def reached() -> None:
         infos = [one for one in await js.consumers_info("$MQTT_msgs") if one.name.startswith(f"{key}_")]
-        assert sum(one.num_ack_pending or 0 for one in infos) == inflight
+        at = await position(js, client_id)
+        record = orjson.loads((await js.get_last_msg("$MQTT_sess", f"$MQTT.sess.{key}")).data or b"{}")
+        if at.id != record.get("v5", {}).get("pos"):  # of a session before this one
+            at = Position("")
+        plain = [one for one in infos if one.name not in at.live]
+        assert sum(one.num_ack_pending or 0 for one in plain) + len(at.pending) == inflight
         info = await js.stream_info("$MQTT_out", subjects_filter=f"$MQTT.out.pubrel.{key}")
-        assert sum((info.state.subjects or {}).values()) == owed
+        records = sum((info.state.subjects or {}).values())
+        assert (max(records, len(at.released)) if at.clean else records + len(at.released)) == owed
 
     await until(reached)
 
@@ -168,13 +186,19 @@ class Stored:
         """As :func:`settled`."""
         await settled(self.js, client_id, inflight=inflight, owed=owed)
 
-    async def detached(self, client_id: str) -> None:
-        """Wait until a session's client is known to be gone: what is published from now on waits for it."""
+    async def detached(self, client_id: str, *, killed: bool = False) -> None:
+        """Wait until a session's client is known to be gone: what is published from now on waits for it.
+
+        Args:
+            killed: its gateway is dead, so that nobody leaves its position in order.
+        """
 
         async def unbound() -> None:
             infos = await self.session_consumers(client_id)
             assert infos
             assert not any(one.push_bound for one in infos)
+            at = await position(self.js, client_id)
+            assert killed or at.clean or not at.live
 
         await until(unbound)
 

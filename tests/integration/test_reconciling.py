@@ -12,7 +12,8 @@ from tests.conftest import GatewayFactory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient
-from tests.integration.conftest import Stored
+from tests.harness.waiting import aeventually
+from tests.integration.conftest import Stored, position
 
 pytestmark = pytest.mark.anyio
 
@@ -30,9 +31,39 @@ async def proxy(nats_server: NatsServer) -> AsyncIterator[NatsProxy]:
 
 @pytest.fixture
 async def local(proxy: NatsProxy, gateway_factory: GatewayFactory) -> AsyncIterator[Gateway]:
-    gateway = gateway_factory(proxy.url, start=False)
+    gateway = gateway_factory(proxy.url, "--shared-reader", "never", start=False)
     await asyncio.to_thread(gateway.start)
     yield gateway
+    await asyncio.to_thread(gateway.term)
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_what_the_shared_reader_lost(
+    proxy: NatsProxy, gateway_factory: GatewayFactory, stored: Stored, qos: int
+) -> None:
+    """It is read again, before what followed."""
+    gateway = gateway_factory(proxy.url, "--shared-reader", "always", start=False)
+    await asyncio.to_thread(gateway.start)
+    async with (
+        await RawClient.connect(gateway.port, f"lost-{qos}", clean=False) as subscriber,
+        await RawClient.connect(gateway.port, "publisher") as publisher,
+    ):
+        await subscriber.subscribe(f"lost/{qos}", qos=qos)
+
+        async def live() -> bool:
+            return bool((await position(stored.js, f"lost-{qos}")).live)
+
+        await aeventually(live)
+        trap = proxy.set("down", f"$MQTT.msgs.lost.{qos}", Action.DROP)
+        await publisher.deliver(f"lost/{qos}", b"0", qos)
+        await trap.sprung.wait()
+        await publisher.deliver_all(f"lost/{qos}", [b"%d" % number for number in range(1, 20)], qos)
+        for number in range(20):
+            (received,) = await subscriber.messages(1)
+            assert (received.payload, received.dup) == (b"%d" % number, False)
+            await subscriber.complete(received)
+        await subscriber.quiet()
+    assert gateway.log.count("the shared reader was made again") == 1
     await asyncio.to_thread(gateway.term)
 
 

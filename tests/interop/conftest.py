@@ -31,11 +31,18 @@ def nats(nats_backend: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def sides(nats: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
     """The MQTT ports of the gateway and of nats-server."""
     directory: Path = tmp_path_factory.mktemp("gateway")
+    asyncio.run(_first(nats.mqtt_port))
     gateway = Gateway(directory / "gateway.log", nats.url)
     gateway.start()
     yield {"gateway": gateway.port, "nats-server": nats.mqtt_port}
     gateway.process.discard()
     assert "Traceback" not in gateway.log, gateway.log
+
+
+async def _first(port: int) -> None:
+    """Have nats-server's listener serve somebody: gateways know from then on that there are two sides."""
+    async with await RawClient.connect(port, "first"):
+        pass
 
 
 @pytest.fixture

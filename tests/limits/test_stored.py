@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import pytest
 
@@ -11,12 +12,20 @@ from tests.harness import raw, raw5
 from tests.harness.nats import NatsServer
 from tests.harness.raw import Raw
 from tests.harness.raw5 import Raw5
+from tests.harness.waiting import eventually
 from tests.limits.support import PATIENCE, Inside, running
 
 
 @pytest.fixture(scope="module")
 def inside(nats_server: NatsServer) -> Iterator[Inside]:
     with running(nats_server.url, max_retained=3, max_backlog=10) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def live(nats_server: NatsServer) -> Iterator[Inside]:
+    """The same with a shared reader."""
+    with running(nats_server.url, max_backlog=10, shared_reader="always") as found:
         yield found
 
 
@@ -58,15 +67,25 @@ def test_retained_messages_of_the_cluster(inside: Inside, port: int) -> None:
             five.deliver(topic, b"", qos=1, flags=1)
 
 
+def is_live(inside: Inside, client_id: str) -> bool:
+    """Whether the shared reader serves a session."""
+    side = inside.client(client_id).durable_side
+    return side is not None and side.live
+
+
 @pytest.mark.parametrize("qos", [1, 2])
-def test_what_waits_for_a_session(inside: Inside, port: int, qos: int) -> None:
+@pytest.mark.parametrize("reader", ["own", "shared"])
+def test_what_waits_for_a_session(inside: Inside, live: Inside, reader: Literal["own", "shared"], qos: int) -> None:
     """The newest are sent, in order; each subscription has its own number; what is new comes after them."""
-    broker = inside.gateway.broker
+    inside = live if reader == "shared" else inside
+    broker, port = inside.gateway.broker, inside.ports[0]
     assert broker is not None
-    name = f"backlog{qos}"
+    name = f"backlog-{reader}{qos}"
     before = broker.passed_over
     with Raw.connected(port, name, clean=False) as client:
         assert client.subscribe((f"{name}/a", qos), (f"{name}/b", qos)) == [qos, qos]
+        if reader == "shared":
+            eventually(lambda: is_live(inside, name), PATIENCE)
     with Raw.connected(port) as writer:
         for topic, count in (("a", 25), ("b", 10)):
             for number in range(count):
@@ -84,4 +103,27 @@ def test_what_waits_for_a_session(inside: Inside, port: int, qos: int) -> None:
             assert client.expect(raw.PUBLISH).payload == b"new"
             client.ping()
     with Raw.connected(port, name) as client:
+        client.ping()
+
+
+def test_a_client_that_is_there_and_falls_behind(live: Inside) -> None:
+    """It gets everything: what it has not acknowledged, what waits for its window, and what its consumers have."""
+    broker, port = live.gateway.broker, live.ports[0]
+    assert broker is not None
+    before = broker.passed_over
+    with Raw.connected(port, "behind", clean=False, patience=PATIENCE) as client, Raw.connected(port) as writer:
+        assert client.subscribe(("behind", 1)) == [1]
+        eventually(lambda: is_live(live, "behind"), PATIENCE)
+        for number in range(300):
+            writer.send(raw.publish("behind", b"%d" % number, qos=1, id=number + 1))
+        for number in range(300):
+            assert writer.expect(raw.PUBACK, PATIENCE).id == number + 1
+        eventually(lambda: not is_live(live, "behind"), PATIENCE)
+        for number in range(300):
+            found = client.expect(raw.PUBLISH)
+            assert found.payload == b"%d" % number
+            client.send(raw.ack(raw.PUBACK, found.id))
+        client.ping()
+    assert broker.passed_over == before
+    with Raw.connected(port, "behind") as client:
         client.ping()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from mqtt_streams import sessions
+from mqtt_streams.gateways import POSITIONS
 
 KEYS = (
     *("version", "kind", "expiry", "owner", "nonce", "q2", "deadline", "options", "start", "draining", "replay"),
@@ -34,6 +35,7 @@ if __name__ == "__main__":
 
     async def _begin(self: Lease) -> None:
         del self.info["records"]
+        del self.info[POSITIONS]
         await begin(self)
 
     Lease.begin = _begin  # type: ignore[method-assign]

@@ -58,7 +58,9 @@ def run(server: NatsServer, gateway_factory: GatewayFactory, tmp_path: Path) -> 
             if not (tmp_path / "released").exists():
                 released.unpack(COMMIT, tmp_path / "released")
         module = f"tests.rolling.{version}" if version else ""
-        return gateway_factory(server, "--gateway-lease", str(LEASE), env=env, module=module)
+        # That version knew of no shared reader.
+        arguments = ("--shared-reader", "never") if version == "previous" else ()
+        return gateway_factory(server, "--gateway-lease", str(LEASE), *arguments, env=env, module=module)
 
     return start
 
@@ -229,7 +231,9 @@ async def test_a_newer_record_is_refused_and_not_touched(
         assert stored["v5"]["version"] == newer.VERSION
         with pytest.raises(AssertionError, match="Connack"):
             await (RawClient5.connect5 if version == 5 else RawClient.connect)(today.port, "client", clean=clean)
-        assert await aeventually(lambda: "only a newer gateway can serve its session: v5: version 2" in today.log)
+        assert await aeventually(
+            lambda: f"only a newer gateway can serve its session: v5: version {newer.VERSION}" in today.log
+        )
         async with await RawClient.connect(today.port, "publisher") as publisher:
             await publisher.deliver("a", b"x", 2)
         await client.receive("a", b"x", qos=2)  # it was not disturbed either

@@ -206,10 +206,10 @@ def test_poisoned_records(data: bytes, text: str) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        poisoned(v5__version=2),
+        poisoned(v5__version=3),
         poisoned(v5__version=2**62),
-        poisoned(v5={"version": 2}),
-        poisoned(v5={"version": 2, "kind": ["new"]}, subs={"a": "as never before"}),
+        poisoned(v5={"version": 3}),
+        poisoned(v5={"version": 3, "kind": ["new"]}, subs={"a": "as never before"}),
     ],
 )
 def test_a_newer_version_is_told_from_a_poisoned_record(data: bytes) -> None:

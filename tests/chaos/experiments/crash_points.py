@@ -8,40 +8,45 @@ from tests.chaos.experiment import Experiment, Result, Setting
 from tests.chaos.points.fleet import Fleet
 from tests.chaos.points.machine import Tally, explore
 from tests.chaos.points.scenes import run_point
-from tests.chaos.points.table import POINTS, SOME
+from tests.chaos.points.table import LIVE_POINTS, POINTS, SOME, SOME_LIVE
 
 LEASE = 4  # seconds
 FEW = 6
 """Every so manieth of the tests' points is taken in the short version."""
-RUNS, STEPS, SECONDS = 5, 15, 6.0
-"""Of the random ones in the short version: runs, steps of each, seconds after which none is begun."""
-RUNS_LONG, STEPS_LONG, SECONDS_LONG = 2000, 25, 1200.0
+RUNS, STEPS, SECONDS = 5, 15, 4.0
+"""Of the random ones in the short version, each time: runs, steps, seconds after which none is begun."""
+RUNS_LONG, STEPS_LONG, SECONDS_LONG = 2000, 25, 600.0
 
 
 async def points(setting: Setting) -> Result:
-    """Single points, then random ones."""
+    """Single points, then random ones; first without a shared reader, then with it."""
     result = Result()
-    directory = setting.directory / "fleet"
-    directory.mkdir()
     tally = Tally()
-    fleet = Fleet(directory, setting.nats(), 3, tally.passes, tally.killed, ("--gateway-lease", str(LEASE)))
-    chosen = POINTS if setting.long else SOME[setting.seed % FEW :: FEW]
-    try:
-        await fleet.start()
-        for turn, point in enumerate(chosen):
-            try:
-                tally.add(check(await run_point(fleet, point, *await fleet.trio(turn))).figures)
-            except AssertionError as error:
-                result.violations.append(f"{point}: {error} {error.__cause__ or ''}")
-        named = tally.runs
-        runs, steps, seconds = (RUNS_LONG, STEPS_LONG, SECONDS_LONG) if setting.long else (RUNS, STEPS, SECONDS)
-        await explore(fleet, tally, runs=runs, steps=steps, number=setting.seed, seconds=seconds)
-    finally:
-        await fleet.close()
+    named = kills = 0
+    for reader, everything, some in (("never", POINTS, SOME), ("always", LIVE_POINTS, SOME_LIVE)):
+        directory = setting.directory / f"fleet-{reader}"
+        directory.mkdir()
+        arguments = ("--gateway-lease", str(LEASE), "--shared-reader", reader)
+        fleet = Fleet(directory, setting.nats(), 3, tally.passes, tally.killed, arguments)
+        chosen = everything if setting.long else some[setting.seed % FEW :: FEW]
+        before = tally.runs
+        try:
+            await fleet.start()
+            for turn, point in enumerate(chosen):
+                try:
+                    tally.add(check(await run_point(fleet, point, *await fleet.trio(turn))).figures)
+                except AssertionError as error:
+                    result.violations.append(f"{point}: {error} {error.__cause__ or ''}")
+            named += tally.runs - before
+            runs, steps, seconds = (RUNS_LONG, STEPS_LONG, SECONDS_LONG) if setting.long else (RUNS, STEPS, SECONDS)
+            await explore(fleet, tally, runs=runs, steps=steps, number=setting.seed, seconds=seconds)
+        finally:
+            await fleet.close()
+        kills += sum(slot.kills for slot in fleet.slots)
     result.violations += tally.failures
     result.figures = {
         **{name: tally.figures.get(name, 0) for name in ("sent", "acked", "delivered")},
-        "kills": sum(slot.kills for slot in fleet.slots),
+        "kills": kills,
         **{name: tally.figures.get(name, 0) for name in ("lost", "duplicated", "reordered")},
         "named_points": named,
         "random_runs": tally.runs - named,

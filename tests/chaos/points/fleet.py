@@ -15,6 +15,8 @@ import nats.aio.client
 import orjson
 
 from mqtt_streams.hashing import name_hash, subject_token
+from mqtt_streams.positions import Position
+from mqtt_streams.positions import decode as decode_position
 from mqtt_streams.sessions import decode
 from tests.chaos.points.proxy import Frame, NatsProxy
 from tests.harness.gateway import Gateway
@@ -209,12 +211,23 @@ class Fleet:
         present = {one["name"]: one for one in listed if one["name"].startswith(f"{hashed}_")}
         if present.keys() != named:
             found.append(f"{client_id}: consumers {sorted(present)}, but the record has {sorted(named)}")
+        at = await self.position(client_id)
+        if at.pending or at.released:
+            found.append(f"{client_id}: {len(at.pending)} pending and {len(at.released)} released in its position")
         for name, one in present.items():
+            if name in at.live:
+                continue  # it lies dormant
             if one["num_pending"] or one["num_ack_pending"]:
                 found.append(
                     f"{client_id}: {name} has {one['num_pending']} to send, {one['num_ack_pending']} to be acknowledged"
                 )
         return found
+
+    async def position(self, client_id: str) -> Position:
+        """Where a session is whose messages come through a shared reader; else an empty one."""
+        answer = await self.request("STREAM.MSG.GET.$MQTT_pos", last_by_subj=f"$MQTT.pos.{name_hash(client_id)}")
+        found = None if "error" in answer else decode_position(base64.b64decode(answer["message"]["data"]))
+        return found or Position("")
 
     async def _listed(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []

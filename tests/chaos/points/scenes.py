@@ -95,6 +95,15 @@ class Scene:
         """Wait until a client has got so many messages."""
         await aeventually(lambda: len(peer.delivered) >= count, PATIENCE, what=f"{count} messages to {peer.client_id}")
 
+    async def live(self, peer: Peer) -> None:
+        """Wait until a session's messages come from the shared reader."""
+
+        async def speaks() -> bool:
+            at = await self.fleet.position(peer.client_id)
+            return bool(at.live) and not at.clean
+
+        await aeventually(speaks, PATIENCE, what=f"{peer.client_id} is live")
+
     async def close(self) -> None:
         """End all clients."""
         await asyncio.gather(*(peer.close() for peer in self.peers))

@@ -55,15 +55,17 @@ def publishing(qos: int, retain: bool = False) -> Script:
     return script
 
 
-def receiving(qos: int) -> Script:
-    """A durable session gets messages through the gateway."""
+def receiving(qos: int, live: bool = False) -> Script:
+    """A durable session gets messages through the gateway: from its consumer, or from the shared reader."""
 
-    @named(f"receive at QoS {qos}")
+    @named(f"receive at QoS {qos}{' from the shared reader' if live else ''}")
     async def script(scene: Scene) -> None:
         scene.main = await scene.subscriber("durable", scene.victim, scene.other)
         publisher = scene.peer("publisher", scene.other)
         publisher.publish(scene.topic, 0, qos)
         await scene.has(scene.main, 1)
+        if live:
+            await scene.live(scene.main)
         await scene.at_rest()
         scene.arm(scene)
         for n in range(1, 4):
@@ -80,7 +82,20 @@ def receiving(qos: int) -> Script:
 @named("take over")
 async def taking_over(scene: Scene) -> None:
     """The gateway takes a session over that has messages in every state."""
+    await take_over(scene)
+
+
+@named("take over from a shared reader")
+async def taking_over_live(scene: Scene) -> None:
+    """The same where the session's messages have come from the other gateway's shared reader."""
+    await take_over(scene, live=True)
+
+
+async def take_over(scene: Scene, live: bool = False) -> None:
+    """The gateway takes a session over that has messages in every state."""
     client = scene.main = await scene.subscriber("durable", scene.other)
+    if live:
+        await scene.live(client)
     publisher = scene.peer("publisher", scene.other)
     client.withheld = {"PUBREL"}
     publisher.publish(scene.topic, 1, 2)
@@ -344,7 +359,31 @@ def _points() -> Iterator[Point]:
     yield from each(taking_over_will, "answer", claim, stored, deleting + "$MQTT_wills", "$MQTT.wills.")
 
 
+def _live_points() -> Iterator[Point]:
+    stored, position = "$MQTT.msgs.{bare}", "$MQTT.pos.{hash}"
+    resetting = "$JS.API.CONSUMER.RESET.$MQTT_msgs."
+    one, two = receiving(1, live=True), receiving(2, live=True)
+    for script in (one, two):
+        yield from each(script, "down", stored, nth=2)
+        yield from each(script, "up", position)
+        yield from each(script, "answer", position, actions=[*BOTH, DROP])
+        yield from packets(script, "PUBLISH", "lost", "unanswered", "answered", nth=2)
+    yield from each(two, "up", position, nth=2)
+    yield from each(two, "answer", position, nth=2)
+    yield from packets(two, "PUBREL", "lost", "unanswered", "answered", nth=2)
+    for way in ("up", "answer"):
+        yield from each(taking_over_live, way, "$MQTT.sess.{hash}", resetting, position)
+        yield from each(taking_over_live, way, position, nth=2)
+    yield from each(taking_over_live, "answer", "$JS.API.STREAM.MSG.GET.$MQTT_pos", "$JS.API.STREAM.INFO.$MQTT_msgs")
+    for kind in ("CONNACK", "PUBREL", "PUBLISH"):
+        yield from packets(taking_over_live, kind, "lost", "unanswered", "answered")
+
+
 POINTS: Final = list(_points())
+LIVE_POINTS: Final = list(_live_points())
+"""Those of gateways with a shared reader; the others are of gateways without."""
+
+SOME_LIVE: Final = LIVE_POINTS[::3]
 
 SOME: Final = [
     point

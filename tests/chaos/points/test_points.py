@@ -11,7 +11,7 @@ from tests.chaos.points import scenes
 from tests.chaos.points.fleet import Fleet
 from tests.chaos.points.machine import Tally, explore
 from tests.chaos.points.scenes import Point, run_point
-from tests.chaos.points.table import POINTS, SOME
+from tests.chaos.points.table import POINTS, SOME, SOME_LIVE
 from tests.conftest import NatsFactory
 from tests.harness.nats import NatsServer
 
@@ -23,7 +23,20 @@ _TURNS = itertools.count()
 @pytest.fixture(scope="module")
 async def fleet(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
     """Three gateways; while one is started again after its end, the others are there."""
-    fleet = Fleet(tmp_path_factory.mktemp("fleet"), nats_server, 3, arguments=("--gateway-lease", str(LEASE)))
+    arguments = ("--gateway-lease", str(LEASE), "--shared-reader", "never")
+    fleet = Fleet(tmp_path_factory.mktemp("fleet"), nats_server, 3, arguments=arguments)
+    try:
+        await fleet.start()
+        yield fleet
+    finally:
+        await fleet.close()
+
+
+@pytest.fixture(scope="module")
+async def live_fleet(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
+    """The same with a shared reader each."""
+    arguments = ("--gateway-lease", str(LEASE), "--shared-reader", "always")
+    fleet = Fleet(tmp_path_factory.mktemp("live"), nats_server, 3, arguments=arguments)
     try:
         await fleet.start()
         yield fleet
@@ -36,11 +49,18 @@ async def test_the_gateway_dies_there(fleet: Fleet, point: Point) -> None:
     await run_point(fleet, point, *await fleet.trio(next(_TURNS)))
 
 
+@pytest.mark.parametrize("point", SOME_LIVE, ids=str)
+async def test_the_gateway_dies_there_with_a_shared_reader(live_fleet: Fleet, point: Point) -> None:
+    await run_point(live_fleet, point, *await live_fleet.trio(next(_TURNS)))
+
+
 @pytest.mark.slow
-async def test_gateways_die_anywhere(nats_factory: NatsFactory, tmp_path: Path) -> None:
+@pytest.mark.parametrize("reader", ["never", "always"])
+async def test_gateways_die_anywhere(nats_factory: NatsFactory, tmp_path: Path, reader: str) -> None:
     """Kills at random frames and packets while clients publish, subscribe and move."""
     tally = Tally()
-    fleet = Fleet(tmp_path, nats_factory(), 3, tally.passes, tally.killed, ("--gateway-lease", str(LEASE)))
+    arguments = ("--gateway-lease", str(LEASE), "--shared-reader", reader)
+    fleet = Fleet(tmp_path, nats_factory(), 3, tally.passes, tally.killed, arguments)
     try:
         await fleet.start()
         await explore(fleet, tally, runs=40, steps=15, number=1, seconds=15)

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a connection keeps about one of its consumers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from mqtt_nats.session.delivery import Source
+from mqtt_streams.consumers import ConsumerRef
+
+if TYPE_CHECKING:
+    from mqtt_nats.backbone.wire import Wire
+
+
+BACKSTOP: Final = 86_400
+"""Seconds by which a consumer outlives its session's deadline, should no gateway be there to delete it."""
+
+
+def backstop(expiry: int | None) -> int:
+    """Inactive threshold of a consumer in nanoseconds; 0 = none."""
+    return 0 if expiry is None else (expiry + BACKSTOP) * 1_000_000_000
+
+
+class Attachment:
+    """One consumer, attached."""
+
+    __slots__ = ("behind", "consumer", "gone", "heirs", "key", "missed", "sid", "since", "source", "spent", "wire")
+
+    def __init__(self, key: str, consumer: ConsumerRef, source: Source) -> None:
+        self.key = key
+        """Key of the consumer in the session record; empty for one that is draining."""
+        self.consumer = consumer
+        self.source = source
+        self.sid = b""
+        self.wire: Wire | None = None
+        """The connection to NATS on which the deliver subject was subscribed."""
+        self.heirs: dict[Source, int] = {}
+        """Once the subscription has ended: those that match the same, and how far they have left messages to it."""
+        self.spent = True
+        """Once the subscription has ended: nothing more comes that another subscription wants."""
+        self.behind: list[Source] = []
+        """Once the subscription has ended: those whose new messages wait until this is spent."""
+        self.missed = False
+        """A delivery was lost on its way: nothing more is taken until it has come again."""
+        self.since = 0
+        """Once it is live: the shared reader brings what comes after this sequence."""
+        self.gone = (1, 0)
+        """Sequences among which are those that were in flight and may have been removed."""

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who else serves sessions here: positions are stored only where everybody else understands them.
+
+A gateway that is older refuses a session that may have one. nats-server's own MQTT listener does not, and would send
+again what was taken from the shared reader of a gateway that has died. See docs/internals/rules.md#shared-reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from mqtt_nats.broker.keeping import keep
+from mqtt_nats.broker.live import Live
+from mqtt_nats.broker.upkeep import keep_up
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.consumers import consumer_info, consumer_names
+from mqtt_streams.gateways import POSITIONS
+from mqtt_streams.retained import STREAM as RETAINED
+from mqtt_streams.sessions import V5_VERSION
+
+if TYPE_CHECKING:
+    from mqtt_nats.backbone.link import Link
+    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.broker.leases import Lease
+
+log = logging.getLogger("mqtt_nats.broker")
+
+EVERY: Final = 5.0
+"""Seconds between two looks, if nothing is heard before."""
+
+QUIET: Final = 30.0
+"""Seconds for which there has to be no reason against it before it is used again."""
+
+CREATED: Final = f"$JS.EVENT.ADVISORY.CONSUMER.CREATED.{RETAINED}.*".encode()
+"""Heard when nats-server's listener begins to serve somebody: gateways have no consumer of retained messages."""
+
+
+class Company:
+    """Whether sessions may be served by the shared reader."""
+
+    def __init__(self, live: Live, lease: Lease) -> None:
+        self._live = live
+        self._lease = lease
+        self._wanted = live.broker.settings.shared_reader
+        self._why = ""
+        self._since = 0.0
+        self._heard = asyncio.Event()
+        self._sid = b""
+        live.company = self
+
+    def renew(self, link: Link) -> None:
+        """There is a new connection to NATS."""
+        if self._sid:
+            link.renew(self._sid, CREATED)
+        self._heard.set()
+
+    def _created(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        self._heard.set()
+
+    async def begin(self) -> None:
+        """Look for the first time; what others are told of this gateway says what has come of it.
+
+        Raises:
+            ApiError, NoResponders, RequestTimeout: JetStream does not answer.
+        """
+        if self._wanted == "auto":
+            self._sid = self._live.broker.link.subscribe_raw(CREATED, self._created)
+        await self._look()
+        if not self._why:
+            self._lease.info["records"] = V5_VERSION
+            self._live.allowed = True
+
+    async def keep(self) -> None:
+        """Look now and then, for as long as the gateway runs."""
+        while self._wanted == "auto":
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(EVERY):
+                    await self._heard.wait()
+            self._heard.clear()
+            try:
+                await self._look()
+                if self._why:
+                    self._live.allowed = False
+                elif not self._live.allowed and asyncio.get_running_loop().time() - self._since > QUIET:
+                    self._lease.info["records"] = V5_VERSION
+                    await self._lease.told()
+                    await self._look()
+                    self._live.allowed = not self._why
+            except (ApiError, NoResponders, RequestTimeout) as error:
+                self._since = asyncio.get_running_loop().time()
+                log.debug("who else serves sessions: %s", error)
+
+    async def _look(self) -> None:
+        why = "" if self._wanted == "always" else await self._against()
+        if why != self._why:
+            self._since = asyncio.get_running_loop().time()
+            log.info("the shared reader is %s", f"not used: {why}" if why else f"used in {QUIET:.0f} s")
+        self._why = why
+
+    async def _against(self) -> str:
+        """Why sessions had better be left to their own consumers."""
+        broker = self._live.broker
+        for entry in await self._lease.store.entries():
+            if not entry.lapsed and entry.identity != broker.identity and not entry.info.get(POSITIONS):
+                return f"gateway {entry.identity} is too old for it"
+        for name in await consumer_names(broker.inbox, RETAINED, RETAINED + "_"):
+            info = await consumer_info(broker.inbox, RETAINED, name)
+            if info is not None and info.push_bound:
+                return "nats-server's own MQTT listener has clients"
+        return ""
+
+
+def make(broker: Broker, lease: Lease, config: dict[str, Any]) -> Company | None:
+    """What makes sure that the shared reader is used only where it may be; None where it never is.
+
+    Args:
+        config: of the stream of messages.
+    """
+    if broker.settings.shared_reader == "never" or config.get("retention") != "limits":
+        return None
+    broker.live = Live(broker)
+    return Company(broker.live, lease)
+
+
+def keep_company(broker: Broker, company: Company | None, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+    """Have positions written, and where it is wanted sessions served by the shared reader, from now on."""
+    background = [tasks.create_task(keep(broker), name="positions")]
+    if broker.live is not None and company is not None:
+        background.append(tasks.create_task(broker.live.reader.run(), name="shared reader"))
+        background.append(tasks.create_task(keep_up(broker.live), name="live sessions"))
+        background.append(tasks.create_task(company.keep(), name="who else serves sessions"))
+    return background

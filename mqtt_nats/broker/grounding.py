@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Subscriptions that leave the shared reader, and sessions that go on where a shared reader has left them.
+
+A consumer that lay dormant is set to begin after what was taken, then the position is stored that speaks for it no
+more, then it is attached. See docs/internals/rules.md#positions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from mqtt_nats.backbone.store import Silent
+from mqtt_nats.broker.attaching import CREATE_FAILED, CREATE_TRIES, STEP
+from mqtt_nats.broker.attachment import backstop
+from mqtt_nats.broker.keeping import OWED, TAKEN, Keeper
+from mqtt_nats.broker.patience import patiently
+from mqtt_nats.session.delivery import Source
+from mqtt_streams import stored
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
+from mqtt_streams.consumers import (
+    ConsumerNotFound,
+    ConsumerRef,
+    consumer_info,
+    create_consumer,
+    delete_consumer,
+    update_consumer,
+)
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.positions import decode
+from mqtt_streams.pubrel import pubrel_block, pubrel_subject
+from mqtt_streams.sessions import Conflict, PoisonedRecord
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.client import Client
+    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.broker.durable import DurableSide
+
+log = logging.getLogger("mqtt_nats.broker")
+
+T = TypeVar("T")
+
+AT_ONCE: Final = 32
+"""Requests for one session at the same time."""
+
+ROUNDS: Final = 10
+"""Attempts to write a position over one that an earlier owner writes at the same time."""
+
+FAREWELL: Final = 2.0
+"""Seconds for which a session waits for the connection before to leave it in order."""
+
+EVER: Final = 1 << 62
+
+# JetStream keeps at most max_ack_pending per consumer in flight; the sum of all is bounded only by the identifiers.
+WINDOW: Final = 32768
+
+
+def parts(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """What is asked for at the same time."""
+    return (items[start : start + AT_ONCE] for start in range(0, len(items), AT_ONCE))
+
+
+def stop(side: DurableSide) -> None:
+    """Take nothing more from the shared reader."""
+    keeper = side.keeper
+    if keeper is None or not keeper.taking:
+        return
+    live = side.client.broker.live
+    if live is not None:
+        keeper.ledger.reached = max(keeper.ledger.reached, live.reader.position)
+        live.remove(side.client)
+    keeper.ledger.dirty = True
+    keeper.taking = side.live = False
+    side.frozen = True
+
+
+def bound(side: DurableSide) -> None:
+    """Bound what is in flight where no consumer does."""
+    machine = side.machine
+    machine.limit = min(WINDOW, side.client.terms.receive_maximum)
+    if side.live:
+        windows = sum(one.consumer.max_ack_pending for one in side.attachments.values())
+        machine.limit = min(machine.limit, max(windows, 1))
+
+
+async def _exists(broker: Broker, consumer: ConsumerRef) -> bool:
+    """Whether there is a consumer; also when nobody can tell."""
+    try:
+        return await consumer_info(broker.inbox, MESSAGES, consumer.durable_name) is not None
+    except (ApiError, NoResponders, RequestTimeout):
+        return True
+
+
+async def set_position(broker: Broker, consumer: ConsumerRef, start: int) -> ConsumerRef:
+    """Have a consumer that delivers to nobody begin at sequence ``start``; returns it as it is then.
+
+    Raises:
+        ApiError, NoResponders, RequestTimeout: JetStream does not do it.
+    """
+    if broker.resets:
+        try:
+            await call(broker.inbox, f"CONSUMER.RESET.{MESSAGES}.{consumer.durable_name}", {"seq": start})
+            return consumer
+        except ApiError as error:
+            log.debug("consumer %s is made again: %s", consumer.durable_name, error)
+        except (NoResponders, RequestTimeout):
+            # Nobody answers for a consumer that does not exist.
+            if await _exists(broker, consumer):
+                raise
+    consumer = replace(consumer, start_seq=start)
+    await delete_consumer(broker.inbox, MESSAGES, consumer.durable_name)
+    for _ in range(CREATE_TRIES):
+        try:
+            await create_consumer(broker.inbox, MESSAGES, consumer)
+            return consumer
+        except ApiError as error:
+            if error.err_code != CREATE_FAILED:
+                raise
+        await asyncio.sleep(STEP)
+    await create_consumer(broker.inbox, MESSAGES, consumer)
+    return consumer
+
+
+async def renew_dormant(client: Client, side: DurableSide) -> None:
+    """Change consumers that lie dormant a little: nats-server removes those that nobody uses for long."""
+    record = client.record
+    assert record is not None
+    assert record.v5 is not None
+    threshold = backstop(record.v5.expiry)
+    for one in list(side.attachments.values()):
+        if threshold and one.source.live and one.sid == b"":
+            other = threshold if one.consumer.inactive_threshold != threshold else threshold + 1_000_000_000
+            one.consumer = replace(one.consumer, inactive_threshold=other)
+            try:
+                await update_consumer(client.broker.inbox, MESSAGES, one.consumer)
+            except (ApiError, ConsumerNotFound, NoResponders, RequestTimeout) as error:
+                log.debug("consumer %s: %s", one.consumer.durable_name, error)  # made again when it is needed
+
+
+async def ground(client: Client, side: DurableSide) -> bool:
+    """Make what was live plain; its consumers are still to be attached. False when the session has moved."""
+    keeper = side.keeper
+    assert keeper is not None
+    record = client.record
+    assert record is not None
+    attachments = [one for one in side.attachments.values() if one.source.live]
+    reached = keeper.ledger.reached
+    # What is pending is forgotten by the consumers now: before that it has to be stored.
+    if not await keeper.flush():
+        keeper.left()
+        return False
+    again = False
+
+    async def set_back(consumer: ConsumerRef) -> ConsumerRef:
+        nonlocal again
+        if again and not await keeper.flush():  # NATS was away, and somebody else may have the session
+            raise Conflict(client.client_id)
+        again = True
+        return await set_position(client.broker, consumer, reached + 1)
+
+    for one in attachments:
+        again = False
+        try:
+            one.consumer = await patiently(client, partial(set_back, one.consumer))
+        except Conflict:
+            keeper.left()
+            return False
+        if one.key in record.cons:
+            record.cons[one.key] = replace(record.cons[one.key], start_seq=one.consumer.start_seq)
+    keeper.live.clear()
+    if not await keeper.flush():
+        keeper.left()
+        return False
+    for one in attachments:
+        source = one.source
+        source.live = False
+        source.last = source.first = reached
+        source.place = one.since = 0
+        source.expected = source.again = 0
+    side.frozen = False
+    bound(side)
+    return True
+
+
+async def recall(client: Client, side: DurableSide) -> set[str]:
+    """Read where the session is; returns the consumers that begin after what was taken.
+
+    Raises:
+        ApiError, NoResponders, RequestTimeout: JetStream does not answer.
+    """
+    broker = client.broker
+    record = client.record
+    assert record is not None
+    assert record.v5 is not None
+    machine = side.machine
+    if not record.v5.pos:
+        return set()
+    leaving = broker.leaving.get(client.hash)
+    if leaving is not None:
+        await asyncio.wait([leaving], timeout=FAREWELL)
+    for _ in range(ROUNDS):
+        data, sequence = await broker.positions.load(client.hash)
+        position = decode(data) if data else None
+        if position is None or position.id != record.v5.pos:
+            return set()
+        generations = {position.generation, record.v5.generation} - {""}
+        # Where the stream was replaced, up to here the messages are the same ones.
+        valid = EVER if side.replaced is None and len(generations) < 2 else broker.generation.floor
+        reached = min(position.reached, valid)
+        sent = position.perhaps
+        if not position.clean and position.live:
+            sent = max(sent, int((await broker.latest.state())["last_seq"]))
+        live = [(key, one) for key, one in record.cons.items() if one.durable_name in position.live]
+        for some in parts(live):
+            # With the subject that it delivers to: the new one comes when it is attached.
+            moved = await asyncio.gather(*(set_position(broker, one, reached + 1) for _, one in some))
+            for (key, one), now in zip(some, moved, strict=True):
+                if now is not one:
+                    record.cons[key] = now
+                    side.kept = True
+        keeper = Keeper(client, sequence)
+        keeper.strict = True
+        keeper.ledger.reached = reached
+        keeper.ledger.pending = {one: qos for one, qos in position.pending.items() if one <= valid}
+        keeper.ledger.released = position.released
+        keeper.perhaps = min(sent, valid)
+        try:
+            if await keeper.flush():
+                break
+        except BaseException:
+            keeper.give_up()
+            raise
+    else:
+        raise RequestTimeout("somebody else writes the position of the session")
+    keeper.strict = False
+    side.keeper = keeper
+    for identifier, owed in position.released.items():
+        machine.owe(identifier, owed, owed > valid)
+        machine.keep(identifier, OWED + b"%d" % identifier)
+    if live:
+        side.came_from = reached
+    if keeper.perhaps > reached:
+        state = await broker.latest.state()  # again: an earlier owner may not have known at once
+        last = min(int(state["last_seq"]), valid) if not position.clean and live else keeper.perhaps
+        machine.sent_perhaps(last)
+        if int(state["first_seq"]) > reached + 1 or state.get("num_deleted"):
+            machine.suspect(reached + 1, last)
+    return {one.durable_name for _, one in live}
+
+
+async def fetch_pending(client: Client, side: DurableSide) -> None:
+    """Have again what was taken from the shared reader and is not complete.
+
+    Raises:
+        ApiError, NoResponders, RequestTimeout: JetStream does not answer.
+    """
+    keeper = side.keeper
+    if keeper is None:
+        return
+    broker = client.broker
+    machine = side.machine
+    known = {delivery.sequence for delivery in machine.on_their_way()}
+    missing = sorted((sequence, qos) for sequence, qos in keeper.ledger.pending.items() if sequence not in known)
+    if missing and side.past is None:
+        side.past = past = Source(0, 0, max(len(missing), 1))
+        past.live = True
+        past.clear = EVER
+        past.expected = 0
+        machine.sources.append(past)
+    for some in parts(missing):
+        found = await asyncio.gather(*(stored.get_sequence(broker.inbox, MESSAGES, sequence) for sequence, _ in some))
+        for (sequence, qos), one in zip(some, found, strict=True):
+            message = None
+            if one is not None:
+                subject = one.subject.encode("utf-8", "surrogateescape")
+                message = broker.stored_message(sequence, b"%d" % one.time_ns, subject, one.headers, one.payload)
+            if message is None or not message.qos or side.past is None:
+                if qos == 2:
+                    machine.suspect(sequence, sequence)
+                keeper.ledger.done(sequence)
+            else:
+                machine.arrived(side.past, sequence, 2, TAKEN + b"%d" % sequence, message, qos)
+
+
+def leave_position(client: Client, side: DurableSide) -> None:
+    """The connection has ended: leave the session's position in order."""
+    broker = client.broker
+    keeper = side.keeper
+    stop(side)
+    if broker.live is not None:
+        broker.live.forget(client)
+    if keeper is None or keeper.lost:
+        return
+    consumers = [one.consumer for one in side.attachments.values() if one.source.live]
+    task = broker.spawn(_farewell(client, keeper, consumers), f"position of {client.client_id}")
+    broker.farewells.add(task)
+    broker.leaving[client.hash] = task
+
+    def left(task: asyncio.Task[None]) -> None:
+        broker.farewells.discard(task)
+        if broker.leaving.get(client.hash) is task:
+            del broker.leaving[client.hash]
+
+    task.add_done_callback(left)
+
+
+async def _farewell(client: Client, keeper: Keeper, consumers: list[ConsumerRef]) -> None:
+    broker = client.broker
+    keeper.clean = keeper.strict = True
+    try:
+        if not await keeper.flush() or client.taken:
+            return
+        # For nats-server's listener, which knows nothing of positions.
+        found = await broker.sessions.load(client.hash, client.client_id)
+        if found is None or found[1] != client.epoch:
+            return
+        ledger = keeper.ledger
+        for identifier, sequence in ledger.released.items():
+            target = b"HPUB %b " % pubrel_subject(client.hash).encode()
+            broker.store.put(target, pubrel_block(identifier, sequence), b"", Silent())
+        broker.link.kick()
+        start = min([*ledger.pending, ledger.reached + 1])
+        if broker.resets:
+            for one in consumers:
+                await call(broker.inbox, f"CONSUMER.RESET.{MESSAGES}.{one.durable_name}", {"seq": start})
+    except (ApiError, NoResponders, RequestTimeout, PoisonedRecord) as error:
+        log.debug("%s: its consumers are left where they were: %s", client, error)
+    finally:
+        keeper.give_up()

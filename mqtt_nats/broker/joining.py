@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A session on its way from its own consumers to the shared reader."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from mqtt_nats.broker.record import save_record
+from mqtt_streams.consumers import parse_ack
+
+if TYPE_CHECKING:
+    from mqtt_nats.backbone.link import Handler
+    from mqtt_nats.broker.attachment import Attachment
+    from mqtt_nats.broker.client import Client
+    from mqtt_nats.broker.durable import DurableSide
+    from mqtt_nats.pubsub.message import Stored
+
+KEPT_BACK: Final = 10_000
+"""Messages that are kept back for a session meanwhile, at most."""
+
+RETRY_FIRST: Final = 2.0
+RETRY_MOST: Final = 60.0
+"""Seconds until a session that has fallen behind may be live again, doubled each time."""
+
+
+class Joining:
+    """A session of which some subscriptions are about to be live."""
+
+    __slots__ = ("attachments", "dropped", "gave_way", "handlers", "kept", "passed", "rests", "since", "wrong")
+
+    def __init__(self, attachments: list[Attachment], since: int) -> None:
+        self.attachments = attachments
+        self.since = since
+        self.kept: list[tuple[int, Stored]] = []
+        self.passed: set[Attachment] = set()
+        self.handlers: dict[Attachment, Handler] = {}
+        """What has handled what a consumer brings."""
+        self.rests: dict[Attachment, Handler] = {}
+        """What handles it until the reader's messages count."""
+        self.dropped = False
+        self.gave_way = False
+        """Something else was to be done for the client; the next attempt may follow at once."""
+        self.wrong = False
+
+    def keep_back(self, sequence: int, message: Stored) -> None:
+        """The reader has brought a message that is this session's once it is live."""
+        if sequence > self.since:
+            self.kept.append((sequence, message))
+            if len(self.kept) > KEPT_BACK:
+                self.wrong = True
+                self.kept.clear()
+
+
+class Member:
+    """A session in the index of the shared reader."""
+
+    __slots__ = ("client", "filters", "joining", "renewal", "retry", "side", "wait")
+
+    def __init__(self, client: Client, side: DurableSide) -> None:
+        self.client = client
+        self.side = side
+        self.filters: list[str] = []
+        self.joining: Joining | None = None
+        self.retry = 0.0
+        """Loop time before which it does not become live."""
+        self.renewal = math.inf
+        """Loop time at which its dormant consumers are to be used again, so that they are not taken for forgotten."""
+        self.wait = RETRY_FIRST
+
+
+def settled(client: Client) -> bool:
+    """Whether a session is open, and nothing about it is under way."""
+    return client.greeted and client.alive and not client.graceful and client._task is None
+
+
+async def name_position(client: Client) -> None:
+    """Name the session's position in its record, where the session has begun while there could be none.
+
+    Raises:
+        ApiError: the record cannot be stored.
+        Conflict: the session belongs to somebody else.
+    """
+    record = client.record
+    assert record is not None
+    assert record.v5 is not None
+    if not record.v5.pos:
+        record.v5.pos = client.broker.new_nuid()
+        try:
+            await save_record(client, client.epoch)
+        except BaseException:
+            record.v5.pos = ""
+            raise
+
+
+def consumer_of(reply: bytes) -> str:
+    """The consumer that an acknowledgement subject is of."""
+    ack = parse_ack(reply)
+    return "" if ack is None else ack.consumer
+
+
+def rest(joining: Joining, attachment: Attachment, handler: Handler) -> Handler:
+    """A handler that takes what a consumer brings up to where the reader begins."""
+
+    def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        ack = parse_ack(reply)
+        if ack is None or (ack.stream_seq <= joining.since or ack.delivered > 1):
+            handler(subject, reply, headers, payload)
+            return
+        source = attachment.source
+        joining.dropped = True
+        if attachment in joining.passed:
+            return
+        if source.follows(ack.consumer_seq) if source.place else ack.consumer_seq == 1:
+            joining.passed.add(attachment)
+        else:
+            joining.wrong = True
+
+    return arrived

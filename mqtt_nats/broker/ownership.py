@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose a session is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.sessions import PoisonedRecord
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.client import Client
+
+log = logging.getLogger("mqtt_nats.broker")
+
+# JetStream may need a while after core NATS is back: a stream's leader has to be elected (seconds).
+PATIENCE: Final = 30.0
+RETRY: Final = 0.25
+
+
+async def still_owner(client: Client) -> bool:
+    """Whether the session is this connection's; otherwise, or when nobody can tell, the connection is ended."""
+    broker = client.broker
+    patience = asyncio.get_running_loop().time() + PATIENCE
+    while True:
+        try:
+            found = await broker.sessions.load(client.hash, client.client_id)
+            break
+        except (ApiError, NoResponders, RequestTimeout) as error:
+            if not broker.link.online or not client.alive:
+                return False  # the next connection to NATS starts over
+            if asyncio.get_running_loop().time() > patience:
+                log.warning("%s: its session cannot be read: %s", client, error)
+                client.close()
+                return False
+            await asyncio.sleep(RETRY)
+        except PoisonedRecord as error:
+            log.warning("%s: its session cannot be read: %s", client, error)
+            client.close()
+            return False
+    if found is None or found[1] != client.epoch:
+        log.info("%s: the session has moved", client)
+        client.taken_over()
+        return False
+    return True

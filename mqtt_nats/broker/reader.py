@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gateway's one reader of stored messages, for all durable sessions that keep up.
+
+A consumer without acknowledgements that JetStream keeps in memory. It is made again from where it was whenever anything
+is missing: a number in its sequence, a heartbeat, the connection to NATS. See docs/internals/rules.md#shared-reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from mqtt_nats.backbone.store import TRANSIENT
+from mqtt_nats.session.overlap import patterns_meet
+from mqtt_streams import headers as names
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
+from mqtt_streams.consumers import delete_consumer
+from mqtt_streams.messages import DELIVER_PREFIX
+from mqtt_streams.messages import PREFIX as STORED_PREFIX
+from mqtt_streams.messages import STREAM as MESSAGES
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.context import Broker
+
+log = logging.getLogger("mqtt_nats.broker")
+
+FILTERS_MOST: Final = 128
+"""Above this number of filters everything is read."""
+
+HEARTBEAT: Final = 0.25
+"""Seconds without a message after which the server says how far the reader is."""
+
+SILENCE: Final = 2.0
+"""Seconds without a sign of life after which the reader is made again."""
+
+PAUSE: Final = 0.25
+"""Seconds until JetStream is asked again."""
+
+IDLE: Final = 60
+"""Seconds without interest after which the server removes a reader."""
+
+EVERYTHING: Final = (STORED_PREFIX + ">",)
+
+Dispatch = Callable[[int, bytes, bytes, bytes, bytes], None]
+"""``dispatch(sequence, stamp, subject, headers, payload)``."""
+
+
+class Reader:
+    """Brings the messages of ``$MQTT_msgs`` that somebody here wants, in order and none twice."""
+
+    def __init__(self, broker: Broker, dispatch: Dispatch) -> None:
+        self.broker = broker
+        self.position = 0
+        """Everything up to this sequence that matches the filters has been brought."""
+        self.wanted: Counter[str] = Counter()
+        """Filters of the sessions here."""
+        self._dispatch = dispatch
+        self.name = ""
+        """Of its consumer; empty before there is one."""
+        self._subject = ""
+        self._sid = b""
+        self._filters: tuple[str, ...] = ()
+        self._next = 1
+        self._start = 1
+        self._heard = 0.0
+        self._broken = True
+        self._anew = False
+        self._tickets = 0
+        self.refused = 0.0
+        """Not 0: loop time since when JetStream refuses to make it."""
+        self._waiting: list[tuple[int, asyncio.Future[int]]] = []
+        self._wake = asyncio.Event()
+
+    async def ready(self) -> int:
+        """Have the filters that are wanted now read; returns a sequence after which that is so for sure."""
+        self._tickets += 1
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._waiting.append((self._tickets, future))
+        self._wake.set()
+        return await future
+
+    def broken(self) -> None:
+        """Something is missing, or may be."""
+        self._broken = True
+        self._wake.set()
+
+    def begin_anew(self) -> None:
+        """The stream was replaced: its sequences are those of other messages."""
+        self._anew = True
+        self.broken()
+
+    async def run(self) -> None:
+        """Keep the reader going for as long as the gateway runs."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                async with asyncio.timeout(SILENCE / 3):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+            if self.name and loop.time() - self._heard > SILENCE:
+                self._broken = True
+            try:
+                await self.broker.online.wait()
+                await self._keep()
+                self.refused = 0.0
+            except (ApiError, NoResponders, RequestTimeout) as error:
+                log.debug("the shared reader: %s", error)
+                if not isinstance(error, ApiError) or error.err_code in TRANSIENT:
+                    self.refused = 0.0
+                elif not self.refused:
+                    self.refused = loop.time()
+                    log.warning("JetStream refuses the shared reader: %s", error)
+                await asyncio.sleep(PAUSE)
+                self._wake.set()
+
+    async def _keep(self) -> None:
+        if not self.wanted and not self.name:
+            self._answer(self._tickets, self.position)
+            return
+        tickets = self._tickets
+        filters = chosen(list(self.wanted)) if self._waiting else self._filters
+        if self._broken:
+            await self._make(filters)
+        elif not set(filters) <= set(self._filters) and self._filters != EVERYTHING:
+            await call(self.broker.inbox, f"CONSUMER.CREATE.{MESSAGES}.{self.name}", self._config(filters, "update"))
+            self._filters = filters
+        if self._waiting:
+            state = await self.broker.latest.state()
+            if not self._broken:
+                self._answer(tickets, int(state["last_seq"]))
+            else:
+                self._wake.set()
+
+    def _answer(self, tickets: int, last: int) -> None:
+        for ticket, future in self._waiting:
+            if ticket <= tickets and not future.done():
+                future.set_result(last)
+        self._waiting = [one for one in self._waiting if not one[1].done()]
+
+    def _config(self, filters: tuple[str, ...], action: str) -> dict[str, Any]:
+        return {
+            "stream_name": MESSAGES,
+            "action": action,
+            "config": {
+                "name": self.name,
+                "deliver_policy": "by_start_sequence",
+                "opt_start_seq": self._start,
+                "ack_policy": "none",
+                "filter_subjects": list(filters),
+                "replay_policy": "instant",
+                "deliver_subject": self._subject,
+                "flow_control": True,
+                "idle_heartbeat": int(HEARTBEAT * 1e9),
+                "inactive_threshold": IDLE * 1_000_000_000,
+                "num_replicas": 1,
+                "mem_storage": True,
+            },
+        }
+
+    async def _make(self, filters: tuple[str, ...]) -> None:
+        """Make the reader, or make it again where it was."""
+        broker = self.broker
+        inbox, link = broker.inbox, broker.link
+        state = await broker.latest.state()
+        former, self.name = self.name, f"{broker.identity}_reader_{broker.new_nuid()}"
+        link.unsubscribe_raw(self._sid)
+        if not former or self._anew or self.position > state["last_seq"]:
+            self.position = state["last_seq"]  # for the first time, or in a stream that was replaced
+            self._anew = False
+        self._start = self.position + 1
+        self._next = 1
+        self._subject = DELIVER_PREFIX + broker.new_nuid()
+        self._sid = link.subscribe_raw(self._subject.encode(), self._arrived)
+        self._broken = False
+        self._heard = asyncio.get_running_loop().time()
+        try:
+            await call(inbox, f"CONSUMER.CREATE.{MESSAGES}.{self.name}", self._config(filters, "create"))
+        except BaseException:
+            self._broken = True
+            raise
+        self._filters = filters
+        if former:
+            log.info("the shared reader was made again, from sequence %d", self._start)
+            try:
+                await delete_consumer(inbox, MESSAGES, former)
+            except (ApiError, NoResponders, RequestTimeout) as error:
+                log.debug("the former shared reader: %s", error)
+
+    def _arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        self._heard = self.broker.clock.now
+        tokens = reply.split(b".")
+        if len(tokens) < 9 or tokens[1] != b"ACK":
+            self._status(reply, headers)
+            return
+        at = 5 if len(tokens) == 9 else 7
+        if int(tokens[at + 1]) != self._next or self._broken:
+            self.broken()
+            return
+        self._next += 1
+        sequence = int(tokens[at])
+        if sequence > self.position:
+            self.position = sequence
+            self._dispatch(sequence, tokens[at + 2], subject, headers, payload)
+
+    def _status(self, reply: bytes, headers: bytes) -> None:
+        """A heartbeat, or a request to say how far we are."""
+        link = self.broker.link
+        stalled = names.get_last(headers, "Nats-Consumer-Stalled")
+        if stalled:
+            link.out.append(b"PUB %b 0\r\n\r\n" % stalled.encode())
+            link.kick()
+        if reply:
+            link.out.append(b"PUB %b 0\r\n\r\n" % reply)
+            link.kick()
+            return
+        last, position = names.get_last(headers, "Nats-Last-Consumer"), names.get_last(headers, "Nats-Last-Stream")
+        if last is None or position is None:
+            return
+        if int(last) != self._next - 1:
+            self.broken()
+        elif not self._broken:
+            self.position = max(self.position, int(position))
+
+
+def chosen(filters: list[str]) -> tuple[str, ...]:
+    """What is read for ``filters``: none of them may meet another."""
+    kept: list[str] = []
+    for one in sorted(filters, key=lambda text: (">" not in text, "*" not in text, text)):
+        meets = [other for other in kept if patterns_meet(one, other)]
+        if any(not covers(other, one) for other in meets):
+            return EVERYTHING
+        if not meets:
+            kept.append(one)
+        if len(kept) > FILTERS_MOST:
+            return EVERYTHING
+    return tuple(kept)
+
+
+def covers(wide: str, narrow: str) -> bool:
+    """Whether ``wide`` matches whatever ``narrow`` does."""
+    parts, others = wide.split("."), narrow.split(".")
+    for index, part in enumerate(parts):
+        if part == ">":
+            return len(others) > index
+        if index >= len(others) or others[index] == ">" or (part != "*" and part != others[index]):
+            return False
+    return len(parts) == len(others)

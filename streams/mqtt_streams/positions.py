@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`$MQTT_pos`: where a durable session is whose messages come through a gateway's shared reader.
+
+One message per session, replaced by each write; a write is conditional on the one before it.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+
+from mqtt_streams import stored
+from mqtt_streams.api import ApiError, JetStream
+from mqtt_streams.headers import EXPECTED_LAST_SUBJECT_SEQUENCE
+
+STREAM: Final = "$MQTT_pos"
+PREFIX: Final = "$MQTT.pos."
+
+_EXPECTED: Final = b"NATS/1.0\r\n%b:%%d\r\n\r\n" % EXPECTED_LAST_SUBJECT_SEQUENCE.encode()
+_STREAM_NOT_FOUND: Final = 10059
+_MAX_SEQUENCE: Final = 2**63 - 1
+_MAX_ID: Final = 65535
+
+
+@dataclass(slots=True)
+class Position:
+    """What of a session's messages is complete.
+
+    `id`: the session's, as its record has it; another one's is nobody's. `generation`: id of the `$MQTT_msgs` in which
+    it counts. `live`: consumers for which this speaks: of what they match everything up to `reached` was taken.
+    `clean`: nothing after `reached` was sent. `pending`: what was taken and is not complete: QoS by sequence.
+    `released`: packet identifiers for which the client has sent PUBREC, with the sequence of their message.
+    `perhaps`: up to this sequence an earlier connection may have sent more than that; 0 = none has.
+    """
+
+    id: str
+    generation: str = ""
+    live: list[str] = field(default_factory=list)
+    clean: bool = False
+    reached: int = 0
+    pending: dict[int, int] = field(default_factory=dict)
+    released: dict[int, int] = field(default_factory=dict)
+    perhaps: int = 0
+
+    def encode(self) -> bytes:
+        """The stored JSON."""
+        return orjson.dumps(
+            {
+                "id": self.id,
+                "generation": self.generation,
+                "live": self.live,
+                "clean": self.clean,
+                "reached": self.reached,
+                "qos1": [sequence for sequence, qos in self.pending.items() if qos == 1],
+                "qos2": [sequence for sequence, qos in self.pending.items() if qos == 2],
+                "released": list(self.released.items()),
+                "perhaps": self.perhaps,
+            }
+        )
+
+
+def decode(data: bytes) -> Position | None:
+    """Read a stored position; None for what is none."""
+    try:
+        value: Any = orjson.loads(data)
+        texts = [value["id"], value["generation"], *value["live"]]
+        position = Position(
+            value["id"],
+            value["generation"],
+            list(value["live"]),
+            value["clean"] is True,
+            value["reached"],
+            dict.fromkeys(value["qos1"], 1) | dict.fromkeys(value["qos2"], 2),
+            dict(value["released"]),
+            value.get("perhaps", 0),
+        )
+    except (ValueError, KeyError, TypeError):
+        return None
+    numbers: list[Any] = [position.reached, position.perhaps, *position.pending, *position.released.values()]
+    usable = (
+        all(type(text) is str for text in texts)
+        and all(type(number) is int and 0 <= number <= _MAX_SEQUENCE for number in numbers)
+        and all(type(identifier) is int and 1 <= identifier <= _MAX_ID for identifier in position.released)
+    )
+    return position if usable else None
+
+
+def position_subject(client_hash: str) -> str:
+    """Where the position of a session is stored."""
+    return PREFIX + client_hash
+
+
+def expected_block(sequence: int) -> bytes:
+    """Header block of a write that replaces the one with `sequence`; 0 = there is none."""
+    return _EXPECTED % sequence
+
+
+class PositionStore:
+    """Reads and removes positions; the gateway's data path writes them."""
+
+    def __init__(self, js: JetStream) -> None:
+        self._js = js
+
+    async def load(self, client_hash: str) -> tuple[bytes, int]:
+        """What is stored and its sequence; nothing and 0 when there is none. Raises ApiError, RequestTimeout."""
+        try:
+            message = await stored.get_last(self._js, STREAM, position_subject(client_hash))
+        except ApiError as error:
+            if error.err_code == _STREAM_NOT_FOUND:
+                return b"", 0
+            raise
+        return (b"", 0) if message is None else (message.payload, message.seq)
+
+    async def purge(self, client_hash: str) -> None:
+        """Remove the position of a session that has ended."""
+        try:
+            await stored.purge(self._js, STREAM, position_subject(client_hash))
+        except ApiError as error:
+            if error.err_code != _STREAM_NOT_FOUND:
+                raise

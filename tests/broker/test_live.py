@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Durable sessions that the shared reader serves: when a session may become one, and what one may do to the others."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mqtt_nats.broker import live
+from mqtt_nats.broker.attachment import Attachment
+from mqtt_nats.broker.joining import Joining
+from mqtt_nats.broker.live import Live
+from mqtt_nats.codec import MqttError
+from mqtt_nats.pubsub.message import Stored
+from mqtt_nats.session.delivery import Source
+from mqtt_nats.session.ledger import Ledger
+from mqtt_streams.messages import subscription_consumer
+
+
+def bench() -> tuple[Live, Any]:
+    """The sessions of a gateway, and the gateway."""
+    broker: Any = SimpleNamespace(
+        settings=SimpleNamespace(max_backlog=None), inbox=None, counters=None, latest=SimpleNamespace(replicated=False)
+    )
+    return Live(broker), broker
+
+
+@pytest.mark.parametrize(("left", "passed"), [(7, False), (10, False), (11, True), (None, True)])
+async def test_a_consumer_on_a_server_that_lags(
+    monkeypatch: pytest.MonkeyPatch, left: int | None, passed: bool
+) -> None:
+    """That it has nothing left is what the leader of the stream says, and not its own server, which has not all yet."""
+    served, _ = bench()
+    asked: list[tuple[str, int]] = []
+
+    async def get_next(_: object, stream: str, subject: str, start: int) -> Any:
+        asked.append((subject, start))
+        return None if left is None else SimpleNamespace(seq=left)
+
+    monkeypatch.setattr(live, "get_next", get_next)
+    source = Source(1, 3, 100)
+    source.last = 6
+    consumer = subscription_consumer("hash", "a", name_nuid="n", deliver_nuid="d", max_ack_pending=100, start_seq=3)
+    attachment = Attachment("a", consumer, source)
+    joining = Joining([attachment], 10)
+    assert await served._passed(joining, attachment) is passed
+    assert asked == [("$MQTT.msgs.a", 7)]
+    source.last = 10
+    assert await served._passed(joining, attachment)
+    assert len(asked) == 1
+
+
+async def test_a_leader_that_does_not_count_all_of_it_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that says that nothing is left is asked again when it has decided something."""
+    served, broker = bench()
+    found: list[Any] = [None, SimpleNamespace(seq=7)]
+    decided: list[int] = []
+
+    async def get_next(*_: object) -> Any:
+        return found.pop(0)
+
+    async def state() -> dict[str, Any]:
+        decided.append(len(found))
+        return {}
+
+    broker.latest = SimpleNamespace(replicated=True, state=state)
+    monkeypatch.setattr(live, "get_next", get_next)
+    consumer = subscription_consumer("hash", "a", name_nuid="n", deliver_nuid="d", max_ack_pending=100, start_seq=3)
+    attachment = Attachment("a", consumer, Source(1, 3, 100))
+    assert not await served._passed(Joining([attachment], 10), attachment)
+    assert (decided, found) == ([1], [])
+
+
+def test_one_session_that_fails_takes_nothing_from_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    """It ends, and has the message when it comes back."""
+    served, broker = bench()
+    message: Any = SimpleNamespace(qos=2)
+    broker.stored_message = lambda *_: message
+    ended: list[MqttError] = []
+    ledger = Ledger()
+    given: list[int] = []
+
+    class Broken:
+        client = SimpleNamespace(client_id="broken", end=ended.append)
+        side = SimpleNamespace(keeper=SimpleNamespace(taking=True, ledger=ledger))
+
+        @property
+        def joining(self) -> Joining:
+            raise RuntimeError("a defect")
+
+    class Kept:
+        client = None
+        side = SimpleNamespace(keeper=None, live=False, attachments={})
+        joining = SimpleNamespace(since=4, kept=[], append=None)
+
+    def keep_back(member: object, joining: object, sequence: int, message: Stored) -> None:
+        given.append(sequence)
+
+    served._keep_back = keep_back  # type: ignore[method-assign]
+    members: list[Any] = [Broken(), Kept()]
+    served._targets[b"$MQTT.msgs.a"] = members
+    served._dispatch(5, b"0", b"$MQTT.msgs.a", b"", b"")
+    assert given == [5]
+    assert len(ended) == 1
+    assert ledger.pending == {5: 2}
+    assert "a defect" in caplog.text

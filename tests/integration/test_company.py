@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shared reader is used only while everybody who serves sessions understands what is stored for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mqtt_nats.broker import company
+from mqtt_streams.consumers import consumer_names, delete_consumer
+from mqtt_streams.gateways import POSITIONS, GatewayStore
+from tests.conftest import NatsFactory
+from tests.harness import raw
+from tests.harness.nats import NatsServer
+from tests.harness.raw import Raw
+from tests.harness.waiting import eventually
+from tests.limits.support import PATIENCE, Inside, running
+
+RETAINED = "$MQTT_rmsgs"
+OTHER = "another1"
+
+
+@pytest.fixture
+def server(nats_factory: NatsFactory) -> NatsServer:
+    return nats_factory(mqtt=True)
+
+
+@pytest.fixture
+def inside(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
+    monkeypatch.setattr(company, "EVERY", 0.2)
+    monkeypatch.setattr(company, "QUIET", 0.5)
+    with running(server.url) as found:
+        yield found
+
+
+def live(inside: Inside, client_id: str) -> bool:
+    """Whether all subscriptions of a session are served by the reader; or none."""
+    side = inside.client(client_id).durable_side
+    assert side is not None
+    found = {one.source.live for one in side.attachments.values()}
+    assert len(found) == 1
+    return found.pop()
+
+
+def deliver(writer: Raw, client: Raw, payload: bytes) -> None:
+    writer.send(raw.publish("company", payload, qos=1, id=1))
+    assert writer.expect(raw.PUBACK, PATIENCE).id == 1
+    found = client.expect(raw.PUBLISH, PATIENCE)
+    assert (found.payload, found.first >> 3 & 1) == (payload, 0)
+    client.send(raw.ack(raw.PUBACK, found.id))
+
+
+async def registered(inside: Inside, info: dict[str, Any] | None) -> None:
+    """Have another gateway say this of itself; None: it is gone."""
+    broker = inside.gateway.broker
+    assert broker is not None
+    store = GatewayStore(broker.inbox)
+    if info is None:
+        await store.remove(OTHER)
+        return
+    await store.hold(OTHER, OTHER, 0, 60)
+    await store.register(OTHER, 0.0, info, 0)
+
+
+def do(inside: Inside, work: Any) -> None:
+    asyncio.run_coroutine_threadsafe(work, inside.loop).result(PATIENCE)
+
+
+def records(inside: Inside) -> int:
+    """The newest version of records that this gateway tells others it may write."""
+    broker = inside.gateway.broker
+    assert broker is not None
+    assert broker.lease is not None
+    return int(broker.lease.info["records"])
+
+
+def test_an_older_gateway(inside: Inside) -> None:
+    """While it runs sessions are served by their own consumers; messages come once, whoever brings them."""
+    with Raw.connected(inside.ports[0], "watched", clean=False) as client, Raw.connected(inside.ports[0]) as writer:
+        assert client.subscribe(("company", 1)) == [1]
+        eventually(lambda: live(inside, "watched"), PATIENCE)
+        assert records(inside) == 2
+        deliver(writer, client, b"1")
+        do(inside, registered(inside, {"version": "0.0.1", "records": 1}))
+        eventually(lambda: not live(inside, "watched"), PATIENCE)
+        deliver(writer, client, b"2")
+        do(inside, registered(inside, None))
+        eventually(lambda: live(inside, "watched"), PATIENCE)
+        deliver(writer, client, b"3")
+        do(inside, registered(inside, {"version": "9.0", "records": 2, POSITIONS: True}))
+        client.ping()
+        assert live(inside, "watched")
+
+
+def test_a_session_that_began_beside_an_older_gateway(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its record names no position until there may be one, and the gateway says that it writes such records first."""
+    monkeypatch.setattr(company, "EVERY", 0.2)
+    monkeypatch.setattr(company, "QUIET", 0.5)
+    with running(server.url, shared_reader="never") as first:
+        do(first, registered(first, {"version": "0.0.1"}))
+    with (
+        running(server.url) as inside,
+        Raw.connected(inside.ports[0], "early", clean=False) as client,
+        Raw.connected(inside.ports[0]) as writer,
+    ):
+        assert client.subscribe(("company", 1)) == [1]
+        deliver(writer, client, b"1")
+        record = inside.client("early").record
+        assert record is not None
+        assert record.v5 is not None
+        assert (record.v5.pos, records(inside)) == ("", 1)
+        do(inside, registered(inside, None))
+        eventually(lambda: live(inside, "early"), PATIENCE)
+        assert record.v5.pos
+        assert records(inside) == 2
+        deliver(writer, client, b"2")
+
+
+def test_the_listener_of_nats_server(server: NatsServer, inside: Inside) -> None:
+    """From its first client on."""
+    broker = inside.gateway.broker
+    assert broker is not None
+
+    async def forget() -> None:
+        assert broker is not None
+        for name in await consumer_names(broker.inbox, RETAINED):
+            await delete_consumer(broker.inbox, RETAINED, name)
+
+    with Raw.connected(inside.ports[0], "watched", clean=False) as client, Raw.connected(inside.ports[0]) as writer:
+        assert client.subscribe(("company", 2)) == [2]
+        eventually(lambda: live(inside, "watched"), PATIENCE)
+        with Raw.connected(server.mqtt_port, "over-there"):
+            eventually(lambda: not live(inside, "watched"), PATIENCE)
+        deliver(writer, client, b"1")
+        do(inside, forget())
+        eventually(lambda: live(inside, "watched"), PATIENCE)
+        deliver(writer, client, b"2")
+
+
+def test_always_and_never(nats_server: NatsServer) -> None:
+    """Whoever else is there."""
+    for wanted, found in (("always", True), ("never", False)):
+        with running(nats_server.url, shared_reader=wanted) as inside:
+            do(inside, registered(inside, {"version": "0.0.1"}))
+            with Raw.connected(inside.ports[0], wanted, clean=False) as client:
+                assert client.subscribe(("company", 1)) == [1]
+                if found:
+                    eventually(lambda: live(inside, wanted), PATIENCE)  # noqa: B023
+                assert (inside.gateway.broker.live is not None) is found  # type: ignore[union-attr]
+            do(inside, registered(inside, None))

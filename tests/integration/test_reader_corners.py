@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens to sessions of the shared reader while something is missing, or while more comes than they take."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from mqtt_nats.broker.joining import Joining
+from mqtt_nats.broker.live import PASSED, Live
+from mqtt_nats.codec import Publish
+from mqtt_streams.hashing import name_hash
+from tests.conftest import GatewayFactory, _gateway_factory
+from tests.harness import raw
+from tests.harness.gateway import Gateway
+from tests.harness.nats import NatsServer
+from tests.harness.raw import Raw
+from tests.harness.waiting import aeventually, eventually
+from tests.integration.conftest import Connector, Stored, position, until
+from tests.limits.support import PATIENCE, Inside, running
+
+
+@pytest.fixture(scope="module")
+def gateway(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """A gateway with a shared reader."""
+    with _gateway_factory(tmp_path_factory.mktemp("gateway")) as start:
+        yield start(nats_server, "--shared-reader", "always")
+
+
+async def is_live(stored: Stored, client_id: str, count: int = 1) -> None:
+    """Wait until so many consumers of a session lie dormant."""
+
+    async def speaks() -> None:
+        at = await position(stored.js, client_id)
+        assert (len(at.live), at.clean) == (count, False)
+
+    await until(speaks)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_a_dormant_consumer_is_gone(
+    connect: Connector,
+    name: str,
+    stored: Stored,
+    gateway: Gateway,
+    nats_server: NatsServer,
+    gateway_factory: GatewayFactory,
+    killed: bool,
+) -> None:
+    """nats-server answers nothing where one is to be set: the session goes on from its position all the same."""
+    near = gateway_factory(nats_server, "--shared-reader", "always")
+    client = await connect(name, clean=False, to=near)
+    await client.subscribe(name, qos=1)
+    await is_live(stored, name)
+    if killed:
+        near.kill()
+    client.drop()
+    await stored.detached(name, killed=killed)
+    publisher = await connect(f"{name}-publisher")
+    await publisher.deliver(name, b"meanwhile", 1)
+    for consumer in await stored.session_consumers(name):
+        await stored.js.delete_consumer("$MQTT_msgs", consumer.name)
+    client = await connect(name, clean=False, to=gateway)
+    assert client.session_present
+    await client.receive(name, b"meanwhile", qos=1)
+    await publisher.deliver(name, b"new", 1)
+    await client.receive(name, b"new", qos=1)
+    await client.quiet()
+
+
+async def test_two_filters_of_one_subject(connect: Connector, name: str, stored: Stored) -> None:
+    """`a` and `a/#` read the same subject; one more subscription ends, then the connection."""
+    client = await connect(name, clean=False)
+    for text in (name, f"{name}/#", "another"):
+        await client.subscribe(text, qos=1)
+    await is_live(stored, name, 4)
+    await client.unsubscribe("another")
+    await is_live(stored, name, 3)
+    await client.disconnect()
+    await stored.detached(name)
+    client = await connect(name, clean=False)
+    publisher = await connect(f"{name}-publisher")
+    await publisher.deliver(name, b"once", 1)
+    await client.receive(name, b"once", qos=1)
+    await client.quiet()
+    await stored.settled(name)
+
+
+async def test_a_session_becomes_live_while_much_comes(connect: Connector, name: str, stored: Stored) -> None:
+    """In order, once, and without a pause until the publisher has one."""
+    publisher = await connect(f"{name}-publisher")
+    client = await connect(name, clean=False)
+    await client.subscribe(name, qos=1)
+    done = asyncio.Event()
+    sent = 0
+
+    async def publish() -> None:
+        nonlocal sent
+        while not done.is_set():
+            await publisher.deliver_all(name, [b"%d" % number for number in range(sent, sent + 50)], 1)
+            sent += 50
+        await publisher.deliver(name, b"end", 1)
+
+    got: list[Publish] = []
+
+    async def receive() -> None:
+        while not got or got[-1].payload != b"end":
+            (one,) = await client.messages(1, timeout=PATIENCE)
+            got.append(one)
+            await client.complete(one)
+
+    publishing, receiving = asyncio.create_task(publish()), asyncio.create_task(receive())
+    await is_live(stored, name)
+    before = len(got)
+    await aeventually(lambda: len(got) > before + 500, PATIENCE)
+    done.set()
+    await asyncio.gather(publishing, receiving)
+    assert [one.payload for one in got] == [*(b"%d" % number for number in range(sent)), b"end"]
+    assert not any(one.dup for one in got)
+
+
+@pytest.fixture(scope="module")
+def inside(nats_server: NatsServer) -> Iterator[Inside]:
+    """A gateway that can be looked into, and passes over what is more than ten."""
+    with running(nats_server.url, max_backlog=10, shared_reader="always") as found:
+        yield found
+
+
+def served(inside: Inside) -> Live:
+    """The sessions that its reader serves."""
+    broker = inside.gateway.broker
+    assert broker is not None
+    assert broker.live is not None
+    return broker.live
+
+
+def count(inside: Inside, client_id: str) -> int:
+    """How many subscriptions of a session are live."""
+    side = inside.client(client_id).durable_side
+    assert side is not None
+    return sum(one.source.live for one in side.attachments.values())
+
+
+def publish(writer: Raw, topic: str, numbers: range) -> None:
+    for number in numbers:
+        writer.send(raw.publish(topic, b"%d" % number, qos=1, id=number + 1))
+        assert writer.expect(raw.PUBACK, PATIENCE).id == number + 1
+
+
+def take(client: Raw, numbers: range) -> None:
+    for number in numbers:
+        found = client.expect(raw.PUBLISH, PATIENCE)
+        assert found.payload == b"%d" % number
+        client.send(raw.ack(raw.PUBACK, found.id))
+
+
+def test_more_is_kept_back_than_may_wait(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came from the reader before a session was live is given to it, also where it is behind then."""
+    live = served(inside)
+    let = asyncio.Event()
+
+    async def passed(joining: Joining, attachment: object) -> bool:
+        return let.is_set()
+
+    monkeypatch.setattr(live, "_passed", passed)
+    with Raw.connected(inside.ports[0], "crowded", clean=False) as client, Raw.connected(inside.ports[0]) as writer:
+        assert client.subscribe(("crowded", 1)) == [1]
+        eventually(lambda: inside.call(lambda: [one for one in live.members.values() if one.joining]), PATIENCE)
+        publish(writer, "crowded", range(100))
+        inside.call(let.set)
+        take(client, range(100))
+        eventually(lambda: count(inside, "crowded") == 1, PATIENCE)
+        publish(writer, "crowded", range(100, 103))
+        take(client, range(100, 103))
+
+
+def test_a_second_subscription_waits_for_what_the_first_has_to_get(inside: Inside) -> None:
+    """It becomes live where the reader is, and not where the stream is, or the first one's messages would be done."""
+    live = served(inside)
+    reader = live.reader
+    with Raw.connected(inside.ports[0], "second", clean=False) as client, Raw.connected(inside.ports[0]) as writer:
+        assert client.subscribe(("first/a", 1)) == [1]
+        eventually(lambda: count(inside, "second") == 1, PATIENCE)
+        inside.call(lambda: live.broker.link.unsubscribe_raw(reader._sid))  # it hears nothing until it is made again
+        publish(writer, "first/a", range(5))
+        assert client.subscribe(("first/b", 1)) == [1]
+        side = inside.client("second").durable_side
+        assert side is not None
+        keeper = side.keeper
+        assert keeper is not None
+
+        def wrong() -> bool:
+            return keeper.ledger.reached > reader.position
+
+        eventually(lambda: inside.call(wrong) or count(inside, "second") == 2, PATIENCE)
+        assert not inside.call(wrong)
+        take(client, range(5))
+
+
+async def test_a_consumer_that_was_made_again_elsewhere(connect: Connector, name: str, stored: Stored) -> None:
+    """Whoever has done it did not live to write that into the record: the session goes on with it."""
+    client = await connect(name, clean=False)
+    await client.subscribe(name, qos=1)
+    await is_live(stored, name)
+    await client.disconnect()
+    await stored.detached(name)
+    publisher = await connect(f"{name}-publisher")
+    await publisher.deliver_all(name, [b"passed", b"new"], 1)
+    (consumer,) = await stored.session_consumers(name)
+    at = await position(stored.js, name)
+    at.live, at.reached = [], await stored.last_sequence() - 1
+    await stored.js.publish(f"$MQTT.pos.{name_hash(name)}", at.encode())
+    await stored.js.delete_consumer("$MQTT_msgs", consumer.name)
+    consumer.config.opt_start_seq = at.reached + 1
+    await stored.js.add_consumer("$MQTT_msgs", consumer.config)
+    client = await connect(name, clean=False)
+    await client.receive(name, b"new", qos=1)
+    await client.quiet()
+
+
+def test_a_subscribe_does_not_wait_for_the_one_before(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that is about to be live leaves that to another time."""
+
+    async def passed(joining: Joining, attachment: object) -> bool:
+        return False
+
+    live = served(inside)
+    monkeypatch.setattr(live, "_passed", passed)
+    with Raw.connected(inside.ports[0], "hasty", clean=False) as client:
+        assert client.subscribe(("hasty/1", 1)) == [1]
+        eventually(lambda: inside.call(lambda: [one for one in live.members.values() if one.joining]), PATIENCE)
+        since = time.monotonic()
+        assert client.subscribe(("hasty/2", 1)) == [1]
+        assert time.monotonic() - since < PASSED / 2
+        monkeypatch.undo()
+        eventually(lambda: count(inside, "hasty") == 2, PATIENCE)

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JetStream does not let the gateway have its shared reader: sessions are left to their own consumers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from mqtt_nats.broker import upkeep
+from mqtt_streams.consumers import delete_consumer
+from mqtt_streams.messages import STREAM as MESSAGES
+from tests.harness import raw
+from tests.harness.nats import NatsServer
+from tests.harness.raw import Raw
+from tests.harness.waiting import eventually
+from tests.limits.support import PATIENCE, running
+
+
+def test_sessions_without_a_reader(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes meanwhile is delivered, once; and by the reader again when there is one."""
+    monkeypatch.setattr(upkeep, "REFUSED", 0.2)
+    with running(nats_server.url, shared_reader="always") as inside:
+        broker, port = inside.gateway.broker, inside.ports[0]
+        assert broker is not None
+        assert broker.live is not None
+        reader, inbox = broker.live.reader, broker.inbox
+        right = reader._config
+
+        def wrong(filters: tuple[str, ...], action: str) -> dict[str, Any]:
+            found = right(filters, action)
+            found["config"]["ack_policy"] = "none at all"
+            return found
+
+        def served() -> bool:
+            side = inside.client("without").durable_side
+            return side is not None and side.live
+
+        def deliver(writer: Raw, client: Raw, number: int) -> None:
+            writer.send(raw.publish("without/reader", b"%d" % number, qos=1, id=number))
+            assert writer.expect(raw.PUBACK, PATIENCE).id == number
+            found = client.expect(raw.PUBLISH)
+            assert found.payload == b"%d" % number
+            client.send(raw.ack(raw.PUBACK, found.id))
+
+        with Raw.connected(port, "without", clean=False, patience=PATIENCE) as client, Raw.connected(port) as writer:
+            assert client.subscribe(("without/reader", 1)) == [1]
+            eventually(served, PATIENCE)
+            deliver(writer, client, 1)
+
+            def refuse() -> None:
+                monkeypatch.setattr(reader, "_config", wrong)
+
+            inside.call(refuse)
+            gone = asyncio.run_coroutine_threadsafe(delete_consumer(inbox, MESSAGES, reader.name), inside.loop)
+            gone.result(PATIENCE)
+            deliver(writer, client, 2)
+            eventually(lambda: not served(), PATIENCE)
+            deliver(writer, client, 3)
+            inside.call(lambda: setattr(reader, "_config", right))
+            eventually(served, PATIENCE)
+            deliver(writer, client, 4)
+            client.ping()
+        with Raw.connected(port, "without") as client:
+            client.ping()
