@@ -378,6 +378,7 @@ class Tenant:
                 broker.left.clear()
                 await broker.left.wait()
             await asyncio.gather(*broker.farewells)
+            broker.tombstones.end()
             await broker.store.drained()
         for client in list(broker.connections):
             client.connection.abort()

@@ -28,6 +28,7 @@ from mqtt_nats.broker.replying import Replying
 from mqtt_nats.broker.service import Service
 from mqtt_nats.broker.system import System
 from mqtt_nats.broker.takers import Takers
+from mqtt_nats.broker.tombstones import Tombstones
 from mqtt_nats.broker.unheard import Unheard, find_stored
 from mqtt_nats.connection.connection import Clock, Hold
 from mqtt_nats.hooks.registry import Hooks
@@ -178,6 +179,7 @@ class Broker:
         self.retaining: set[Op] = set()
         """Stores of retained messages that are not acknowledged."""
         self._retained = asyncio.Event()
+        self.tombstones = Tombstones(self)
         self.closing = False
         self.ended = False
         """Nothing is begun any more."""

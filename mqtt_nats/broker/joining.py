@@ -55,7 +55,7 @@ class Joining:
 class Member:
     """A session in the index of the shared reader."""
 
-    __slots__ = ("client", "filters", "joining", "renewal", "retry", "side", "wait")
+    __slots__ = ("_wait", "client", "filters", "joining", "renewal", "retry", "side")
 
     def __init__(self, client: Client, side: DurableSide) -> None:
         self.client = client
@@ -66,7 +66,16 @@ class Member:
         """Loop time before which it does not become live."""
         self.renewal = math.inf
         """Loop time at which its dormant consumers are to be used again, so that they are not taken for forgotten."""
-        self.wait = RETRY_FIRST
+        self._wait = RETRY_FIRST
+
+    def put_off(self, now: float) -> None:
+        """Leave it to its consumers for a while, each time for longer."""
+        self.retry = now + self._wait
+        self._wait = min(self._wait * 2, RETRY_MOST)
+
+    def kept_up(self) -> None:
+        """It is live: the next time it falls behind is the first one."""
+        self._wait = RETRY_FIRST
 
 
 def settled(client: Client) -> bool:

@@ -16,16 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.broker.attaching import STEP
 from mqtt_nats.broker.grounding import bound, parts, stop
-from mqtt_nats.broker.joining import (
-    RETRY_FIRST,
-    RETRY_MOST,
-    Joining,
-    Member,
-    consumer_of,
-    name_position,
-    rest,
-    settled,
-)
+from mqtt_nats.broker.joining import Joining, Member, consumer_of, name_position, rest, settled
 from mqtt_nats.broker.keeping import TAKEN, Keeper
 from mqtt_nats.broker.reader import Reader
 from mqtt_nats.broker.resuming import demote, reattach
@@ -157,8 +148,7 @@ class Live:
         """A session has fallen behind: leave it to its consumers for a while."""
         member = self._member(client)
         if member is not None:
-            member.retry = asyncio.get_running_loop().time() + member.wait
-            member.wait = min(member.wait * 2, RETRY_MOST)
+            member.put_off(asyncio.get_running_loop().time())
 
     def _member(self, client: Client) -> Member | None:
         side = client.durable_side
@@ -485,7 +475,7 @@ class Live:
         bound(side)
         for sequence, message in joining.kept:
             self._take_kept(member, sequence, message, sources)
-        member.wait = RETRY_FIRST
+        member.kept_up()
         member.renewal = min(member.renewal, self.broker.clock.now + RENEWAL)
         if all(one.source.live for one in side.attachments.values()):
             keeper.perhaps = 0

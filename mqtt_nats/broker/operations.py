@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.store import Op, Silent, sequence
+from mqtt_nats.backbone.store import Op, sequence
 from mqtt_nats.codec import Ack, ReasonCode, ack_bytes, encode
 from mqtt_streams.api import ApiError
 
@@ -119,9 +119,7 @@ class RetainedOp(Op):
         broker = self.broker
         broker.retained_now(self)
         if self.tombstone:
-            body = b'{"seq":%d,"no_erase":true}' % sequence(ack)
-            broker.store.call(broker.delete_retained, body, Silent())
-            broker.link.kick()
+            broker.tombstones.add(sequence(ack))
         if self.parent is not None:
             self.parent.stored(ack)
 

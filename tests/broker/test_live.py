@@ -13,7 +13,6 @@ from mqtt_nats.broker.attachment import Attachment
 from mqtt_nats.broker.joining import Joining
 from mqtt_nats.broker.live import Live
 from mqtt_nats.codec import MqttError
-from mqtt_nats.pubsub.message import Stored
 from mqtt_nats.session.delivery import Source
 from mqtt_nats.session.ledger import Ledger
 from mqtt_streams.messages import subscription_consumer
@@ -93,12 +92,8 @@ def test_one_session_that_fails_takes_nothing_from_the_others(caplog: pytest.Log
     class Kept:
         client = None
         side = SimpleNamespace(keeper=None, live=False, attachments={})
-        joining = SimpleNamespace(since=4, kept=[], append=None)
+        joining = SimpleNamespace(since=4, keep_back=lambda sequence, message: given.append(sequence))
 
-    def keep_back(member: object, joining: object, sequence: int, message: Stored) -> None:
-        given.append(sequence)
-
-    served._keep_back = keep_back  # type: ignore[method-assign]
     members: list[Any] = [Broken(), Kept()]
     served._targets[b"$MQTT.msgs.a"] = members
     served._dispatch(5, b"0", b"$MQTT.msgs.a", b"", b"")

@@ -2,7 +2,6 @@
 """A gateway and its nats-server die at the same moment, which leaves nobody who knows what was acknowledged last."""
 
 import nats
-import orjson
 
 from mqtt_nats.codec import Ack, Publish
 from tests.conftest import GatewayFactory, NatsFactory
@@ -55,21 +54,31 @@ async def test_a_client_that_is_back_at_once_is_not_asked_again(
     """The record goes with the connection, or soon after the exchange."""
     server = nats_factory()
     gateway = gateway_factory(server)
+    client = await nats.connect(server.url)
+    js = client.jetstream()
+
+    async def complete() -> bool:
+        """Whether JetStream has confirmed the acknowledgement, and delivered the record of the PUBREL."""
+        acknowledged = [one.num_ack_pending for one in await js.consumers_info("$MQTT_msgs")]
+        last = (await js.stream_info("$MQTT_out")).state.last_seq
+        delivered = [one.delivered.stream_seq for one in await js.consumers_info("$MQTT_out") if one.delivered]
+        return not any(acknowledged) and all(one >= last for one in delivered)
+
     async with await RawClient.connect(gateway.port, "pub") as publisher:
         async with await RawClient.connect(gateway.port, "sub", clean=False) as subscriber:
             await subscriber.subscribe("a", qos=2)
             await publisher.deliver("a", b"x", 2)
             await subscriber.receive("a", b"x", qos=2)
             await subscriber.quiet()
+            await aeventually(complete, 30)
+            await subscriber.quiet()
         async with await RawClient.connect(gateway.port, "sub", clean=False) as subscriber:
             await subscriber.quiet()
             await publisher.deliver("a", b"y", 2)
             await subscriber.receive("a", b"y", qos=2)
-            client = await nats.connect(server.url)
 
             async def empty() -> bool:
-                reply = orjson.loads((await client.request("$JS.API.STREAM.INFO.$MQTT_out", b"", timeout=10)).data)
-                return bool(reply["state"]["messages"] == 0)
+                return (await js.stream_info("$MQTT_out")).state.messages == 0
 
             await aeventually(empty, 30)
-            await client.close()
+    await client.close()

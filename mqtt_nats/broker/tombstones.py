@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The empty messages that tell of retained messages which were removed.
+
+nats-server's MQTT listeners hear of them by consumers of their own: a tombstone that goes before they had it leaves
+them with the old message. So each stays a little. Why: docs/internals/rules.md#tombstones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from mqtt_nats.backbone.store import Silent
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.context import Broker
+
+HEARD: Final = 1.0
+"""Seconds after which every listener has heard of it."""
+
+
+class Tombstones:
+    """Those that this gateway has stored, and nobody else removes."""
+
+    __slots__ = ("_broker", "_waiting")
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._waiting: deque[tuple[float, int]] = deque()
+
+    def add(self, sequence: int) -> None:
+        """Remove one soon, or at once where it takes a place that a message on another topic may need."""
+        if self._broker.settings.max_retained is not None:
+            self._remove(sequence)
+            self._broker.link.kick()
+            return
+        loop = asyncio.get_running_loop()
+        if not self._waiting:
+            loop.call_later(HEARD, self._flush)
+        self._waiting.append((loop.time() + HEARD, sequence))
+
+    def end(self) -> None:
+        """The gateway ends: remove all of them."""
+        while self._waiting:
+            self._remove(self._waiting.popleft()[1])
+        self._broker.link.kick()
+
+    def _flush(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        while self._waiting and self._waiting[0][0] <= now:
+            self._remove(self._waiting.popleft()[1])
+        self._broker.link.kick()
+        if self._waiting:
+            loop.call_at(self._waiting[0][0], self._flush)
+
+    def _remove(self, sequence: int) -> None:
+        broker = self._broker
+        broker.store.call(broker.delete_retained, b'{"seq":%d,"no_erase":true}' % sequence, Silent())

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When tombstones go."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mqtt_nats.broker.tombstones import HEARD, Tombstones
+
+
+class Bench:
+    """A broker's tombstones, a clock, and what was removed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.timers: list[Any] = []
+        self.now = 0.0
+        loop: Any = SimpleNamespace(
+            time=lambda: self.now,
+            call_later=lambda delay, act: self.timers.append((self.now + delay, act)),
+            call_at=lambda due, act: self.timers.append((due, act)),
+        )
+        monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
+        self.calls: list[bytes] = []
+        self.settings = SimpleNamespace(max_retained=None)
+        broker: Any = SimpleNamespace(
+            settings=self.settings,
+            delete_retained=b"delete",
+            store=SimpleNamespace(call=lambda subject, body, operation: self.calls.append(body)),
+            link=SimpleNamespace(kick=lambda: None),
+        )
+        self.tombstones = Tombstones(broker)
+
+    @property
+    def gone(self) -> int:
+        return len(self.calls)
+
+    def pass_to(self, now: float) -> None:
+        while self.timers and self.timers[0][0] <= now:
+            self.now, act = self.timers.pop(0)
+            act()
+        self.now = now
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(monkeypatch)
+
+
+def test_each_stays_until_listeners_have_heard_of_it(bench: Bench) -> None:
+    bench.tombstones.add(7)
+    bench.pass_to(HEARD / 2)
+    bench.tombstones.add(8)
+    assert bench.gone == 0
+    bench.pass_to(HEARD)
+    assert bench.calls == [b'{"seq":7,"no_erase":true}']
+    bench.pass_to(HEARD * 1.5)
+    assert bench.gone == 2
+    bench.tombstones.add(9)
+    assert bench.gone == 2
+    bench.pass_to(HEARD * 3)
+    assert bench.gone == 3
+    assert not bench.timers
+
+
+def test_none_is_left_by_a_gateway_that_ends(bench: Bench) -> None:
+    bench.tombstones.add(7)
+    bench.tombstones.add(8)
+    bench.tombstones.end()
+    assert bench.gone == 2
+    bench.pass_to(HEARD * 2)
+    assert bench.gone == 2
+
+
+def test_one_takes_no_place_that_a_message_needs(bench: Bench) -> None:
+    bench.settings.max_retained = 10
+    bench.tombstones.add(7)
+    assert bench.gone == 1
