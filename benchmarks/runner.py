@@ -28,7 +28,7 @@ _FEWER: Final = {
     (peer, kind): count
     for peer in ("amqtt", "aedes", "emqx")
     for kind, count in (("connections", 500), ("drain", 2000), ("retained", 2000))
-} | {("nats", "retained"): 8000}
+} | {("nats", "retained"): 4000}
 """Fewer connections and stored messages for brokers that would take minutes, or never send all; the results are per
 second. Of 32,000 retained messages nats-server's listener sends 15,000 to 20,000, and then nothing more."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 
 from mqtt_nats.backbone.link import Link
@@ -134,10 +135,13 @@ class Inbox:
         Raises:
             RequestTimeout: ``timeout`` seconds passed without a reply.
         """
-        queue: asyncio.Queue[Reply] = asyncio.Queue()
+        replies: deque[Reply] = deque()
+        come = asyncio.Event()
 
         def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-            queue.put_nowait(Reply(subject.decode(), headers, payload, reply.decode()))
+            if not replies:
+                come.set()
+            replies.append(Reply(subject.decode(), headers, payload, reply.decode()))
 
         # A subscription of its own: a pull consumer's messages arrive under their stream subject.
         inbox = b"%bs%b" % (self.prefix[:-1], self.token())
@@ -146,14 +150,14 @@ class Inbox:
         self.link.kick()
         try:
             while True:
-                try:
-                    if queue.empty():  # only then is there anything to wait for
+                if not replies:  # only then is there anything to wait for
+                    come.clear()
+                    try:
                         async with asyncio.timeout(timeout):
-                            answer = await queue.get()
-                    else:
-                        answer = queue.get_nowait()
-                except TimeoutError:
-                    raise RequestTimeout(f"no reply in {timeout:g} s: {subject}") from None
+                            await come.wait()
+                    except TimeoutError:
+                        raise RequestTimeout(f"no reply in {timeout:g} s: {subject}") from None
+                answer = replies.popleft()
                 if answer.headers.startswith(NO_RESPONDERS) and not answer.payload:
                     self.unheard = True
                     raise NoResponders(subject)

@@ -37,6 +37,10 @@ Handler = Callable[[bytes, bytes, bytes, bytes], None]
 RunHandler = Callable[[bytes, list[bytes]], None]
 """``run(subject, payloads)``: messages in a row without headers and reply, with payloads of one size."""
 
+# So few parts with so many bytes are handed to the socket as they are: to join them would copy them.
+FEW = 64
+LARGE = 64 * 1024
+
 # Above this many bytes waiting in the socket the gateway stops reading from publishers.
 WRITE_HIGH_WATER = 4 * 1024 * 1024
 WRITE_LOW_WATER = 1024 * 1024
@@ -115,7 +119,12 @@ class Link(Client):
                 return
             wire = self.wire
             if wire is not None:
-                wire.transport.write(b"".join(out) if len(out) > 1 else out[0])
+                if len(out) == 1:
+                    wire.transport.write(out[0])
+                elif len(out) < FEW and sum(map(len, out)) > LARGE:
+                    wire.transport.writelines(out)
+                else:
+                    wire.transport.write(b"".join(out))
             out.clear()
 
     def subscribe_raw(

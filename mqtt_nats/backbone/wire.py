@@ -25,31 +25,39 @@ class Wire(asyncio.Protocol):
         self.transport = transport
         self.former = former
         self.closed: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
-        self._tail = b""
         self._parts: list[bytes] = []
+        """What has come of a message, or a line, that is not complete."""
         self._held = 0
         self._need = 0
 
     def data_received(self, data: bytes) -> None:
         """Parse every complete protocol line and message of one read."""
-        if self._tail:
-            # A message larger than a read is collected, not joined again at each read.
-            self._parts.append(data)
+        start = 0
+        if self._parts:
+            # A message larger than a read is collected, not joined again at each read; what follows it is not copied.
+            missing = self._need - self._held if self._need else len(data)
+            self._parts.append(data if len(data) <= missing else data[:missing])
             self._held += len(data)
             if self._held < self._need:
                 return
-            data = b"".join(self._parts)
-            self._parts = []
-            self._tail = b""
+            start = missing
         link = self.link
         link.heard = now = time()
         if now - link.ticked > STANDSTILL:
             link.on_standstill()
+        if start:
+            whole = b"".join(self._parts)
+            self._parts = []
+            self._parse(whole, 0)
+        if start < len(data):
+            self._parse(data, start)
+
+    def _parse(self, data: bytes, pos: int) -> None:
+        link = self.link
         handlers = link.handlers
         runs = link.runs
         find = data.find
         end = len(data)
-        pos = 0
         need = 0
         while pos < end:
             eol = find(b"\r\n", pos)
@@ -97,8 +105,7 @@ class Wire(asyncio.Protocol):
                 link.control(data[pos:eol])
                 pos = eol + 2
         if pos < end:
-            self._tail = data[pos:] if pos else data
-            self._parts = [self._tail]
+            self._parts = [data[pos:] if pos else data]
             self._held = end - pos
             self._need = need
 

@@ -160,20 +160,24 @@ class Replay:
         Args:
             size: None = until nothing waits to be sent.
         """
-        client = self.client
         wait = ROOM_STEP
         while self.wanted:
-            regular = client.regular_side
-            side = client.durable_side
-            if regular is not None:
-                free = not regular.queue or (size is not None and regular.has_room_for(size))
-            else:
-                free = side is None or not side.machine.replaying
-            if free and not client.outlet.clogged:
+            if self._free(size):
                 return True
             await asyncio.sleep(wait)
             wait = min(wait * 2, ROOM_MOST)
         return False
+
+    def _free(self, size: int | None) -> bool:
+        """Whether the client can take ``size`` bytes more; None = nothing waits to be sent."""
+        client = self.client
+        regular = client.regular_side
+        side = client.durable_side
+        if regular is not None:
+            free = not regular.queue or (size is not None and regular.has_room_for(size))
+        else:
+            free = side is None or not side.machine.replaying
+        return free and not client.outlet.clogged
 
     async def run(self) -> None:
         """Send page after page, and read the next one meanwhile."""
@@ -185,7 +189,8 @@ class Replay:
             while self.page:
                 following = None if self.complete else asyncio.create_task(self._read())
                 for message in self.page:
-                    if not await self.room(len(message.payload)):
+                    size = len(message.payload)
+                    if not (self._free(size) and self.wanted) and not await self.room(size):
                         return
                     self.send(message)
                 self.cursor = self.page[-1].seq + 1

@@ -118,16 +118,22 @@ class Decoder:
         """All packets that `data` completes, in order. After a violation `error` is set and nothing comes any more."""
         if self.error is not None:
             return []
-        held = self._held
-        if held is not None:
-            held += data
-            if len(held) < self._need:
-                return []
-            data = bytes(held)
-            self._held = None
         packets: list[Packet] = []
+        start = 0
         try:
-            self._parse(data, packets)
+            held = self._held
+            while held is not None:  # only what completes it is joined to it: the rest is not copied
+                more = self._need - len(held)
+                if len(data) - start < more:
+                    held += data[start:] if start else data
+                    return packets
+                held += data[start : start + more]
+                start += more
+                self._held = None
+                self._parse(bytes(held), 0, packets)
+                held = self._held
+            if start < len(data):
+                self._parse(data, start, packets)
         except MqttError as error:
             self.error = error
         return packets
@@ -136,8 +142,7 @@ class Decoder:
         """The client that named an authentication method is no stranger any more: packets may be as large as any."""
         self._limit = self._limits.max_packet_size
 
-    def _parse(self, data: bytes, packets: list[Packet]) -> None:
-        pos = 0
+    def _parse(self, data: bytes, pos: int, packets: list[Packet]) -> None:
         end = len(data)
         actions = self._actions
         limit = self._limit

@@ -23,6 +23,9 @@ SEEN_FOR: Final = 40.0
 # As many identifiers per filter and half, at most: while a connection to NATS is away, nothing is forgotten.
 SEEN_MOST = 250_000
 
+LARGE: Final = 2048
+"""Bytes of a packet from which to copy it costs more than to collect its parts."""
+
 
 class Fanout:
     """Delivers messages to the subscribers of this gateway and publishes them to NATS.
@@ -50,7 +53,11 @@ class Fanout:
         start = run.head
         count = run.count
         lead = b"%b%d\r\n" % (route.pub, run.step - start)
-        if count == 1:
+        if run.step > LARGE:
+            out = self.link.out
+            for payload in run.payloads():
+                out.extend((lead, payload, b"\r\n"))
+        elif count == 1:
             self.link.out.append(b"%b%b\r\n" % (lead, raw[start:]))
         else:
             self.link.out.append(lead + (b"\r\n" + lead).join(run.payloads()) + b"\r\n")
@@ -200,10 +207,10 @@ class Fanout:
             size, count = len(payloads[0]), len(payloads)
             if group.zero:
                 head = publish_head(0x30, route.key, size)
-                self._zero(group.zero, head + head.join(payloads), count, count * size)
+                self._zero(group.zero, head.join([b"", *payloads]), count, count * size)
             if group.zero5:
                 head = publish_head(0x30, route.key, 1 + size) + b"\0"
-                self._zero(group.zero5, head + head.join(payloads), count, count * size)
+                self._zero(group.zero5, head.join([b"", *payloads]), count, count * size)
             self.round.start()
 
         return arrived, run
@@ -260,4 +267,4 @@ def _converted(key: bytes, run: PublishRun, version: int) -> bytes:
     """The packets of a run in the encoding of the other version."""
     size = run.step - run.head
     head = publish_head(0x30, key, size) if version == 4 else publish_head(0x30, key, size + 1) + b"\0"
-    return head + head.join(run.payloads())
+    return head.join([b"", *run.payloads()])

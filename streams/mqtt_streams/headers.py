@@ -2,6 +2,7 @@
 """NATS message headers: names, the raw block, and the values that gateways write."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 from urllib.parse import quote, unquote
 
@@ -63,19 +64,26 @@ def parse(block: bytes) -> list[tuple[str, str]]:
     return pairs
 
 
+@lru_cache(maxsize=256)
+def _key(name: str) -> bytes:
+    """What is before the value of a header in a block."""
+    return b"\r\n" + name.encode() + b":"
+
+
 def get(block: bytes, name: str, errors: str = "replace") -> str | None:
     """The first header called `name` (exact case, as nats-server compares), without parsing the others."""
-    at = block.find(b"\r\n" + name.encode() + b":")
+    key = _key(name)
+    at = block.find(key)
     if at < 0:
         return None
-    start = at + len(name.encode()) + 3
+    start = at + len(key)
     end = block.find(b"\r\n", start)
     return block[start : end if end >= 0 else len(block)].decode(errors=errors).strip(" \t")
 
 
 def get_last(block: bytes, name: str, errors: str = "replace") -> str | None:
     """The last header called `name`: what the server appended, whatever the publisher had put there before."""
-    at = block.rfind(b"\r\n" + name.encode() + b":")
+    at = block.rfind(_key(name))
     return None if at < 0 else get(block[at:], name, errors)
 
 

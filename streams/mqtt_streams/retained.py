@@ -33,6 +33,7 @@ _TAIL: Final = 64
 """So many of the newest messages may be missing on a replica that lags."""
 
 _TOMBSTONE: Final = "-1"
+_MARKER: Final = f"\r\n{headers.MARKER_REASON}:".encode()
 
 
 class RetainedMessage(NamedTuple):
@@ -79,7 +80,7 @@ def parse(message: StoredMessage) -> RetainedMessage | None:
     block = message.headers
     payload = message.payload
     flags = headers.get(block, headers.R_FLAGS)
-    if not payload or flags == _TOMBSTONE or headers.get(block, headers.MARKER_REASON) is not None:
+    if not payload or flags == _TOMBSTONE or _MARKER in block:
         return None
     if not message.subject.isascii() and any("\ud800" <= sign <= "\udfff" for sign in message.subject):
         return None

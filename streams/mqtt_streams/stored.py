@@ -4,6 +4,7 @@
 Single messages come from the stream's leader; a direct get is cheaper and may be answered by a replica that lags.
 """
 
+import re
 from base64 import b64decode
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -18,6 +19,7 @@ from mqtt_streams.api import ApiError, JetStream, NoResponders, Reply, RequestTi
 NO_MESSAGE_FOUND: Final = 10037
 SEQUENCE_NOT_FOUND: Final = 10043
 _PAGE: Final = 8 * 1024 * 1024
+_NO_HEADERS: Final = len(b"NATS/1.0")
 _EPOCH: Final = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 
 
@@ -119,8 +121,24 @@ async def all_of(js: JetStream, stream: str, subject: str) -> list[StoredMessage
     return [message async for message in scan(js, stream, subject, first.seq)]
 
 
+_ADDED: Final = re.compile(
+    rb"\r\nNats-Stream:[^\r]*\r\nNats-Subject: ?([^ \t\r]+)"
+    rb"\r\nNats-Sequence: ?(\d+)\r\nNats-Time-Stamp: ?([^ \t\r]+)\r\n"
+)
+"""What a server adds to the headers of a message that it sends in answer to a direct get, as one does it today."""
+
+
 def _from_direct(reply: Reply) -> StoredMessage | None:
     """The message in a direct get's answer; None for an answer without one."""
+    block = reply.headers
+    at = block.rfind(b"\r\nNats-Stream:")  # the last one: whatever the publisher had put there before
+    added = _ADDED.match(block, at) if at >= 0 else None
+    if added is not None:
+        name, number, stamp = added.groups()
+        own = block[:at] + b"\r\n\r\n" if at > _NO_HEADERS else b""
+        return StoredMessage(
+            name.decode(errors="surrogateescape"), int(number), time_ns(stamp.decode()), own, reply.payload
+        )
     subject = headers.get_last(reply.headers, headers.STREAM_SUBJECT, "surrogateescape")
     seq = headers.get_last(reply.headers, headers.STREAM_SEQUENCE)
     time = headers.get_last(reply.headers, headers.STREAM_TIME)
@@ -137,7 +155,7 @@ def _expect(reply: Reply, *codes: int) -> None:
 
 
 async def direct_get_last(js: JetStream, stream: str, subject: str) -> StoredMessage | None:
-    """The newest message of a subject by direct get; `headers` then also has what the server added."""
+    """The newest message of a subject by direct get."""
     body = orjson.dumps({"last_by_subj": subject})
     reply = await js.request(f"{js.api_prefix}.DIRECT.GET.{stream}", body)
     message = _from_direct(reply)

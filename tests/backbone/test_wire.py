@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Iterable
 from typing import cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqtt_nats.backbone.link import Link
+from mqtt_nats.backbone.link import LARGE, Link
 from mqtt_nats.backbone.wire import Wire
 
 Event = tuple[bytes, ...]
@@ -23,6 +24,10 @@ class FakeTransport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.written: list[bytes] = []
+        self.lines: list[list[bytes]] = []
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        self.lines.append([bytes(data) for data in list_of_data])
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written.append(bytes(data))
@@ -232,6 +237,20 @@ async def test_what_is_collected_leaves_in_one_write() -> None:
     await asyncio.sleep(0)
     assert len(bench.transport.written) == 1
     assert not link.out, "nothing is kept for the next connection: the store does that"
+
+
+async def test_a_few_large_parts_leave_as_they_are() -> None:
+    bench = Bench()
+    link = bench.link
+    parts = [b"PUB a %d\r\n" % LARGE, bytes(LARGE), b"\r\n"]
+    link.out += parts
+    link.write_out()
+    assert bench.transport.lines == [parts]
+    assert not link.out
+    link.out += [b"PUB a 1\r\nx\r\n"] * LARGE
+    link.write_out()
+    assert len(bench.transport.lines) == 1, "many small ones are joined"
+    assert len(bench.transport.written[-1]) == 12 * LARGE
 
 
 async def test_ping_and_err() -> None:

@@ -25,9 +25,9 @@ class Counting(Decoder):
         super().__init__(limits, version)
         self.seen = 0
 
-    def _parse(self, data: bytes, packets: list[Packet]) -> None:
-        self.seen += len(data)
-        super()._parse(data, packets)
+    def _parse(self, data: bytes, pos: int, packets: list[Packet]) -> None:
+        self.seen += len(data) - pos
+        super()._parse(data, pos, packets)
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])

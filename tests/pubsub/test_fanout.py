@@ -89,6 +89,16 @@ def test_a_run_is_sent_as_it_came_and_published_one_by_one(count: int) -> None:
     assert bench.fanout.sent_bytes == [4 * count, 0, 0]
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_large_packets_are_published_one_by_one(count: int) -> None:
+    bench = Bench()
+    sender = Subscriber(bench, "sender")
+    payloads = [b"%d" % number * (module.LARGE + 1) for number in range(count)]
+    bench.fanout.run(bench.route("a"), run_of(*payloads), sender)
+    expected = b"".join(b"PUB a %d\r\n%b\r\n" % (module.LARGE + 1, payload) for payload in payloads)
+    assert b"".join(bench.main.out) == expected
+
+
 def test_a_run_past_a_gate() -> None:
     bench = Bench()
     sender, one = Subscriber(bench, "sender"), Subscriber(bench, "one")
