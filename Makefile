@@ -68,7 +68,7 @@ fuzz: $(VENV)/.test
 # What is measured: the compiled build where there is a C compiler, as pip takes it where its wheel is; or BUILD=pure.
 BUILD ?= $(if $(shell command -v cc),compiled,pure)
 ifeq ($(BUILD),compiled)
-OURS := --ours "env $(COPIED) $(CURDIR)/$(BIN)/python -P -m mqtt_nats serve --nats nats://{host}:{nats} --listen {host}:{mqtt}"
+OURS := --ours "env $(COPIED) $(CURDIR)/$(BIN)/python -P -m mqtt_nats serve --nats nats://{host}:{nats} --listen {host}:{mqtt} --max-inflight 1024"
 BUILT := compiled
 endif
 

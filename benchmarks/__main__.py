@@ -154,8 +154,8 @@ def _notes(
         "repeated or reordered message is void.",
         f"QoS 1 and 2: at most {WINDOW} messages of a publisher unacknowledged. A publisher waits where a subscriber "
         f"is behind: at most 2,000 messages (QoS 1 and 2: 200) and {OUTSTANDING:,} deliveries are outstanding.",
-        "Fresh data directory for each run. Both NATS peers: JetStream in files, `sync_interval` 1 s. The other "
-        "brokers store nothing.",
+        "Fresh data directory for each run. Both NATS peers: JetStream in files, `sync_interval` 1 s, up to 1,024 "
+        "messages in flight to a subscriber, as nats-server's listener has it. The other brokers store nothing.",
     ]
     less = [
         f"{name} {count:,} ({scenario.name})"

@@ -80,7 +80,8 @@ EMQX_SETTINGS = {
 HOOKED = {"hooks-elsewhere": "Elsewhere", "hooks": "Everywhere"}
 """Our gateway with a plugin of :mod:`benchmarks.hooked`, by the name of the peer."""
 
-OURS_COMMAND = "mqtt-nats serve --nats nats://{host}:{nats} --listen {host}:{mqtt}"
+OURS_COMMAND = "mqtt-nats serve --nats nats://{host}:{nats} --listen {host}:{mqtt} --max-inflight 1024"
+"""As many messages in flight as nats-server's listener has by default (`max_ack_pending`)."""
 
 
 class PeerError(Exception):

@@ -10,6 +10,7 @@ tells the next gateway where to go on.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from typing import TYPE_CHECKING, Final
@@ -164,9 +165,21 @@ class Replay:
         while self.wanted:
             if self._free(size):
                 return True
-            await asyncio.sleep(wait)
+            await self._acknowledged(wait)
             wait = min(wait * 2, ROOM_MOST)
         return False
+
+    async def _acknowledged(self, most: float) -> None:
+        """Wait until the client has acknowledged a good part of what it was sent, at ``most`` so many seconds."""
+        regular = self.client.regular_side
+        if regular is None or not regular.queue:
+            await asyncio.sleep(most)
+            return
+        come = asyncio.Event()
+        regular.on_room = come.set
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(most):
+                await come.wait()
 
     def _free(self, size: int | None) -> bool:
         """Whether the client can take ``size`` bytes more; None = nothing waits to be sent."""
@@ -187,7 +200,10 @@ class Replay:
         following: asyncio.Task[list[RetainedMessage]] | None = None
         try:
             while self.page:
-                following = None if self.complete else asyncio.create_task(self._read())
+                if not self.complete:
+                    following = asyncio.create_task(self._read())
+                    for _ in range(3):  # it asks, that is collected, and leaves: the server reads while this is sent
+                        await asyncio.sleep(0)
                 for message in self.page:
                     size = len(message.payload)
                     if not (self._free(size) and self.wanted) and not await self.room(size):
@@ -196,6 +212,7 @@ class Replay:
                 self.cursor = self.page[-1].seq + 1
                 self._marks.append(self.cursor)
                 self.page = [] if following is None else await following
+                following = None
             # New messages at QoS 0 wait for nothing: they must not pass retained ones that wait for acknowledgements.
             await self.room(None)
         except (ApiError, NoResponders, RequestTimeout) as error:

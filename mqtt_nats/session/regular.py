@@ -54,6 +54,7 @@ class RegularOutbound:
         "limit",
         "max_bytes",
         "max_queued",
+        "on_room",
         "queue",
         "settled",
         "tokens",
@@ -81,6 +82,8 @@ class RegularOutbound:
         """By packet identifier: what stands for a message that others get when this client does not acknowledge it."""
         self.settled: Callable[[bytes], None] | None = None
         """Called with the token of a message that is complete."""
+        self.on_room: Callable[[], None] | None = None
+        """Called once, when no more than half a window waits."""
         self._last = 0
 
     def publish(self, qos: int, head: bytes, payload: bytes, late: Late | None = None, token: bytes = b"") -> None:
@@ -163,6 +166,9 @@ class RegularOutbound:
             qos, head, payload, late, token = queue.popleft()
             self._bytes -= len(payload)
             self._send(qos, head, payload, late, token)
+        if self.on_room is not None and len(queue) <= self.limit // 2:
+            tell, self.on_room = self.on_room, None
+            tell()
 
     def _settle(self, packet_id: int) -> None:
         token = self.tokens.pop(packet_id, b"")

@@ -175,3 +175,18 @@ def test_room_for_a_message_that_may_wait() -> None:
     for _ in range(4):
         few.publish(1, HEAD, b"p")
     assert not few.has_room_for(1)
+
+
+def test_whoever_waits_for_room_is_told_once() -> None:
+    """When no more than half a window waits."""
+    outbound, _ = machine(limit=4, queued=10)
+    told: list[int] = []
+    for _ in range(8):
+        outbound.publish(1, HEAD, b"p")
+    outbound.on_room = lambda: told.append(len(outbound.queue))
+    outbound.acknowledged(PUBACK, [1])
+    assert not told
+    outbound.acknowledged(PUBACK, [2])
+    assert told == [2]
+    outbound.acknowledged(PUBACK, [3, 4])
+    assert told == [2]
