@@ -99,7 +99,7 @@ async def test_lower_qos_of_the_two(connect: Connector, name: str) -> None:
 
 
 @KINDS
-async def test_every_subscribe_replays(connect: Connector, name: str, clean: bool) -> None:
+async def test_every_subscribe_replays(connect: Connector, name: str, stored: Stored, clean: bool) -> None:
     """[MQTT-3.8.4-3]: a repeated SUBSCRIBE gets them again; a resumed session does not."""
     publisher = await connect(f"{name}-publisher")
     await publisher.deliver(name, b"kept", 1, retain=True)
@@ -108,6 +108,11 @@ async def test_every_subscribe_replays(connect: Connector, name: str, clean: boo
         assert await replayed(client, name) == [(name, b"kept", 1)]
     assert await replayed(client, f"{name}/#") == [(name, b"kept", 1)]
     if not clean:
+
+        async def noted() -> None:
+            assert not (await stored.record(f"{name}-c"))["v5"].get("replay")
+
+        await until(noted)
         client.drop()
         client = await connect(f"{name}-c", clean=False)
         await client.quiet()
