@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.store import Op
 from mqtt_nats.codec import QuotaExceeded
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from mqtt_nats.pubsub.table import Route
 
 log = logging.getLogger("mqtt_nats.broker")
+
+ORPHANED: Final = b"Nats-TTL:60s\r\n"
+"""Of a tombstone whose gateway dies before it removes it."""
 
 
 def may_retain(client: Client, size: int, qos: int) -> bool:
@@ -59,7 +62,7 @@ def retain(broker: Broker, route: Route, payload: bytes, qos: int, operation: Op
     if payload:
         headers = set_block(route.topic, qos << 1 | 1, broker.identity, lines)
     else:
-        headers = tombstone_block(route.topic, broker.identity)
+        headers = tombstone_block(route.topic, broker.identity, ORPHANED)
     target = b"HPUB %b " % retained_subject(route.subject).encode()
     broker.store.put(target, headers, payload, operation)
     broker.retaining.add(operation)

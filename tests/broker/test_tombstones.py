@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from mqtt_nats.backbone.store import Silent
+from mqtt_nats.broker.retaining import retain
 from mqtt_nats.broker.tombstones import HEARD, Tombstones
 
 
@@ -77,3 +79,16 @@ def test_one_takes_no_place_that_a_message_needs(bench: Bench) -> None:
     bench.settings.max_retained = 10
     bench.tombstones.add(7)
     assert bench.gone == 1
+
+
+@pytest.mark.parametrize(("payload", "ends"), [(b"", True), (b"x", False)])
+def test_one_ends_by_itself_where_its_gateway_dies(payload: bytes, ends: bool) -> None:
+    put: list[bytes] = []
+    broker: Any = SimpleNamespace(
+        identity="gateway1",
+        store=SimpleNamespace(put=lambda target, headers, payload, operation: put.append(headers)),
+        retaining=set(),
+    )
+    route: Any = SimpleNamespace(topic="a", subject="a")
+    retain(broker, route, payload, 1, Silent(), b"")
+    assert (b"\r\nNats-TTL:60s\r\n" in put[0]) is ends
