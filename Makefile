@@ -24,7 +24,7 @@ test-long: $(VENV)/.test
 	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
 # The same tests with the compiled modules, in a copy of the sources; needs a C compiler. The fuzzer of the codec is
-# guided by the lines that run, which compiled code does not tell: its own tests are for the sources.
+# guided by the lines that run, which compiled code does not tell, and a wheel of the sources is made of sources.
 COPY := $(CURDIR)/build/compiled
 COPIED := PYTHONPATH=$(COPY):$(COPY)/streams:$(COPY)/spark
 .PHONY: compiled
@@ -33,7 +33,8 @@ compiled: $(VENV)/.test
 
 test-compiled: compiled
 	cd $(COPY) && $(COPIED) \
-		$(CURDIR)/$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --ignore tests/fuzz $(PYTEST_ARGS)
+		$(CURDIR)/$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not long" \
+		$(addprefix --ignore tests/,fuzz test_packaging.py) $(PYTEST_ARGS)
 
 # Into dist/: the wheel for every platform, and the compiled one for this; pip prefers the second where it fits.
 wheels: $(VENV)/.test

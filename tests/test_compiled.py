@@ -1,47 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The list of modules that are compiled, and which build runs. `make test-compiled` runs the tests on compiled ones."""
+"""What mypyc asks of the modules that it compiles, read from the sources: nothing is compiled here."""
 
-import subprocess
-import sys
-from importlib import import_module
-from importlib.util import find_spec
+import ast
 from pathlib import Path
 
-import pytest
-
-from hatch_build import ROOTS, listed
-from mqtt_nats.building import build
+from hatch_build import listed
 from tests.harness.nats import ROOT
 
-COMPILED = find_spec("mqtt_nats__mypyc") is not None
-"""True in the tree of ``make test-compiled``."""
+PLACES = {"mqtt_nats": ROOT, "mqtt_streams": ROOT / "streams"}
 
 
-def dotted(path: str) -> str:
-    """The name by which a module is imported."""
-    parts = Path(path).with_suffix("").parts
-    return ".".join(parts[1:] if parts[0] in ROOTS else parts)
+def _path(module: str) -> Path | None:
+    place = PLACES.get(module.partition(".")[0])
+    if place is None:
+        return None
+    path = place.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
-@pytest.mark.parametrize("path", listed(ROOT))
-def test_each_module_of_the_list_is_what_runs(path: str) -> None:
-    source = ROOT / path
-    assert source.is_file()
-    module = import_module(dotted(path))
-    assert module.__file__ is not None
-    # Of a compiled module mypyc makes the directory up.
-    assert Path(module.__file__).suffix != ".py" if COMPILED else Path(module.__file__) == source
+def _class(path: Path, name: str) -> tuple[Path, ast.ClassDef] | None:
+    """Where a class that ``path`` knows by a name is defined."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return path, node
+    for one in ast.walk(tree):
+        if isinstance(one, ast.ImportFrom) and one.module:
+            for alias in one.names:
+                if (alias.asname or alias.name) == name and (source := _path(one.module)) is not None:
+                    return _class(source, alias.name)
+    return None
 
 
-def test_the_build_has_a_name() -> None:
-    assert build() == ("compiled" if COMPILED else "pure Python")
-
-
-def test_mutants_run_from_the_sources() -> None:
-    code = "import tests.chaos.mutants, mqtt_nats.building; print(mqtt_nats.building.build())"
-    path = [str(ROOT / each) for each in (*ROOTS, "spark")]
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:0] = {path!r}; {code}"],
-        cwd=ROOT, check=True, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert done.stdout == "pure Python\n"
+def test_what_is_derived_from_elsewhere_allows_it() -> None:
+    """A class of a module that is not compiled cannot be made of one that is, unless that one says so."""
+    compiled = {ROOT / name for name in listed(ROOT)}
+    seen = 0
+    for top, place in PLACES.items():
+        for path in (place / top).rglob("*.py"):
+            if path in compiled:
+                continue
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                for base in node.bases if isinstance(node, ast.ClassDef) else ():
+                    found = _class(path, base.id) if isinstance(base, ast.Name) else None
+                    if found is None or found[0] not in compiled:
+                        continue
+                    seen += 1
+                    marks = [ast.unparse(one) for one in found[1].decorator_list]
+                    assert "mypyc_attr(allow_interpreted_subclasses=True)" in marks, f"{path}: {ast.unparse(base)}"
+    assert seen > 5

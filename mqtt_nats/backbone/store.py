@@ -73,6 +73,7 @@ class Op:
         raise AssertionError("an operation without an end")
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Future(Op):
     """A stored publish that somebody awaits."""
 
@@ -92,6 +93,7 @@ class Future(Op):
             self.done.set_exception(error)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Silent(Op):
     """A stored publish whose end concerns nobody."""
 

@@ -131,7 +131,7 @@ class Decoder:
                 start += more
                 self._held = None
                 self._parse(bytes(held), 0, packets)
-                held = self._held
+                held = self._incomplete()
             if start < len(data):
                 self._parse(data, start, packets)
         except MqttError as error:
@@ -263,6 +263,9 @@ class Decoder:
         """Keep what starts at `pos` until there are `need` bytes of it. A bytearray: many small reads stay linear."""
         self._held = bytearray(data[pos:])
         self._need = need
+
+    def _incomplete(self) -> bytearray | None:
+        return self._held  # here, as a type checker takes it for what was assigned last
 
     def _read(self, first: int, reader: Reader) -> Packet:
         """Read any packet that is not PUBLISH or an acknowledgement."""

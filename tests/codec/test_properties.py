@@ -56,7 +56,9 @@ def test_names_and_types() -> None:
     assert [row.name for row in PROPERTIES] == list(hints)
     for row in PROPERTIES:
         hint = hints[row.name]
-        assert (get_origin(hint) is list) is bool(row.repeats)
+        assert (list in (hint, get_origin(hint))) is bool(row.repeats)
+        if hint is list:
+            continue  # mypyc keeps no more of it
         single = get_args(hint)[0] if row.repeats else hint
         assert (get_origin(single) or single) is type(EXAMPLES[row.wire])
 

@@ -141,6 +141,7 @@ def fuzz(
     for start, data in [*seeds(), *corpus]:
         if arcs.follow(lambda data=data, start=start: read(data, start, LIMITS, make)):  # type: ignore[misc]
             material.append((start, data))
+    material = material or [*seeds(), *corpus]  # compiled code does not tell which of its lines run
     process = psutil.Process()
     settled = max(count // 10, 1)
     before = 0
