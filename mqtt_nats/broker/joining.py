@@ -6,10 +6,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.broker.grounding import AT_ONCE
 from mqtt_nats.broker.record import save_record
 from mqtt_streams.consumers import parse_ack
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mqtt_nats.backbone.link import Handler
     from mqtt_nats.broker.attachment import Attachment
     from mqtt_nats.broker.client import Client
@@ -18,6 +21,9 @@ if TYPE_CHECKING:
 
 KEPT_BACK: Final = 10_000
 """Messages that are kept back for a session meanwhile, at most."""
+
+JOINING_MOST: Final = 1024
+"""Subscriptions of sessions that become live at the same time: nats-server drops all requests when 10,000 wait."""
 
 RETRY_FIRST: Final = 2.0
 RETRY_MOST: Final = 60.0
@@ -76,6 +82,38 @@ class Member:
     def kept_up(self) -> None:
         """It is live: the next time it falls behind is the first one."""
         self._wait = RETRY_FIRST
+
+
+class Turns:
+    """Which sessions become live at the same time, and which are next."""
+
+    def __init__(self, begin: Callable[[Client], None]) -> None:
+        self._begin = begin
+        self._at_it: dict[Client, int] = {}
+        """With how many of their subscriptions something is asked about at a time."""
+        self._asked = 0
+        self._waiting: dict[Client, None] = {}
+
+    def __contains__(self, client: Client) -> bool:
+        return client in self._at_it
+
+    def take(self, client: Client, subscriptions: int) -> bool:
+        """Whether a session may begin now; if not, ``begin`` is called when it is its turn."""
+        if self._asked >= JOINING_MOST:
+            self._waiting[client] = None
+            return False
+        self._at_it[client] = several = min(subscriptions, AT_ONCE)
+        self._asked += several
+        return True
+
+    def end(self, client: Client) -> None:
+        """A session is live, or does not become it: the next one."""
+        self._waiting.pop(client, None)
+        self._asked -= self._at_it.pop(client, 0)
+        while self._waiting and self._asked < JOINING_MOST:
+            following = next(iter(self._waiting))
+            del self._waiting[following]
+            self._begin(following)
 
 
 def settled(client: Client) -> bool:

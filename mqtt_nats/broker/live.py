@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.broker.attaching import STEP
 from mqtt_nats.broker.grounding import bound, parts, stop
-from mqtt_nats.broker.joining import Joining, Member, consumer_of, name_position, rest, settled
+from mqtt_nats.broker.joining import Joining, Member, Turns, consumer_of, name_position, rest, settled
 from mqtt_nats.broker.keeping import TAKEN, Keeper
 from mqtt_nats.broker.reader import Reader
 from mqtt_nats.broker.resuming import demote, reattach
@@ -43,9 +43,6 @@ log = logging.getLogger("mqtt_nats.broker")
 
 RESETS: Final = (2, 14)
 """The first nats-server that sets the position of a consumer."""
-
-JOINING_MOST: Final = 64
-"""Sessions that become live at the same time."""
 
 READY: Final = 2.0
 """Seconds in which the reader must have what is wanted."""
@@ -81,7 +78,7 @@ class Live:
         self.reader = Reader(broker, self._dispatch)
         self._queue_most = min(QUEUE_MOST, broker.settings.max_backlog or QUEUE_MOST)
         self.members: dict[Client, Member] = {}
-        self._joining: set[Client] = set()
+        self._turns = Turns(self._try)
         self.falling: set[Client] = set()
         """Sessions on their way to their own consumers."""
         self._index: FilterTrie[dict[Member, None]] = FilterTrie()
@@ -131,7 +128,7 @@ class Live:
 
     def forget(self, client: Client) -> None:
         """The connection has ended."""
-        self._joining.discard(client)
+        self._turns.end(client)
         self.falling.discard(client)
         self.remove(client)
         self.members.pop(client, None)
@@ -291,13 +288,14 @@ class Live:
 
     def begin(self, client: Client, side: DurableSide, now: float) -> None:
         """Have a session become live, if it may."""
-        if len(self._joining) >= JOINING_MOST or not settled(client) or not self._may_join(client, side):
+        if client in self._turns or not settled(client) or not self._may_join(client, side):
             return
         if self.reader.refused or not self.broker.online.is_set():
             return
         member = self._member(client)
-        if member is not None and member.joining is None and now >= member.retry:
-            self._joining.add(client)
+        if member is None or member.joining is not None or now < member.retry:
+            return
+        if self._turns.take(client, len(side.attachments)):
             client.do(self._join(member))
 
     def _may_join(self, client: Client, side: DurableSide) -> bool:
@@ -334,7 +332,7 @@ class Live:
         except Conflict:
             client.taken_over()
         finally:
-            self._joining.discard(client)
+            self._turns.end(client)
             joining, member.joining = member.joining, None
             if joining is not None:  # it did not work out
                 self._undo(member, joining)
