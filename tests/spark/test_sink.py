@@ -251,6 +251,8 @@ async def test_nats_gets_what_a_gateway_would_send(
     finally:
         await client.close()
     for theirs, ours in zip(*copies, strict=True):
+        if ("Nmqtt-RFlags", "-1") in theirs[1]:
+            theirs[1].remove(("Nats-TTL", "60s"))  # the sink writes to streams too that know no TTL
         # Where there is correlation data, a gateway waits for answers itself.
         assert ours[:3] == theirs[:3]
         assert ours[3] == theirs[3] or (not ours[3] and ours[2] == b"rich")
