@@ -23,15 +23,16 @@ HEARD: Final = 1.0
 class Tombstones:
     """Those that this gateway has stored, and nobody else removes."""
 
-    __slots__ = ("_broker", "_waiting")
+    __slots__ = ("_broker", "_ended", "_waiting")
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._ended = False
         self._waiting: deque[tuple[float, int]] = deque()
 
     def add(self, sequence: int) -> None:
         """Remove one soon, or at once where it takes a place that a message on another topic may need."""
-        if self._broker.settings.max_retained is not None:
+        if self._ended or self._broker.settings.max_retained is not None:
             self._remove(sequence)
             self._broker.link.kick()
             return
@@ -41,7 +42,8 @@ class Tombstones:
         self._waiting.append((loop.time() + HEARD, sequence))
 
     def end(self) -> None:
-        """The gateway ends: remove all of them."""
+        """The gateway ends: remove all of them, and what is stored after this at once."""
+        self._ended = True
         while self._waiting:
             self._remove(self._waiting.popleft()[1])
         self._broker.link.kick()

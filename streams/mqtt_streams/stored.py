@@ -133,7 +133,7 @@ def _from_direct(reply: Reply) -> StoredMessage | None:
     block = reply.headers
     at = block.rfind(b"\r\nNats-Stream:")  # the last one: whatever the publisher had put there before
     added = _ADDED.match(block, at) if at >= 0 else None
-    if added is not None:
+    if added is not None and block.find(b"\r\nNats-Subject:", added.end() - 2) < 0:
         name, number, stamp = added.groups()
         own = block[:at] + b"\r\n\r\n" if at > _NO_HEADERS else b""
         return StoredMessage(

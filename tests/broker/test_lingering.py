@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """When records of what is complete may go."""
 
-import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,22 +9,17 @@ import pytest
 from mqtt_nats.backbone.store import Silent
 from mqtt_nats.broker import lingering
 from mqtt_nats.broker.lingering import Lingering
+from tests.broker.support import Timers
 
 
 class Bench:
     """Records of one session, a clock, and what has gone."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.timers: list[Any] = []
-        self.now = 0.0
-        loop: Any = SimpleNamespace(
-            time=lambda: self.now,
-            call_later=lambda delay, act: self.timers.append((self.now + delay, act)),
-            call_at=lambda due, act: self.timers.append((due, act)),
-        )
+        self.timers = Timers(monkeypatch)
+        self.pass_to = self.timers.pass_to
         monkeypatch.setattr(lingering, "LINGER", 10.0)
         monkeypatch.setattr(lingering, "AFTERWARDS", 100.0)
-        monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
         self.link = SimpleNamespace(online=True, out=[], kick=lambda: None)
         self.gone: list[bytes] = []
         broker: Any = SimpleNamespace(
@@ -33,12 +27,6 @@ class Bench:
         )
         self.broker = broker
         self.kept = Lingering(broker)
-
-    def pass_to(self, now: float) -> None:
-        while self.timers and self.timers[0][0] <= now:
-            self.now, act = self.timers.pop(0)
-            act()
-        self.now = now
 
 
 @pytest.fixture

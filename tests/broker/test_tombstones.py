@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """When tombstones go."""
 
-import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,20 +9,15 @@ import pytest
 from mqtt_nats.backbone.store import Silent
 from mqtt_nats.broker.retaining import retain
 from mqtt_nats.broker.tombstones import HEARD, Tombstones
+from tests.broker.support import Timers
 
 
 class Bench:
     """A broker's tombstones, a clock, and what was removed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.timers: list[Any] = []
-        self.now = 0.0
-        loop: Any = SimpleNamespace(
-            time=lambda: self.now,
-            call_later=lambda delay, act: self.timers.append((self.now + delay, act)),
-            call_at=lambda due, act: self.timers.append((due, act)),
-        )
-        monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
+        self.timers = Timers(monkeypatch)
+        self.pass_to = self.timers.pass_to
         self.calls: list[bytes] = []
         self.settings = SimpleNamespace(max_retained=None)
         broker: Any = SimpleNamespace(
@@ -37,12 +31,6 @@ class Bench:
     @property
     def gone(self) -> int:
         return len(self.calls)
-
-    def pass_to(self, now: float) -> None:
-        while self.timers and self.timers[0][0] <= now:
-            self.now, act = self.timers.pop(0)
-            act()
-        self.now = now
 
 
 @pytest.fixture
@@ -63,7 +51,7 @@ def test_each_stays_until_listeners_have_heard_of_it(bench: Bench) -> None:
     assert bench.gone == 2
     bench.pass_to(HEARD * 3)
     assert bench.gone == 3
-    assert not bench.timers
+    assert not bench.timers.due
 
 
 def test_none_is_left_by_a_gateway_that_ends(bench: Bench) -> None:
@@ -73,6 +61,8 @@ def test_none_is_left_by_a_gateway_that_ends(bench: Bench) -> None:
     assert bench.gone == 2
     bench.pass_to(HEARD * 2)
     assert bench.gone == 2
+    bench.tombstones.add(9)  # stored while the gateway ends
+    assert bench.gone == 3
 
 
 def test_one_takes_no_place_that_a_message_needs(bench: Bench) -> None:

@@ -118,6 +118,19 @@ async def position(js: JetStreamContext, client_id: str) -> Position:
     return decode_position(message.data or b"") or Position("")
 
 
+async def live(js: JetStreamContext, client_id: str, count: int = 1) -> Position:
+    """Wait until so many consumers of a session lie dormant, as the shared reader brings what they would."""
+    found: list[Position] = []
+
+    async def speaks() -> None:
+        at = await position(js, client_id)
+        assert (len(at.live), at.clean) == (count, False)
+        found.append(at)
+
+    await until(speaks)
+    return found[-1]
+
+
 async def settled(js: JetStreamContext, client_id: str, *, inflight: int = 0, owed: int = 0) -> None:
     """Wait until JetStream has this many messages of a session in flight, and this many PUBRELs owed to it."""
     key = name_hash(client_id)
@@ -181,6 +194,10 @@ class Stored:
         """The consumers of a session's subscriptions."""
         prefix = f"{name_hash(client_id)}_"
         return [one for one in await self.js.consumers_info("$MQTT_msgs") if one.name.startswith(prefix)]
+
+    async def live(self, client_id: str, count: int = 1) -> Position:
+        """As :func:`live`."""
+        return await live(self.js, client_id, count)
 
     async def settled(self, client_id: str, *, inflight: int = 0, owed: int = 0) -> None:
         """As :func:`settled`."""

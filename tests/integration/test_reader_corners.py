@@ -19,7 +19,7 @@ from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.raw import Raw
 from tests.harness.waiting import aeventually, eventually
-from tests.integration.conftest import Connector, Stored, position, until
+from tests.integration.conftest import Connector, Stored, position
 from tests.limits.support import PATIENCE, Inside, running
 
 
@@ -28,16 +28,6 @@ def gateway(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -
     """A gateway with a shared reader."""
     with _gateway_factory(tmp_path_factory.mktemp("gateway")) as start:
         yield start(nats_server, "--shared-reader", "always")
-
-
-async def is_live(stored: Stored, client_id: str, count: int = 1) -> None:
-    """Wait until so many consumers of a session lie dormant."""
-
-    async def speaks() -> None:
-        at = await position(stored.js, client_id)
-        assert (len(at.live), at.clean) == (count, False)
-
-    await until(speaks)
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -54,7 +44,7 @@ async def test_a_dormant_consumer_is_gone(
     near = gateway_factory(nats_server, "--shared-reader", "always")
     client = await connect(name, clean=False, to=near)
     await client.subscribe(name, qos=1)
-    await is_live(stored, name)
+    await stored.live(name)
     if killed:
         near.kill()
     client.drop()
@@ -76,9 +66,9 @@ async def test_two_filters_of_one_subject(connect: Connector, name: str, stored:
     client = await connect(name, clean=False)
     for text in (name, f"{name}/#", "another"):
         await client.subscribe(text, qos=1)
-    await is_live(stored, name, 4)
+    await stored.live(name, 4)
     await client.unsubscribe("another")
-    await is_live(stored, name, 3)
+    await stored.live(name, 3)
     await client.disconnect()
     await stored.detached(name)
     client = await connect(name, clean=False)
@@ -113,7 +103,7 @@ async def test_a_session_becomes_live_while_much_comes(connect: Connector, name:
             await client.complete(one)
 
     publishing, receiving = asyncio.create_task(publish()), asyncio.create_task(receive())
-    await is_live(stored, name)
+    await stored.live(name)
     before = len(got)
     await aeventually(lambda: len(got) > before + 500, PATIENCE)
     done.set()
@@ -204,7 +194,7 @@ async def test_a_consumer_that_was_made_again_elsewhere(connect: Connector, name
     """Whoever has done it did not live to write that into the record: the session goes on with it."""
     client = await connect(name, clean=False)
     await client.subscribe(name, qos=1)
-    await is_live(stored, name)
+    await stored.live(name)
     await client.disconnect()
     await stored.detached(name)
     publisher = await connect(f"{name}-publisher")

@@ -12,8 +12,7 @@ from tests.conftest import GatewayFactory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient
-from tests.harness.waiting import aeventually
-from tests.integration.conftest import Stored, position
+from tests.integration.conftest import Stored
 
 pytestmark = pytest.mark.anyio
 
@@ -50,10 +49,7 @@ async def test_what_the_shared_reader_lost(
     ):
         await subscriber.subscribe(f"lost/{qos}", qos=qos)
 
-        async def live() -> bool:
-            return bool((await position(stored.js, f"lost-{qos}")).live)
-
-        await aeventually(live)
+        await stored.live(f"lost-{qos}")
         trap = proxy.set("down", f"$MQTT.msgs.lost.{qos}", Action.DROP)
         await publisher.deliver(f"lost/{qos}", b"0", qos)
         await trap.sprung.wait()

@@ -43,20 +43,6 @@ def without(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -
     yield from _started(nats_server, tmp_path_factory, "--shared-reader", "never")
 
 
-async def live(stored: Stored, client_id: str, count: int = 1) -> Position:
-    """Wait until so many consumers of a session lie dormant."""
-    found: list[Position] = []
-
-    async def speaks() -> None:
-        at = await position(stored.js, client_id)
-        assert len(at.live) == count
-        assert not at.clean
-        found.append(at)
-
-    await until(speaks, 30)
-    return found[-1]
-
-
 async def where(stored: Stored, client_id: str, check: Callable[[Position], bool]) -> None:
     """Wait until the position of a session is as it should be."""
 
@@ -76,7 +62,7 @@ async def test_nothing_is_delivered_by_the_consumer(connect: Connector, name: st
     """What a live session gets comes through the reader, once and in order, and its position follows."""
     client = await connect(name, clean=False)
     await client.subscribe(f"{name}/#", qos=qos)
-    await live(stored, name, 2)
+    await stored.live(name, 2)
     publisher = await connect(f"{name}-publisher")
     payloads = [b"%d" % number for number in range(50)]
     await publisher.deliver_all(f"{name}/a.b/c", payloads, qos)
@@ -111,7 +97,7 @@ async def test_window_of_mixed_states(
     near = gateway_factory(nats_server, "--shared-reader", "always")
     client = await connect(name, clean=False, to=near)
     await client.subscribe(name, qos=2)
-    await live(stored, name)
+    await stored.live(name)
     publisher = await connect(f"{name}-publisher", to=other)
     await publisher.deliver_all(name, [b"%d" % number for number in range(6)], 2)
     ids = [one.packet_id for one in await received(client, 6)]
@@ -145,7 +131,7 @@ async def test_released_before_it_is_stored_never(connect: Connector, name: str,
     """PUBREL is sent when the position that has it as owed is stored [MQTT-4.3.3-1]."""
     client = await connect(name, clean=False)
     await client.subscribe(name, qos=2)
-    await live(stored, name)
+    await stored.live(name)
     publisher = await connect(f"{name}-publisher")
     await publisher.deliver(name, b"1", 2)
     (message,) = await received(client, 1)
@@ -160,7 +146,7 @@ async def test_session_that_moved_is_let_go(connect: Connector, name: str, store
     """A former owner's position is not written over the new one's, and no PUBREL leaves."""
     client = await connect(name, clean=False)
     await client.subscribe(name, qos=2)
-    await live(stored, name)
+    await stored.live(name)
     publisher = await connect(f"{name}-publisher")
     await publisher.deliver(name, b"1", 2)
     (message,) = await received(client, 1)
@@ -178,15 +164,15 @@ async def test_overlapping_subscriptions(connect: Connector, name: str, stored: 
     """One message, once, at the highest QoS [MQTT-3.3.5-1]; one subscription ends while messages come."""
     client = await connect(name, clean=False)
     await client.subscribe(f"{name}/a", qos=1)
-    await live(stored, name)
+    await stored.live(name)
     await client.subscribe(f"{name}/+", qos=2)
-    await live(stored, name, 2)
+    await stored.live(name, 2)
     publisher = await connect(f"{name}-publisher")
     await publisher.deliver_all(f"{name}/a", [b"1", b"2"], 2)
     got = await received(client, 2)
     assert [(one.payload, one.qos) for one in got] == [(b"1", 2), (b"2", 2)]
     await client.unsubscribe(f"{name}/a")
-    await live(stored, name)
+    await stored.live(name)
     await publisher.deliver_all(f"{name}/a", [b"3"], 2)
     got += await received(client, 1)
     assert got[2].payload == b"3"
@@ -200,7 +186,7 @@ async def test_session_that_ends_leaves_no_position(connect: Connector, name: st
     """A clean start removes it with everything else [MQTT-3.1.2-6]."""
     client = await connect(name, clean=False)
     await client.subscribe(name, qos=1)
-    await live(stored, name)
+    await stored.live(name)
     await client.disconnect()
     await stored.detached(name)
     client = await connect(name, clean=True)
@@ -216,7 +202,7 @@ async def test_deleted_consumer_and_reader_are_made_again(connect: Connector, na
     """Whatever somebody deletes, nothing is lost and nothing comes twice."""
     client = await connect(name, clean=False)
     await client.subscribe(name, qos=1)
-    await live(stored, name)
+    await stored.live(name)
     publisher = await connect(f"{name}-publisher")
     (consumer,) = await stored.session_consumers(name)
     await stored.js.delete_consumer("$MQTT_msgs", consumer.name)
@@ -240,7 +226,7 @@ async def test_client_that_falls_behind(connect: Connector, name: str, stored: S
     """Its consumers go on, its window stays, and it is live again when it has caught up."""
     client = await connect(name, clean=False)
     await client.subscribe(name, qos=1)
-    await live(stored, name)
+    await stored.live(name)
     publisher = await connect(f"{name}-publisher")
     payloads = [b"%d" % number for number in range(4400)]
     for start in range(0, 4400, 200):
@@ -254,5 +240,5 @@ async def test_client_that_falls_behind(connect: Connector, name: str, stored: S
     assert [one.payload for one in got] == payloads
     assert not any(one.dup for one in got)
     await client.quiet()
-    await live(stored, name)
+    await stored.live(name)
     await stored.settled(name)
