@@ -203,9 +203,11 @@ async def test_inner_traffic_is_not_shown(connect: Connector, name: str, stored:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(answer())
         assert (await stored.nats.request(f"{name}.service", b"question", timeout=5)).data == b"answer"
+    # Of different publishers: a client of the same gateway may else overtake what still is on its way from NATS.
+    await durable.message(f"{name}/service", b"question")
+    await spy.receive(f"{name}/service", b"question")
     for qos in (0, 1, 2):
         await publisher.deliver(f"{name}/a", b"%d" % qos, qos, retain=qos == 1)
-    await durable.message(f"{name}/service", b"question")
     for qos in (0, 1, 2):
         await durable.receive(f"{name}/a", b"%d" % qos)
     pull = await stored.js.pull_subscribe(f"$MQTT.msgs.{name}.>", stream="$MQTT_msgs")
@@ -213,7 +215,6 @@ async def test_inner_traffic_is_not_shown(connect: Connector, name: str, stored:
         await message.ack_sync()
     await pull.unsubscribe()
     await publisher.deliver(f"{name}/a", b"", 1, retain=True)
-    await spy.receive(f"{name}/service", b"question")
     for payload in (b"0", b"1", b"2", b""):
         await spy.receive(f"{name}/a", payload)
     await spy.quiet()
