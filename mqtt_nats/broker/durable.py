@@ -45,6 +45,7 @@ from mqtt_streams.pubrel import CONSUMER_PREFIX, pubrel_block, pubrel_subject
 from mqtt_streams.subjects import starts_with_wildcard, visible_to_wildcard
 
 if TYPE_CHECKING:
+    from mqtt_nats.broker.catching import Catching
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.stalling import Stall
 
@@ -89,6 +90,8 @@ class DurableSide:
         """Writes the position, where there is one."""
         self.live = False
         """Some subscriptions get their messages from the shared reader."""
+        self.catching: Catching | None = None
+        """They get what was missed from a reader of their own."""
         self.frozen = False
         """They did, and their consumers do not bring them yet."""
         self.falling = False
@@ -470,7 +473,7 @@ class DurableSide:
         """Note how far the shared reader has brought live subscriptions."""
         live = self.client.broker.live
         if self.live and live is not None:
-            self.machine.reached = live.reader.position
+            self.machine.reached = reached = live.reached(self)
             for attachment in self.attachments.values():
                 if attachment.source.live:
-                    attachment.source.last = attachment.source.first = live.reader.position
+                    attachment.source.last = attachment.source.first = reached

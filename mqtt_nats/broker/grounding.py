@@ -71,7 +71,8 @@ def stop(side: DurableSide) -> None:
         return
     live = side.client.broker.live
     if live is not None:
-        keeper.ledger.reached = max(keeper.ledger.reached, live.reader.position)
+        keeper.ledger.reached = max(keeper.ledger.reached, live.reached(side))
+        live.end_catching(side)
         live.remove(side.client)
     keeper.ledger.dirty = True
     keeper.taking = side.live = False

@@ -3,19 +3,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.broker.grounding import AT_ONCE
+from mqtt_nats.broker.grounding import AT_ONCE, parts
 from mqtt_nats.broker.record import save_record
 from mqtt_streams.consumers import parse_ack
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.stored import get_next
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from mqtt_nats.backbone.link import Handler
     from mqtt_nats.broker.attachment import Attachment
     from mqtt_nats.broker.client import Client
+    from mqtt_nats.broker.context import Broker
     from mqtt_nats.broker.durable import DurableSide
     from mqtt_nats.pubsub.message import Stored
 
@@ -33,11 +37,24 @@ RETRY_MOST: Final = 60.0
 class Joining:
     """A session of which some subscriptions are about to be live."""
 
-    __slots__ = ("attachments", "dropped", "gave_way", "handlers", "kept", "passed", "rests", "since", "wrong")
+    __slots__ = (
+        "attachments",
+        "behind",
+        "dropped",
+        "gave_way",
+        "handlers",
+        "kept",
+        "passed",
+        "rests",
+        "since",
+        "wrong",
+    )
 
     def __init__(self, attachments: list[Attachment], since: int) -> None:
         self.attachments = attachments
         self.since = since
+        self.behind = False
+        """There is much after that which the shared reader does not bring."""
         self.kept: list[tuple[int, Stored]] = []
         self.passed: set[Attachment] = set()
         self.handlers: dict[Attachment, Handler] = {}
@@ -144,6 +161,41 @@ def consumer_of(reply: bytes) -> str:
     """The consumer that an acknowledgement subject is of."""
     ack = parse_ack(reply)
     return "" if ack is None else ack.consumer
+
+
+async def beyond(broker: Broker, subject: str, start: int, since: int) -> bool:
+    """Whether there is no message of ``subject`` from sequence ``start`` up to ``since``."""
+    found = await get_next(broker.inbox, MESSAGES, subject, start)
+    if found is None and broker.latest.replicated:  # a new leader may not count all of it yet
+        await broker.latest.state()
+        found = await get_next(broker.inbox, MESSAGES, subject, start)
+    return found is None or found.seq > since
+
+
+async def nothing_left(broker: Broker, subjects: Sequence[str], position: int, since: int) -> bool:
+    """Whether nothing of ``subjects`` is to come between two sequences."""
+    for some in parts(subjects if position < since else []):
+        if not all(await asyncio.gather(*(beyond(broker, one, position + 1, since) for one in some))):
+            return False
+    return True
+
+
+async def left(broker: Broker, joining: Joining, attachments: Sequence[Attachment]) -> list[Attachment]:
+    """Those consumers that have yet to bring something of what is before the one that takes over."""
+    found: list[Attachment] = []
+    for some in parts(attachments):
+        passed = await asyncio.gather(*(_passed(broker, joining, one) for one in some))
+        found += [one for one, done in zip(some, passed, strict=True) if not done]
+    return found
+
+
+async def _passed(broker: Broker, joining: Joining, attachment: Attachment) -> bool:
+    source = attachment.source
+    if attachment in joining.passed or source.last >= joining.since:
+        return True
+    # The consumer may be on a server that has not all of it yet, and would say that it has nothing left.
+    start = max(source.last, source.start - 1) + 1
+    return await beyond(broker, attachment.consumer.filter_subject, start, joining.since)
 
 
 def rest(joining: Joining, attachment: Attachment, handler: Handler) -> Handler:

@@ -118,9 +118,9 @@ class Keeper:
         self._served, self._waiters = self._waiters, []
         broker = self.client.broker
         ledger = self.ledger
-        if self.taking and broker.live is not None:
-            ledger.reached = max(ledger.reached, broker.live.reader.position)
         side = self.client.durable_side
+        if self.taking and broker.live is not None and side is not None:
+            ledger.reached = max(ledger.reached, broker.live.reached(side))
         if self.perhaps and side is not None and side.keeper is self and side.machine.past_all(self.perhaps):
             self.perhaps = 0
         reached, pending, released = ledger.begin()

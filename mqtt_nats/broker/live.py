@@ -15,21 +15,19 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.broker.attaching import STEP
+from mqtt_nats.broker.catching import Catching
 from mqtt_nats.broker.grounding import bound, parts, stop
-from mqtt_nats.broker.joining import Joining, Member, Turns, consumer_of, name_position, rest, settled
+from mqtt_nats.broker.interest import Interest
+from mqtt_nats.broker.joining import Joining, Member, Turns, consumer_of, left, name_position, rest, settled
 from mqtt_nats.broker.keeping import TAKEN, Keeper
 from mqtt_nats.broker.reader import Reader
 from mqtt_nats.broker.resuming import demote, reattach
 from mqtt_nats.codec import MqttError, ReasonCode
-from mqtt_nats.pubsub.trie import FilterTrie
 from mqtt_nats.session.delivery import Source
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import consumer_info
-from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import Conflict
-from mqtt_streams.stored import get_next
-from mqtt_streams.subjects import visible_to_wildcard
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.attachment import Attachment
@@ -51,7 +49,10 @@ PASSED: Final = 5.0
 """Seconds in which a consumer must have brought the rest."""
 
 BEHIND: Final = 1000
-"""A subscription with more left to bring is not made live."""
+"""With more left to bring a session becomes live where its consumers are, and reads that by itself."""
+
+CATCHING_MOST: Final = 64
+"""Sessions that do so at the same time."""
 
 QUEUE_MOST: Final = 4096
 """Messages that wait for a place in the window of a session, or `max_backlog`; beyond it is behind."""
@@ -61,10 +62,6 @@ RENEWAL: Final = 40_000.0
 
 SOON: Final = 0.02
 """Seconds from SUBSCRIBE until its subscriptions become live."""
-
-TOPICS_MOST: Final = 16384
-SWAPPED: Final = {ord("."): "/", ord("/"): "."}
-"""From a NATS subject, in whose tokens there may be slashes, to the levels of a topic."""
 
 
 class Live:
@@ -76,55 +73,35 @@ class Live:
         """Positions may be stored, as :attr:`company` has found out."""
         self.company: Company | None = None
         self.reader = Reader(broker, self._dispatch)
-        self._queue_most = min(QUEUE_MOST, broker.settings.max_backlog or QUEUE_MOST)
+        self.interest = Interest(self.reader.wanted)
+        self.queue_most = min(QUEUE_MOST, broker.settings.max_backlog or QUEUE_MOST)
         self.members: dict[Client, Member] = {}
         self._turns = Turns(self._try)
         self.falling: set[Client] = set()
         """Sessions on their way to their own consumers."""
-        self._index: FilterTrie[dict[Member, None]] = FilterTrie()
-        self._present: dict[str, dict[Member, None]] = {}
-        self._targets: dict[bytes, list[Member]] = {}
+        self.catching: set[Catching] = set()
+        """Those that read what they have missed."""
 
     # -- who gets what --------------------------------------------------------------------------
 
-    def _put(self, member: Member, subject: str) -> None:
-        if subject in member.filters:
-            return
-        members = self._present.get(subject)
-        if members is None:
-            members = self._present[subject] = {}
-            self._index.add(_as_filter(subject), members)
-        members[member] = None
-        member.filters.append(subject)
-        self.reader.wanted[STORED_PREFIX + subject] += 1
-        self._targets.clear()
+    def reached(self, side: DurableSide) -> int:
+        """Up to where a session has been given everything."""
+        return self.reader.position if side.catching is None else side.catching.position
 
     def remove(self, client: Client) -> None:
         """Nothing is taken for a session any more."""
         member = self.members.get(client)
-        if member is None or not member.filters:
-            return
-        for subject in member.filters:
-            members = self._present[subject]
-            members.pop(member, None)
-            if not members:
-                del self._present[subject]
-                self._index.remove(_as_filter(subject))
-            wanted = self.reader.wanted
-            wanted[STORED_PREFIX + subject] -= 1
-            if wanted[STORED_PREFIX + subject] <= 0:
-                del wanted[STORED_PREFIX + subject]
-        member.filters = []
-        self._targets.clear()
+        if member is not None:
+            self.interest.remove(member)
 
     def refresh(self, client: Client) -> None:
         """Subscriptions of a session have ended."""
         member = self.members.get(client)
         if member is not None and member.filters:
-            self.remove(client)
-            for one in member.side.attachments.values():
-                if one.source.live and not one.source.end:
-                    self._put(member, one.consumer.filter_subject.removeprefix(STORED_PREFIX))
+            self.interest.remove(member)
+            self.interest.put(member)
+        if member is not None and member.side.catching is not None:
+            member.side.catching.broken()
 
     def forget(self, client: Client) -> None:
         """The connection has ended."""
@@ -140,6 +117,8 @@ class Live:
                 for one in member.side.attachments.values():
                     if one.source.live:
                         one.source.held |= Source.RETURNING
+        for catching in self.catching:
+            catching.broken()
 
     def later(self, client: Client) -> None:
         """A session has fallen behind: leave it to its consumers for a while."""
@@ -159,9 +138,10 @@ class Live:
     # -- what the reader brings -----------------------------------------------------------------
 
     def _dispatch(self, sequence: int, stamp: bytes, subject: bytes, headers: bytes, payload: bytes) -> None:
-        targets = self._targets.get(subject)
+        interest = self.interest
+        targets = interest.targets.get(subject)
         if targets is None:
-            targets = self._find(subject)
+            targets = interest.find(subject)
         if not targets:
             return
         message = self.broker.stored_message(sequence, stamp, subject, headers, payload)
@@ -170,7 +150,13 @@ class Live:
         mark = TAKEN + b"%d" % sequence
         for member in targets:
             try:
-                self._give(member, sequence, message, mark)
+                joining = member.joining
+                if joining is not None:
+                    joining.keep_back(sequence, message)
+                    side = member.side
+                    if side.catching is not None or (sequence > joining.since and not side.live):
+                        continue
+                self.give(member, sequence, message, mark)
             except Exception as error:  # the others have to have it all the same
                 log.exception("%s: message %d", member.client, sequence)
                 keeper = member.side.keeper
@@ -178,13 +164,9 @@ class Live:
                     keeper.ledger.pending.setdefault(sequence, message.qos)
                 member.client.end(MqttError(f"message {sequence}: {error}", ReasonCode.UNSPECIFIED_ERROR))
 
-    def _give(self, member: Member, sequence: int, message: Stored, mark: bytes) -> None:
+    def give(self, member: Member, sequence: int, message: Stored, mark: bytes) -> None:
+        """Give a session the message that follows what it has been given."""
         side = member.side
-        joining = member.joining
-        if joining is not None:
-            joining.keep_back(sequence, message)
-            if sequence > joining.since and not side.live:
-                return
         client = member.client
         attachments = side.attachments
         keeper = side.keeper
@@ -226,29 +208,19 @@ class Live:
             outlet.dirty = True
             outlet.round.add(outlet)
 
-    def _find(self, subject: bytes) -> list[Member]:
-        if len(self._targets) >= TOPICS_MOST:
-            self._targets.clear()
-        text = subject[len(STORED_PREFIX) :].decode("utf-8", "replace")
-        found: dict[Member, None] = {}
-        if text[:1] == "$" or visible_to_wildcard(text):  # reply inboxes are nobody's
-            for members in self._index.match(text.translate(SWAPPED)):
-                found.update(members)
-        targets = self._targets[subject] = list(found)
-        return targets
-
     def _take(self, member: Member, sequence: int, message: Stored, mark: bytes) -> None:
         """A message that is not simply the next one of a session with one subscription."""
-        self._put_through(member, sequence, message, mark)
+        self.put_through(member, sequence, message, mark)
         self._look_after(member)
 
     def _look_after(self, member: Member) -> None:
         """Leave a session to its consumers for which too much waits."""
-        if member.side.machine.crowd > self._queue_most:
+        if member.side.machine.crowd > self.queue_most:
             log.info("%s has fallen behind: its consumers go on", member.client)
             self.give_back(member.client, member.side)
 
-    def _put_through(self, member: Member, sequence: int, message: Stored, mark: bytes) -> None:
+    def put_through(self, member: Member, sequence: int, message: Stored, mark: bytes) -> None:
+        """Give a session a message through the subscription whose it is, if any."""
         side = member.side
         client = member.client
         keeper = side.keeper
@@ -309,6 +281,7 @@ class Live:
             and record is not None
             and record.v5 is not None
             and not side.frozen
+            and side.catching is None
             and any(not one.source.live for one in side.attachments.values())
             and not any(
                 one.source.end or one.source.held or one.missed or not (one.source.live or one.source.collected)
@@ -363,33 +336,37 @@ class Live:
     async def _join_plain(self, member: Member, attachments: list[Attachment]) -> None:
         client, side = member.client, member.side
         inbox = self.broker.inbox
+        behind = False
         for some in parts(attachments):
             infos = await asyncio.gather(*(consumer_info(inbox, MESSAGES, one.consumer.durable_name) for one in some))
             if client.crowded:
                 return
-            if any(info is None or info.num_pending > BEHIND for info in infos):
+            behind = behind or any(info is not None and info.num_pending > BEHIND for info in infos)
+            if None in infos or (behind and (side.live or len(self.catching) >= CATCHING_MOST)):
                 self.later(client)
                 return
         if side.keeper is None:
             _, sequence = await self.broker.positions.load(client.hash)
             side.keeper = Keeper(client, sequence)
         before = len(member.filters)
-        for one in attachments:
-            self._put(member, one.consumer.filter_subject.removeprefix(STORED_PREFIX))
-        try:
-            async with asyncio.timeout(READY):
-                last = await self.reader.ready()
-        except BaseException:
-            if not before:
-                self.remove(client)
-            raise
-        sources = [one.source for one in side.attachments.values()]
-        since = max(last, self.reader.position, *(source.last for source in sources))
+        last = 0
+        if not behind:
+            for one in attachments:
+                self.interest.add(member, one.consumer.filter_subject)
+            try:
+                async with asyncio.timeout(READY):
+                    last = max(await self.reader.ready(), self.reader.position)
+            except BaseException:
+                if not before:
+                    self.remove(client)
+                raise
+        since = max(last, *(one.source.last for one in side.attachments.values()))
         if self._vain(member):
             if not before:
                 self.remove(client)
             return
         member.joining = joining = Joining(attachments, since)
+        joining.behind = behind
         for one in attachments:
             handlers = self.broker.link.handlers
             if one.sid in handlers:
@@ -397,14 +374,14 @@ class Live:
                 handlers[one.sid] = joining.rests[one] = rest(joining, one, handlers[one.sid])
         loop = asyncio.get_running_loop()
         deadline = loop.time() + PASSED
-        left = list(attachments)
+        rests = list(attachments)
         # Of subscriptions that are live everything up to there has to have been taken.
-        while left or (side.live and self.reader.position < since):
+        while rests or (side.live and self.reader.position < since):
             joining.gave_way = client.crowded  # such as one more SUBSCRIBE: it is not to wait for this
             if self._vain(member) or joining.gave_way or loop.time() > deadline:
                 return
-            left = await self._left(joining, left)
-            if left or (side.live and self.reader.position < since):
+            rests = await left(self.broker, joining, rests)
+            if rests or (side.live and self.reader.position < since):
                 await asyncio.sleep(STEP)
         if not self._vain(member):
             member.joining = None
@@ -420,28 +397,6 @@ class Live:
             joining.wrong = True
         gone = not client.alive or client.durable_side is not side or side.stall is not None or side.frozen
         return gone or (joining is not None and joining.wrong)
-
-    async def _left(self, joining: Joining, attachments: list[Attachment]) -> list[Attachment]:
-        """Those consumers that have yet to bring something."""
-        left: list[Attachment] = []
-        for some in parts(attachments):
-            passed = await asyncio.gather(*(self._passed(joining, one) for one in some))
-            left += [one for one, done in zip(some, passed, strict=True) if not done]
-        return left
-
-    async def _passed(self, joining: Joining, attachment: Attachment) -> bool:
-        """Whether a consumer has brought everything up to where the reader begins."""
-        source = attachment.source
-        if attachment in joining.passed or source.last >= joining.since:
-            return True
-        # The consumer may be on a server that has not all of it yet, and would say that it has nothing left.
-        start = max(source.last, source.start - 1) + 1
-        broker, subject = self.broker, attachment.consumer.filter_subject
-        found = await get_next(broker.inbox, MESSAGES, subject, start)
-        if found is None and broker.latest.replicated:  # a new leader may not count all of it yet
-            await broker.latest.state()
-            found = await get_next(broker.inbox, MESSAGES, subject, start)
-        return found is None or found.seq > joining.since
 
     def _switch(self, member: Member, joining: Joining) -> None:
         """From here on the reader's messages count."""
@@ -475,19 +430,47 @@ class Live:
             self._take_kept(member, sequence, message, sources)
         member.kept_up()
         member.renewal = min(member.renewal, self.broker.clock.now + RENEWAL)
-        if all(one.source.live for one in side.attachments.values()):
-            keeper.perhaps = 0
-        self._look_after(member)
+        if joining.behind:
+            side.catching = Catching(self, member, joining.since)
+            self.catching.add(side.catching)
+        else:
+            self._settle(member)
         log.debug("%s is live from sequence %d", member.client, joining.since)
+
+    def _settle(self, member: Member) -> None:
+        """A session is where the shared reader is."""
+        side = member.side
+        if side.keeper is not None and all(one.source.live for one in side.attachments.values()):
+            side.keeper.perhaps = 0
+        self._look_after(member)
+
+    def caught_up(self, member: Member, joining: Joining, since: int) -> None:
+        """A session has read what it had missed: from sequence ``since`` on the shared reader's messages count."""
+        side = member.side
+        keeper = side.keeper
+        assert keeper is not None
+        self.end_catching(side)
+        member.joining = None
+        keeper.ledger.reached = max(keeper.ledger.reached, since)
+        for one in side.attachments.values():
+            if one.source.live:
+                one.since = max(one.since, since)
+        for sequence, message in joining.kept:
+            if sequence > since:
+                self.put_through(member, sequence, message, TAKEN + b"%d" % sequence)
+        self._settle(member)
+        log.debug("%s has caught up at sequence %d", member.client, since)
+
+    def end_catching(self, side: DurableSide) -> None:
+        """What a session has missed is not read any more, by itself."""
+        catching, side.catching = side.catching, None
+        if catching is not None:
+            self.catching.discard(catching)
+            catching.end()
 
     def _take_kept(self, member: Member, sequence: int, message: Stored, sources: set[Source]) -> None:
         client = member.client
         own = bool(client.no_local or client.options) and message.sender == client.client_id
         owner, _ = member.side.overlap.owner(message.subject, sequence, own)
         if owner is not None and owner.source in sources:
-            self._put_through(member, sequence, message, TAKEN + b"%d" % sequence)
-
-
-def _as_filter(subject: str) -> str:
-    tokens = subject.translate(SWAPPED).split("/")
-    return "/".join({"*": "+", ">": "#"}.get(token, token) for token in tokens)
+            self.put_through(member, sequence, message, TAKEN + b"%d" % sequence)

@@ -62,8 +62,8 @@ def look(live: Live) -> None:
                     crowd -= machine.crowd
                     live.give_back(client, side)
                 continue
-            if reader.position > machine.reached:
-                machine.reached = reader.position
+            if (reached := live.reached(side)) > machine.reached:
+                machine.reached = reached
                 if machine.crowd:
                     machine.pump()
             renewed += _renew(live, client, side, now, renewed)

@@ -20,7 +20,6 @@ a message under the identifier that the client knows. A message passes through t
 A released message has no place in the window any more: what is left of it is a :class:`Release`.
 
 Why: docs/internals/rules.md#redelivery, #owed-pubrels, #packet-identifiers, #suspect-identifiers.
-
 What leaves this machine leaves through its :class:`Ports`; nothing here knows a socket or a clock.
 """
 
@@ -226,11 +225,10 @@ class DurableOutbound(Recalling):
         """Send what may be sent now, retained messages first, then in stream order."""
         if not self.open:
             return
-        replay = self.others
-        while replay and len(self.inflight) + self.released < self.limit:
-            if replay[0].id in self.inflight or replay[0].id in self.releases:
+        while self.others and len(self.inflight) + self.released < self.limit:
+            if self.others[0].id in self.inflight or self.others[0].id in self.releases:
                 break
-            self._send(replay.popleft())
+            self._send(self.others.popleft())
         waiting = self._waiting
         while waiting and len(self.inflight) + self.released < self.limit:
             sequence, delivery = waiting[0]
@@ -381,6 +379,8 @@ class DurableOutbound(Recalling):
                 self._completed(identifier)
         if self._waiting or self.others:
             self.pump()
+        if self.on_room is not None:
+            self.on_room()
 
     def _received(self, identifier: int, delivery: Delivery | None, failed: bool) -> None:
         if delivery is None:

@@ -31,6 +31,8 @@ class Recalling(Unsequenced):
         self._perhaps = 0
         """Up to this sequence an earlier connection may have sent what is delivered for the first time."""
         self._wary = False  # else no message is sent without a thought
+        self.on_room: Callable[[], None] | None = None
+        """Called when acknowledgements may have made room."""
         self._unsent: set[int] = set()
         """Sequences that were given up before they were sent: when they come again it is for the first time."""
 

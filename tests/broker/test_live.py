@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.broker import live
+from mqtt_nats.broker import joining as becoming
 from mqtt_nats.broker.attachment import Attachment
-from mqtt_nats.broker.joining import Joining
+from mqtt_nats.broker.joining import Joining, left
 from mqtt_nats.broker.live import Live
 from mqtt_nats.codec import MqttError
 from mqtt_nats.session.delivery import Source
@@ -26,34 +26,34 @@ def bench() -> tuple[Live, Any]:
     return Live(broker), broker
 
 
-@pytest.mark.parametrize(("left", "passed"), [(7, False), (10, False), (11, True), (None, True)])
+@pytest.mark.parametrize(("following", "passed"), [(7, False), (10, False), (11, True), (None, True)])
 async def test_a_consumer_on_a_server_that_lags(
-    monkeypatch: pytest.MonkeyPatch, left: int | None, passed: bool
+    monkeypatch: pytest.MonkeyPatch, following: int | None, passed: bool
 ) -> None:
     """That it has nothing left is what the leader of the stream says, and not its own server, which has not all yet."""
-    served, _ = bench()
+    _, broker = bench()
     asked: list[tuple[str, int]] = []
 
     async def get_next(_: object, stream: str, subject: str, start: int) -> Any:
         asked.append((subject, start))
-        return None if left is None else SimpleNamespace(seq=left)
+        return None if following is None else SimpleNamespace(seq=following)
 
-    monkeypatch.setattr(live, "get_next", get_next)
+    monkeypatch.setattr(becoming, "get_next", get_next)
     source = Source(1, 3, 100)
     source.last = 6
     consumer = subscription_consumer("hash", "a", name_nuid="n", deliver_nuid="d", max_ack_pending=100, start_seq=3)
     attachment = Attachment("a", consumer, source)
     joining = Joining([attachment], 10)
-    assert await served._passed(joining, attachment) is passed
+    assert await left(broker, joining, [attachment]) == ([] if passed else [attachment])
     assert asked == [("$MQTT.msgs.a", 7)]
     source.last = 10
-    assert await served._passed(joining, attachment)
+    assert not await left(broker, joining, [attachment])
     assert len(asked) == 1
 
 
 async def test_a_leader_that_does_not_count_all_of_it_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that says that nothing is left is asked again when it has decided something."""
-    served, broker = bench()
+    _, broker = bench()
     found: list[Any] = [None, SimpleNamespace(seq=7)]
     decided: list[int] = []
 
@@ -65,10 +65,10 @@ async def test_a_leader_that_does_not_count_all_of_it_yet(monkeypatch: pytest.Mo
         return {}
 
     broker.latest = SimpleNamespace(replicated=True, state=state)
-    monkeypatch.setattr(live, "get_next", get_next)
+    monkeypatch.setattr(becoming, "get_next", get_next)
     consumer = subscription_consumer("hash", "a", name_nuid="n", deliver_nuid="d", max_ack_pending=100, start_seq=3)
     attachment = Attachment("a", consumer, Source(1, 3, 100))
-    assert not await served._passed(Joining([attachment], 10), attachment)
+    assert await left(broker, Joining([attachment], 10), [attachment]) == [attachment]
     assert (decided, found) == ([1], [])
 
 
@@ -91,11 +91,11 @@ def test_one_session_that_fails_takes_nothing_from_the_others(caplog: pytest.Log
 
     class Kept:
         client = None
-        side = SimpleNamespace(keeper=None, live=False, attachments={})
+        side = SimpleNamespace(keeper=None, live=False, attachments={}, catching=None)
         joining = SimpleNamespace(since=4, keep_back=lambda sequence, message: given.append(sequence))
 
     members: list[Any] = [Broken(), Kept()]
-    served._targets[b"$MQTT.msgs.a"] = members
+    served.interest.targets[b"$MQTT.msgs.a"] = members
     served._dispatch(5, b"0", b"$MQTT.msgs.a", b"", b"")
     assert given == [5]
     assert len(ended) == 1

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from mqtt_nats.broker import joining as becoming
 from mqtt_nats.broker.joining import Joining
 from mqtt_nats.broker.live import PASSED, Live
 from mqtt_nats.codec import Publish
@@ -152,10 +153,10 @@ def test_more_is_kept_back_than_may_wait(inside: Inside, monkeypatch: pytest.Mon
     live = served(inside)
     let = asyncio.Event()
 
-    async def passed(joining: Joining, attachment: object) -> bool:
+    async def passed(broker: object, joining: Joining, attachment: object) -> bool:
         return let.is_set()
 
-    monkeypatch.setattr(live, "_passed", passed)
+    monkeypatch.setattr(becoming, "_passed", passed)
     with Raw.connected(inside.ports[0], "crowded", clean=False) as client, Raw.connected(inside.ports[0]) as writer:
         assert client.subscribe(("crowded", 1)) == [1]
         eventually(lambda: inside.call(lambda: [one for one in live.members.values() if one.joining]), PATIENCE)
@@ -214,11 +215,11 @@ async def test_a_consumer_that_was_made_again_elsewhere(connect: Connector, name
 def test_a_subscribe_does_not_wait_for_the_one_before(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     """A session that is about to be live leaves that to another time."""
 
-    async def passed(joining: Joining, attachment: object) -> bool:
+    async def passed(broker: object, joining: Joining, attachment: object) -> bool:
         return False
 
     live = served(inside)
-    monkeypatch.setattr(live, "_passed", passed)
+    monkeypatch.setattr(becoming, "_passed", passed)
     with Raw.connected(inside.ports[0], "hasty", clean=False) as client:
         assert client.subscribe(("hasty/1", 1)) == [1]
         eventually(lambda: inside.call(lambda: [one for one in live.members.values() if one.joining]), PATIENCE)

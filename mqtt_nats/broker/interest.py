@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which sessions want which of the messages that the shared reader brings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from mqtt_nats.pubsub.trie import FilterTrie
+from mqtt_streams.messages import PREFIX as STORED_PREFIX
+from mqtt_streams.subjects import visible_to_wildcard
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from mqtt_nats.broker.joining import Member
+
+TOPICS_MOST: Final = 16384
+SWAPPED: Final = {ord("."): "/", ord("/"): "."}
+"""From a NATS subject, in whose tokens there may be slashes, to the levels of a topic."""
+
+
+class Interest:
+    """The filters of the sessions that the shared reader serves; ``wanted`` counts them for it."""
+
+    def __init__(self, wanted: Counter[str]) -> None:
+        self.targets: dict[bytes, list[Member]] = {}
+        """Who gets the messages of a subject, where that has been asked."""
+        self._wanted = wanted
+        self._index: FilterTrie[dict[Member, None]] = FilterTrie()
+        self._present: dict[str, dict[Member, None]] = {}
+
+    def put(self, member: Member) -> None:
+        """A session wants what its live subscriptions match."""
+        for one in member.side.attachments.values():
+            if one.source.live and not one.source.end:
+                self.add(member, one.consumer.filter_subject)
+
+    def add(self, member: Member, filter_subject: str) -> None:
+        """A session wants what a consumer's filter matches."""
+        subject = filter_subject.removeprefix(STORED_PREFIX)
+        if subject in member.filters:
+            return
+        members = self._present.get(subject)
+        if members is None:
+            members = self._present[subject] = {}
+            self._index.add(_as_filter(subject), members)
+        members[member] = None
+        member.filters.append(subject)
+        self._wanted[STORED_PREFIX + subject] += 1
+        self.targets.clear()
+
+    def remove(self, member: Member) -> None:
+        """A session wants nothing any more."""
+        wanted = self._wanted
+        for subject in member.filters:
+            members = self._present[subject]
+            members.pop(member, None)
+            if not members:
+                del self._present[subject]
+                self._index.remove(_as_filter(subject))
+            wanted[STORED_PREFIX + subject] -= 1
+            if wanted[STORED_PREFIX + subject] <= 0:
+                del wanted[STORED_PREFIX + subject]
+        if member.filters:
+            member.filters = []
+            self.targets.clear()
+
+    def find(self, subject: bytes) -> list[Member]:
+        """Who gets the messages of a subject, which is then in :attr:`targets`."""
+        if len(self.targets) >= TOPICS_MOST:
+            self.targets.clear()
+        text = subject[len(STORED_PREFIX) :].decode("utf-8", "replace")
+        found: dict[Member, None] = {}
+        if shown(text):
+            for members in self._index.match(text.translate(SWAPPED)):
+                found.update(members)
+        targets = self.targets[subject] = list(found)
+        return targets
+
+
+def shown(subject: str) -> bool:
+    """Whether a stored message is for anybody: reply inboxes are nobody's."""
+    return subject[:1] == "$" or visible_to_wildcard(subject)
+
+
+def _as_filter(subject: str) -> str:
+    tokens = subject.translate(SWAPPED).split("/")
+    return "/".join({"*": "+", ">": "#"}.get(token, token) for token in tokens)
