@@ -171,7 +171,7 @@ class Gateway:
         for listener in self.listeners:
             of = listener.settings.tenant
             broker = brokers[of or ""]
-            make = partial(self._connection, broker)
+            make = partial(self._connection, broker, partial(self._accept, listener, broker))
             try:
                 bound = await listener.open(make, broker.spawn, backlog=settings.backlog, shared=settings.workers > 1)
             except OSError as error:
@@ -194,8 +194,9 @@ class Gateway:
         broker.connections.add(client)
         return entered(client)
 
-    def _connection(self, broker: Broker, listener: Listener) -> Connection:
-        accept = partial(self._accept, listener, broker)
+    def _connection(
+        self, broker: Broker, accept: Callable[[Connection], Handler | None], listener: Listener
+    ) -> Connection:
         kind = PacedConnection if paced(listener.general) else Connection
         return kind(listener.limits, broker.round, listener.general, broker.clock, accept)
 

@@ -119,8 +119,8 @@ def leave(client: Client) -> None:
     detach(client)
     client.receipts.clear()
     side = client.durable_side
-    if client.regular_side is not None and client.regular_side.queue:
-        waiting = len(client.regular_side.queue)
+    if client.regular_side is not None and client.regular_side.waiting:
+        waiting = client.regular_side.waiting
         broker.counters.drop("session ended", waiting)
         log.info("%s: %d messages that waited for it end with its session", client, waiting)
     if side is not None:

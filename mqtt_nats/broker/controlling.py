@@ -82,7 +82,7 @@ def load(client: Client) -> tuple[int, int, int]:
         window = min(machine.limit, places) if places else machine.limit
         return len(machine.inflight) + machine.released, len(machine.queued), window
     if regular is not None:
-        return len(regular.inflight), len(regular.queue), regular.limit
+        return len(regular.inflight), regular.waiting, regular.limit
     return 0, 0, 0
 
 

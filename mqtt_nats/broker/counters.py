@@ -176,7 +176,7 @@ async def _of_clients(clients: list[Client]) -> dict[str, Any]:
             elif client.regular_side is not None:
                 regular += 1
                 inflight += len(client.regular_side.inflight)
-                queued += len(client.regular_side.queue)
+                queued += client.regular_side.waiting
         if start + SLICE < len(clients):
             await asyncio.sleep(0)
     return {

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import weakref
 from collections.abc import Set
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -32,6 +31,7 @@ from mqtt_streams.subjects import topic_to_subject, wire_topic
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
+    from mqtt_nats.broker.context import Broker
     from mqtt_nats.broker.publishing import Extras
     from mqtt_nats.pubsub.table import Route
 
@@ -76,10 +76,10 @@ class HeldPublish:
 class Inbound:
     """The receiver's side of a client's QoS 2 publishes."""
 
-    __slots__ = ("_client_of", "_kept", "_publishes", "_reloading", "machine", "newest")
+    __slots__ = ("_kept", "_publishes", "_reloading", "machine", "newest")
 
-    def __init__(self, client: Client) -> None:
-        self._client_of = weakref.ref(client)  # the client holds this: strong, they would wait for the collector
+    def __init__(self) -> None:
+        # The client holds this and is not held by it: together they would wait for the collector.
         self._kept = 0
         self._publishes: dict[int, HeldPublish] = {}
         self._reloading = 0
@@ -88,15 +88,8 @@ class Inbound:
         self.newest = 0
         """Highest sequence of what this connection has held."""
 
-    @property
-    def _client(self) -> Client:
-        client = self._client_of()
-        assert client is not None
-        return client
-
-    def restore(self, records: list[Held]) -> None:
+    def restore(self, client: Client, records: list[Held]) -> None:
         """Take over what an earlier connection of the session has held."""
-        client = self._client
         for record in records:
             topic = wire_topic((record.mapped or record.subject).encode())
             if topic is None:
@@ -110,15 +103,15 @@ class Inbound:
             self._publishes[held.id] = held
             self.machine.stored(held.id)
         known = {record.seq for record in records}
-        asyncio.get_running_loop().call_later(LATE, self._expect_late, weakref.ref(client), known, client.epoch)
+        arguments = client.broker, client.client_id, known, client.epoch
+        asyncio.get_running_loop().call_later(LATE, self._expect_late, *arguments)
 
-    @staticmethod
-    def _expect_late(client_of: weakref.ref[Client], known: Set[int], epoch: int) -> None:
-        client = client_of()
-        if client is not None and client.alive:
-            client.do(client.inbound.remove_late(known, epoch))
+    def _expect_late(self, broker: Broker, client_id: str, known: Set[int], epoch: int) -> None:
+        client = broker.clients.get(client_id)
+        if client is not None and client.inbound is self and client.alive:
+            client.do(self.remove_late(client, known, epoch))
 
-    async def remove_late(self, known: Set[int], epoch: int) -> None:
+    async def remove_late(self, client: Client, known: Set[int], epoch: int) -> None:
         """Remove what the former gateway has held after the session had gone.
 
         It may read a publish, and store it, before it hears of the claim. The client has sent it again here, so the
@@ -128,7 +121,6 @@ class Inbound:
             known: sequences of what was held when the session was taken over.
             epoch: of the claim; what this connection holds has it, or a later one.
         """
-        client = self._client
         broker = client.broker
         for record in await patiently(client, lambda: broker.held.held(client.token)):
             if record.epoch < epoch and record.seq not in known:
@@ -136,10 +128,16 @@ class Inbound:
                 await patiently(client, partial(broker.held.delete, record.seq))
 
     def publish(
-        self, key: bytes, route: Route, identifier: int, payload: bytes, retain: bool, more: Extras | None = None
+        self,
+        client: Client,
+        key: bytes,
+        route: Route,
+        identifier: int,
+        payload: bytes,
+        retain: bool,
+        more: Extras | None = None,
     ) -> None:
         """A PUBLISH at QoS 2."""
-        client = self._client
         most = client.broker.settings.max_held
         if len(self.machine.states) >= most and identifier not in self.machine.states:
             raise QuotaExceeded(f"more than {most} publishes at QoS 2 wait for PUBREL")
@@ -152,7 +150,7 @@ class Inbound:
                 self._publishes[identifier] = held
                 operation = HoldOp(client, held)
                 client.receipts.append(operation)
-                self.hold(operation, route, payload)
+                self.hold(client, operation, route, payload)
                 if keep:
                     self._kept += len(payload)
                 else:
@@ -170,9 +168,8 @@ class Inbound:
         held = self._publishes[identifier] = HeldPublish(identifier, key, b"", False, b"")
         return held
 
-    def hold(self, operation: HoldOp, route: Route, payload: bytes) -> None:
+    def hold(self, client: Client, operation: HoldOp, route: Route, payload: bytes) -> None:
         """Store the publish until its PUBREL."""
-        client = self._client
         held = operation.held
         lines = client.sender_header + (held.more.lines if held.more is not None else b"")
         if route.origin != route.subject:
@@ -181,9 +178,8 @@ class Inbound:
         target = b"HPUB %b " % held_subject(client.token, held.id).encode()
         client.broker.store.put(target, headers, payload, operation)
 
-    def held(self, held: HeldPublish, sequence: int) -> None:
+    def held(self, client: Client, held: HeldPublish, sequence: int) -> None:
         """The publish is stored."""
-        client = self._client
         if not client.alive and not client.durable:  # the session ended before its publish was held
             client.broker.store.call(client.broker.delete_held, b'{"seq":%d,"no_erase":true}' % sequence, Silent())
             client.broker.link.kick()
@@ -192,9 +188,8 @@ class Inbound:
         self.newest = max(self.newest, sequence)
         self.machine.stored(held.id)
 
-    def stray(self, operation: HoldOp) -> None:
+    def stray(self, client: Client, operation: HoldOp) -> None:
         """Something that is not this session's is held under the identifier: remove it and store again."""
-        client = self._client
 
         async def replace() -> None:
             broker = client.broker
@@ -202,7 +197,7 @@ class Inbound:
             found = await patiently(client, lambda: broker.held.find(client.token, held.id))
             if found is not None and found.message_id.encode() == held.message_id:
                 # Our own store, sent twice over a reconnect: its first PubAck was lost.
-                self.held(held, found.seq)
+                self.held(client, held, found.seq)
                 Receipt.stored(operation, b"")
                 return
             if found is not None:
@@ -214,16 +209,15 @@ class Inbound:
             if held.payload is None:
                 client.end(MqttError("a held publish has to be sent again", ReasonCode.UNSPECIFIED_ERROR))
                 return
-            self.hold(operation, broker.table.route(held.key), held.payload)
+            self.hold(client, operation, broker.table.route(held.key), held.payload)
             broker.link.kick()
 
         client.do(replace())
 
     # -- release --------------------------------------------------------------------------------
 
-    def pubrel(self, identifier: int) -> None:
+    def pubrel(self, client: Client, identifier: int) -> None:
         """A PUBREL."""
-        client = self._client
         match self.machine.pubrel(identifier):
             case Action.FINISHED:
                 receipt = Receipt(client, 7, identifier, 0)
@@ -237,15 +231,14 @@ class Inbound:
                 receipt = Receipt(client, 7, identifier, 1)
                 client.receipts.append(receipt)
                 if held.payload is not None and not held.since and not self._reloading:
-                    self._release(held, receipt)
+                    self._release(client, held, receipt)
                 else:  # releases keep the order of the PUBREL packets
                     self._reloading += 1
-                    client.do(self._release_later(held, receipt))
+                    client.do(self._release_later(client, held, receipt))
             case _:
                 pass
 
-    def _release(self, held: HeldPublish, receipt: Receipt) -> None:
-        client = self._client
+    def _release(self, client: Client, held: HeldPublish, receipt: Receipt) -> None:
         broker = client.broker
         if not held.sequence:  # an answer to a NATS client, which has gone to it
             broker.replying.released(client, held.id)
@@ -259,12 +252,12 @@ class Inbound:
         more = held.more
         taker = broker.takers.of_key(held.key) if broker.takers else None
         if taker is not None:
-            self._give(taker, held, receipt)
+            self._give(client, taker, held, receipt)
             return
         if more is not None and more.expiry >= 0:
             more = aged(more, natstime.now())
             if more is None:  # [MQTT-3.3.2-5] [MQTT-4.3.3-13] (5.0)
-                self.stored(held, receipt)
+                self.stored(client, held, receipt)
                 return
         operation = ReleaseOp(client, held, receipt, 2 if held.retain else 1)
         lines = client.sender_header + (more.lines if more is not None else b"")
@@ -277,9 +270,8 @@ class Inbound:
         broker.store.put(route.msgs, b"%b%b\r\n" % (first, ttl), payload, operation)
         broker.fanout.released(route, message(client, route, payload, 2, held.retain, more), release)
 
-    def _give(self, taker: Taker, held: HeldPublish, receipt: Receipt) -> None:
+    def _give(self, client: Client, taker: Taker, held: HeldPublish, receipt: Receipt) -> None:
         """Release a publish to whoever takes it."""
-        client = self._client
         broker = client.broker
         topic = held.key[2:].decode()
         target = taker.target(topic).encode()
@@ -289,19 +281,18 @@ class Inbound:
         sender = client.sender_header
         taker.take(Taken(topic, route, payload, 2, held.retain, sender, held.more, held.message_id), operation)
 
-    async def _release_later(self, held: HeldPublish, receipt: Receipt) -> None:
+    async def _release_later(self, client: Client, held: HeldPublish, receipt: Receipt) -> None:
         """Release a publish behind others that had to be read back."""
         if held.payload is None or held.since:
-            await self._reload(held, receipt)
+            await self._reload(client, held, receipt)
         else:
-            self._release(held, receipt)
+            self._release(client, held, receipt)
         self._reloading -= 1
-        self._client.broker.link.kick()
-        self._client.broker.round.start()
+        client.broker.link.kick()
+        client.broker.round.start()
 
-    async def _reload(self, held: HeldPublish, receipt: Receipt) -> None:
+    async def _reload(self, client: Client, held: HeldPublish, receipt: Receipt) -> None:
         """Release what this connection does not have in memory, unless it has been released before."""
-        client = self._client
         broker = client.broker
         loaded = await patiently(client, lambda: broker.held.load(held.sequence))
         if loaded is None:
@@ -320,16 +311,15 @@ class Inbound:
         else:
             gone = partial(broker.held.was_released, record)
         if doubtful and await patiently(client, gone):
-            self.stored(held, receipt)
+            self.stored(client, held, receipt)
             return
         held.more = restored(record.headers, record.time_ns / 1e9)
         if held.more is not None:
             held.more = broker.replying.addressed(held.more, client)
-        self._release(held, receipt)
+        self._release(client, held, receipt)
 
-    def stored(self, held: HeldPublish, receipt: Receipt) -> None:
+    def stored(self, client: Client, held: HeldPublish, receipt: Receipt) -> None:
         """The release is stored: delete the held record."""
-        client = self._client
         body = b'{"seq":%d,"no_erase":true}' % held.sequence
         client.broker.store.call(client.broker.delete_held, body, DeleteOp(client, held, receipt))
         client.broker.link.kick()

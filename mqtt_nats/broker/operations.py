@@ -149,13 +149,13 @@ class HoldOp(Receipt):
 
     def stored(self, ack: bytes) -> None:
         """The publish is held."""
-        self.client.inbound.held(self.held, sequence(ack))
+        self.client.inbound.held(self.client, self.held, sequence(ack))
         super().stored(ack)
 
     def failed(self, error: ApiError) -> None:
         """Something is held under this identifier that this session does not know, or JetStream refuses."""
         if error.description == TOO_MANY_PER_SUBJECT:
-            self.client.inbound.stray(self)
+            self.client.inbound.stray(self.client, self)
         else:
             self.client.inbound.deleted(self.held)
             super().failed(error)
@@ -176,7 +176,7 @@ class ReleaseOp(Op):
         """Stored under its release id: now the held record may go."""
         self.left -= 1
         if not self.left:
-            self.client.inbound.stored(self.held, self.receipt)
+            self.client.inbound.stored(self.client, self.held, self.receipt)
 
     def failed(self, error: ApiError) -> None:
         """The record stays; the client releases it again after it has reconnected."""

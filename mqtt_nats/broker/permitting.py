@@ -184,7 +184,7 @@ def _check(client: Client) -> None:
     if not denied:
         return
     regular, durable = client.regular_side, client.durable_side
-    if (regular is not None and regular.queue) or (durable is not None and durable.stall is not None):
+    if (regular is not None and regular.waiting) or (durable is not None and durable.stall is not None):
         # Nobody can tell what of the queue is permitted, or what of a stalled subscription others would have brought.
         client.end(NotAuthorized("permissions have changed"))
     else:

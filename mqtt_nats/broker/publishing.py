@@ -203,7 +203,7 @@ def publish(
             if route.local:
                 broker.fanout.group(route.local, message(client, route, payload, 1, retain, more))
         else:
-            client.inbound.publish(route.asked, route, packet_id, payload, retain, more)
+            client.inbound.publish(client, route.asked, route, packet_id, payload, retain, more)
     except TooLarge as error:
         raise PacketTooLarge(str(error)) from None
     if len(client.receipts) > RECEIPTS_MOST:

@@ -172,7 +172,7 @@ class Replay:
     async def _acknowledged(self, most: float) -> None:
         """Wait until the client has acknowledged a good part of what it was sent, at ``most`` so many seconds."""
         regular = self.client.regular_side
-        if regular is None or not regular.queue:
+        if regular is None or not regular.waiting:
             await asyncio.sleep(most)
             return
         come = asyncio.Event()
@@ -187,7 +187,7 @@ class Replay:
         regular = client.regular_side
         side = client.durable_side
         if regular is not None:
-            free = not regular.queue or (size is not None and regular.has_room_for(size))
+            free = not regular.waiting or (size is not None and regular.has_room_for(size))
         else:
             free = side is None or not side.machine.replaying
         return free and not client.outlet.clogged
@@ -299,9 +299,15 @@ def drop_gate(client: Client, topic_filter: str) -> None:
     """A subscription has ended, and with it what was kept back for it."""
     for found in client.gates or ():
         if found.text == topic_filter:
-            assert client.gates is not None
-            del client.gates[found]
+            _forget_gate(client, found)
             return
+
+
+def _forget_gate(client: Client, found: Filter) -> None:
+    if client.gates is not None:
+        del client.gates[found]
+        if not client.gates:  # an empty dictionary takes memory of each client for good
+            client.gates = None
 
 
 def _close_gate(client: Client, gate: Gate) -> None:
@@ -310,7 +316,7 @@ def _close_gate(client: Client, gate: Gate) -> None:
     gates = client.gates
     if gate.users or gates is None or gates.get(gate.found) is not gate:
         return
-    del gates[gate.found]
+    _forget_gate(client, gate.found)
     client.broker.table.changed(gate.found)
     if gate.dropped:
         client.broker.round.dropped += gate.dropped

@@ -380,7 +380,7 @@ class Tap:
             return
         if packet.qos == 2 and after.qos == 2:
             held = broker.table.route(key)
-            client.inbound.publish(key, held, packet.packet_id, after.payload, retain, more)
+            client.inbound.publish(client, key, held, packet.packet_id, after.payload, retain, more)
             return
         broker.counters.receive(packet.qos, len(packet.payload))
         operation = self._operation(packet, key, after.topic)

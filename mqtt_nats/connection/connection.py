@@ -77,8 +77,8 @@ class Handler(Protocol):
         """The socket is closed. Called once, last."""
 
 
-class Connection(asyncio.Protocol):
-    """A client's socket. All times are the event loop's, in seconds."""
+class Connection:
+    """The protocol of a client's socket, as asyncio has it. All times are the event loop's, in seconds."""
 
     __slots__ = (
         "_clock",

@@ -158,17 +158,11 @@ class Fanout:
         """The handlers of a filter's NATS subscriptions: of one message, and of plain ones in a row."""
         table = self.table
         by_subject = table.by_subject
-        wild = found.text[0] in "#+"
-
-        def resolved(subject: bytes) -> Route | None:
-            if wild and not visible_to_wildcard(subject.decode("utf-8", "replace")):
-                return None
-            return table.route_of_subject(subject)
 
         def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
             route = by_subject.get(subject)
             if route is None or route.version != table.version:
-                route = resolved(subject)
+                route = self._resolved(found, subject)
                 if route is None:
                     return
             group = route.groups.get(found)
@@ -194,7 +188,7 @@ class Fanout:
         def run(subject: bytes, payloads: list[bytes]) -> None:
             route = by_subject.get(subject)
             if route is None or route.version != table.version:
-                route = resolved(subject)
+                route = self._resolved(found, subject)
                 if route is None:
                     return
             group = route.groups.get(found)
@@ -214,6 +208,12 @@ class Fanout:
             self.round.start()
 
         return arrived, run
+
+    def _resolved(self, found: Filter, subject: bytes) -> Route | None:
+        """The route of what has come through a filter, where that shows it."""
+        if found.text[0] in "#+" and not visible_to_wildcard(subject.decode("utf-8", "replace")):
+            return None
+        return self.table.route_of_subject(subject)
 
     def from_nats(
         self,

@@ -12,7 +12,7 @@ Theory of operation. Every packet identifier in use is in one of three states:
     ========== ===================== ==========================
 
 Nothing is ever sent again: a connection that breaks ends the session. At most ``limit`` identifiers are
-in use; further messages wait in ``queue``, bounded by count.
+in use; further messages wait, bounded by count and bytes.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class RegularOutbound:
     __slots__ = (
         "_bytes",
         "_last",
+        "_queue",
         "inflight",
         "limit",
         "max_bytes",
         "max_queued",
         "on_room",
-        "queue",
         "settled",
         "tokens",
         "version",
@@ -77,7 +77,7 @@ class RegularOutbound:
         self._bytes = 0
         self.write = write
         self.inflight: dict[int, int] = {}
-        self.queue: deque[tuple[int, bytes, bytes, Late | None, bytes]] = deque()
+        self._queue: deque[tuple[int, bytes, bytes, Late | None, bytes]] | None = None
         self.tokens: dict[int, bytes] = {}
         """By packet identifier: what stands for a message that others get when this client does not acknowledge it."""
         self.settled: Callable[[bytes], None] | None = None
@@ -97,13 +97,16 @@ class RegularOutbound:
             QuotaExceeded: the queue is full; the session has to end, it cannot keep its promise.
         """
         # Nothing but PUBLISH waits [MQTT-3.3.4-10] [MQTT-4.9.0-2] [MQTT-4.9.0-3] (5.0)
-        if self.queue or len(self.inflight) >= self.limit:
-            if len(self.queue) >= self.max_queued:
+        queue = self._queue
+        if queue is not None or len(self.inflight) >= self.limit:
+            if self.waiting >= self.max_queued:
                 raise QuotaExceeded(f"{self.max_queued} messages wait for a client that does not acknowledge")
             self._bytes += len(payload)
             if self._bytes > self.max_bytes:
                 raise QuotaExceeded(f"{self.max_bytes} bytes wait for a client that does not acknowledge")
-            self.queue.append((qos, head, payload, late, token))
+            if queue is None:
+                queue = self._queue = deque()
+            queue.append((qos, head, payload, late, token))
             return
         self._send(qos, head, payload, late, token)
 
@@ -161,12 +164,15 @@ class RegularOutbound:
                     pass
                 case _:
                     raise ProtocolError(f"packet identifier {packet_id} is in use at another QoS")
-        queue = self.queue
-        while queue and len(inflight) < self.limit:
-            qos, head, payload, late, token = queue.popleft()
-            self._bytes -= len(payload)
-            self._send(qos, head, payload, late, token)
-        if self.on_room is not None and len(queue) <= self.limit // 2:
+        queue = self._queue
+        if queue is not None:
+            while queue and len(inflight) < self.limit:
+                qos, head, payload, late, token = queue.popleft()
+                self._bytes -= len(payload)
+                self._send(qos, head, payload, late, token)
+            if not queue:
+                self._queue = None
+        if self.on_room is not None and self.waiting <= self.limit // 2:
             tell, self.on_room = self.on_room, None
             tell()
 
@@ -181,12 +187,17 @@ class RegularOutbound:
         So there is something to send when acknowledgements come.
         """
         most = min(self.limit, self.max_queued // 2)
-        return len(self.queue) < most and self._bytes + size <= self.max_bytes // 2
+        return self.waiting < most and self._bytes + size <= self.max_bytes // 2
+
+    @property
+    def waiting(self) -> int:
+        """How many messages are not sent yet."""
+        return 0 if self._queue is None else len(self._queue)
 
     @property
     def room(self) -> int:
         """How many more messages could be sent now."""
-        return max(self.limit - len(self.inflight) - len(self.queue), 0)
+        return max(self.limit - len(self.inflight) - self.waiting, 0)
 
 
 def unknown_pubrel(packet_id: int, version: int) -> bytes:

@@ -14,8 +14,8 @@ from mqtt_nats.broker import permitting
 @pytest.mark.parametrize(
     ("regular", "durable", "ends"),
     [
-        (SimpleNamespace(queue=[]), None, False),
-        (SimpleNamespace(queue=[1]), None, True),
+        (SimpleNamespace(waiting=0), None, False),
+        (SimpleNamespace(waiting=1), None, True),
         (None, SimpleNamespace(stall=None), False),
         (None, SimpleNamespace(stall=1), True),
     ],

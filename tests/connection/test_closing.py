@@ -3,6 +3,7 @@
 
 import asyncio
 import socket
+from typing import cast
 
 import pytest
 
@@ -46,7 +47,7 @@ async def test_a_client_that_does_not_read_cannot_stay(monkeypatch: pytest.Monke
     with ours, theirs:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         connection = Connection(LIMITS, Round(loop.call_soon), SETTINGS, Clock(loop.time()), lambda _: recorder)
-        await loop.create_connection(lambda: connection, sock=ours)
+        await loop.create_connection(lambda: cast(asyncio.Protocol, connection), sock=ours)
         connection.outlet.write(b"x" * size)
         await asyncio.sleep(0)  # the turn ends
         connection.close()
@@ -60,7 +61,7 @@ async def test_a_client_that_reads_gets_everything() -> None:
     with ours:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         connection = Connection(LIMITS, Round(loop.call_soon), SETTINGS, Clock(loop.time()), lambda _: recorder)
-        await loop.create_connection(lambda: connection, sock=ours)
+        await loop.create_connection(lambda: cast(asyncio.Protocol, connection), sock=ours)
         connection.outlet.write(b"x" * 128 * 1024)
         connection.close()
         reader, writer = await asyncio.open_connection(sock=theirs)

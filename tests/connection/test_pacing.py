@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 
@@ -54,7 +55,7 @@ async def connected(ours: socket.socket, **settings: float) -> tuple[PacedConnec
     recorder, clock = Recorder(), Clock(loop.time())
     given = Settings.model_validate(settings)
     connection = PacedConnection(LIMITS, Round(loop.call_soon), given, clock, lambda _: recorder)
-    await loop.create_connection(lambda: connection, sock=ours)
+    await loop.create_connection(lambda: cast(asyncio.Protocol, connection), sock=ours)
     return connection, recorder, clock
 
 

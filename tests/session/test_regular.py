@@ -156,7 +156,7 @@ def test_everything_arrives_once_and_in_order(messages: Iterable[tuple[int, bool
         answer()
     assert received == sent
     assert not outbound.inflight
-    assert not outbound.queue
+    assert not outbound.waiting
 
 
 def test_room_for_a_message_that_may_wait() -> None:
@@ -165,7 +165,7 @@ def test_room_for_a_message_that_may_wait() -> None:
     outbound.max_bytes = 100
     for waiting in range(-3, 3):
         assert outbound.has_room_for(1)
-        assert len(outbound.queue) == max(waiting, 0)
+        assert outbound.waiting == max(waiting, 0)
         outbound.publish(1, HEAD, b"p")
     assert outbound.has_room_for(1) is False  # a window of 3 waits
     outbound.acknowledged(PUBACK, [1])
@@ -183,7 +183,7 @@ def test_whoever_waits_for_room_is_told_once() -> None:
     told: list[int] = []
     for _ in range(8):
         outbound.publish(1, HEAD, b"p")
-    outbound.on_room = lambda: told.append(len(outbound.queue))
+    outbound.on_room = lambda: told.append(outbound.waiting)
     outbound.acknowledged(PUBACK, [1])
     assert not told
     outbound.acknowledged(PUBACK, [2])
