@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -28,6 +27,7 @@ from mqtt_nats.broker.tailoring import extras_of, pack
 from mqtt_nats.pubsub.message import Stored
 from mqtt_nats.session.delivery import Delivery, Source
 from mqtt_nats.session.durable import DurableOutbound
+from mqtt_nats.session.ordering import ReleaseOrder
 from mqtt_nats.session.overlap import Overlap
 from mqtt_nats.session.ports import NOWHERE
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -100,10 +100,7 @@ class DurableSide:
         """Of what an earlier connection has taken."""
         self.came_from = 0
         """Up to where an earlier connection has taken everything."""
-        self._releasing: deque[int] = deque()
-        """Packet identifiers in the order of their PUBRECs, until PUBREL may be sent."""
-        self._storable: dict[int, bytes] = {}
-        """Those of them whose PUBREL is stored, with the mark of the position; empty: a record."""
+        self._order = ReleaseOrder()
         self.pubrel_sid = b""
         self.pubrels_come = 0
         self._progress = asyncio.Event()
@@ -167,7 +164,7 @@ class DurableSide:
 
     def store_pubrel(self, identifier: int, sequence: int) -> None:
         """Store an owed PUBREL."""
-        self._releasing.append(identifier)
+        self._order.received(identifier)
         if self.keeper is not None and self.machine.inflight[identifier].reply.startswith(TAKEN):
             self.keeper.ledger.receive(identifier, sequence)
             self.keeper.hurry()
@@ -179,23 +176,14 @@ class DurableSide:
     def pubrel_stored(self, identifier: int, mark: bytes = b"") -> None:
         """PUBREL may be sent, once that is so for all whose PUBREC came before [MQTT-4.6.0-4].
 
-        Records and positions are stored in streams of their own, whose answers do not keep that order.
+        Args:
+            mark: of the position that has it as owed; empty: a record has.
         """
-        releasing, storable = self._releasing, self._storable
-        if not storable and releasing and releasing[0] == identifier:
-            releasing.popleft()
-            self._release(identifier, mark)
-            return
-        storable[identifier] = mark
-        while releasing and releasing[0] in storable:
-            first = releasing.popleft()
-            self._release(first, storable.pop(first))
-
-    def _release(self, identifier: int, mark: bytes) -> None:
-        if mark:
-            self.machine.pubrel_kept(identifier, mark)
-        else:
-            self.machine.pubrel_stored(identifier)
+        for one, kept in self._order.stored(identifier, mark):
+            if kept:
+                self.machine.pubrel_kept(one, kept)
+            else:
+                self.machine.pubrel_stored(one)
 
     def look(self, source: Source, sequence: int) -> None:
         """Ask what a consumer has left to deliver."""

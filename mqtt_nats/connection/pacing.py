@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mqtt_nats.codec import MqttError, Packet, Publish, PublishRun, ReasonCode
-from mqtt_nats.connection.connection import Connection, Handler, Hold
+from mqtt_nats.codec import Limits, MqttError, Packet, Publish, PublishRun, ReasonCode
+from mqtt_nats.connection.connection import Clock, Connection, Handler, Hold
 from mqtt_nats.limits.bucket import Bucket, depth
+from mqtt_nats.outlet import Round
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mqtt_nats.config import Settings
 
 
@@ -29,9 +32,15 @@ class PacedConnection(Connection):
 
     __slots__ = ("_bytes", "_messages", "_timer")
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        settings = self.settings
+    def __init__(
+        self,
+        limits: Limits,
+        round_: Round,
+        settings: Settings,
+        clock: Clock,
+        made: Callable[[Connection], Handler | None],
+    ) -> None:
+        super().__init__(limits, round_, settings, clock, made)
         now = monotonic()
 
         def bucket(rate: float | None) -> Bucket | None:

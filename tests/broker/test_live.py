@@ -13,6 +13,7 @@ from mqtt_nats.broker.attachment import Attachment
 from mqtt_nats.broker.joining import Joining, left
 from mqtt_nats.broker.live import Live
 from mqtt_nats.codec import MqttError
+from mqtt_nats.pubsub.message import Stored
 from mqtt_nats.session.delivery import Source
 from mqtt_nats.session.ledger import Ledger
 from mqtt_streams.messages import subscription_consumer
@@ -75,7 +76,7 @@ async def test_a_leader_that_does_not_count_all_of_it_yet(monkeypatch: pytest.Mo
 def test_one_session_that_fails_takes_nothing_from_the_others(caplog: pytest.LogCaptureFixture) -> None:
     """It ends, and has the message when it comes back."""
     served, broker = bench()
-    message: Any = SimpleNamespace(qos=2)
+    message = Stored("a", b"\0\1a", b"", 2, 5)
     broker.stored_message = lambda *_: message
     ended: list[MqttError] = []
     ledger = Ledger()
