@@ -24,7 +24,20 @@ def backstop(expiry: int | None) -> int:
 class Attachment:
     """One consumer, attached."""
 
-    __slots__ = ("behind", "consumer", "gone", "heirs", "key", "missed", "sid", "since", "source", "spent", "wire")
+    __slots__ = (
+        "behind",
+        "consumer",
+        "gone",
+        "heirs",
+        "key",
+        "missed",
+        "passing",
+        "sid",
+        "since",
+        "source",
+        "spent",
+        "wire",
+    )
 
     def __init__(self, key: str, consumer: ConsumerRef, source: Source) -> None:
         self.key = key
@@ -42,6 +55,8 @@ class Attachment:
         """Once the subscription has ended: those whose new messages wait until this is spent."""
         self.missed = False
         """A delivery was lost on its way: nothing more is taken until it has come again."""
+        self.passing = False
+        """The oldest messages are being passed over."""
         self.since = 0
         """Once it is live: the shared reader brings what comes after this sequence."""
         self.gone = (1, 0)

@@ -11,15 +11,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.backbone.store import TRANSIENT
+from mqtt_nats.broker.attaching import STEP
 from mqtt_nats.broker.interest import shown
 from mqtt_nats.broker.joining import Joining, Member, nothing_left
 from mqtt_nats.broker.keeping import TAKEN
-from mqtt_nats.broker.reader import EVERYTHING, chosen
-from mqtt_nats.codec import MqttError, ReasonCode
+from mqtt_nats.broker.reader import chosen
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
-from mqtt_streams.consumers import delete_consumer
+from mqtt_streams.consumers import delete_consumer, reader_request
 from mqtt_streams.messages import DELIVER_PREFIX
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -33,8 +34,8 @@ log = logging.getLogger("mqtt_nats.broker")
 PAGE: Final = 512
 """Messages that are asked for at a time, at most."""
 
-PAGE_BYTES: Final = 2 * 1024 * 1024
-"""Payload of a page, as far as the messages of the page before tell."""
+PAGE_BYTES: Final = 1024 * 1024
+"""Payload that has come or was asked for, as far as the messages before tell how large they are; or one message."""
 
 SILENCE: Final = 2.0
 """Seconds without what was asked for after which the reader is made again."""
@@ -48,7 +49,11 @@ IDLE: Final = 60
 HANDOVER: Final = 5.0
 """Seconds in which the shared reader must have taken over."""
 
-NO_MESSAGES: Final = b"404"
+NOT_YET: Final = 1 << 30
+"""As if so many messages had been asked for."""
+
+NO_MORE: Final = (b"404", b"408")
+"""Nothing is left: 408 where nats-server before 2.15 had some of what was asked for. It is looked into."""
 COMPLETED: Final = b"Batch Completed"
 TOO_MUCH: Final = b"MaxBytes"
 """Of a status of a pull request."""
@@ -64,8 +69,8 @@ class Catching:
         self._broker = live.broker
         self._member = member
         self._page = max(min(PAGE, live.queue_most // 2), 1)
-        self._size = 0
-        """Of the largest message lately, in bytes."""
+        self._size = self._most = live.broker.store.max_payload
+        """Of messages lately, in bytes: no less than that of the last, and falling slowly."""
         self._name = ""
         self._sid = self._subject = self._request = b""
         self._filters: tuple[str, ...] = ()
@@ -76,6 +81,8 @@ class Catching:
         """Messages that were asked for and have not come."""
         self._kept: deque[tuple[int, bytes, bytes, bytes, bytes]] = deque()
         """Those that have come and have no place yet, with store time, subject and headers."""
+        self._bytes = 0
+        """Their payloads."""
         self._heard = 0.0
         self._broken = True
         self._end = False
@@ -98,22 +105,32 @@ class Catching:
         self._wake.set()
 
     async def _run(self) -> None:
+        live, member = self._live, self._member
         while not self._over:
             await self._broker.online.wait()
             try:
                 if self._broken:
                     await asyncio.sleep(PAUSE if self._name else 0)
-                    await self._make()
+                    if not self._over:
+                        await self._make()
+                self._deal()  # room may have been made otherwise than by acknowledgements
                 if self._end and not self._kept and await self._hand_over():
                     break
                 await self._signal()
-            except (ApiError, NoResponders, RequestTimeout, TimeoutError) as error:
-                log.debug("what %s has missed: %s", self._member.client, error)
+            except (NoResponders, RequestTimeout, TimeoutError) as error:
+                log.debug("what %s has missed: %s", member.client, error)
                 self._broken = True
-        try:
-            await delete_consumer(self._broker.inbox, MESSAGES, self._name)
-        except (ApiError, NoResponders, RequestTimeout) as error:
-            log.debug("the reader of %s: %s", self._member.client, error)
+            except ApiError as error:
+                self._broken = True
+                if error.err_code not in TRANSIENT and not self._over:
+                    log.warning("%s gets what it has missed from its consumers: %s", member.client, error)
+                    live.give_back(member.client, member.side)
+        self._broker.link.unsubscribe_raw(self._sid)
+        if self._name:
+            try:
+                await delete_consumer(self._broker.inbox, MESSAGES, self._name)
+            except (ApiError, NoResponders, RequestTimeout) as error:
+                log.debug("the reader of %s: %s", member.client, error)
 
     async def _signal(self) -> None:
         """Wait until something is to be done, or what was asked for does not come."""
@@ -128,9 +145,12 @@ class Catching:
     async def _make(self) -> None:
         """Make the reader, or make it again where it was."""
         broker, link = self._broker, self._broker.link
+        subjects = self._subjects()
+        if not subjects:
+            self._live.end_catching(self._member.side)
+            return
         former, self._name = self._name, f"{broker.identity}_reader_{broker.new_nuid()}"
         link.unsubscribe_raw(self._sid)
-        subjects = self._subjects()
         self._filters = chosen(subjects)
         self._plain = len(subjects) == 1 and not starts_with_wildcard(subjects[0].removeprefix(STORED_PREFIX))
         self._subject = (DELIVER_PREFIX + broker.new_nuid()).encode()
@@ -140,38 +160,26 @@ class Catching:
             self._name.encode(),
             self._subject,
         )
-        self._next, self._asked = 1, 0
+        self._next, self._asked, self._bytes, self._size = 1, NOT_YET, 0, self._most
         self._kept.clear()
         self._broken = self._end = False
         try:
-            await call(broker.inbox, f"CONSUMER.CREATE.{MESSAGES}.{self._name}", self._config())
+            await call(
+                broker.inbox,
+                f"CONSUMER.CREATE.{MESSAGES}.{self._name}",
+                reader_request(MESSAGES, self._name, self._filters, self.position + 1, IDLE),
+            )
             if former:
                 await delete_consumer(broker.inbox, MESSAGES, former)
         except BaseException:
             self._broken = True
             raise
+        self._asked = 0
         self._more()
 
     def _subjects(self) -> list[str]:
         attachments = self._member.side.attachments.values()
         return [one.consumer.filter_subject for one in attachments if one.source.live and not one.source.end]
-
-    def _config(self) -> dict[str, Any]:
-        return {
-            "stream_name": MESSAGES,
-            "action": "create",
-            "config": {
-                "name": self._name,
-                "deliver_policy": "by_start_sequence",
-                "opt_start_seq": self.position + 1,
-                "ack_policy": "none",
-                "filter_subjects": list(self._filters or EVERYTHING),
-                "replay_policy": "instant",
-                "inactive_threshold": IDLE * 1_000_000_000,
-                "num_replicas": 1,
-                "mem_storage": True,
-            },
-        }
 
     # -- pages ----------------------------------------------------------------------------------
 
@@ -179,12 +187,16 @@ class Catching:
         """Ask for a page, if it is time."""
         if self._broken or self._over or len(self._kept) + self._asked > self._page:
             return
-        count = max(min(self._page, PAGE_BYTES // (self._size + 1)), 1)
-        self._size = 0
+        room = (PAGE_BYTES - self._bytes) // (self._size + 1) - self._asked
+        count = min(self._page, room)
+        if count <= 0:
+            if self._kept or self._asked:
+                return
+            count = 1
         self._asked += count
         self._heard = asyncio.get_running_loop().time()
-        most = 2 * max(PAGE_BYTES, self._broker.store.max_payload)  # so that one message always fits
-        body = b'{"batch":%d,"no_wait":true,"max_bytes":%d}' % (count, most)
+        # So many that one message always fits.
+        body = b'{"batch":%d,"no_wait":true,"max_bytes":%d}' % (count, PAGE_BYTES + self._most)
         link = self._broker.link
         link.out.append(b"%b%d\r\n%b\r\n" % (self._request, len(body), body))
         link.kick()
@@ -201,12 +213,15 @@ class Catching:
         if int(tokens[at + 1]) != self._next:
             self.broken()
             return
+        size = len(payload)
+        if self._next == 1:
+            self._size = size
         self._next += 1
         self._asked -= 1
-        if len(payload) > self._size:
-            self._size = len(payload)
-        if self._kept or not self._room():
+        self._size = max(size, self._size - ((self._size - size) >> 6))
+        if self._kept or self._room() <= 0:
             self._kept.append((int(tokens[at]), tokens[at + 2], subject, headers, payload))
+            self._bytes += size
         else:
             self._give(int(tokens[at]), tokens[at + 2], subject, headers, payload)
         if tokens[at + 3] == b"0":
@@ -217,13 +232,17 @@ class Catching:
     def _room(self) -> int:
         """How many messages have a place in the session's window now."""
         machine = self._member.side.machine
-        return machine.limit - len(machine.inflight) - machine.released - machine.crowd
+        # What waits of other subscriptions may wait for this reader to have come so far.
+        crowd = machine.crowd_before(self.position) if machine.crowd else 0
+        return machine.limit - len(machine.inflight) - machine.released - crowd
 
     def _deal(self) -> None:
         """The client has acknowledged something: send what has a place now."""
         kept = self._kept
         while kept and self._room() > 0 and not self._over:
-            self._give(*kept.popleft())
+            first = kept.popleft()
+            self._bytes -= len(first[4])
+            self._give(*first)
         self._more()
         if self._end and not kept:
             self._wake.set()
@@ -241,15 +260,11 @@ class Catching:
             elif shown(message.subject):
                 self._live.put_through(member, sequence, message, mark)
         except Exception as error:
-            log.exception("%s: message %d", member.client, sequence)
-            keeper = member.side.keeper
-            if keeper is not None:
-                keeper.ledger.pending.setdefault(sequence, message.qos)
-            member.client.end(MqttError(f"message {sequence}: {error}", ReasonCode.UNSPECIFIED_ERROR))
+            self._live.failed(member, sequence, message.qos, error)
 
     def _status(self, headers: bytes) -> None:
         """What was asked for does not come, or not all of it."""
-        if headers[9:12] == NO_MESSAGES:
+        if headers[9:12] in NO_MORE:
             self._ended()
         elif TOO_MUCH in headers:
             self._asked = 0
@@ -277,8 +292,8 @@ class Catching:
                 while not await nothing_left(self._broker, self._subjects(), self.position, since):
                     if self._over or self._broken:
                         return False
-                    self._more()
-                    await self._signal()
+                    self._deal()
+                    await asyncio.sleep(STEP)
             if self._over or self._broken or joining.wrong:
                 return False
             self.position = max(self.position, since)

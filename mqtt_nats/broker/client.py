@@ -392,7 +392,6 @@ class Client(Member):
         if self._task is None:
             self._task = self.broker.spawn_safe(self._work(), self.client_id or "a client")
 
-    @property
     def crowded(self) -> bool:
         """Whether jobs wait behind the present one."""
         return bool(self._jobs)

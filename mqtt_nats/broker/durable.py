@@ -358,7 +358,8 @@ class DurableSide:
             link.unsubscribe_raw(known.sid)
             attachment = known
             attachment.consumer = consumer
-            attachment.missed, attachment.source.place = False, 0
+            attachment.missed = attachment.passing = False
+            attachment.source.place = 0
         else:
             attachment = Attachment(key, consumer, source)
             self.attachments[consumer.durable_name] = attachment

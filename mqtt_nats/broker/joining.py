@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.broker.grounding import AT_ONCE, parts
 from mqtt_nats.broker.record import save_record
-from mqtt_streams.consumers import parse_ack
+from mqtt_streams.consumers import consumer_info, parse_ack
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.stored import get_next
 
@@ -28,6 +28,9 @@ KEPT_BACK: Final = 10_000
 
 JOINING_MOST: Final = 1024
 """Subscriptions of sessions that become live at the same time: nats-server drops all requests when 10,000 wait."""
+
+BEHIND: Final = 1000
+"""With more left to bring a session becomes live where its consumers are, and reads that by itself."""
 
 RETRY_FIRST: Final = 2.0
 RETRY_MOST: Final = 60.0
@@ -50,10 +53,10 @@ class Joining:
         "wrong",
     )
 
-    def __init__(self, attachments: list[Attachment], since: int) -> None:
+    def __init__(self, attachments: list[Attachment], since: int, behind: bool = False) -> None:
         self.attachments = attachments
         self.since = since
-        self.behind = False
+        self.behind = behind
         """There is much after that which the shared reader does not bring."""
         self.kept: list[tuple[int, Stored]] = []
         self.passed: set[Attachment] = set()
@@ -187,6 +190,27 @@ async def left(broker: Broker, joining: Joining, attachments: Sequence[Attachmen
         passed = await asyncio.gather(*(_passed(broker, joining, one) for one in some))
         found += [one for one, done in zip(some, passed, strict=True) if not done]
     return found
+
+
+async def much_left(broker: Broker, attachments: Sequence[Attachment]) -> bool | None:
+    """Whether a consumer has much left to bring; None: one of them is gone."""
+    much = False
+    for some in parts(attachments):
+        infos = await asyncio.gather(
+            *(consumer_info(broker.inbox, MESSAGES, one.consumer.durable_name) for one in some)
+        )
+        if None in infos:
+            return None
+        much |= any(info is not None and info.num_pending > BEHIND for info in infos)
+    return much
+
+
+async def far_apart(broker: Broker, attachments: Sequence[Attachment]) -> bool:
+    """Whether one of several consumers would take long to bring what the others have passed."""
+    if len(attachments) == 1:
+        return False
+    since = max(one.source.last for one in attachments)
+    return any(since - one.source.last > BEHIND for one in await left(broker, Joining([], since), attachments))
 
 
 async def _passed(broker: Broker, joining: Joining, attachment: Attachment) -> bool:

@@ -16,17 +16,26 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.broker.attaching import STEP
 from mqtt_nats.broker.catching import Catching
-from mqtt_nats.broker.grounding import bound, parts, stop
+from mqtt_nats.broker.grounding import bound, stop
 from mqtt_nats.broker.interest import Interest
-from mqtt_nats.broker.joining import Joining, Member, Turns, consumer_of, left, name_position, rest, settled
+from mqtt_nats.broker.joining import (
+    Joining,
+    Member,
+    Turns,
+    consumer_of,
+    far_apart,
+    left,
+    much_left,
+    name_position,
+    rest,
+    settled,
+)
 from mqtt_nats.broker.keeping import TAKEN, Keeper
 from mqtt_nats.broker.reader import Reader
 from mqtt_nats.broker.resuming import demote, reattach
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.session.delivery import Source
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.consumers import consumer_info
-from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import Conflict
 
 if TYPE_CHECKING:
@@ -47,9 +56,6 @@ READY: Final = 2.0
 
 PASSED: Final = 5.0
 """Seconds in which a consumer must have brought the rest."""
-
-BEHIND: Final = 1000
-"""With more left to bring a session becomes live where its consumers are, and reads that by itself."""
 
 CATCHING_MOST: Final = 64
 """Sessions that do so at the same time."""
@@ -81,12 +87,17 @@ class Live:
         """Sessions on their way to their own consumers."""
         self.catching: set[Catching] = set()
         """Those that read what they have missed."""
+        self._about: set[Client] = set()
+        """Those that are about to."""
 
     # -- who gets what --------------------------------------------------------------------------
 
     def reached(self, side: DurableSide) -> int:
         """Up to where a session has been given everything."""
-        return self.reader.position if side.catching is None else side.catching.position
+        if side.catching is not None:
+            return side.catching.position
+        # Where it has caught up the reader may be behind that still.
+        return max(self.reader.position, side.keeper.ledger.reached if side.keeper is not None else 0)
 
     def remove(self, client: Client) -> None:
         """Nothing is taken for a session any more."""
@@ -158,11 +169,15 @@ class Live:
                         continue
                 self.give(member, sequence, message, mark)
             except Exception as error:  # the others have to have it all the same
-                log.exception("%s: message %d", member.client, sequence)
-                keeper = member.side.keeper
-                if keeper is not None and keeper.taking:
-                    keeper.ledger.pending.setdefault(sequence, message.qos)
-                member.client.end(MqttError(f"message {sequence}: {error}", ReasonCode.UNSPECIFIED_ERROR))
+                self.failed(member, sequence, message.qos, error)
+
+    def failed(self, member: Member, sequence: int, qos: int, error: Exception) -> None:
+        """A session could not be given a message: it ends, and has it when it comes back."""
+        log.error("%s: message %d", member.client, sequence, exc_info=error)
+        keeper = member.side.keeper
+        if keeper is not None and keeper.taking:
+            keeper.ledger.pending.setdefault(sequence, qos)
+        member.client.end(MqttError(f"message {sequence}: {error}", ReasonCode.UNSPECIFIED_ERROR))
 
     def give(self, member: Member, sequence: int, message: Stored, mark: bytes) -> None:
         """Give a session the message that follows what it has been given."""
@@ -284,7 +299,11 @@ class Live:
             and side.catching is None
             and any(not one.source.live for one in side.attachments.values())
             and not any(
-                one.source.end or one.source.held or one.missed or not (one.source.live or one.source.collected)
+                one.source.end
+                or one.source.held
+                or one.missed
+                or one.passing
+                or not (one.source.live or one.source.collected)
                 for one in side.attachments.values()
             )
             and side.machine.crowd == 0
@@ -306,6 +325,7 @@ class Live:
             client.taken_over()
         finally:
             self._turns.end(client)
+            self._about.discard(client)
             joining, member.joining = member.joining, None
             if joining is not None:  # it did not work out
                 self._undo(member, joining)
@@ -335,14 +355,15 @@ class Live:
 
     async def _join_plain(self, member: Member, attachments: list[Attachment]) -> None:
         client, side = member.client, member.side
-        inbox = self.broker.inbox
-        behind = False
-        for some in parts(attachments):
-            infos = await asyncio.gather(*(consumer_info(inbox, MESSAGES, one.consumer.durable_name) for one in some))
-            if client.crowded:
-                return
-            behind = behind or any(info is not None and info.num_pending > BEHIND for info in infos)
-            if None in infos or (behind and (side.live or len(self.catching) >= CATCHING_MOST)):
+        behind = await much_left(self.broker, attachments)
+        if client.crowded():
+            return
+        if behind is None or (behind and (side.live or len(self.catching) + len(self._about) >= CATCHING_MOST)):
+            self.later(client)
+            return
+        if behind:
+            self._about.add(client)
+            if await far_apart(self.broker, attachments):
                 self.later(client)
                 return
         if side.keeper is None:
@@ -365,8 +386,7 @@ class Live:
             if not before:
                 self.remove(client)
             return
-        member.joining = joining = Joining(attachments, since)
-        joining.behind = behind
+        member.joining = joining = Joining(attachments, since, behind)
         for one in attachments:
             handlers = self.broker.link.handlers
             if one.sid in handlers:
@@ -377,7 +397,7 @@ class Live:
         rests = list(attachments)
         # Of subscriptions that are live everything up to there has to have been taken.
         while rests or (side.live and self.reader.position < since):
-            joining.gave_way = client.crowded  # such as one more SUBSCRIBE: it is not to wait for this
+            joining.gave_way = client.crowded()  # such as one more SUBSCRIBE: it is not to wait for this
             if self._vain(member) or joining.gave_way or loop.time() > deadline:
                 return
             rests = await left(self.broker, joining, rests)
@@ -457,7 +477,10 @@ class Live:
                 one.since = max(one.since, since)
         for sequence, message in joining.kept:
             if sequence > since:
-                self.put_through(member, sequence, message, TAKEN + b"%d" % sequence)
+                try:
+                    self.put_through(member, sequence, message, TAKEN + b"%d" % sequence)
+                except Exception as error:
+                    self.failed(member, sequence, message.qos, error)
         self._settle(member)
         log.debug("%s has caught up at sequence %d", member.client, since)
 

@@ -47,6 +47,7 @@ async def pass_over(side: DurableSide, attachment: Attachment) -> None:
     log.warning("%s: of the messages for one subscription the oldest %d are not sent", client, left)
 
     def given() -> None:
+        attachment.passing = False
         if sid in broker.link.handlers:
             broker.link.handlers[sid] = handler
 
@@ -55,6 +56,7 @@ async def pass_over(side: DurableSide, attachment: Attachment) -> None:
         if last:
             given()
 
+    attachment.passing = True
     broker.link.handlers[sid] = _without(side.machine, attachment, handler, left, passed, given)
 
 

@@ -17,7 +17,7 @@ from mqtt_nats.backbone.store import TRANSIENT
 from mqtt_nats.session.overlap import patterns_meet
 from mqtt_streams import headers as names
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
-from mqtt_streams.consumers import delete_consumer
+from mqtt_streams.consumers import delete_consumer, reader_request
 from mqtt_streams.messages import DELIVER_PREFIX
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -143,24 +143,17 @@ class Reader:
         self._waiting = [one for one in self._waiting if not one[1].done()]
 
     def _config(self, filters: tuple[str, ...], action: str) -> dict[str, Any]:
-        return {
-            "stream_name": MESSAGES,
-            "action": action,
-            "config": {
-                "name": self.name,
-                "deliver_policy": "by_start_sequence",
-                "opt_start_seq": self._start,
-                "ack_policy": "none",
-                "filter_subjects": list(filters),
-                "replay_policy": "instant",
-                "deliver_subject": self._subject,
-                "flow_control": True,
-                "idle_heartbeat": int(HEARTBEAT * 1e9),
-                "inactive_threshold": IDLE * 1_000_000_000,
-                "num_replicas": 1,
-                "mem_storage": True,
-            },
-        }
+        return reader_request(
+            MESSAGES,
+            self.name,
+            filters,
+            self._start,
+            IDLE,
+            action,
+            deliver_subject=self._subject,
+            flow_control=True,
+            idle_heartbeat=int(HEARTBEAT * 1e9),
+        )
 
     async def _make(self, filters: tuple[str, ...]) -> None:
         """Make the reader, or make it again where it was."""

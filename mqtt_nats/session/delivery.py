@@ -10,13 +10,15 @@ WAITING: Final = 0
 SENT: Final = 1
 STORING: Final = 2
 
-
 class Source:
     """One durable consumer of the session, attached to this connection."""
 
     REPLAYING: Final = 1
     BEHIND: Final = 2
     RETURNING: Final = 1 << 20
+
+    KNOWN_LEAST: Final = 64
+    """Sequences that are remembered when the client takes few messages at a time."""
 
     __slots__ = (
         "again",
@@ -94,9 +96,10 @@ class Source:
         self.backlog: deque[Delivery] = deque()
         self.live = False
         """Its messages come through the shared reader: see :attr:`DurableOutbound.reached`."""
-        self.done: deque[int] = deque(maxlen=window)
-        """Sequences completed last. The acknowledgements that can be lost are those of the consumer's window."""
-        self.left: deque[int] = deque(maxlen=window)
+        self.done: deque[int] = deque(maxlen=max(window, self.KNOWN_LEAST))
+        """Sequences completed last. The acknowledgements that can be lost are those of the consumer's window; and of a
+        few more where its next leader lags behind."""
+        self.left: deque[int] = deque(maxlen=max(window, self.KNOWN_LEAST))
         """Sequences left to another subscription, or let go, last; this consumer need not bring them again."""
 
     def begin_anew(self) -> None:

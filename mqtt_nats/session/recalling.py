@@ -50,6 +50,10 @@ class Recalling(Unsequenced):
         """How many stored messages wait for a place in the window."""
         return len(self._queued)
 
+    def crowd_before(self, sequence: int) -> int:
+        """How many of them are no newer than a sequence."""
+        return sum(one <= sequence for one in self._queued)
+
     def on_their_way(self) -> list[Delivery]:
         """What is in flight or waits, retained messages that wait excepted."""
         return [*self.inflight.values(), *self._queued.values()]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Durable push consumers: their description in session records, management, acknowledgement subjects."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -110,6 +110,33 @@ async def _apply(js: JetStream, stream: str, consumer: ConsumerRef, action: str)
 async def create_consumer(js: JetStream, stream: str, consumer: ConsumerRef) -> ConsumerInfo:
     """Create; creating the same again is no error. Raises ConsumerExists, ApiError."""
     return await _apply(js, stream, consumer, "create")
+
+
+def reader_request(
+    stream: str, name: str, filters: Sequence[str], start_seq: int, idle: float, action: str = "create", **more: object
+) -> dict[str, Any]:
+    """The request for a consumer without acknowledgements, in memory, which ends after ``idle`` seconds without use.
+
+    Args:
+        filters: none of them may meet another.
+        more: of its configuration.
+    """
+    return {
+        "stream_name": stream,
+        "action": action,
+        "config": {
+            "name": name,
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": start_seq,
+            "ack_policy": "none",
+            "filter_subjects": list(filters),
+            "replay_policy": "instant",
+            "inactive_threshold": int(idle * 1e9),
+            "num_replicas": 1,
+            "mem_storage": True,
+            **more,
+        },
+    }
 
 
 async def update_consumer(js: JetStream, stream: str, consumer: ConsumerRef) -> ConsumerInfo:

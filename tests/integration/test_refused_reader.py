@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mqtt_nats.broker import upkeep
-from mqtt_streams.consumers import delete_consumer
+from mqtt_streams.consumers import delete_consumer, reader_request
 from mqtt_streams.messages import STREAM as MESSAGES
 from tests.harness import raw
 from tests.harness.nats import NatsServer
@@ -26,12 +26,9 @@ def test_sessions_without_a_reader(nats_server: NatsServer, monkeypatch: pytest.
         assert broker is not None
         assert broker.live is not None
         reader, inbox = broker.live.reader, broker.inbox
-        right = reader._config
 
-        def wrong(filters: tuple[str, ...], action: str) -> dict[str, Any]:
-            found = right(filters, action)
-            found["config"]["ack_policy"] = "none at all"
-            return found
+        def wrong(*arguments: Any, **more: Any) -> dict[str, Any]:
+            return reader_request(*arguments, **more, ack_policy="none at all")
 
         def served() -> bool:
             side = inside.client("without").durable_side
@@ -50,7 +47,7 @@ def test_sessions_without_a_reader(nats_server: NatsServer, monkeypatch: pytest.
             deliver(writer, client, 1)
 
             def refuse() -> None:
-                monkeypatch.setattr(reader, "_config", wrong)
+                monkeypatch.setattr("mqtt_nats.broker.reader.reader_request", wrong)
 
             inside.call(refuse)
             gone = asyncio.run_coroutine_threadsafe(delete_consumer(inbox, MESSAGES, reader.name), inside.loop)
@@ -58,7 +55,7 @@ def test_sessions_without_a_reader(nats_server: NatsServer, monkeypatch: pytest.
             deliver(writer, client, 2)
             eventually(lambda: not served(), PATIENCE)
             deliver(writer, client, 3)
-            inside.call(lambda: setattr(reader, "_config", right))
+            monkeypatch.setattr("mqtt_nats.broker.reader.reader_request", reader_request)
             eventually(served, PATIENCE)
             deliver(writer, client, 4)
             client.ping()

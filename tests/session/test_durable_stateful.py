@@ -324,3 +324,15 @@ DurableSession.TestCase.settings = settings(
 )
 TestDurableSession = DurableSession.TestCase
 TestDurableSession.pytestmark = [pytest.mark.timeout(300)]  # type: ignore[attr-defined]
+
+
+def test_a_leader_that_lags_behind_a_window_of_one() -> None:
+    """It brings what has been complete for longer than the window is wide."""
+    session = DurableSession()
+    session.begin(late=False, window=1, qos=[1, 1, 1], later=0)
+    session.publish(count=2, qos=1, topic="a.a")
+    session.deliver(count=1, name="one")
+    session.crash(read=0, served=0)
+    session.flow(name="one", times=2)
+    session.elect(back=3, name="one")
+    session.teardown()
