@@ -10,6 +10,7 @@ WAITING: Final = 0
 SENT: Final = 1
 STORING: Final = 2
 
+
 class Source:
     """One durable consumer of the session, attached to this connection."""
 
