@@ -19,6 +19,7 @@ from mqtt_nats.config import Settings, flag_name, has_flag
 from tests.conftest import GatewayFactory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import ROOT, NatsServer
+from tests.harness.paho import stop
 from tests.harness.process import LoggedProcess, wait_ready
 from tests.harness.waiting import eventually
 
@@ -208,7 +209,7 @@ class Client(mqtt.Client):
 
     def close(self) -> None:
         self.disconnect()
-        self.loop_stop()
+        stop(self)
 
 
 def connect(gateway: Gateway, client_id: str) -> Client:

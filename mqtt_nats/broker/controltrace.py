@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
 import orjson
@@ -21,8 +21,8 @@ from mqtt_nats.broker.client import Client
 from mqtt_nats.broker.controlling import Refusal
 from mqtt_nats.broker.spouting import Spout
 from mqtt_nats.broker.state import State
-from mqtt_nats.broker.watching import Watch, WatchedDecoder, WatchedSend
-from mqtt_nats.codec import Decoder, MqttError, Packet, matches, validate_topic_filter
+from mqtt_nats.broker.watching import Watch, WatchedSend
+from mqtt_nats.codec import MqttError, Packet, matches, validate_topic_filter
 from mqtt_nats.hooks.events import Acked, Connected, Delivered, Disconnected, Dropped, Published, Publishing
 from mqtt_nats.hooks.points import (
     CLIENT_CONNECTED,
@@ -152,7 +152,7 @@ class ClientTrace(Trace):
         self._detach()
         connection, outlet = client.connection, client.outlet
         self._client, self._watch = client, Watch(client)
-        connection.decoder = cast("Decoder", WatchedDecoder(connection.decoder, self._received))
+        connection.seen += (self._received,)
         send = outlet.send
         if isinstance(send, Spout):
             send.send = WatchedSend(send.send, self._sent)
@@ -164,10 +164,8 @@ class ClientTrace(Trace):
         if client is None:
             return
         connection, outlet = client.connection, client.outlet
+        connection.seen = tuple(see for see in connection.seen if see != self._received)
         # Another trace of the same client may have come between: then this one stays, and sees nothing any more.
-        decoder: Any = connection.decoder
-        if isinstance(decoder, WatchedDecoder) and decoder.is_of(self._received):
-            connection.decoder = decoder.decoder
         send = outlet.send
         if isinstance(send, Spout):
             if isinstance(send.send, WatchedSend) and send.send.is_of(self._sent):

@@ -119,8 +119,8 @@ class RetainedOp(Op):
         broker = self.broker
         broker.retained_now(self)
         if self.tombstone:
-            broker.tombstones.add(sequence(ack))
-        if self.parent is not None:
+            broker.tombstones.add(sequence(ack), self.parent, ack)
+        elif self.parent is not None:
             self.parent.stored(ack)
 
     def failed(self, error: ApiError) -> None:

@@ -11,13 +11,31 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.store import Silent
+from mqtt_nats.backbone.store import Op, Silent
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.context import Broker
+    from mqtt_streams.api import ApiError
 
 HEARD: Final = 1.0
 """Seconds after which every listener has heard of it."""
+
+
+class Removal(Op):
+    """The removal of a tombstone, which ``parent`` waits for."""
+
+    __slots__ = ("_ack", "_parent")
+
+    def __init__(self, parent: Op, ack: bytes) -> None:
+        self._parent, self._ack = parent, ack
+
+    def stored(self, ack: bytes) -> None:
+        """Its place is free."""
+        self._parent.stored(self._ack)
+
+    def failed(self, error: ApiError) -> None:
+        """It is gone already, or goes by its TTL: the message that it removes is."""
+        self._parent.stored(self._ack)
 
 
 class Tombstones:
@@ -30,10 +48,21 @@ class Tombstones:
         self._ended = False
         self._waiting: deque[tuple[float, int]] = deque()
 
-    def add(self, sequence: int) -> None:
-        """Remove one soon, or at once where it takes a place that a message on another topic may need."""
-        if self._ended or self._broker.settings.max_retained is not None:
-            self._remove(sequence)
+    def add(self, sequence: int, parent: Op | None, ack: bytes) -> None:
+        """Remove one soon, or at once where it takes a place that a message on another topic may need.
+
+        Args:
+            parent: what the removal of the retained message is part of: it is done when the next message has its place.
+            ack: PubAck of the tombstone.
+        """
+        if self._broker.settings.max_retained is not None:
+            self._remove(sequence, Silent() if parent is None else Removal(parent, ack))
+            self._broker.link.kick()
+            return
+        if parent is not None:
+            parent.stored(ack)
+        if self._ended:
+            self._remove(sequence, Silent())
             self._broker.link.kick()
             return
         loop = asyncio.get_running_loop()
@@ -45,18 +74,18 @@ class Tombstones:
         """The gateway ends: remove all of them, and what is stored after this at once."""
         self._ended = True
         while self._waiting:
-            self._remove(self._waiting.popleft()[1])
+            self._remove(self._waiting.popleft()[1], Silent())
         self._broker.link.kick()
 
     def _flush(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
         while self._waiting and self._waiting[0][0] <= now:
-            self._remove(self._waiting.popleft()[1])
+            self._remove(self._waiting.popleft()[1], Silent())
         self._broker.link.kick()
         if self._waiting:
             loop.call_at(self._waiting[0][0], self._flush)
 
-    def _remove(self, sequence: int) -> None:
+    def _remove(self, sequence: int, operation: Op) -> None:
         broker = self._broker
-        broker.store.call(broker.delete_retained, b'{"seq":%d,"no_erase":true}' % sequence, Silent())
+        broker.store.call(broker.delete_retained, b'{"seq":%d,"no_erase":true}' % sequence, operation)

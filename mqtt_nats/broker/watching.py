@@ -184,29 +184,6 @@ def _reason(number: int) -> str:
         return f"{number:#04x}"
 
 
-class WatchedDecoder:
-    """Takes the place of a connection's decoder: sees what it has decoded."""
-
-    def __init__(self, decoder: Any, see: Callable[[Sequence[Packet]], None]) -> None:
-        self.decoder = decoder
-        self._see = see
-
-    def feed(self, data: bytes) -> list[Packet]:
-        """The packets that are complete."""
-        packets: list[Packet] = self.decoder.feed(data)
-        if packets:
-            self._see(packets)
-        return packets
-
-    def is_of(self, see: Callable[[Sequence[Packet]], None]) -> bool:
-        """Whether it is this one that is told."""
-        return self._see == see
-
-    def __getattr__(self, name: str) -> Any:
-        """Everything else is the decoder's."""
-        return getattr(self.decoder, name)
-
-
 class WatchedSend:
     """Takes the place of a socket's ``write``: sees what is sent."""
 

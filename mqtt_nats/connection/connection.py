@@ -93,6 +93,7 @@ class Connection:
         "number",
         "opened",
         "outlet",
+        "seen",
         "settings",
         "source",
         "surplus",
@@ -124,6 +125,8 @@ class Connection:
         """Address and port of the client, where it is not the one that the socket is connected to."""
         self.surplus = False
         """There are too many connections: its CONNECT is refused."""
+        self.seen: tuple[Callable[[list[Packet]], None], ...] = ()
+        """Who is told of every packet that comes, before it is handled."""
         self._clock = clock
         self._made = made
         self._holds = 0
@@ -158,6 +161,8 @@ class Connection:
         try:
             packets = decoder.feed(data)
             if packets:
+                for see in self.seen:
+                    see(packets)
                 handler.packets(packets)
         except MqttError as error:
             handler.broken(error)

@@ -12,10 +12,7 @@ from mqtt_nats.broker import joining as becoming
 from mqtt_nats.broker.attachment import Attachment
 from mqtt_nats.broker.joining import Joining, left
 from mqtt_nats.broker.live import Live
-from mqtt_nats.codec import MqttError
-from mqtt_nats.pubsub.message import Stored
 from mqtt_nats.session.delivery import Source
-from mqtt_nats.session.ledger import Ledger
 from mqtt_streams.messages import subscription_consumer
 
 
@@ -71,34 +68,3 @@ async def test_a_leader_that_does_not_count_all_of_it_yet(monkeypatch: pytest.Mo
     attachment = Attachment("a", consumer, Source(1, 3, 100))
     assert await left(broker, Joining([attachment], 10), [attachment]) == [attachment]
     assert (decided, found) == ([1], [])
-
-
-def test_one_session_that_fails_takes_nothing_from_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    """It ends, and has the message when it comes back."""
-    served, broker = bench()
-    message = Stored("a", b"\0\1a", b"", 2, 5)
-    broker.stored_message = lambda *_: message
-    ended: list[MqttError] = []
-    ledger = Ledger()
-    given: list[int] = []
-
-    class Broken:
-        client = SimpleNamespace(client_id="broken", end=ended.append)
-        side = SimpleNamespace(keeper=SimpleNamespace(taking=True, ledger=ledger))
-
-        @property
-        def joining(self) -> Joining:
-            raise RuntimeError("a defect")
-
-    class Kept:
-        client = None
-        side = SimpleNamespace(keeper=None, live=False, attachments={}, catching=None)
-        joining = SimpleNamespace(since=4, keep_back=lambda sequence, message: given.append(sequence))
-
-    members: list[Any] = [Broken(), Kept()]
-    served.interest.targets[b"$MQTT.msgs.a"] = members
-    served._dispatch(5, b"0", b"$MQTT.msgs.a", b"", b"")
-    assert given == [5]
-    assert len(ended) == 1
-    assert ledger.pending == {5: 2}
-    assert "a defect" in caplog.text

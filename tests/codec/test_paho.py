@@ -33,6 +33,7 @@ from mqtt_nats.codec import (
     encode,
 )
 from tests.codec.support import LIMITS, flatten, key
+from tests.harness.paho import stop
 
 
 class Peer:
@@ -89,9 +90,7 @@ class Peer:
         if self.socket is not None:
             self.socket.close()
         self.listener.close()
-        closing = self.client.socket()
-        if closing is not None:
-            closing.close()
+        stop(self.client)
 
 
 @pytest.fixture(params=[4, 5])

@@ -12,6 +12,7 @@ from typing import Any, Self
 import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion
 
+from tests.harness.paho import stop
 from tests.harness.waiting import eventually
 
 _INTERVAL = 0.02  # seconds between two messages of the publisher
@@ -61,7 +62,7 @@ class Paho:
         """Disconnect in good order."""
         self._closing = True
         self.client.disconnect()
-        self.client.loop_stop()
+        stop(self.client)
 
     def subscribe(self, topic_filter: str, qos: int = 0) -> None:
         """Subscribe and wait for SUBACK."""

@@ -19,6 +19,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from mqtt_nats import codec
 from tests.harness.gateway import Gateway
+from tests.harness.paho import stop
 from tests.harness.waiting import aeventually
 from tests.integration.library5 import DEADLINE, Library, Received, RefusedError
 
@@ -123,7 +124,7 @@ class Paho(Library):
         self._client.loop_start()
         await aeventually(lambda: self._reason is not None, DEADLINE, what="CONNACK")
         if self._reason:
-            self._client.loop_stop()
+            stop(self._client)
             raise RefusedError(self._reason)
 
     async def subscribe(

@@ -14,6 +14,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from tests.conftest import GatewayFactory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
+from tests.harness.paho import stop as end
 from tests.harness.waiting import eventually
 from tests.integration.conftest import Connector
 
@@ -59,7 +60,7 @@ class Paho:
     def close(self) -> None:
         """Disconnect, and end the thread."""
         self.client.disconnect()
-        self.client.loop_stop()
+        end(self.client)
 
 
 def stop(client: Paho) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -228,3 +229,33 @@ def test_a_subscribe_does_not_wait_for_the_one_before(inside: Inside, monkeypatc
         assert time.monotonic() - since < PASSED / 2
         monkeypatch.undo()
         eventually(lambda: count(inside, "hasty") == 2, PATIENCE)
+
+
+class Defect:
+    """In place of what a session keeps back."""
+
+    def keep_back(self, sequence: int, message: object) -> None:
+        """Fail."""
+        raise RuntimeError("a defect")
+
+
+def test_one_session_that_fails_takes_nothing_from_the_others(inside: Inside, caplog: pytest.LogCaptureFixture) -> None:
+    """It ends, and has the message when it comes back."""
+    live = served(inside)
+    port = inside.ports[0]
+    with (
+        Raw.connected(port, "fails", clean=False) as fails,
+        Raw.connected(port, "other", clean=False) as other,
+        Raw.connected(port) as writer,
+    ):
+        for client in (fails, other):
+            assert client.subscribe(("failing", 2)) == [2]
+        eventually(lambda: count(inside, "fails") == count(inside, "other") == 1, PATIENCE)
+        failing: Any = live.members[inside.client("fails")]
+        inside.call(lambda: setattr(failing, "joining", Defect()))
+        publish(writer, "failing", range(1))
+        assert other.expect(raw.PUBLISH, PATIENCE).payload == b"0"
+        assert fails.expect_closed(PATIENCE) == []
+        assert "a defect" in caplog.text
+        with Raw.connected(port, "fails", clean=False) as again:
+            assert again.expect(raw.PUBLISH, PATIENCE).payload == b"0"

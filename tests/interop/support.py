@@ -14,6 +14,7 @@ import paho.mqtt.client as mqtt
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
+from tests.harness.paho import stop
 from tests.harness.rawclient import RawClient
 from tests.harness.waiting import eventually
 
@@ -97,7 +98,7 @@ class Paho:
             eventually(lambda: self._opened.is_set() or self.closed.is_set(), _PATIENCE, what="CONNACK")
             if self._opened.is_set():
                 return
-            self._client.loop_stop()
+            stop(self._client)
             self._client = self._make()
         raise AssertionError("not connected")
 
@@ -143,12 +144,12 @@ class Paho:
         if isinstance(connection, socket.socket):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-        self._client.loop_stop()
+        stop(self._client)
 
     def close(self) -> None:
         """Disconnect."""
         self._client.disconnect()
-        self._client.loop_stop()
+        stop(self._client)
 
 
 class Pahos(Protocol):

@@ -24,6 +24,7 @@ from tests.conftest import GatewayFactory
 from tests.harness import raw, raw5
 from tests.harness.gateway import Gateway
 from tests.harness.nats import ROOT, NatsServer
+from tests.harness.paho import stop
 from tests.harness.process import LoggedProcess, wait_ready
 from tests.harness.raw import Raw
 from tests.harness.raw5 import Raw5
@@ -142,7 +143,7 @@ def test_paho(setup: Setup, protocol: Any) -> None:
         eventually(lambda: got == [b"secret"], PATIENCE)
     finally:
         client.disconnect()
-        client.loop_stop()
+        stop(client)
 
 
 @pytest.mark.parametrize("version", ["311", "5"])

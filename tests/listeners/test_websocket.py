@@ -19,6 +19,7 @@ from tests.conftest import GatewayFactory
 from tests.harness import raw, raw5
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
+from tests.harness.paho import stop
 from tests.harness.raw import Raw
 from tests.harness.waiting import eventually
 from tests.listeners.support import NAME, PATIENCE, ports, tls, trusting, write_config
@@ -124,7 +125,7 @@ def test_paho(setup: Setup, protocol: Any, secure: bool) -> None:
         eventually(lambda: got == payloads, PATIENCE)
     finally:
         client.disconnect()
-        client.loop_stop()
+        stop(client)
 
 
 # -- frames and packets -----------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from pyspark_mqtt_nats.sink import BatchWriter, Published, StreamWriter
 from tests.conftest import NatsFactory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
+from tests.harness.paho import stop
 from tests.harness.rawclient import RawClient, topic_of
 from tests.harness.rawclient5 import RawClient5
 from tests.harness.waiting import aeventually
@@ -156,7 +157,7 @@ class TestDelivery:
             message = await asyncio.to_thread(found.get, timeout=10)
         finally:
             client.disconnect()
-            client.loop_stop()
+            stop(client)
         assert (message.topic, message.payload, message.qos) == (f"{name}/a", b"x", 2)
         assert message.properties.UserProperty == PROPERTIES["user_property"]  # type: ignore[attr-defined, union-attr, unused-ignore]
 

@@ -36,6 +36,7 @@ from mqtt_streams.retained import RetainedStore, set_block
 from mqtt_streams.sessions import SessionStore
 from tests.harness.cluster import Cluster
 from tests.harness.nats import make_server
+from tests.harness.paho import stop
 from tests.streams.support import NatsPyJetStream, StreamsServer
 
 Start: TypeAlias = Callable[[str], StreamsServer]
@@ -330,7 +331,7 @@ async def test_streams_of_nats_servers_own_listener(own_server: Start, link: Lin
     info.wait_for_publish(10)
     assert info.is_published()
     client.disconnect()
-    client.loop_stop()
+    stop(client)
 
 
 async def native_records(js: NatsPyJetStream) -> None:
