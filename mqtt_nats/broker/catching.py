@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-PAGE: Final = 512
-"""Messages that are asked for at a time, at most."""
+PAGE: Final = 1024
+"""Messages that have come or were asked for, at most; more are asked for when it is half of that."""
 
 PAGE_BYTES: Final = 1024 * 1024
 """Payload that has come or was asked for, as far as the messages before tell how large they are; or one message."""
@@ -185,14 +185,11 @@ class Catching:
 
     def _more(self) -> None:
         """Ask for a page, if it is time."""
-        if self._broken or self._over or len(self._kept) + self._asked > self._page:
+        there = len(self._kept) + self._asked
+        size = self._bytes + self._asked * self._size
+        if self._broken or self._over or (there and (there > self._page // 2 or size > PAGE_BYTES // 2)):
             return
-        room = (PAGE_BYTES - self._bytes) // (self._size + 1) - self._asked
-        count = min(self._page, room)
-        if count <= 0:
-            if self._kept or self._asked:
-                return
-            count = 1
+        count = max(min(self._page - there, (PAGE_BYTES - size) // (self._size + 1)), 1)
         self._asked += count
         self._heard = asyncio.get_running_loop().time()
         # So many that one message always fits.
@@ -226,7 +223,7 @@ class Catching:
             self._give(int(tokens[at]), tokens[at + 2], subject, headers, payload)
         if tokens[at + 3] == b"0":
             self._ended()
-        elif self._asked <= self._page // 2:
+        else:
             self._more()
 
     def _room(self) -> int:
