@@ -280,13 +280,16 @@ class Client(Member):
     def settle(self) -> None:
         """Send every acknowledgement that is due, in order [MQTT-4.6.0-2] [MQTT-4.6.0-3]."""
         receipts = self.receipts
-        data = b""
-        while receipts and not receipts[0].left:
-            receipt = receipts.pop(0)
+        data, due = b"", 0
+        for receipt in receipts:
+            if receipt.left:
+                break
+            due += 1
             data += receipt.packet()
             if receipt.kind == 4:
                 self.unacknowledged -= 1
-        if data:
+        if due:
+            del receipts[:due]
             self.outlet.write(data)
         if len(receipts) < RECEIPTS_LOW:
             self.connection.release(Hold.WINDOW)

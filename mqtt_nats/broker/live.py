@@ -119,7 +119,8 @@ class Live:
         self._turns.end(client)
         self.falling.discard(client)
         self.remove(client)
-        self.members.pop(client, None)
+        if (member := self.members.pop(client, None)) is not None:
+            self.end_catching(member.side)
 
     def hold(self) -> None:
         """NATS was lost: nothing is sent to a session before it is known that it is still this gateway's."""

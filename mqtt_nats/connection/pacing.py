@@ -40,7 +40,7 @@ class PacedConnection(Connection):
         clock: Clock,
         made: Callable[[Connection], Handler | None],
     ) -> None:
-        super().__init__(limits, round_, settings, clock, made)
+        super().__init__(limits, round_, settings, clock, made)  # by name: mypyc does not pass `*arguments` on
         now = monotonic()
 
         def bucket(rate: float | None) -> Bucket | None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from mqtt_nats.broker.catching import PAGE_BYTES, Catching
 from mqtt_nats.codec import Publish
+from mqtt_streams.consumers import reader_request
 from tests.conftest import GatewayFactory, _gateway_factory
 from tests.harness import raw
 from tests.harness.gateway import Gateway
@@ -174,14 +176,14 @@ def inside(nats_server: NatsServer) -> Iterator[Inside]:
         yield found
 
 
-def missed(inside: Inside, client_id: str, *topics: str) -> Raw:
-    """A client that has come back to `MANY` messages, has got nothing of them yet, and reads them by itself."""
+def missed(inside: Inside, client_id: str, *topics: str, count: int = MANY) -> Raw:
+    """A client that has come back to so many messages, and has acknowledged nothing of them yet."""
     with Raw.connected(inside.ports[0], client_id, clean=False) as client:
         assert client.subscribe(*((topic, 1) for topic in topics)) == [1] * len(topics)
         client.send(raw.packet(0xE0))
         client.expect_closed(PATIENCE)
     with Raw.connected(inside.ports[0]) as writer:
-        for start in range(0, MANY, 100):
+        for start in range(0, count, 100):
             for number in range(start, start + 100):
                 topic = topics[number % len(topics)]
                 writer.send(raw.publish(topic, b"%d" % number, qos=1, id=number % 100 + 1))
@@ -313,6 +315,29 @@ def test_a_client_that_acknowledges_nothing(inside: Inside) -> None:
             if len(got) % 50 == 0:
                 assert inside.call(lambda: found._bytes) <= PAGE_BYTES + size + 10
         assert got == [*range(count)]
+
+
+def test_a_reader_that_is_refused(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session's own consumers go on."""
+
+    def wrong(*arguments: Any, **more: Any) -> dict[str, Any]:
+        return reader_request(*arguments, **more, ack_policy="none at all")
+
+    monkeypatch.setattr("mqtt_nats.broker.catching.reader_request", wrong)
+    with missed(inside, "refused", "refused/a") as client:
+        assert taken(client, MANY) == [*range(MANY)]
+        assert client.ping() == []
+
+
+def test_what_is_too_much_is_passed_over_first(nats_server: NatsServer) -> None:
+    """Nothing of that is sent because the session becomes live meanwhile."""
+    most, count = 1200, 12_000  # to pass over the rest takes longer than to become live
+    with (
+        running(nats_server.url, shared_reader="always", max_backlog=most) as inside,
+        missed(inside, "too-much", "too/much", count=count) as client,
+    ):
+        assert taken(client, most) == [*range(count - most, count)]
+        assert client.ping() == []
 
 
 def test_the_last_subscription_ends(inside: Inside) -> None:
