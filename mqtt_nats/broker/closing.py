@@ -13,8 +13,8 @@ from mqtt_nats.backbone.store import Op, Silent
 from mqtt_nats.broker.announcing import disconnected, session
 from mqtt_nats.broker.attachment import backstop
 from mqtt_nats.broker.greeting import NEVER
-from mqtt_nats.broker.grounding import leave_position
 from mqtt_nats.broker.halfway import note
+from mqtt_nats.broker.leaving import leave_position
 from mqtt_nats.broker.record import discard_session, leftovers, save_record
 from mqtt_nats.broker.sharing import detach, forget_later
 from mqtt_nats.broker.will import Done, drop_will, settle_wills

@@ -21,6 +21,7 @@ from mqtt_nats.broker.banning import Banning
 from mqtt_nats.broker.counters import Counters
 from mqtt_nats.broker.generation import Generation
 from mqtt_nats.broker.latest import Latest
+from mqtt_nats.broker.leaving import Leaving
 from mqtt_nats.broker.nodes import Nodes
 from mqtt_nats.broker.presence import Presence
 from mqtt_nats.broker.readiness import Readiness
@@ -153,8 +154,7 @@ class Broker:
         self.latest = Latest(self)
         self.keepers: set[Keeper] = set()
         """What writes positions of sessions."""
-        self.leaving: dict[str, asyncio.Task[None]] = {}
-        """What leaves positions in order, by the client's hash."""
+        self.leaving = Leaving(self)
         self.live: Live | None = None
         """The sessions that the shared reader serves; None: it is not used."""
         self.resets = False

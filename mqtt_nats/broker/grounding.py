@@ -14,7 +14,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from mqtt_nats.backbone.store import Silent
 from mqtt_nats.broker.attaching import CREATE_FAILED, CREATE_TRIES, STEP
 from mqtt_nats.broker.attachment import backstop
 from mqtt_nats.broker.keeping import OWED, TAKEN, Keeper
@@ -32,8 +31,7 @@ from mqtt_streams.consumers import (
 )
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.positions import decode
-from mqtt_streams.pubrel import pubrel_block, pubrel_subject
-from mqtt_streams.sessions import Conflict, PoisonedRecord
+from mqtt_streams.sessions import Conflict
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
@@ -49,9 +47,6 @@ AT_ONCE: Final = 32
 
 ROUNDS: Final = 10
 """Attempts to write a position over one that an earlier owner writes at the same time."""
-
-FAREWELL: Final = 2.0
-"""Seconds for which a session waits for the connection before to leave it in order."""
 
 EVER: Final = 1 << 62
 
@@ -200,14 +195,14 @@ async def recall(client: Client, side: DurableSide) -> set[str]:
     machine = side.machine
     if not record.v5.pos:
         return set()
-    leaving = broker.leaving.get(client.hash)
-    if leaving is not None:
-        await asyncio.wait([leaving], timeout=FAREWELL)
-    for _ in range(ROUNDS):
+    await broker.leaving.over(client.hash)
+    for attempt in range(ROUNDS):
         data, sequence = await broker.positions.load(client.hash)
         position = decode(data) if data else None
         if position is None or position.id != record.v5.pos:
             return set()
+        if not position.clean and attempt == 0 and await broker.leaving.elsewhere(client.client_id, position.gateway):
+            continue
         generations = {position.generation, record.v5.generation} - {""}
         # Where the stream was replaced, up to here the messages are the same ones.
         valid = EVER if side.replaced is None and len(generations) < 2 else broker.generation.floor
@@ -239,6 +234,7 @@ async def recall(client: Client, side: DurableSide) -> set[str]:
         raise RequestTimeout("somebody else writes the position of the session")
     keeper.strict = False
     side.keeper = keeper
+    machine.not_sent(one for one in position.unsent if one <= valid)
     for identifier, owed in position.released.items():
         machine.owe(identifier, owed, owed > valid)
         machine.keep(identifier, OWED + b"%d" % identifier)
@@ -285,50 +281,3 @@ async def fetch_pending(client: Client, side: DurableSide) -> None:
                 keeper.ledger.done(sequence)
             else:
                 machine.arrived(side.past, sequence, 2, TAKEN + b"%d" % sequence, message, qos)
-
-
-def leave_position(client: Client, side: DurableSide) -> None:
-    """The connection has ended: leave the session's position in order."""
-    broker = client.broker
-    keeper = side.keeper
-    stop(side)
-    if broker.live is not None:
-        broker.live.forget(client)
-    if keeper is None or keeper.lost:
-        return
-    consumers = [one.consumer for one in side.attachments.values() if one.source.live]
-    task = broker.spawn(_farewell(client, keeper, consumers), f"position of {client.client_id}")
-    broker.farewells.add(task)
-    broker.leaving[client.hash] = task
-
-    def left(task: asyncio.Task[None]) -> None:
-        broker.farewells.discard(task)
-        if broker.leaving.get(client.hash) is task:
-            del broker.leaving[client.hash]
-
-    task.add_done_callback(left)
-
-
-async def _farewell(client: Client, keeper: Keeper, consumers: list[ConsumerRef]) -> None:
-    broker = client.broker
-    keeper.clean = keeper.strict = True
-    try:
-        if not await keeper.flush() or client.taken:
-            return
-        # For nats-server's listener, which knows nothing of positions.
-        found = await broker.sessions.load(client.hash, client.client_id)
-        if found is None or found[1] != client.epoch:
-            return
-        ledger = keeper.ledger
-        for identifier, sequence in ledger.released.items():
-            target = b"HPUB %b " % pubrel_subject(client.hash).encode()
-            broker.store.put(target, pubrel_block(identifier, sequence), b"", Silent())
-        broker.link.kick()
-        start = min([*ledger.pending, ledger.reached + 1])
-        if broker.resets:
-            for one in consumers:
-                await call(broker.inbox, f"CONSUMER.RESET.{MESSAGES}.{one.durable_name}", {"seq": start})
-    except (ApiError, NoResponders, RequestTimeout, PoisonedRecord) as error:
-        log.debug("%s: its consumers are left where they were: %s", client, error)
-    finally:
-        keeper.give_up()

@@ -72,6 +72,8 @@ class Keeper:
         """Nothing more is taken or sent."""
         self.perhaps = 0
         """Up to this sequence an earlier connection may have sent what consumers have yet to bring; 0: nothing."""
+        self.unsent: list[int] = []
+        """What of what is pending was never sent."""
         self.strict = False
         """Whoever has written meanwhile is right."""
         self.lost = False
@@ -125,7 +127,16 @@ class Keeper:
             self.perhaps = 0
         reached, pending, released = ledger.begin()
         position = Position(
-            self._id, self._generation, sorted(self.live), self.clean, reached, pending, released, self.perhaps
+            self._id,
+            self._generation,
+            sorted(self.live),
+            self.clean,
+            reached,
+            pending,
+            released,
+            self.perhaps,
+            self.unsent,
+            broker.identity,
         ).encode()
         self._writing = position
         target = b"HPUB %b " % position_subject(self.client.hash).encode()

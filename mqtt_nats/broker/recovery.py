@@ -17,7 +17,7 @@ from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.resuming import reattach
 from mqtt_nats.broker.sharing import recover_inboxes
 from mqtt_nats.connection.connection import Hold
-from mqtt_streams.consumers import consumer_info, create_consumer
+from mqtt_streams.consumers import ConsumerExists, consumer_info, create_consumer
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import Conflict
 
@@ -65,8 +65,12 @@ async def _mend(client: Client, side: DurableSide) -> None:
             continue
         if await consumer_info(client.broker.inbox, MESSAGES, one.consumer.durable_name) is None:
             side.settle()
-            record.cons[one.key] = one.consumer = replace(one.consumer, start_seq=one.source.last + 1)
-            await create_consumer(client.broker.inbox, MESSAGES, one.consumer)
+            again = replace(one.consumer, start_seq=one.source.last + 1)
+            try:
+                await create_consumer(client.broker.inbox, MESSAGES, again)
+            except ConsumerExists:  # the stream was restored from a backup meanwhile, and it with that
+                continue
+            record.cons[one.key] = one.consumer = again
             anew = True
     if anew:
         try:
@@ -96,6 +100,7 @@ async def recover(broker: Broker, link: Link) -> None:
         if broker.live.company is not None:
             broker.live.company.renew(link)
     broker.nodes.renew(link)
+    broker.leaving.renew(link)
     broker.banning.renew(link)
     broker.system.renew(link)
     broker.service.renew(link)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from mqtt_nats.session.delivery import SENT, WAITING, Delivery, Source
 from mqtt_nats.session.ports import NOWHERE, Ports
@@ -34,7 +34,7 @@ class Recalling(Unsequenced):
         self.on_room: Callable[[], None] | None = None
         """Called when acknowledgements may have made room."""
         self._unsent: set[int] = set()
-        """Sequences that were given up before they were sent: when they come again it is for the first time."""
+        """Sequences that were taken and not sent: when they come again it is for the first time."""
 
     def sent_perhaps(self, last: int) -> None:
         """Up to ``last`` an earlier connection may have sent what is delivered for the first time: it has DUP."""
@@ -44,6 +44,14 @@ class Recalling(Unsequenced):
     def perhaps(self, sequence: int) -> bool:
         """Whether an earlier connection may have sent what is delivered for the first time."""
         return sequence <= self._perhaps
+
+    def not_sent(self, sequences: Iterable[int]) -> None:
+        """What an earlier connection had taken, and has not sent."""
+        self._unsent.update(sequences)
+
+    def unsent(self) -> list[Delivery]:
+        """What was stored, waits for a place in the window, and has never been sent."""
+        return [delivery for delivery in self._queued.values() if not delivery.dup]
 
     @property
     def crowd(self) -> int:

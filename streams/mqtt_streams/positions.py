@@ -31,6 +31,7 @@ class Position:
     `clean`: nothing after `reached` was sent. `pending`: what was taken and is not complete: QoS by sequence.
     `released`: packet identifiers for which the client has sent PUBREC, with the sequence of their message.
     `perhaps`: up to this sequence an earlier connection may have sent more than that; 0 = none has.
+    `unsent`: what of `pending` has never been sent, as far as that is known. `gateway`: who has written this.
     """
 
     id: str
@@ -41,6 +42,8 @@ class Position:
     pending: dict[int, int] = field(default_factory=dict)
     released: dict[int, int] = field(default_factory=dict)
     perhaps: int = 0
+    unsent: list[int] = field(default_factory=list)
+    gateway: str = ""
 
     def encode(self) -> bytes:
         """The stored JSON."""
@@ -55,6 +58,8 @@ class Position:
                 "qos2": [sequence for sequence, qos in self.pending.items() if qos == 2],
                 "released": list(self.released.items()),
                 "perhaps": self.perhaps,
+                "unsent": self.unsent,
+                "gateway": self.gateway,
             }
         )
 
@@ -63,7 +68,6 @@ def decode(data: bytes) -> Position | None:
     """Read a stored position; None for what is none."""
     try:
         value: Any = orjson.loads(data)
-        texts = [value["id"], value["generation"], *value["live"]]
         position = Position(
             value["id"],
             value["generation"],
@@ -73,10 +77,19 @@ def decode(data: bytes) -> Position | None:
             dict.fromkeys(value["qos1"], 1) | dict.fromkeys(value["qos2"], 2),
             dict(value["released"]),
             value.get("perhaps", 0),
+            list(value.get("unsent", ())),
+            value.get("gateway", ""),
         )
     except (ValueError, KeyError, TypeError):
         return None
-    numbers: list[Any] = [position.reached, position.perhaps, *position.pending, *position.released.values()]
+    texts: list[Any] = [position.id, position.generation, position.gateway, *position.live]
+    numbers: list[Any] = [
+        position.reached,
+        position.perhaps,
+        *position.pending,
+        *position.released.values(),
+        *position.unsent,
+    ]
     usable = (
         all(type(text) is str for text in texts)
         and all(type(number) is int and 0 <= number <= _MAX_SEQUENCE for number in numbers)

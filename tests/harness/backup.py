@@ -14,8 +14,8 @@ from nats.aio.msg import Msg
 WAIT = 20.0
 """Seconds for each step."""
 
-IN_USE = 10130
-"""There is a stream of that name."""
+IN_USE = (10058, 10062, 10130)
+"""There is a stream of that name, which may have come in the middle."""
 
 ATTEMPTS = 20
 
@@ -30,9 +30,13 @@ class Backup:
     chunks: list[bytes]
 
 
+async def _ask(client: Client, subject: str, body: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = orjson.loads((await client.request(subject, body, WAIT)).data)
+    return found
+
+
 async def _call(client: Client, subject: str, body: dict[str, Any]) -> dict[str, Any]:
-    answer = await client.request(subject, orjson.dumps(body), WAIT)
-    found: dict[str, Any] = orjson.loads(answer.data)
+    found = await _ask(client, subject, orjson.dumps(body))
     assert "error" not in found, found
     return found
 
@@ -61,13 +65,15 @@ async def backup(client: Client, stream: str) -> Backup:
 
 async def restore(client: Client, saved: Backup) -> None:
     """Put a copy in the place of the stream, which is deleted first."""
-    body = {"config": saved.config, "state": saved.state}
+    body = orjson.dumps({"config": saved.config, "state": saved.state})
     for _ in range(ATTEMPTS):
         await _call(client, f"$JS.API.STREAM.DELETE.{saved.stream}", {})
-        subject = (await _call(client, f"$JS.API.STREAM.RESTORE.{saved.stream}", body))["deliver_subject"]
-        for chunk in saved.chunks:
-            await client.request(subject, chunk, WAIT)
-        answer = orjson.loads((await client.request(subject, b"", WAIT)).data)
-        if answer.get("error", {}).get("err_code") != IN_USE:
+        answer = await _ask(client, f"$JS.API.STREAM.RESTORE.{saved.stream}", body)
+        if "error" not in answer:
+            subject = answer["deliver_subject"]
+            for chunk in saved.chunks:
+                await client.request(subject, chunk, WAIT)
+            answer = await _ask(client, subject, b"")
+        if answer.get("error", {}).get("err_code") not in IN_USE:
             break  # else a gateway has made the stream anew meanwhile
     assert "error" not in answer, answer

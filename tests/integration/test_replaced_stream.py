@@ -23,6 +23,7 @@ from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL, RawClient
 from tests.harness.rawclient5 import RawClient5
 from tests.harness.waiting import aeventually
+from tests.integration.conftest import Stored
 
 C = TypeVar("C", bound=RawClient)
 
@@ -155,7 +156,7 @@ async def test_restored_from_a_backup(
             got = await durable.messages(3)
             for one in got[:2]:
                 await durable.complete(one)
-            await durable.quiet()
+            await Stored(client).settled("durable", inflight=1)
             saved = await backup(client, MESSAGES)
             for number in range(3, 9):
                 await publisher.deliver("a/x", b"%d" % number, 2)

@@ -21,6 +21,8 @@ POSITIONS = st.builds(
     st.dictionaries(SEQUENCES, st.sampled_from((1, 2))),
     st.dictionaries(st.integers(1, 65535), SEQUENCES),
     SEQUENCES,
+    st.lists(SEQUENCES, max_size=5),
+    st.text(max_size=10),
 )
 
 GOOD = orjson.loads(Position("a", "b", ["c"], True, 5, {4: 1, 3: 2}, {7: 2}).encode())
@@ -50,6 +52,9 @@ def test_what_is_written_is_read(position: Position) -> None:
         {"released": [[1, -1]]},
         {"perhaps": -1},
         {"perhaps": "1"},
+        {"unsent": 5},
+        {"unsent": [-1]},
+        {"gateway": 5},
     ],
     ids=str,
 )
@@ -57,6 +62,12 @@ def test_what_is_no_position_is_none(change: dict[str, object]) -> None:
     """Nobody knows what else is wrong with it."""
     assert decode(orjson.dumps(GOOD)) is not None
     assert decode(orjson.dumps(GOOD | change)) is None
+
+
+def test_what_earlier_versions_did_not_write() -> None:
+    """Then nobody knows what was not sent, nor by whom."""
+    older = {name: value for name, value in GOOD.items() if name not in ("perhaps", "unsent", "gateway")}
+    assert decode(orjson.dumps(older)) == Position("a", "b", ["c"], True, 5, {4: 1, 3: 2}, {7: 2})
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"5", b"{}"])

@@ -50,7 +50,9 @@ def test_dup_at_qos_0(open5: Opener, flags: int) -> None:
     client.ended(0x81)
 
 
-def test_dup_of_the_gateway(open5: Opener, name: str, second_gateway: Gateway, gateway: Gateway) -> None:
+async def test_dup_of_the_gateway(
+    open5: Opener, name: str, second_gateway: Gateway, gateway: Gateway, stored: Stored
+) -> None:
     """[MQTT-3.3.1-1], [MQTT-3.3.1-2], [MQTT-3.3.1-3] (5.0): set when, and only when, a PUBLISH is sent again."""
     client = open5(name, STORED)
     regular = open5()
@@ -66,6 +68,7 @@ def test_dup_of_the_gateway(open5: Opener, name: str, second_gateway: Gateway, g
     ids = [one.id for one in found[1:]]
     assert len({*ids}) == 2
     client.close()
+    await stored.detached(name)
     publisher.deliver(f"{name}/1", b"new", qos=1)
     client = open5(name, STORED, clean=False, to=second_gateway)
     found = [client.message() for _ in range(3)]

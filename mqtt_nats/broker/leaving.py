@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions whose connection has ended, and whose positions are being left in order.
+
+Who goes on with such a session waits for that, in this gateway or in another: then it is known what was sent.
+See docs/internals/rules.md#positions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from mqtt_nats.backbone.store import Silent
+from mqtt_nats.broker.attaching import STEP
+from mqtt_nats.broker.grounding import stop
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
+from mqtt_streams.hashing import name_hash
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.pubrel import pubrel_block, pubrel_subject
+from mqtt_streams.sessions import PoisonedRecord
+
+if TYPE_CHECKING:
+    from mqtt_nats.backbone.link import Link
+    from mqtt_nats.broker.client import Client
+    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.broker.durable import DurableSide
+    from mqtt_nats.broker.keeping import Keeper
+    from mqtt_streams.consumers import ConsumerRef
+
+log = logging.getLogger("mqtt_nats.broker")
+
+LEFT: Final = "$MQTT.gateways.left."
+"""With a gateway's id behind it: a request with a client id, answered when that gateway has left the session."""
+
+FAREWELL: Final = 2.0
+"""Seconds for which a session waits for the connection before to leave it in order."""
+
+ELSEWHERE: Final = 1.0
+"""The same where that is a connection of another gateway, which may stand still."""
+
+
+class Leaving:
+    """Those of one gateway."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        """By the client's hash."""
+        self._subject = (LEFT + broker.identity).encode()
+        self._sid = broker.link.subscribe_raw(self._subject, self._asked)
+
+    def renew(self, link: Link) -> None:
+        """Subscribe again after a reconnect."""
+        link.renew(self._sid, self._subject)
+
+    def add(self, client_hash: str, task: asyncio.Task[None]) -> None:
+        """A session is being left; the gateway does not end before."""
+        farewells = self._broker.farewells
+        farewells.add(task)
+        self._tasks[client_hash] = task
+
+        def left(task: asyncio.Task[None]) -> None:
+            farewells.discard(task)
+            if self._tasks.get(client_hash) is task:
+                del self._tasks[client_hash]
+
+        task.add_done_callback(left)
+
+    async def over(self, client_hash: str) -> None:
+        """Wait until this gateway has left a session."""
+        task = self._tasks.get(client_hash)
+        if task is not None:
+            await asyncio.wait([task], timeout=FAREWELL)
+
+    async def elsewhere(self, client_id: str, gateway: str) -> bool:
+        """Wait until another gateway has left a session; False when that does not answer, or is no other."""
+        if gateway in ("", self._broker.identity):
+            return False
+        try:
+            await self._broker.inbox.request(LEFT + gateway, client_id.encode(), timeout=ELSEWHERE)
+        except (ApiError, NoResponders, RequestTimeout) as error:
+            log.debug("gateway %s has not left the session of %r: %s", gateway, client_id, error)
+            return False
+        return True
+
+    def _asked(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        if reply:
+            client_id = payload.decode("utf-8", "replace")
+            self._broker.spawn(self._answer(reply, client_id), f"end of the session of {client_id}")
+
+    async def _answer(self, reply: bytes, client_id: str) -> None:
+        broker = self._broker
+        client_hash = name_hash(client_id)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + ELSEWHERE
+        while loop.time() < deadline:
+            if client_hash in self._tasks:
+                await self.over(client_hash)
+            elif client_id not in broker.clients:
+                break
+            else:  # the signal that the session has moved is on its way
+                await asyncio.sleep(STEP)
+        broker.link.out.append(b"PUB %b 0\r\n\r\n" % reply)
+        broker.link.kick()
+
+
+def leave_position(client: Client, side: DurableSide) -> None:
+    """The connection has ended: leave the session's position in order."""
+    broker = client.broker
+    keeper = side.keeper
+    stop(side)
+    if broker.live is not None:
+        broker.live.forget(client)
+    if keeper is None or keeper.lost:
+        return
+    keeper.unsent = [one.sequence for one in side.machine.unsent() if one.sequence in keeper.ledger.pending]
+    consumers = [one.consumer for one in side.attachments.values() if one.source.live]
+    broker.leaving.add(
+        client.hash, broker.spawn(_farewell(client, keeper, consumers), f"position of {client.client_id}")
+    )
+
+
+async def _farewell(client: Client, keeper: Keeper, consumers: list[ConsumerRef]) -> None:
+    broker = client.broker
+    keeper.clean = keeper.strict = True
+    try:
+        if not await keeper.flush() or client.taken:
+            return
+        # For nats-server's listener, which knows nothing of positions.
+        found = await broker.sessions.load(client.hash, client.client_id)
+        if found is None or found[1] != client.epoch:
+            return
+        ledger = keeper.ledger
+        for identifier, sequence in ledger.released.items():
+            target = b"HPUB %b " % pubrel_subject(client.hash).encode()
+            broker.store.put(target, pubrel_block(identifier, sequence), b"", Silent())
+        broker.link.kick()
+        start = min([*ledger.pending, ledger.reached + 1])
+        if broker.resets:
+            for one in consumers:
+                await call(broker.inbox, f"CONSUMER.RESET.{MESSAGES}.{one.durable_name}", {"seq": start})
+    except (ApiError, NoResponders, RequestTimeout, PoisonedRecord) as error:
+        log.debug("%s: its consumers are left where they were: %s", client, error)
+    finally:
+        keeper.give_up()

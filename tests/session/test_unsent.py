@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DUP says that a message was sent before, so not of one that only waited for a place in the window [MQTT-3.3.1-1]."""
+
+from __future__ import annotations
+
+from mqtt_nats.session.durable import packet_id
+from tests.session.test_durable import PUBACK, session, source
+
+
+def test_what_waits_was_not_sent() -> None:
+    """Neither what is in flight, nor what an earlier connection may have sent, but what came and found no place."""
+    one = source()
+    machine, _ = session(one, started=False, limit=1)
+    machine.arrived(one, 5, 2, b"sent before", None, 1)
+    machine.start()
+    machine.arrived(one, 6, 1, b"waits", None, 1)
+    machine.arrived(one, 7, 2, b"sent before too", None, 1)
+    machine.arrived(one, 8, 1, b"waits too", None, 1)
+    assert [delivery.sequence for delivery in machine.unsent()] == [6, 8]
+    machine.acknowledged(PUBACK, [packet_id(5)])
+    assert [delivery.sequence for delivery in machine.unsent()] == [8]
+
+
+def test_the_next_connection_sends_it_for_the_first_time() -> None:
+    """Where the one before has left word of it, although it was delivered before, and once only."""
+    one = source()
+    machine, ports = session(one, started=False)
+    machine.not_sent([6])
+    machine.sent_perhaps(8)
+    for sequence in (5, 6):
+        machine.arrived(one, sequence, 2, b"%d" % sequence, None, 1)
+    machine.arrived(one, 7, 1, b"7", None, 1)
+    machine.start()
+    assert ports.take() == [("publish", 5, 1, True), ("publish", 6, 1, False), ("publish", 7, 1, True)]
+    machine.arrived(one, 6, 3, b"again", None, 1)
+    machine.acknowledged(PUBACK, [packet_id(6)])
+    assert ports.take() == [("ack", b"again")]
