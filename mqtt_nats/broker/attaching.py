@@ -10,7 +10,6 @@ subject is kept, and what is pending is made to expire once, which has the same 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -289,8 +288,13 @@ async def bring_back(
         def come(before: int = before) -> int:
             return PUBREL_WINDOW if deaf() else source.again - before
 
-        with contextlib.suppress(ConsumerNotFound, DeliverSubjectBusy):  # whoever hears of its end makes it anew
+        try:
             await send_again(broker, MESSAGES, attachment.consumer, come)
+        except (ConsumerNotFound, DeliverSubjectBusy):
+            pass  # whoever hears of its end makes it anew
+        except ApiError as error:
+            if error.err_code != CREATE_FAILED:
+                raise
     log.warning("consumer %s does not send again all that is pending", name)
     return False
 

@@ -9,6 +9,7 @@ import pytest
 from mqtt_nats.broker import attaching, resuming
 from mqtt_nats.broker.attachment import Attachment
 from mqtt_nats.session.delivery import Source
+from mqtt_streams.api import ApiError
 from mqtt_streams.consumers import ConsumerRef
 
 CONSUMER = ConsumerRef("name", "new", "filter", 10)
@@ -102,6 +103,38 @@ async def test_nobody_waits_where_nothing_can_come(missed: bool, wire: str) -> N
     source.expected = 2
     attachment: Any = SimpleNamespace(source=source, consumer=CONSUMER, missed=missed, wire=wire)
     assert not await attaching.bring_back(side, attachment)
+
+
+@pytest.mark.parametrize("code", [attaching.CREATE_FAILED, 10074])
+async def test_a_consumer_made_again_whose_files_are_being_removed_is_told_once_more(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Those of the one before it, of the same name; what else JetStream refuses is not for here."""
+    told: list[str] = []
+    source = Source(1, 0, 10)
+    source.expected = 1
+
+    async def send_again(broker: object, stream: str, consumer: ConsumerRef, come: object) -> Any:
+        told.append(consumer.durable_name)
+        if len(told) == 1:
+            raise ApiError(500, code, "open meta.inf.tmp: no such file or directory")
+        source.expected = 0
+
+    async def info(js: object, stream: str, name: str) -> Any:
+        return SimpleNamespace(num_ack_pending=1)
+
+    monkeypatch.setattr(attaching, "send_again", send_again)
+    monkeypatch.setattr(attaching, "consumer_info", info)
+    link = SimpleNamespace(wire="present")
+    machine = SimpleNamespace(inflight={}, queued=[], releases={})
+    side: Any = SimpleNamespace(client=SimpleNamespace(broker=SimpleNamespace(link=link, inbox=None)), machine=machine)
+    attachment: Any = SimpleNamespace(source=source, consumer=CONSUMER, missed=False, wire="present")
+    if code == attaching.CREATE_FAILED:
+        assert await attaching.bring_back(side, attachment, patience=0.0, attempts=3)
+        assert told == ["name", "name"]
+    else:
+        with pytest.raises(ApiError):
+            await attaching.bring_back(side, attachment, patience=0.0, attempts=3)
 
 
 @pytest.mark.parametrize("back", [True, False])
