@@ -91,7 +91,7 @@ bench-full: $(VENV)/.bench
 		--warmup 0.3 --report docs/benchmarks.md --part brokers --title 'Beside every broker'; test $$? -le 1
 	$(BIN)/python -m benchmarks --peers ours,hooks-elsewhere,hooks --only 'pairs10-q[01],pairs500-q0,fanout100-q0' --rounds 5 \
 		--seconds 1 --report docs/benchmarks.md --part hooks --title 'With hooks'; test $$? -le 1
-	$(BIN)/python -m benchmarks.growth --rounds 3 --seconds 1
+	$(BIN)/python -m benchmarks.growth $(OURS) --rounds 3 --seconds 1
 	$(BIN)/python -m benchmarks.sizing --report docs/sizing.md
 
 # A flame graph of the gateway in each main scenario, and what takes the time: docs/profiles.md.

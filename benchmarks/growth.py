@@ -104,17 +104,17 @@ class Point:
         return {label: statistics.median(found) for label, found in self.cpu.items()}
 
 
-def usable(peer: str) -> bool:
+def usable(peer: str, ours: str) -> bool:
     """Whether a peer can be measured here; says so if not."""
-    if reason := unusable(peer, peers.OURS_COMMAND):
+    if reason := unusable(peer, ours):
         print(f"skipped: {peer} ({reason})", flush=True)
     return not reason
 
 
-def measure(curve: Curve, value: int, peer: str, seconds: float, point: Point) -> None:
-    """Run the scenario once."""
+def measure(curve: Curve, value: int, peer: str, ours: str, seconds: float, point: Point) -> None:
+    """Run the scenario once; ``ours`` is the command that starts our gateway."""
     try:
-        with peers.running(peer) as broker:
+        with peers.running(peer, ours) as broker:
             processes = broker.processes
             changes = curve.change(value)
             job = Job(curve.scenario, peers.HOST, broker.port, seconds=seconds, processes=processes, changes=changes)
@@ -180,6 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", description=__doc__)
     parser.add_argument("--only", default="", metavar="CURVE[,CURVE]", help="of: " + ", ".join(names))
     parser.add_argument("--peers", default="ours,nats,mosquitto", help="of: " + ", ".join(peers.PEERS))
+    parser.add_argument("--ours", default=peers.OURS_COMMAND, metavar="COMMAND", help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=1, help="the charts have medians over the rounds (%(default)s)")
     parser.add_argument("--seconds", type=float, default=2.0, help="measured per point (%(default)s)")
     parser.add_argument("--most", type=int, default=0, metavar="N", help="leave out what is larger on the x axis")
@@ -193,7 +194,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if peer not in peers.PEERS:
             parser.error(f"no peer is called {peer!r}; there are {', '.join(peers.PEERS)}")
     command = shlex.join(["python", "-m", "benchmarks.growth", *(sys.argv[1:] if arguments is None else arguments)])
-    names = [peer for peer in options.peers.split(",") if usable(peer)]
+    command = command.replace(str(Path.cwd()), "$PWD")
+    names = [peer for peer in options.peers.split(",") if usable(peer, options.ours)]
     if not names:
         parser.error("no peer is left")
     void = False
@@ -204,13 +206,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for index, value in enumerate(values):
                 for peer in list(found) if number % 2 == 0 else reversed(found):
                     point = found[peer][index]
-                    measure(curve, value, peer, options.seconds, point)
+                    measure(curve, value, peer, options.ours, options.seconds, point)
                     said = point.error or f"{figure(point.rates[-1])} msg/s"
                     print(f"round {number + 1}: {curve.name} {value:,}, {peer}: {said}", flush=True)
         picture = options.docs / "charts" / f"growth-{curve.name}.svg"
         picture.parent.mkdir(parents=True, exist_ok=True)
         picture.write_text(draw(curve, found))
-        text = section(curve, found, about=machine(names), command=command)
+        text = section(curve, found, about=machine(names, options.ours), command=command)
         page.put(options.docs / "growth.md", "How cost grows", f"growth {curve.name}", text)
         void = void or any(point.error for points in found.values() for point in points)
     return int(void)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import peers
 from benchmarks.growth import CURVES, Point, draw, main, rows
 from benchmarks.page import put
 
@@ -21,6 +22,18 @@ def test_curves_are_measured_and_drawn(tmp_path: Path, capsys: pytest.CaptureFix
     assert "nats-server" in text
     assert "void" not in text
     assert "round 1: filters 100, nats: " in capsys.readouterr().out
+
+
+def test_another_build_of_ours(tmp_path: Path) -> None:
+    """The command that starts it is told, without the directory in which it was called."""
+    ours = f"env WHERE={Path.cwd()} {peers.OURS_COMMAND}"
+    arguments = ["--only", "payload", "--most", "32", "--peers", "ours", "--ours", ours, "--seconds", "0.2"]
+    assert main([*arguments, "--docs", str(tmp_path)]) == 0
+    text = (tmp_path / "growth.md").read_text()
+    assert "--ours 'env WHERE=$PWD mqtt-nats serve" in text
+    assert str(Path.cwd()) not in text
+    with pytest.raises(SystemExit):
+        main(["--peers", "ours", "--ours", "/nowhere/to/be/found"])
 
 
 def test_a_void_point() -> None:
