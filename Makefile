@@ -8,7 +8,7 @@ VENV := .venv
 unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 
-.PHONY: run test test-long test-compiled wheels lint conformance chaos bench bench-full bench-check profile demo kill-archive fuzz reference docs clean
+.PHONY: run test test-long test-compiled wheels lint conformance chaos bench bench-full bench-check growth profile demo kill-archive fuzz reference docs clean
 
 # nats-server and the gateway on 127.0.0.1:1883; Ctrl-C ends both. The shell hands its process over.
 run: $(VENV)/.embedded
@@ -83,6 +83,10 @@ bench: $(VENV)/.bench $(BUILT)
 bench-check: $(VENV)/.bench $(BUILT)
 	$(BIN)/python -m benchmarks $(OURS) --check docs/benchmarks.json --rounds 3 --seconds 0.7 --warmup 0.3 $(BENCH_ARGS)
 
+# The curves of docs/growth.md; GROWTH_ARGS='--only durable' for one of them.
+growth: $(VENV)/.bench $(BUILT)
+	$(BIN)/python -m benchmarks.growth $(OURS) --rounds 3 --seconds 1 $(GROWTH_ARGS)
+
 # Every broker that is here; hooks; how cost grows with sessions, filters, connections, retained messages and payload; sizes.
 bench-full: $(VENV)/.bench
 	$(MAKE) bench; test $$? -le 2
@@ -91,7 +95,7 @@ bench-full: $(VENV)/.bench
 		--warmup 0.3 --report docs/benchmarks.md --part brokers --title 'Beside every broker'; test $$? -le 1
 	$(BIN)/python -m benchmarks --peers ours,hooks-elsewhere,hooks --only 'pairs10-q[01],pairs500-q0,fanout100-q0' --rounds 5 \
 		--seconds 1 --report docs/benchmarks.md --part hooks --title 'With hooks'; test $$? -le 1
-	$(BIN)/python -m benchmarks.growth $(OURS) --rounds 3 --seconds 1
+	$(MAKE) growth; test $$? -le 2
 	$(BIN)/python -m benchmarks.sizing --report docs/sizing.md
 
 # A flame graph of the gateway in each main scenario, and what takes the time: docs/profiles.md.

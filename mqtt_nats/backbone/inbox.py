@@ -20,6 +20,9 @@ Waiter = Callable[[bytes, bytes], None]
 NO_RESPONDERS = b"NATS/1.0 503"
 STREAM_NOT_FOUND = b'"err_code":10059,'
 
+GATEWAYS = "$MQTT.gateways."
+"""What gateways ask each other; one that is dead does not answer."""
+
 # Time-outs of requests are this exact (seconds).
 SWEEP = 0.1
 
@@ -113,7 +116,7 @@ class Inbox:
             else:
                 self.waiters.pop(token, None)
         if answer.headers.startswith(NO_RESPONDERS) and not answer.payload:
-            self.unheard = True
+            self.unheard = self.unheard or not subject.startswith(GATEWAYS)
             raise NoResponders(subject)
         if STREAM_NOT_FOUND in answer.payload[:200]:
             self.unheard = True

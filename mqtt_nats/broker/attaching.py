@@ -274,13 +274,14 @@ async def bring_back(
         if source.collected or deaf():
             break
         await asyncio.sleep(STEP)
+    refused: ApiError | None = None
     for _ in range(attempts):
         if deaf():
             return False
-        if source.collected:
+        if source.collected and refused is None:
             return True
         info = await consumer_info(broker.inbox, MESSAGES, name)
-        if info is None or info.num_ack_pending <= outstanding(side.machine, source):
+        if info is None or (refused is None and info.num_ack_pending <= outstanding(side.machine, source)):
             return True
         log.info("consumer %s does not send again what is pending: it is told to", name)
         before = source.again
@@ -290,11 +291,16 @@ async def bring_back(
 
         try:
             await send_again(broker, MESSAGES, attachment.consumer, come)
+            refused = None
         except (ConsumerNotFound, DeliverSubjectBusy):
             pass  # whoever hears of its end makes it anew
         except ApiError as error:
             if error.err_code != CREATE_FAILED:
                 raise
+            refused = error  # it may have been told to send again, and not that it has
+            await asyncio.sleep(STEP)
+    if refused is not None:
+        raise refused
     log.warning("consumer %s does not send again all that is pending", name)
     return False
 

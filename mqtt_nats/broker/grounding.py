@@ -196,13 +196,16 @@ async def recall(client: Client, side: DurableSide) -> set[str]:
     if not record.v5.pos:
         return set()
     await broker.leaving.over(client.hash)
-    for attempt in range(ROUNDS):
+    asked: set[str] = set()
+    for _ in range(ROUNDS):
         data, sequence = await broker.positions.load(client.hash)
         position = decode(data) if data else None
         if position is None or position.id != record.v5.pos:
             return set()
-        if not position.clean and attempt == 0 and await broker.leaving.elsewhere(client.client_id, position.gateway):
-            continue
+        if not position.clean and position.gateway not in asked:
+            asked.add(position.gateway)
+            if await broker.leaving.elsewhere(client.client_id, position.gateway):
+                continue
         generations = {position.generation, record.v5.generation} - {""}
         # Where the stream was replaced, up to here the messages are the same ones.
         valid = EVER if side.replaced is None and len(generations) < 2 else broker.generation.floor
@@ -224,17 +227,14 @@ async def recall(client: Client, side: DurableSide) -> set[str]:
         keeper.ledger.pending = {one: qos for one, qos in position.pending.items() if one <= valid}
         keeper.ledger.released = position.released
         keeper.perhaps = min(sent, valid)
-        try:
-            if await keeper.flush():
-                break
-        except BaseException:
-            keeper.give_up()
-            raise
+        # From here on the session is left in order also where its connection ends meanwhile.
+        side.keeper = keeper
+        machine.not_sent(one for one in position.unsent if one <= valid)
+        if await keeper.flush():
+            break
     else:
         raise RequestTimeout("somebody else writes the position of the session")
     keeper.strict = False
-    side.keeper = keeper
-    machine.not_sent(one for one in position.unsent if one <= valid)
     for identifier, owed in position.released.items():
         machine.owe(identifier, owed, owed > valid)
         machine.keep(identifier, OWED + b"%d" % identifier)

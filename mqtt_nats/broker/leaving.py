@@ -47,12 +47,19 @@ class Leaving:
         self._broker = broker
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """By the client's hash."""
-        self._subject = (LEFT + broker.identity).encode()
-        self._sid = broker.link.subscribe_raw(self._subject, self._asked)
+        self._sids: dict[bytes, bytes] = {}
+        """By subject: one for each id that this gateway has had."""
+        self.named()
+
+    def named(self) -> None:
+        """The gateway has another id; positions that name the former one are still its."""
+        subject = (LEFT + self._broker.identity).encode()
+        self._sids[subject] = self._broker.link.subscribe_raw(subject, self._asked)
 
     def renew(self, link: Link) -> None:
         """Subscribe again after a reconnect."""
-        link.renew(self._sid, self._subject)
+        for subject, sid in self._sids.items():
+            link.renew(sid, subject)
 
     def add(self, client_hash: str, task: asyncio.Task[None]) -> None:
         """A session is being left; the gateway does not end before."""
@@ -75,10 +82,11 @@ class Leaving:
 
     async def elsewhere(self, client_id: str, gateway: str) -> bool:
         """Wait until another gateway has left a session; False when that does not answer, or is no other."""
-        if gateway in ("", self._broker.identity):
+        subject = LEFT + gateway
+        if not (gateway.isascii() and gateway.isalnum()) or subject.encode() in self._sids:
             return False
         try:
-            await self._broker.inbox.request(LEFT + gateway, client_id.encode(), timeout=ELSEWHERE)
+            await self._broker.inbox.request(subject, client_id.encode(), timeout=ELSEWHERE)
         except (ApiError, NoResponders, RequestTimeout) as error:
             log.debug("gateway %s has not left the session of %r: %s", gateway, client_id, error)
             return False
@@ -114,7 +122,7 @@ def leave_position(client: Client, side: DurableSide) -> None:
         broker.live.forget(client)
     if keeper is None or keeper.lost:
         return
-    keeper.unsent = [one.sequence for one in side.machine.unsent() if one.sequence in keeper.ledger.pending]
+    keeper.unsent = sorted(side.machine.unsent() & keeper.ledger.pending.keys())
     consumers = [one.consumer for one in side.attachments.values() if one.source.live]
     broker.leaving.add(
         client.hash, broker.spawn(_farewell(client, keeper, consumers), f"position of {client.client_id}")

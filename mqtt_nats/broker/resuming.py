@@ -151,6 +151,8 @@ async def resume(
     given_up = await gone(client, side, halfway)
     if denied - shares:
         await withdraw(denied - shares)
+    if not client.alive:  # what is not sent is not said to have been
+        return
     machine.start()
     for identifier in given_up:
         machine.ask(identifier)

@@ -104,8 +104,7 @@ class DurableOutbound(Recalling):
         ):
             self.ports.ack(reply)
             return
-        unsent = bool(self._unsent) and sequence in self._unsent
-        dup = (attempt > 1 or sequence <= self._perhaps) and not unsent
+        dup = (attempt > 1 or sequence <= self._perhaps) and sequence not in self._unsent
         if self._wary and not self._suspect:
             self._wary = any(max(one.last, one.clear) < self._perhaps for one in self.sources)
         delivery = Delivery(source, sequence, identifier, qos, body, reply, dup)
@@ -249,6 +248,7 @@ class DurableOutbound(Recalling):
         self.inflight[delivery.id] = delivery
         if self.reserved:
             self.reserved.discard(delivery.id)
+        self._unsent.discard(delivery.sequence)
         if delivery.dup:
             self.resent += 1
         if not self.ports.publish(delivery, delivery.dup):  # [MQTT-3.3.1-1] (3.1.1, 5.0)

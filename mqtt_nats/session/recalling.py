@@ -46,12 +46,12 @@ class Recalling(Unsequenced):
         return sequence <= self._perhaps
 
     def not_sent(self, sequences: Iterable[int]) -> None:
-        """What an earlier connection had taken, and has not sent."""
-        self._unsent.update(sequences)
+        """What an earlier connection had taken, and has not sent: these and no others."""
+        self._unsent = set(sequences)
 
-    def unsent(self) -> list[Delivery]:
-        """What was stored, waits for a place in the window, and has never been sent."""
-        return [delivery for delivery in self._queued.values() if not delivery.dup]
+    def unsent(self) -> set[int]:
+        """Sequences that were taken, wait for a place in the window or to come again, and have never been sent."""
+        return self._unsent.union(one.sequence for one in self._queued.values() if not one.dup)
 
     @property
     def crowd(self) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,30 @@ async def test_what_waits_is_sent_without_dup(
         await client.quiet()
     for number, payload in enumerate(payloads):
         one = got[number] if number < WINDOW else (await client.messages(1))[0]
+        assert (one.payload, one.dup) == (payload, number < WINDOW)
+        await client.complete(one)
+    await client.quiet()
+    await stored.settled(name)
+
+
+async def test_connections_that_end_while_the_session_is_resumed(
+    connect5: Connector5, name: str, stored: Stored, gateway: Gateway, second_gateway: Gateway
+) -> None:
+    """What was not fetched yet when they ended has not been sent by them either."""
+    options: dict[str, Any] = {"clean": False, "session_expiry_interval": 300, "receive_maximum": WINDOW}
+    client = await connect5(name, **options)
+    await client.subscribe(name, qos=1)
+    await stored.live(name)
+    publisher = await connect5(f"{name}-publisher")
+    payloads = [b"%d" % number for number in range(20 * WINDOW)]
+    await publisher.deliver_all(name, payloads, 1)
+    await client.messages(WINDOW)
+    for step in range(12):
+        client.drop()
+        await asyncio.sleep(step % 4 * 0.003)
+        client = await connect5(name, to=second_gateway if step % 3 == 0 else gateway, **options)
+    for number, payload in enumerate(payloads):
+        (one,) = await client.messages(1)
         assert (one.payload, one.dup) == (payload, number < WINDOW)
         await client.complete(one)
     await client.quiet()

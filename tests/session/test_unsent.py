@@ -16,9 +16,21 @@ def test_what_waits_was_not_sent() -> None:
     machine.arrived(one, 6, 1, b"waits", None, 1)
     machine.arrived(one, 7, 2, b"sent before too", None, 1)
     machine.arrived(one, 8, 1, b"waits too", None, 1)
-    assert [delivery.sequence for delivery in machine.unsent()] == [6, 8]
+    assert machine.unsent() == {6, 8}
     machine.acknowledged(PUBACK, [packet_id(5)])
-    assert [delivery.sequence for delivery in machine.unsent()] == [8]
+    assert machine.unsent() == {8}
+
+
+def test_what_has_not_come_again_was_not_sent_either() -> None:
+    """The connection before had left word of it; or this client does not read, and what waited was given up."""
+    one = source()
+    machine, _ = session(one, limit=1)
+    machine.not_sent([3, 4])
+    machine.arrived(one, 3, 2, b"sent", None, 1)
+    machine.arrived(one, 5, 1, b"waits", None, 1)
+    assert machine.unsent() == {4, 5}
+    machine.stall()
+    assert machine.unsent() == {4, 5}
 
 
 def test_the_next_connection_sends_it_for_the_first_time() -> None:
