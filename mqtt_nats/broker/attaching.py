@@ -199,6 +199,7 @@ async def make_anew(client: Client, side: DurableSide, attachment: Attachment) -
         lost = "its messages are lost, the stream begins anew"
         start = None if source.end else 1
         source.begin_anew()
+        side.machine.begin_anew()
         side.overlap.begin_anew(attachment)
         record.v5.was.pop(attachment.key, None)
     elif source.last:

@@ -42,15 +42,15 @@ def drain(side: DurableSide, key: str) -> Draining | None:
     record.v5.was.pop(key, None)
     attachment = side.attachments[consumer.durable_name]
     side.settle()
+    others = side.overlap.after(attachment)
     for other in side.overlap.remove(attachment):
         record.v5.was[other.key] = (other.source.was_qos, other.source.until)
     source = attachment.source
-    others = side.overlap.others(consumer.filter_subject.removeprefix(STORED_PREFIX))
     attachment.heirs = {other: other.last for other in others}
 
     def keep(delivery: Delivery) -> bool:
         message: Stored = delivery.body
-        qos = inherited(side, attachment, message.subject, delivery.sequence)
+        qos = inherited(side, attachment, message, delivery.sequence)
         if qos:
             delivery.qos = min(message.qos, qos)
         return bool(qos)
@@ -58,25 +58,35 @@ def drain(side: DurableSide, key: str) -> Draining | None:
     inflight = side.machine.drain(source, keep)
     attachment.key = ""
     if source.live:  # what is in flight is in the session's position
-        record.v5.draining.append(Draining(consumer.durable_name, consumer.filter_subject, 0, source.end))
+        record.v5.draining.append(Draining(consumer.durable_name, consumer.filter_subject, 0, source.end, source.start))
         return None
     qos = [delivery.qos for delivery in inflight]
     if any(other.last > source.last for other in others):
         # They have acknowledged what was this one's to deliver, and perhaps it has not been given that yet.
         source.end = max(source.end, *attachment.heirs.values())
+        side.machine.ended = max(side.machine.ended, source.end)
         qos += [other.qos for other in others]
-        stand_before(side, attachment)
+        stand_before(attachment)
         watch(side, attachment)
-    draining = Draining(consumer.durable_name, consumer.filter_subject, max(qos, default=0), source.end)
+    most = max(qos, default=0)
+    draining = Draining(consumer.durable_name, consumer.filter_subject, most, source.end, source.start)
     record.v5.draining.append(draining)
     return draining if qos or side.machine.holds(source) else None
 
 
-def stand_before(side: DurableSide, attachment: Attachment) -> None:
-    """An ended subscription may still bring what is older than the next messages of those that match the same."""
+def still_draining(side: DurableSide, attachment: Attachment) -> None:
+    """A subscription had ended before the session was resumed."""
     subject = attachment.consumer.filter_subject.removeprefix(STORED_PREFIX)
+    source = attachment.source
+    attachment.heirs = dict.fromkeys(side.overlap.after_ended(source.start, subject), source.end)
+    side.machine.ended = max(side.machine.ended, source.end)
+    stand_before(attachment)
+
+
+def stand_before(attachment: Attachment) -> None:
+    """An ended subscription may still bring what is older than the next messages of those that have left it some."""
     attachment.spent = False
-    attachment.behind = [other for other in side.overlap.others(subject) if other.start >= attachment.source.start]
+    attachment.behind = list(attachment.heirs)
     for other in attachment.behind:
         other.held += Source.BEHIND
 
@@ -116,12 +126,24 @@ async def _look_for_rest(side: DurableSide, attachment: Attachment) -> None:
         await asyncio.sleep(LOOK_AGAIN)
 
 
-def inherited(side: DurableSide, attachment: Attachment, subject: str, sequence: int) -> int:
+def inherited(side: DurableSide, attachment: Attachment, message: Stored, sequence: int) -> int:
     """The QoS at which other subscriptions take a message that they had left to an ended one; 0: they do not."""
-    owner, granted = side.overlap.owner(subject, sequence)
-    if owner is None or sequence > attachment.heirs.get(owner.source, attachment.source.end):
+    owner, granted = side.overlap.owner(message.subject, sequence, _own(side, message))
+    return granted if owner is not None and sequence <= attachment.heirs.get(owner.source, 0) else 0
+
+
+def was_sent(side: DurableSide, attachment: Attachment, message: Stored, sequence: int) -> int:
+    """The QoS at which an ended subscription may have sent a message; 0: it was never its own."""
+    owner, _ = side.overlap.owner(message.subject, sequence, _own(side, message))
+    if owner is not None and owner.source not in attachment.heirs:
         return 0
-    return granted
+    return attachment.source.granted(sequence)
+
+
+def _own(side: DurableSide, message: Stored) -> bool:
+    """Whether the session has published a message, where that counts."""
+    client = side.client
+    return bool(client.no_local or client.options) and message.sender == client.client_id
 
 
 def finish(side: DurableSide, attachment: Attachment) -> None:

@@ -17,7 +17,7 @@ from mqtt_nats.backbone.link import Handler
 from mqtt_nats.backbone.store import Op, Silent
 from mqtt_nats.broker.attaching import attach_pubrels, take
 from mqtt_nats.broker.attachment import Attachment, backstop
-from mqtt_nats.broker.draining import finish, inherited, pass_on, spend
+from mqtt_nats.broker.draining import finish, inherited, pass_on, spend, was_sent
 from mqtt_nats.broker.grounding import WINDOW
 from mqtt_nats.broker.keeping import KEPT, TAKEN, Keeper
 from mqtt_nats.broker.lingering import MARKS, RECORD, Lingering
@@ -284,9 +284,10 @@ class DurableSide:
         sequence = ack.stream_seq
         if not message.qos:
             self.headerless += 1
-        granted = source.granted(sequence)
-        if source.end and ack.delivered == 1:
-            granted = inherited(self, attachment, message.subject, sequence)
+        if source.end:
+            granted = (inherited if ack.delivered == 1 else was_sent)(self, attachment, message, sequence)
+        else:
+            granted = source.granted(sequence)
         own = bool(client.no_local or client.options) and message.sender == client.client_id
         unwanted = (
             not message.qos
@@ -443,8 +444,7 @@ class DurableSide:
             if attachment is not None:
                 broker.attached.pop(name, None)
                 broker.link.unsubscribe_raw(attachment.sid)
-                if attachment.source in self.machine.sources:
-                    self.machine.sources.remove(attachment.source)
+                self.machine.forget(attachment.source)
         await asyncio.gather(*(delete_consumer(broker.inbox, MESSAGES, name) for name in names))
         record = self.client.record
         if record is not None and record.v5 is not None:

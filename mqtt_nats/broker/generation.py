@@ -125,5 +125,8 @@ def _count_anew(v5: V5, floor: int) -> None:
     """No position is behind what the new stream has reached; after ``floor`` everything is new."""
     v5.start = {key: min(start, floor + 1) for key, start in v5.start.items()}
     v5.was = {key: (qos, min(until, floor)) for key, (qos, until) in v5.was.items() if floor}
-    v5.draining = [replace(one, end=min(one.end, floor), qos=one.qos if floor else 0) for one in v5.draining]
+    v5.draining = [
+        replace(one, end=min(one.end, floor), qos=one.qos if floor else 0, start=min(one.start, floor + 1))
+        for one in v5.draining
+    ]
     v5.shared = {text: replace(one, start=min(one.start, floor + 1)) for text, one in v5.shared.items()}

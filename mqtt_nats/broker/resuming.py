@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.broker.attaching import bring_back
-from mqtt_nats.broker.draining import stand_before, watch
+from mqtt_nats.broker.draining import still_draining, watch
 from mqtt_nats.broker.generation import adopt, settle
 from mqtt_nats.broker.grounding import fetch_pending, ground, recall, stop
 from mqtt_nats.broker.groups import PREFIX as SHARED
@@ -131,8 +131,8 @@ async def resume(
             done.append(entry.name)
             continue
         draining = replace(draining, deliver_subject=DELIVER_PREFIX + broker.new_nuid())
-        attachments.append(side.add("", draining, Source(entry.qos, 0, draining.max_ack_pending, entry.end)))
-        stand_before(side, attachments[-1])
+        attachments.append(side.add("", draining, Source(entry.qos, entry.start, draining.max_ack_pending, entry.end)))
+        still_draining(side, attachments[-1])
     for start in range(0, len(attachments), 32):
         await asyncio.gather(*(side.attach(attachment) for attachment in attachments[start : start + 32]))
     await note_kept(client, side)

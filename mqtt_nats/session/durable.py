@@ -81,8 +81,7 @@ class DurableOutbound(Recalling):
         """A consumer has delivered a message that this session takes through this source at ``qos``."""
         # JetStream has forgotten that it delivered this, as a server that was killed does.
         forgotten = attempt == 1 and sequence <= source.first
-        again = forgotten or attempt > 1 or sequence <= source.last or sequence in self._owed
-        been = attempt > 1 and source.been(sequence)
+        again = forgotten or attempt > 1 or sequence <= max(source.last, self.ended) or sequence in self._owed
         self._seen(source, sequence, attempt)
         identifier = sequence % ID_SPACE + 1
         known = self._find(sequence)
@@ -97,10 +96,10 @@ class DurableOutbound(Recalling):
             return
         if again and (
             forgotten
-            or been
+            or (attempt > 1 and source.been(sequence))
             or sequence in self._owed
             or sequence in source.left
-            or any(sequence in each.done for each in self.sources)
+            or self._had(sequence)
         ):
             self.ports.ack(reply)
             return
@@ -143,6 +142,7 @@ class DurableOutbound(Recalling):
             or source.end
             or not source.base
             or self._wary
+            or sequence <= self.ended
             or sequence in self._owed
             or identifier in inflight
             or (self.releases and identifier in self.releases)

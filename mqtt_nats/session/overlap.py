@@ -60,9 +60,19 @@ class Overlap(Generic[T]):
         self._entries.sort(key=lambda entry: entry[:2])
         self._matching.clear()
 
-    def others(self, pattern: str) -> list[Source]:
-        """The subscriptions that may match what ``pattern`` matches."""
-        return [source for _, other, _, source in self._entries if patterns_meet(other, pattern)]
+    def after(self, value: T) -> list[Source]:
+        """Those that may have left messages to a subscription: they may match the same, and come after it."""
+        at = next(number for number, entry in enumerate(self._entries) if entry[2] is value)
+        pattern = self._entries[at][1]
+        return [source for _, other, _, source in self._entries[at + 1 :] if patterns_meet(other, pattern)]
+
+    def after_ended(self, start: int, pattern: str) -> list[Source]:
+        """The same of one that has ended, by its start; 0 = not known, then all that may match the same."""
+        return [
+            source
+            for first, other, _, source in self._entries
+            if patterns_meet(other, pattern) and (not start or (first, other) >= (start, pattern))
+        ]
 
     def owner(self, subject: str, sequence: int, own: bool = False) -> tuple[T | None, int]:
         """Who delivers the message, and the highest QoS granted by any subscription that it matches.

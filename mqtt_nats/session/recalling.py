@@ -9,10 +9,14 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from mqtt_nats.session.delivery import SENT, WAITING, Delivery, Source
 from mqtt_nats.session.ports import NOWHERE, Ports
 from mqtt_nats.session.unsequenced import Unsequenced
+
+PAST: Final = 4096
+"""Sequences that are remembered of subscriptions that are no more."""
 
 
 class Recalling(Unsequenced):
@@ -33,6 +37,10 @@ class Recalling(Unsequenced):
         self._wary = False  # else no message is sent without a thought
         self.on_room: Callable[[], None] | None = None
         """Called when acknowledgements may have made room."""
+        self.ended = 0
+        """Up to this sequence subscriptions that have ended may have brought messages which others match too."""
+        self._past: deque[int] = deque(maxlen=PAST)
+        """Sequences that were completed last by subscriptions which are no more."""
         self._unsent: set[int] = set()
         """Sequences that were taken and not sent: when they come again it is for the first time."""
 
@@ -117,6 +125,21 @@ class Recalling(Unsequenced):
 
     # -- changes of subscriptions ---------------------------------------------------------------
 
+    def forget(self, source: Source) -> None:
+        """A subscription that has ended is complete: its consumer is no more."""
+        if source in self.sources:
+            self.sources.remove(source)
+            self._past.extend(source.done)
+
+    def begin_anew(self) -> None:
+        """The stream counts from 1 again."""
+        self.ended = 0
+        self._past.clear()
+
+    def _had(self, sequence: int) -> bool:
+        """Whether the client has had a message whole, by whichever subscription, of those that were lately."""
+        return any(sequence in source.done for source in self.sources) or sequence in self._past
+
     def holds(self, source: Source) -> bool:
         """True while a message of ``source`` is on its way, or JetStream has to confirm that it is complete."""
         return (
@@ -138,6 +161,7 @@ class Recalling(Unsequenced):
             What is still in flight; the source may go when all of it is complete.
         """
         source.end = max(source.last, 1)
+        self.ended = max(self.ended, source.end)
         again: list[tuple[int, Delivery]] = []
         for delivery in [*source.backlog, *(d for _, d in self._waiting if d.source is source)]:
             # An earlier connection may have sent it: it is completed [MQTT-3.10.4-3].

@@ -78,12 +78,16 @@ class SharedSubscription:
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """Consumer of an ended subscription (or lower QoS): delivers at `qos` up to stream sequence `end`, then goes."""
+    """Consumer of an ended subscription (or lower QoS): delivers at `qos` up to stream sequence `end`, then goes.
+
+    `start`: where the subscription had begun; 0 = not known.
+    """
 
     name: str
     filter_subject: str
     qos: int
     end: int
+    start: int = 0
 
 
 @dataclass(slots=True)
@@ -182,7 +186,9 @@ def _encode_v5(v5: V5) -> dict[str, object]:
         body["start"] = v5.start
     if v5.draining:
         body["draining"] = [
-            {"name": d.name, "filter_subject": d.filter_subject, "qos": d.qos, "end": d.end} for d in v5.draining
+            {"name": d.name, "filter_subject": d.filter_subject, "qos": d.qos, "end": d.end}
+            | ({"start": d.start} if d.start else {})
+            for d in v5.draining
         ]
     if v5.replay:
         body["replay"] = v5.replay
@@ -346,6 +352,7 @@ def _v5(value: object, client_hash: str) -> V5:
             inner.text("filter_subject"),
             inner.number("qos", 0, 2),
             inner.number("end", 0, _MAX_SEQUENCE),
+            inner.number("start", 0, _MAX_SEQUENCE, 0),
         )
         if not _is_consumer_of(entry.name, client_hash) or not _is_subject(entry.filter_subject):
             raise PoisonedRecord("v5: draining does not name a consumer of this client")

@@ -136,6 +136,22 @@ def test_an_ended_subscription_leaves_the_rest() -> None:
     assert overlap.owner("a.c", 9) == (None, 0)
 
 
+def test_who_may_have_left_messages_to_an_ended_subscription() -> None:
+    """Those that come after it; the ones before it had their messages themselves."""
+    overlap: Overlap[str] = Overlap()
+    sources = {name: Source(1, start, 100) for name, start in [("first", 5), ("a", 7), ("b", 7), ("last", 9), ("c", 9)]}
+    for name, pattern in [("first", "t.>"), ("a", "t"), ("b", "t"), ("last", "*"), ("c", "u")]:
+        overlap.add(pattern, name, sources[name])
+    assert overlap.after("first") == [], "another level"
+    assert overlap.after("a") == [sources["b"], sources["last"]]
+    assert overlap.after("b") == [sources["last"]], "of the same start and subject: as they were made"
+    assert overlap.after("last") == [sources["c"]]
+    overlap.remove("b")
+    assert overlap.after_ended(7, "t") == [sources["a"], sources["last"]], "who was first is not known any more"
+    assert overlap.after_ended(8, "t") == [sources["last"]]
+    assert overlap.after_ended(0, "t") == [sources["a"], sources["last"]]
+
+
 def test_a_changed_qos_counts_from_where_it_was_changed() -> None:
     overlap: Overlap[str] = Overlap()
     source = Source(2, 1, 100)

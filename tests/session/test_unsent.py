@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from mqtt_nats.session.durable import packet_id
-from tests.session.test_durable import PUBACK, session, source
+from tests.session.test_durable import PUBACK, PUBCOMP, PUBREC, session, source
 
 
 def test_what_waits_was_not_sent() -> None:
@@ -19,6 +19,41 @@ def test_what_waits_was_not_sent() -> None:
     assert machine.unsent() == {6, 8}
     machine.acknowledged(PUBACK, [packet_id(5)])
     assert machine.unsent() == {8}
+
+
+def test_what_an_ended_subscription_brings_late_was_sent_through_another() -> None:
+    """The client has had it, and acknowledged it: its first delivery by a second consumer is not one for the client."""
+    one, ended = source(), source()
+    machine, ports = session(one, ended)
+    machine.arrived(one, 11, 1, b"one", None, 1)
+    machine.acknowledged(PUBACK, [packet_id(11)])
+    machine.drain(ended)
+    ended.end = machine.ended = 11
+    ports.take()
+    machine.arrived(ended, 11, 1, b"late", None, 1)
+    assert ports.take() == [("ack", b"late")]
+
+
+def test_what_an_ended_subscription_has_brought_is_not_brought_again() -> None:
+    """The consumer of one that matches the same is behind, and the ended one's is no more when it brings that."""
+    ended, one = source(), source()
+    machine, ports = session(ended, one)
+    for sequence in (11, 12):
+        machine.arrived(ended, sequence, 1, b"", None, 2)
+        machine.acknowledged(PUBREC, [packet_id(sequence)])
+        machine.pubrel_stored(packet_id(sequence))
+        machine.acknowledged(PUBCOMP, [packet_id(sequence)])
+        machine.confirmed(packet_id(sequence))
+        machine.pubrel_delivered(packet_id(sequence), sequence, b"record")
+    machine.drain(ended)
+    machine.forget(ended)
+    ports.take()
+    assert not machine.sent_at_once(one, 11, 2, b"late")
+    machine.arrived(one, 11, 1, b"late", None, 2)
+    assert ports.take() == [("ack", b"late")]
+    machine.begin_anew()  # another stream, in which the sequence is another message's
+    machine.arrived(one, 12, 1, b"new", None, 2)
+    assert ports.take() == [("publish", 12, 2, False)]
 
 
 def test_what_has_not_come_again_was_not_sent_either() -> None:
