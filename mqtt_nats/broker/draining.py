@@ -47,6 +47,12 @@ def drain(side: DurableSide, key: str) -> Draining | None:
         record.v5.was[other.key] = (other.source.was_qos, other.source.until)
     source = attachment.source
     attachment.heirs = {other: other.last for other in others}
+    if others:
+        side.machine.ended = max(side.machine.ended, source.last, *attachment.heirs.values())
+    for former in side.attachments.values():  # what one of them had left to this one others had left to this one too
+        limit = former.heirs.get(source, 0) if former.source.end and not former.spent else 0
+        for heir in former.heirs.keys() & attachment.heirs.keys() if limit else ():
+            former.heirs[heir] = max(former.heirs[heir], min(heir.last, limit))
 
     def keep(delivery: Delivery) -> bool:
         message: Stored = delivery.body
@@ -64,7 +70,6 @@ def drain(side: DurableSide, key: str) -> Draining | None:
     if any(other.last > source.last for other in others):
         # They have acknowledged what was this one's to deliver, and perhaps it has not been given that yet.
         source.end = max(source.end, *attachment.heirs.values())
-        side.machine.ended = max(side.machine.ended, source.end)
         qos += [other.qos for other in others]
         stand_before(attachment)
         watch(side, attachment)
@@ -128,22 +133,25 @@ async def _look_for_rest(side: DurableSide, attachment: Attachment) -> None:
 
 def inherited(side: DurableSide, attachment: Attachment, message: Stored, sequence: int) -> int:
     """The QoS at which other subscriptions take a message that they had left to an ended one; 0: they do not."""
-    owner, granted = side.overlap.owner(message.subject, sequence, _own(side, message))
+    own = message.sender == side.client.client_id
+    if own and attachment.source.no_local:
+        return 0
+    owner, granted = side.overlap.owner(message.subject, sequence, own)
+    if own:  # the present owner may have had No Local then, and not have it now
+        owners = side.overlap.matching(message.subject, sequence, own)
+        owner = next((one for one in owners if one.source in attachment.heirs), None)
     return granted if owner is not None and sequence <= attachment.heirs.get(owner.source, 0) else 0
 
 
 def was_sent(side: DurableSide, attachment: Attachment, message: Stored, sequence: int) -> int:
     """The QoS at which an ended subscription may have sent a message; 0: it was never its own."""
-    owner, _ = side.overlap.owner(message.subject, sequence, _own(side, message))
+    own = message.sender == side.client.client_id
+    if own:
+        return 0 if attachment.source.no_local else attachment.source.granted(sequence)
+    owner, _ = side.overlap.owner(message.subject, sequence)
     if owner is not None and owner.source not in attachment.heirs:
         return 0
     return attachment.source.granted(sequence)
-
-
-def _own(side: DurableSide, message: Stored) -> bool:
-    """Whether the session has published a message, where that counts."""
-    client = side.client
-    return bool(client.no_local or client.options) and message.sender == client.client_id
 
 
 def finish(side: DurableSide, attachment: Attachment) -> None:

@@ -109,6 +109,7 @@ class Source:
         self.last = self.first = self.base = self.clear = self.forgone = 0
         self.was_qos = self.until = 0
         self.done.clear()
+        self.left.clear()
         self.past.clear()
 
     def attaching(self) -> None:

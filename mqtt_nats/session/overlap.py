@@ -91,6 +91,11 @@ class Overlap(Generic[T]):
                 granted = max(granted, source.granted(sequence))
         return owner, granted
 
+    def matching(self, subject: str, sequence: int, own: bool) -> list[T]:
+        """All that match a message, the owner first."""
+        matching = self._match(subject)
+        return [value for start, _, value, one in matching if start <= sequence and not (own and one.no_local)]
+
     def extras(self, subject: str, sequence: int, own: bool) -> tuple[list[int], bool]:
         """Subscription identifiers of everything that matches, and whether RETAIN stays as published (5.0)."""
         identifiers: list[int] = []

@@ -143,7 +143,8 @@ class Recalling(Unsequenced):
     def holds(self, source: Source) -> bool:
         """True while a message of ``source`` is on its way, or JetStream has to confirm that it is complete."""
         return (
-            any(delivery.source is source for delivery in self.inflight.values())
+            bool(source.backlog)
+            or any(delivery.source is source for delivery in self.inflight.values())
             or any(delivery.source is source for _, delivery in self._waiting)
             or any(
                 release.unconfirmed > 0 and release.delivery is not None and release.delivery.source is source
@@ -161,7 +162,6 @@ class Recalling(Unsequenced):
             What is still in flight; the source may go when all of it is complete.
         """
         source.end = max(source.last, 1)
-        self.ended = max(self.ended, source.end)
         again: list[tuple[int, Delivery]] = []
         for delivery in [*source.backlog, *(d for _, d in self._waiting if d.source is source)]:
             # An earlier connection may have sent it: it is completed [MQTT-3.10.4-3].

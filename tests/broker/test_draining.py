@@ -8,15 +8,18 @@ import nats
 import orjson
 
 from mqtt_nats.broker.attachment import Attachment
-from mqtt_nats.broker.draining import inherited, still_draining, was_sent
+from mqtt_nats.broker.draining import drain, inherited, still_draining, was_sent
 from mqtt_nats.session.delivery import Source
+from mqtt_nats.session.durable import packet_id
 from mqtt_nats.session.overlap import Overlap
 from mqtt_streams.consumers import ConsumerRef
 from mqtt_streams.hashing import name_hash
+from mqtt_streams.sessions import V5, SessionRecord
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient
 from tests.harness.waiting import aeventually
+from tests.session.test_durable import PUBACK, session
 
 
 class Session:
@@ -24,14 +27,23 @@ class Session:
 
     def __init__(self) -> None:
         self.overlap: Overlap[Attachment] = Overlap()
-        self.machine = SimpleNamespace(ended=0)
-        self.client = SimpleNamespace(no_local=False, options=0, client_id="me")
+        self.machine, _ = session()
+        self.attachments: dict[str, Attachment] = {}
+        self.record = SessionRecord("me", v5=V5())
+        broker = SimpleNamespace(spawn=lambda work, name: work.close())
+        self.client = SimpleNamespace(no_local=False, options=0, client_id="me", record=self.record, broker=broker)
+
+    def settle(self) -> None:
+        pass
 
     def subscription(self, subject: str, start: int, end: int = 0) -> Attachment:
         source = Source(1, start, 100, end)
-        attachment = Attachment("" if end else subject, ConsumerRef("name", "", f"$MQTT.msgs.{subject}", 100), source)
+        consumer = ConsumerRef(f"from {start}", "", f"$MQTT.msgs.{subject}", 100)
+        attachment = self.attachments[consumer.durable_name] = Attachment(str(start), consumer, source)
         if not end:
             self.overlap.add(subject, attachment, source)
+            self.record.cons[str(start)] = consumer
+            self.machine.sources.append(source)
         return attachment
 
 
@@ -67,6 +79,42 @@ def test_own_messages_that_the_first_one_does_not_take() -> None:
     assert [inherited(side, ended, message(sender), 15) for sender in ("me", "somebody")] == [1, 0]
     assert [was_sent(side, ended, message(sender), 15) for sender in ("me", "somebody")] == [1, 0]
     assert after.source.held
+    before.source.no_local = False  # it was subscribed again: what it had not had then it has not now
+    side.client.options = 0
+    assert inherited(side, ended, message("me"), 15) == 1
+    assert was_sent(side, ended, message("me"), 15) == 1
+    ended.source.no_local = True
+    assert inherited(side, ended, message("me"), 15) == 0
+    assert was_sent(side, ended, message("me"), 15) == 0
+
+
+async def test_one_more_ends_while_an_ended_one_has_something_left() -> None:
+    """The third has left a message to the second since, which had left it to the first: so it is from the first."""
+    side: Any = Session()
+    first, second, third = (side.subscription("t", start) for start in (1, 5, 9))
+    first.source.last, second.source.last, third.source.last = 20, 30, 10
+    drain(side, "1")
+    assert not first.spent
+    assert [inherited(side, first, message(), sequence) for sequence in (8, 25, 31)] == [1, 1, 0]
+    third.source.last = 28
+    drain(side, "5")
+    assert inherited(side, first, message(), 25) == 1
+    assert inherited(side, first, message(), 29) == 0
+    assert side.machine.ended == 30
+
+
+def test_what_is_held_back_of_an_ended_subscription_keeps_its_consumer() -> None:
+    """It stands behind another ended one, and nobody else would bring it."""
+    one = Source(1, 1, 100)
+    machine, _ = session(one)
+    machine.drain(one)
+    one.held += Source.BEHIND
+    machine.arrived(one, 5, 1, b"held", message(), 1)
+    assert machine.holds(one)
+    machine.follow(one)
+    assert machine.holds(one)
+    machine.acknowledged(PUBACK, [packet_id(5)])
+    assert not machine.holds(one)
 
 
 def test_where_an_ended_subscription_began_is_not_known() -> None:

@@ -46,6 +46,7 @@ def test_what_an_ended_subscription_has_brought_is_not_brought_again() -> None:
         machine.confirmed(packet_id(sequence))
         machine.pubrel_delivered(packet_id(sequence), sequence, b"record")
     machine.drain(ended)
+    machine.ended = ended.end
     machine.forget(ended)
     ports.take()
     assert not machine.sent_at_once(one, 11, 2, b"late")
