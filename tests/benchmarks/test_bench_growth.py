@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,11 +27,12 @@ def test_curves_are_measured_and_drawn(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_another_build_of_ours(tmp_path: Path) -> None:
     """The command that starts it is told, without the directory in which it was called."""
-    ours = f"env WHERE={Path.cwd()} {peers.OURS_COMMAND}"
+    program = f"{sys.executable} -m mqtt_nats"
+    ours = f"env WHERE={Path.cwd()} {peers.OURS_COMMAND.replace('mqtt-nats', program, 1)}"
     arguments = ["--only", "payload", "--most", "32", "--peers", "ours", "--ours", ours, "--seconds", "0.2"]
     assert main([*arguments, "--docs", str(tmp_path)]) == 0
     text = (tmp_path / "growth.md").read_text()
-    assert "--ours 'env WHERE=$PWD mqtt-nats serve" in text
+    assert "--ours 'env WHERE=$PWD " in text
     assert str(Path.cwd()) not in text
     with pytest.raises(SystemExit):
         main(["--peers", "ours", "--ours", "/nowhere/to/be/found"])
