@@ -77,6 +77,17 @@ async def test_requests_get_their_own_replies(link: FakeLink, inbox: Inbox) -> N
     assert not inbox.waiters
 
 
+@pytest.mark.parametrize(("subject", "missing"), [("$JS.API.STREAM.INFO.a", True), ("$MQTT.gateways.left.a", False)])
+async def test_what_a_silence_says(link: FakeLink, inbox: Inbox, subject: str, missing: bool) -> None:
+    """Of a stream that it may be no more; of a gateway that it is dead."""
+    task = asyncio.create_task(inbox.request(subject))
+    await asyncio.sleep(0)
+    link.reply(b"", NO_RESPONDERS)
+    with pytest.raises(NoResponders):
+        await task
+    assert inbox.unheard is missing
+
+
 async def test_no_responders_and_silence(link: FakeLink, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SWEEP", 0.01)
     task = asyncio.create_task(inbox.request("nobody"))

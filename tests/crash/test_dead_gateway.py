@@ -11,6 +11,7 @@ from typing import Any
 import nats
 import pytest
 
+from mqtt_nats.broker.leaving import LEFT
 from mqtt_nats.codec import Disconnect, Subscription, Will
 from mqtt_streams.hashing import name_hash
 from tests.conftest import GatewayFactory, NatsFactory
@@ -19,6 +20,7 @@ from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient, topic_of
 from tests.harness.rawclient5 import RawClient5
 from tests.harness.waiting import aeventually
+from tests.integration.conftest import live
 
 LEASE = 2  # seconds
 SOON = LEASE * 5.0
@@ -143,7 +145,7 @@ async def test_no_false_wills_after_an_outage(cluster: tuple[NatsServer, list[Ga
 
 async def test_gateway_that_was_taken_for_dead(cluster: tuple[NatsServer, list[Gateway]], connect: Connect) -> None:
     """A stopped gateway comes back: it lets go of clients that others have dealt with, and serves new ones."""
-    _, (first, second, _) = cluster
+    server, (first, second, _) = cluster
     watch = await watcher(connect, second, "watch")
     client = await connect(first, "client", will=Will("wills/stopped", b"x", 0, False))
     os.kill(first.pid, signal.SIGSTOP)
@@ -159,6 +161,12 @@ async def test_gateway_that_was_taken_for_dead(cluster: tuple[NatsServer, list[G
     await watch.quiet()
     again.drop()
     await watch.message("wills/stopped", b"y", SOON)
+    durable = await connect(first, "durable", clean=False, session_expiry_interval=300)
+    await durable.subscribe("durable", qos=1)
+    control = await nats.connect(server.url)
+    name = (await live(control.jetstream(), "durable")).gateway
+    await control.request(LEFT + name, b"nobody", timeout=SOON)  # under the name that it has now
+    await control.close()
 
 
 @pytest.mark.parametrize("how", ["resumed", "clean start", "nobody", "session ends"])

@@ -52,7 +52,10 @@ def test_what_an_ended_subscription_has_brought_is_not_brought_again() -> None:
     assert not machine.sent_at_once(one, 11, 2, b"late")
     machine.arrived(one, 11, 1, b"late", None, 2)
     assert ports.take() == [("ack", b"late")]
+    machine.passed_over(one, 12, 1, b"left")
+    ports.take()
     machine.begin_anew()  # another stream, in which the sequence is another message's
+    one.begin_anew()
     machine.arrived(one, 12, 1, b"new", None, 2)
     assert ports.take() == [("publish", 12, 2, False)]
 
