@@ -15,6 +15,10 @@ from typing import Final
 # What a client that reads again is given at a time: enough for its socket to say that it is full again (bytes).
 PIECE: Final = 256 * 1024 + 1
 
+# So few chunks with so many bytes are handed to the socket one by one: to join them would copy them.
+FEW: Final = 16
+LARGE: Final = 64 * 1024
+
 
 class Outlet:
     """The outgoing bytes of one connection.
@@ -76,8 +80,15 @@ class Outlet:
         self.dirty = False
         chunks = self.chunks
         if chunks and not self.clogged:
-            if self.send is not None:
-                self.send(b"".join(chunks) if len(chunks) > 1 else chunks[0])
+            send = self.send
+            if send is not None:
+                if len(chunks) == 1:
+                    send(chunks[0])
+                elif len(chunks) < FEW and sum(map(len, chunks)) > LARGE:
+                    for chunk in chunks:
+                        send(chunk)
+                else:
+                    send(b"".join(chunks))
             chunks.clear()
 
     def clog(self) -> None:

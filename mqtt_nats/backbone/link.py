@@ -37,9 +37,9 @@ Handler = Callable[[bytes, bytes, bytes, bytes], None]
 RunHandler = Callable[[bytes, list[bytes]], None]
 """``run(subject, payloads)``: messages in a row without headers and reply, with payloads of one size."""
 
-# So few parts with so many bytes are handed to the socket as they are: to join them would copy them.
-FEW = 64
+# Parts with so many bytes, in all and on the average, are handed to the socket as they are: to join them copies them.
 LARGE = 64 * 1024
+LARGE_PART = 1024
 
 # Above this many bytes waiting in the socket the gateway stops reading from publishers.
 WRITE_HIGH_WATER = 4 * 1024 * 1024
@@ -77,7 +77,7 @@ class Link(Client):
         self.handlers: dict[bytes, Handler] = {}
         self.runs: dict[bytes, RunHandler] = {}
         """What takes plain messages that follow each other with one subject and one size, all at once."""
-        self.out: list[bytes] = []
+        self.out: list[bytes | memoryview] = []
         self.wire: Wire | None = None
         self._last_wire: Wire | None = None
         self.heard = time()
@@ -121,7 +121,7 @@ class Link(Client):
             if wire is not None:
                 if len(out) == 1:
                     wire.transport.write(out[0])
-                elif len(out) < FEW and sum(map(len, out)) > LARGE:
+                elif sum(map(len, out)) > max(LARGE, len(out) * LARGE_PART):
                     wire.transport.writelines(out)
                 else:
                     wire.transport.write(b"".join(out))

@@ -131,6 +131,8 @@ class Store:
         self.now = asyncio.get_running_loop().time()
         self.max_payload = link.max_payload
         self.resent = 0
+        self.attempt = 0
+        """Grows whenever something that is pending may be sent again."""
         self.unheard = False
         """Nobody was there to store something: its stream has no leader, or is no more. Reset by whoever looks."""
         self.on_absent: Callable[[bytes], None] = self.assume
@@ -282,6 +284,7 @@ class Store:
     def offline(self) -> None:
         """The connection is gone: keep what is pending, send nothing."""
         self._stalled = True
+        self.attempt += 1
         self._cancel()
 
     def online(self) -> None:
@@ -297,6 +300,7 @@ class Store:
         """
         if not self._stalled:
             self._stalled = True
+            self.attempt += 1
             self._delay = PROBE_FIRST
             log.warning("JetStream does not store: %s; %d publishes wait", reason, len(self.pending))
         if self._probe is None and self._looking is None:
@@ -324,6 +328,7 @@ class Store:
         doubtful = self._doubtful()
         if doubtful:
             self._stalled = True
+            self.attempt += 1
             self._looking = asyncio.get_running_loop().create_task(self._look(doubtful), name="stores in doubt")
             return
         if self._stalled:

@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats import natstime
 from mqtt_nats.backbone.store import Silent
-from mqtt_nats.broker.operations import DeleteOp, HoldOp, Receipt, ReleaseOp, RetainedOp
+from mqtt_nats.broker.operations import HoldOp, Receipt, ReleaseOp, RemoveOp, RetainedOp
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.publishing import RETAIN_LINE, aged, bare, message, restored
 from mqtt_nats.broker.retaining import store_retained
 from mqtt_nats.broker.scheduling import release_of
 from mqtt_nats.broker.takers import Taken, Taker
 from mqtt_nats.codec import MqttError, QuotaExceeded, ReasonCode
+from mqtt_nats.session.clearance import Clearance
 from mqtt_nats.session.inbound import Action, InboundQos2
 from mqtt_streams.headers import get
-from mqtt_streams.qos2 import STREAM, Held, held_block, held_subject, release_id, release_stored
+from mqtt_streams.qos2 import PREFIX, STREAM, Held, held_block, held_subject, release_id, release_stored
 from mqtt_streams.stored import purge
 from mqtt_streams.subjects import topic_to_subject, wire_topic
 
@@ -40,6 +41,8 @@ log = logging.getLogger("mqtt_nats.broker")
 # Held messages kept in memory per client; what is beyond is read back when it is released.
 KEEP_BYTES: Final = 1024 * 1024
 
+TOGETHER: Final = 3
+"""Records from which on it costs less to remove what is held up to a sequence than each of them."""
 
 LATE: Final = 5.0
 """Seconds after which nothing more comes from a gateway that had the session before."""
@@ -76,14 +79,19 @@ class HeldPublish:
 class Inbound:
     """The receiver's side of a client's QoS 2 publishes."""
 
-    __slots__ = ("_kept", "_publishes", "_reloading", "machine", "newest")
+    __slots__ = ("_clearance", "_done", "_kept", "_publishes", "_reloading", "_removing", "machine", "newest")
 
     def __init__(self) -> None:
         # The client holds this and is not held by it: together they would wait for the collector.
+        self._clearance = Clearance()
+        self._done: list[tuple[HeldPublish, Receipt]] = []
+        """Released, and the record is still there."""
         self._kept = 0
         self._publishes: dict[int, HeldPublish] = {}
         self._reloading = 0
         """Releases that wait for what has to be read back, and those behind them."""
+        self._removing = 0
+        """Requests to remove records that are to be answered, or the one that is to be made at the end of the turn."""
         self.machine = InboundQos2()
         self.newest = 0
         """Highest sequence of what this connection has held."""
@@ -101,6 +109,7 @@ class Inbound:
             held.sequence = record.seq
             held.since = record.time_ns / 1e9
             self._publishes[held.id] = held
+            self._clearance.restore(held.id, held.sequence)
             self.machine.stored(held.id)
         known = {record.seq for record in records}
         arguments = client.broker, client.client_id, known, client.epoch
@@ -151,6 +160,7 @@ class Inbound:
                 operation = HoldOp(client, held)
                 client.receipts.append(operation)
                 self.hold(client, operation, route, payload)
+                self._clearance.send(identifier, client.broker.store.attempt)
                 if keep:
                     self._kept += len(payload)
                 else:
@@ -185,11 +195,13 @@ class Inbound:
             client.broker.link.kick()
             return
         held.sequence = sequence
+        self._clearance.held(held.id, sequence)
         self.newest = max(self.newest, sequence)
         self.machine.stored(held.id)
 
     def stray(self, client: Client, operation: HoldOp) -> None:
         """Something that is not this session's is held under the identifier: remove it and store again."""
+        self._clearance.astray()
 
         async def replace() -> None:
             broker = client.broker
@@ -319,15 +331,38 @@ class Inbound:
         self._release(client, held, receipt)
 
     def stored(self, client: Client, held: HeldPublish, receipt: Receipt) -> None:
-        """The release is stored: delete the held record."""
-        body = b'{"seq":%d,"no_erase":true}' % held.sequence
-        client.broker.store.call(client.broker.delete_held, body, DeleteOp(client, held, receipt))
-        client.broker.link.kick()
+        """The release is stored: remove the held record, with others that get here while a removal is under way."""
+        self._clearance.done(held.id)
+        self._done.append((held, receipt))
+        if not self._removing:
+            self._removing = 1
+            asyncio.get_running_loop().call_soon(self.removed, client)
+
+    def removed(self, client: Client) -> None:
+        """A request to remove records is answered: when all are, make the next."""
+        self._removing -= 1
+        if self._removing or not self._done:
+            return
+        done, self._done = self._done, []
+        broker = client.broker
+        store = broker.store
+        bound = self._clearance.bound(store.attempt) if len(done) >= TOGETHER else 0
+        together = [one for one in done if one[0].sequence <= bound]
+        if len(together) >= TOGETHER:
+            self._removing = 1
+            body = b'{"filter":"%b%b.*","seq":%d}' % (PREFIX.encode(), client.token.encode(), bound + 1)
+            store.call(broker.purge_held, body, RemoveOp(client, together))
+            done = [one for one in done if one[0].sequence > bound]
+        for one in done:
+            self._removing += 1
+            store.call(broker.delete_held, b'{"seq":%d,"no_erase":true}' % one[0].sequence, RemoveOp(client, [one]))
+        broker.link.kick()
 
     def deleted(self, held: HeldPublish) -> None:
         """The held record is gone: the identifier is free."""
         if self._publishes.get(held.id) is held:
             del self._publishes[held.id]
+            self._clearance.gone(held.id)
             self.machine.released(held.id)
             if held.payload is not None and not held.since:
                 self._kept -= len(held.payload)

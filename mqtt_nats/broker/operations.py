@@ -183,20 +183,22 @@ class ReleaseOp(Op):
         self.client.refused(error)
 
 
-class DeleteOp(Op):
-    """The deletion of a held record; then PUBCOMP."""
+class RemoveOp(Op):
+    """The removal of held records; then their PUBCOMPs."""
 
-    __slots__ = ("client", "held", "receipt")
+    __slots__ = ("client", "done")
 
-    def __init__(self, client: Client, held: HeldPublish, receipt: Receipt) -> None:
+    def __init__(self, client: Client, done: list[tuple[HeldPublish, Receipt]]) -> None:
         self.client = client
-        self.held = held
-        self.receipt = receipt
+        self.done = done
 
     def stored(self, ack: bytes) -> None:
-        """The identifier is free."""
-        self.client.inbound.deleted(self.held)
-        self.receipt.stored(ack)
+        """The identifiers are free."""
+        inbound = self.client.inbound
+        for held, receipt in self.done:
+            inbound.deleted(held)
+            receipt.stored(ack)
+        inbound.removed(self.client)
 
     def failed(self, error: ApiError) -> None:
         """What is gone is gone."""
@@ -204,6 +206,7 @@ class DeleteOp(Op):
             self.stored(b"")
         else:
             self.client.refused(error)
+            self.client.inbound.removed(self.client)
 
 
 class PubrelOp(Op):

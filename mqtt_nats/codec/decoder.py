@@ -62,6 +62,7 @@ _PINGREQ: Final = PingReq()
 _PINGRESP: Final = PingResp()
 
 _BLOCK: Final = 16  # packets that one struct layout covers: cheap to compile, and the cost per packet is low enough
+_PART: Final = 2048  # bytes of an incomplete packet that are not copied before the rest of it has come
 
 
 def _actions(version: int, from_server: bool, max_qos: int) -> bytes:
@@ -99,7 +100,7 @@ class Decoder:
     `version` 0 waits for CONNECT and then speaks its version; 4 (MQTT 3.1.1) or 5 starts after CONNECT.
     """
 
-    __slots__ = ("_actions", "_held", "_limit", "_limits", "_need", "error", "version")
+    __slots__ = ("_actions", "_held", "_limit", "_limits", "_need", "_size", "error", "version")
 
     from_server = False
 
@@ -107,7 +108,8 @@ class Decoder:
         self._limits = limits
         self._limit = limits.max_packet_size if version else limits.connect_packet_size
         self._actions = _ACTIONS[version, self.from_server, limits.max_qos]
-        self._held: bytearray | None = None  # start of an incomplete packet
+        self._held: list[bytes | bytearray | memoryview] = []  # start of an incomplete packet, in parts
+        self._size = 0  # bytes of `_held`
         self._need = 0  # bytes of `_held` before there is anything to parse
         self.error: MqttError | None = None
         """The violation that ended decoding."""
@@ -121,17 +123,15 @@ class Decoder:
         packets: list[Packet] = []
         start = 0
         try:
-            held = self._held
-            while held is not None:  # only what completes it is joined to it: the rest is not copied
-                more = self._need - len(held)
+            while self._held:  # only what completes it is joined to it: the rest is not copied
+                more = self._need - self._size
                 if len(data) - start < more:
-                    held += data[start:] if start else data
+                    self._keep(data, start)
                     return packets
-                held += data[start : start + more]
+                held, self._held = self._held, []
+                held.append(data[start : start + more])
                 start += more
-                self._held = None
-                self._parse(bytes(held), 0, packets)
-                held = self._incomplete()
+                self._parse(b"".join(held), 0, packets)
             if start < len(data):
                 self._parse(data, start, packets)
         except MqttError as error:
@@ -260,12 +260,24 @@ class Decoder:
                 pos = after
 
     def _hold(self, data: bytes, pos: int, need: int) -> None:
-        """Keep what starts at `pos` until there are `need` bytes of it. A bytearray: many small reads stay linear."""
-        self._held = bytearray(data[pos:])
+        """Keep what starts at `pos` until there are `need` bytes of it."""
+        self._size = 0
         self._need = need
+        self._keep(data, pos)
 
-    def _incomplete(self) -> bytearray | None:
-        return self._held  # here, as a type checker takes it for what was assigned last
+    def _keep(self, data: bytes, pos: int) -> None:
+        """Keep the rest of a read. Small ones become one part, so that many of them cost no more than their bytes."""
+        held = self._held
+        size = len(data) - pos
+        self._size += size
+        if size >= _PART:
+            held.append(memoryview(data)[pos:] if size > pos else data[pos:])  # at most half is kept for nothing
+            return
+        last = held[-1] if held else None
+        if isinstance(last, bytearray):
+            last += data[pos:]
+        else:
+            held.append(bytearray(data[pos:]))
 
     def _read(self, first: int, reader: Reader) -> Packet:
         """Read any packet that is not PUBLISH or an acknowledgement."""

@@ -55,8 +55,13 @@ class Fanout:
         lead = b"%b%d\r\n" % (route.pub, run.step - start)
         if run.step > LARGE:
             out = self.link.out
-            for payload in run.payloads():
-                out.extend((lead, payload, b"\r\n"))
+            view = memoryview(raw)
+            following = b"\r\n" + lead
+            for at in range(start, len(raw), run.step):
+                out.append(lead)
+                out.append(view[at : at + run.step - start])
+                lead = following
+            out.append(b"\r\n")
         elif count == 1:
             self.link.out.append(b"%b%b\r\n" % (lead, raw[start:]))
         else:
