@@ -250,6 +250,9 @@ async def test_a_few_large_parts_leave_as_they_are() -> None:
     link.out += [b"PUB a 1\r\nx\r\n"] * LARGE
     link.write_out()
     assert len(bench.transport.lines) == 1, "many small ones are joined"
+    link.out += [b"PUB a 5000\r\n", memoryview(bytes(5000)), b"\r\n"] * 200
+    link.write_out()
+    assert [len(lines) for lines in bench.transport.lines[1:]] == [600], "many that are large on the average are not"
     assert len(bench.transport.written[-1]) == 12 * LARGE
 
 

@@ -57,6 +57,37 @@ def test_memory_of_an_incomplete_packet(size: int) -> None:
     assert run.payloads() == [bytes(500_000)]
 
 
+@pytest.mark.parametrize("sizes", [(1, 5000), (2047, 2048, 2049), (3, 100_000), (70_000,)])
+def test_large_packets_in_pieces(sizes: tuple[int, ...]) -> None:
+    """What is kept of an incomplete packet is joined in its order, whatever was copied of it."""
+    payloads = [bytes((number,)) * 90_000 + b"end" for number in range(1, 5)]
+    raw = b"".join(encode_publish(key("t"), payload, 0, False, False, 0, 4) for payload in payloads)
+    reader = Decoder(LIMITS, 4)
+    got: list[bytes] = []
+    at = number = 0
+    while at < len(raw):
+        size = sizes[number % len(sizes)]
+        for packet in reader.feed(raw[at : at + size]):
+            assert isinstance(packet, PublishRun)
+            got += packet.payloads()
+        at += size
+        number += 1
+    assert got == payloads
+
+
+def test_a_small_rest_does_not_keep_a_large_read() -> None:
+    reader = Decoder(LIMITS, 4)
+    small = encode_publish(key("t"), b"x" * 30_000, 0, False, False, 0, 4)
+    large = encode_publish(key("t"), bytes(500_000), 0, False, False, 0, 4)
+    tracemalloc.start()
+    try:
+        reader.feed(large + small[:20_000])
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 40_000
+
+
 @pytest.mark.parametrize(
     ("version", "head"), [(0, b"\x10\x81\x20"), (4, b"\x30\x81\x80\x40"), (5, b"\x82\xff\xff\x7f")]
 )

@@ -4,6 +4,7 @@
 from collections.abc import Iterator
 
 import pytest
+from nats.aio.msg import Msg
 
 from mqtt_nats.codec import Ack, Publish, Suback, Subscribe, Subscription
 from tests.conftest import GatewayFactory, NatsFactory
@@ -162,6 +163,46 @@ async def test_publishes_are_released_in_the_order_of_pubrels(connect: Connector
     await client.expect_ack(PUBCOMP, *reversed(ids))
     for index in reversed(range(20)):
         await listener.message(name, b"%d" % index)
+
+
+async def test_what_is_released_together_goes_together(
+    connect: Connector, name: str, stored: Stored, second_gateway: Gateway
+) -> None:
+    """One request removes many records, and none of a publish that waits for its PUBREL [MQTT-4.1.0-1]."""
+    asked: list[bytes] = []
+
+    async def note(message: Msg) -> None:
+        asked.append(message.data)
+
+    await stored.nats.subscribe("$JS.API.STREAM.PURGE.$MQTT_qos2in", cb=note)
+    await stored.nats.flush()
+    listener = await connect(f"{name}-listener")
+    await listener.subscribe(f"{name}/#", qos=1)
+    client = await connect(name, clean=False)
+    for start in range(0, 3000, 30):
+        ids = [client.publish(f"{name}/a", b"%d" % (start + index), 2) for index in range(30)]
+        await client.expect_ack(PUBREC, *ids)
+        kept = ids.pop(20)
+        client.ack(PUBREL, *ids)
+        await client.expect_ack(PUBCOMP, *ids)
+        for index in (*range(20), *range(21, 30)):
+            await listener.receive(f"{name}/a", b"%d" % (start + index))
+        held = (await stored.js.stream_info("$MQTT_qos2in", subjects_filter=f"$MQTT.qos2.in.{name}.*")).state.subjects
+        assert held == {f"$MQTT.qos2.in.{name}.{kept}": 1}
+        if len(asked) >= 3:
+            break
+        client.ack(PUBREL, kept)
+        await client.expect_ack(PUBCOMP, kept)
+        await listener.receive(f"{name}/a", b"%d" % (start + 20))
+    else:
+        pytest.fail("records are removed one by one")
+    client.drop()
+    client = await connect(name, clean=False, to=second_gateway)
+    client.ack(PUBREL, kept)
+    await client.expect_ack(PUBCOMP, kept)
+    await listener.receive(f"{name}/a", b"%d" % (start + 20))
+    await listener.quiet()
+    assert await stored.count("$MQTT_qos2in", f"$MQTT.qos2.in.{name}.*") == 0
 
 
 @pytest.mark.parametrize("where", ["same gateway", "other gateway", "gateway killed"])

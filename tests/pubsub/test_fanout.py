@@ -97,6 +97,7 @@ def test_large_packets_are_published_one_by_one(count: int) -> None:
     bench.fanout.run(bench.route("a"), run_of(*payloads), sender)
     expected = b"".join(b"PUB a %d\r\n%b\r\n" % (module.LARGE + 1, payload) for payload in payloads)
     assert b"".join(bench.main.out) == expected
+    assert [len(part) for part in bench.main.out[1::2]] == [module.LARGE + 1] * count, "a payload is copied"
 
 
 def test_a_run_past_a_gate() -> None:
