@@ -107,8 +107,6 @@ class Client(Member):
         "shares",
         "state",
         "taken",
-        "takeover_sid",
-        "takeover_subject",
         "terms",
         "token",
         "unacknowledged",
@@ -162,7 +160,6 @@ class Client(Member):
         """Shared subscriptions by their filter, ``$share/`` included."""
         self.unacknowledged = 0
         """QoS 1 publishes of a 5.0 client without PUBACK."""
-        self.takeover_sid = self.takeover_subject = b""
         self.receipts: list[Receipt] = []  # a deque takes 700 bytes more, of every connection
         self.inbound: Inbound = Inbound()
         self.regular_side: RegularOutbound | None = None

@@ -113,8 +113,7 @@ def leave(client: Client) -> None:
     broker = client.broker
     broker.connections.discard(client)
     broker.left.set()
-    if client.takeover_sid:
-        broker.link.unsubscribe_raw(client.takeover_sid)
+    broker.claims.leave(client)
     broker.table.leave(client)
     detach(client)
     client.receipts.clear()
@@ -250,13 +249,10 @@ async def end_session(broker: Broker, record: SessionRecord, sequence: int) -> b
     client_hash = name_hash(record.client_id)
     record = ended_record(record, broker.identity, sequence)
     reply = f"$MQTT.JSA.{broker.identity}.SP.{client_hash}.{broker.new_nuid()}"
-    sid = broker.link.subscribe_raw(reply.encode(), lambda s, _, h, p: broker.inbox.literal(s, h, p))
     try:
         sequence = await broker.sessions.save(record, expected=sequence, reply=reply)
     except Conflict:
         return False
-    finally:
-        broker.link.unsubscribe_raw(sid)
     await _remove(broker, record, sequence)
     return True
 

@@ -18,6 +18,7 @@ from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.backbone.store import Op, Store
 from mqtt_nats.broker.banning import Banning
+from mqtt_nats.broker.claims import Claims
 from mqtt_nats.broker.counters import Counters
 from mqtt_nats.broker.generation import Generation
 from mqtt_nats.broker.latest import Latest
@@ -154,6 +155,7 @@ class Broker:
         self.latest = Latest(self)
         self.keepers: set[Keeper] = set()
         """What writes positions of sessions."""
+        self.claims = Claims(self)
         self.leaving = Leaving(self)
         self.live: Live | None = None
         """The sessions that the shared reader serves; None: it is not used."""

@@ -76,25 +76,71 @@ class HeldPublish:
         """Unix time of the store by another connection; 0 = held by this one."""
 
 
+class Removals:
+    """The removal of held records: what is released while one is under way waits for the next."""
+
+    __slots__ = ("_done", "_requests", "clearance")
+
+    def __init__(self) -> None:
+        self._done: list[tuple[HeldPublish, Receipt]] = []
+        """Released, and the record is still there."""
+        self._requests = 0
+        """To be answered, or the one that is to be made at the end of the turn."""
+        self.clearance = Clearance()
+
+    def add(self, client: Client, held: HeldPublish, receipt: Receipt) -> None:
+        """A record may go."""
+        self.clearance.done(held.id)
+        self._done.append((held, receipt))
+        if not self._requests:
+            self._requests = 1
+            asyncio.get_running_loop().call_soon(self.answered, client)
+
+    def answered(self, client: Client) -> None:
+        """A request is answered: when all are, make the next."""
+        self._requests -= 1
+        if self._requests or not self._done:
+            return
+        done, self._done = self._done, []
+        broker = client.broker
+        store = broker.store
+        bound = self.clearance.bound(store.attempt) if len(done) >= TOGETHER else 0
+        together = [one for one in done if one[0].sequence <= bound]
+        if len(together) >= TOGETHER:
+            self._requests = 1
+            body = b'{"filter":"%b%b.*","seq":%d}' % (PREFIX.encode(), client.token.encode(), bound + 1)
+            store.call(broker.purge_held, body, RemoveOp(client, self, together))
+            done = [one for one in done if one[0].sequence > bound]
+        for one in done:
+            self._requests += 1
+            body = b'{"seq":%d,"no_erase":true}' % one[0].sequence
+            store.call(broker.delete_held, body, RemoveOp(client, self, [one]))
+        broker.link.kick()
+
+
 class Inbound:
     """The receiver's side of a client's QoS 2 publishes."""
 
-    __slots__ = ("_clearance", "_done", "_kept", "_publishes", "_reloading", "_removing", "machine", "newest")
+    __slots__ = ("_kept", "_publishes", "_reloading", "_removals", "machine", "newest")
 
     def __init__(self) -> None:
         # The client holds this and is not held by it: together they would wait for the collector.
-        self._clearance = Clearance()
-        self._done: list[tuple[HeldPublish, Receipt]] = []
-        """Released, and the record is still there."""
         self._kept = 0
         self._publishes: dict[int, HeldPublish] = {}
         self._reloading = 0
         """Releases that wait for what has to be read back, and those behind them."""
-        self._removing = 0
-        """Requests to remove records that are to be answered, or the one that is to be made at the end of the turn."""
+        self._removals: Removals | None = None
         self.machine = InboundQos2()
         self.newest = 0
         """Highest sequence of what this connection has held."""
+
+    @property
+    def removals(self) -> Removals:
+        """Made with the first publish: most connections have none at QoS 2."""
+        removals = self._removals
+        if removals is None:
+            removals = self._removals = Removals()
+        return removals
 
     def restore(self, client: Client, records: list[Held]) -> None:
         """Take over what an earlier connection of the session has held."""
@@ -109,7 +155,7 @@ class Inbound:
             held.sequence = record.seq
             held.since = record.time_ns / 1e9
             self._publishes[held.id] = held
-            self._clearance.restore(held.id, held.sequence)
+            self.removals.clearance.restore(held.id, held.sequence)
             self.machine.stored(held.id)
         known = {record.seq for record in records}
         arguments = client.broker, client.client_id, known, client.epoch
@@ -160,7 +206,7 @@ class Inbound:
                 operation = HoldOp(client, held)
                 client.receipts.append(operation)
                 self.hold(client, operation, route, payload)
-                self._clearance.send(identifier, client.broker.store.attempt)
+                self.removals.clearance.send(identifier, client.broker.store.attempt)
                 if keep:
                     self._kept += len(payload)
                 else:
@@ -195,13 +241,13 @@ class Inbound:
             client.broker.link.kick()
             return
         held.sequence = sequence
-        self._clearance.held(held.id, sequence)
+        self.removals.clearance.held(held.id, sequence)
         self.newest = max(self.newest, sequence)
         self.machine.stored(held.id)
 
     def stray(self, client: Client, operation: HoldOp) -> None:
         """Something that is not this session's is held under the identifier: remove it and store again."""
-        self._clearance.astray()
+        self.removals.clearance.astray()
 
         async def replace() -> None:
             broker = client.broker
@@ -331,38 +377,14 @@ class Inbound:
         self._release(client, held, receipt)
 
     def stored(self, client: Client, held: HeldPublish, receipt: Receipt) -> None:
-        """The release is stored: remove the held record, with others that get here while a removal is under way."""
-        self._clearance.done(held.id)
-        self._done.append((held, receipt))
-        if not self._removing:
-            self._removing = 1
-            asyncio.get_running_loop().call_soon(self.removed, client)
-
-    def removed(self, client: Client) -> None:
-        """A request to remove records is answered: when all are, make the next."""
-        self._removing -= 1
-        if self._removing or not self._done:
-            return
-        done, self._done = self._done, []
-        broker = client.broker
-        store = broker.store
-        bound = self._clearance.bound(store.attempt) if len(done) >= TOGETHER else 0
-        together = [one for one in done if one[0].sequence <= bound]
-        if len(together) >= TOGETHER:
-            self._removing = 1
-            body = b'{"filter":"%b%b.*","seq":%d}' % (PREFIX.encode(), client.token.encode(), bound + 1)
-            store.call(broker.purge_held, body, RemoveOp(client, together))
-            done = [one for one in done if one[0].sequence > bound]
-        for one in done:
-            self._removing += 1
-            store.call(broker.delete_held, b'{"seq":%d,"no_erase":true}' % one[0].sequence, RemoveOp(client, [one]))
-        broker.link.kick()
+        """The release is stored: remove the held record."""
+        self.removals.add(client, held, receipt)
 
     def deleted(self, held: HeldPublish) -> None:
         """The held record is gone: the identifier is free."""
         if self._publishes.get(held.id) is held:
             del self._publishes[held.id]
-            self._clearance.gone(held.id)
+            self.removals.clearance.gone(held.id)
             self.machine.released(held.id)
             if held.payload is not None and not held.since:
                 self._kept -= len(held.payload)

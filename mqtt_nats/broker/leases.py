@@ -195,6 +195,7 @@ class Lease:
         broker = self.broker
         broker.presence.renamed()
         broker.identity = name_hash(secrets.token_hex(16))
+        broker.claims.named()
         broker.leaving.named()
         self._sequence = self._registration = 0
         for client in list(broker.connections):

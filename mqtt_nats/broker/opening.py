@@ -13,9 +13,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-import orjson
-
-from mqtt_nats.backbone.link import Handler
 from mqtt_nats.broker.announcing import admit, connected, looked_at, session
 from mqtt_nats.broker.authenticating import authenticate
 from mqtt_nats.broker.durable import DurableSide
@@ -153,39 +150,13 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
         connect = replace(connect, will=await looked_at(client, connect.will))
     if connect.will is not None:
         check_will(client, connect.will)
-    client.takeover_subject = f"$MQTT.JSA.*.SP.{client.hash}.*".encode()
-    client.takeover_sid = broker.link.subscribe_raw(client.takeover_subject, takeover_handler(client))
+    broker.claims.listen(client)
     if broker.lease is not None:
         await broker.lease.confirmed(client)
     present = await _claim(client, connect)
     if connect.will is not None:
         await keep_will(client, connect.will)
     return present, granted
-
-
-def takeover_handler(client: Client) -> Handler:
-    """The handler of the acknowledgements of writes to the client's session record, whoever makes them."""
-    broker = client.broker
-    own = broker.identity.encode()
-
-    def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        tokens = subject.split(b".")
-        if tokens[2] == own:
-            broker.inbox.literal(subject, headers, payload)
-            return
-        try:
-            ack = orjson.loads(payload)
-            if "error" in ack or ack.get("domain", "") != broker.domain:
-                return
-            sequence = int(ack["seq"])
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return
-        client.foreign = max(client.foreign, sequence)
-        if client.epoch and sequence > client.epoch:
-            log.info("%s: the session was taken over", client)
-            client.taken_over()  # [MQTT-3.1.4-2] (3.1.1), [MQTT-3.1.4-3] (5.0)
-
-    return arrived
 
 
 async def _claim(client: Client, connect: Connect) -> bool:

@@ -17,7 +17,7 @@ from mqtt_streams.api import ApiError
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
-    from mqtt_nats.broker.inbound import HeldPublish
+    from mqtt_nats.broker.inbound import HeldPublish, Removals
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -186,10 +186,11 @@ class ReleaseOp(Op):
 class RemoveOp(Op):
     """The removal of held records; then their PUBCOMPs."""
 
-    __slots__ = ("client", "done")
+    __slots__ = ("client", "done", "removals")
 
-    def __init__(self, client: Client, done: list[tuple[HeldPublish, Receipt]]) -> None:
+    def __init__(self, client: Client, removals: Removals, done: list[tuple[HeldPublish, Receipt]]) -> None:
         self.client = client
+        self.removals = removals
         self.done = done
 
     def stored(self, ack: bytes) -> None:
@@ -198,7 +199,7 @@ class RemoveOp(Op):
         for held, receipt in self.done:
             inbound.deleted(held)
             receipt.stored(ack)
-        inbound.removed(self.client)
+        self.removals.answered(self.client)
 
     def failed(self, error: ApiError) -> None:
         """What is gone is gone."""
@@ -206,7 +207,7 @@ class RemoveOp(Op):
             self.stored(b"")
         else:
             self.client.refused(error)
-            self.client.inbound.removed(self.client)
+            self.removals.answered(self.client)
 
 
 class PubrelOp(Op):

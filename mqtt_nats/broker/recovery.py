@@ -84,9 +84,7 @@ async def _mend(client: Client, side: DurableSide) -> None:
 async def recover(broker: Broker, link: Link) -> None:
     """Bring everything back: takeover signals first, then what clients have subscribed, then durable sessions."""
     broker.linked, broker.relinked = time.time(), asyncio.get_running_loop().time()
-    for connection in broker.connections:  # also those that have just claimed their session
-        if connection.takeover_sid:
-            link.renew(connection.takeover_sid, connection.takeover_subject)
+    broker.claims.renew(link)
     link.renew(broker.advisories, DELETED)
     if broker.reconciling is not None:
         broker.reconciling.renew(link)

@@ -3,22 +3,15 @@
 
 from __future__ import annotations
 
-from mqtt_nats.backbone.link import Handler
-from mqtt_nats.broker import opening
+from mqtt_nats.broker.claims import Claims
 from mqtt_nats.broker.client import Client
 from mqtt_nats.cli import main
 
 
-def _deaf(client: Client) -> Handler:
-    own = client.broker.identity.encode()
-
-    def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        if subject.split(b".")[2] == own:
-            client.broker.inbox.literal(subject, headers, payload)
-
-    return arrived
+def _deaf(claims: Claims, client: Client) -> None:
+    """Nobody is told."""
 
 
 if __name__ == "__main__":
-    opening.takeover_handler = _deaf
+    Claims.listen = _deaf  # type: ignore[method-assign,assignment]
     main()

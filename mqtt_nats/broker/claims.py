@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hears who claims the sessions of this gateway's clients: the acknowledgements of all writes to session records.
+
+One subscription for all of them: one for each client would take more of every nats-server of a cluster than the
+signals for the clients of other gateways take of this one. See docs/internals/rules.md#takeover-signal.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+import orjson
+
+if TYPE_CHECKING:
+    from mqtt_nats.backbone.link import Link
+    from mqtt_nats.broker.client import Client
+    from mqtt_nats.broker.context import Broker
+
+log = logging.getLogger("mqtt_nats.broker")
+
+SIGNALS: Final = b"$MQTT.JSA.*.SP.*.*"
+"""``$MQTT.JSA.<gateway>.SP.<hash of the client id>.<any>``: where a write is acknowledged."""
+
+
+class Claims:
+    """The connections that have claimed a session, or are about to."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._clients: dict[str, tuple[Client, ...]] = {}
+        """By the client's hash: more than one while a session is taken over."""
+        self._own: set[bytes] = set()
+        """The ids that this gateway has had."""
+        self.named()
+        self._sid = broker.link.subscribe_raw(SIGNALS, self._heard)
+
+    def named(self) -> None:
+        """The gateway has another id."""
+        self._own.add(self._broker.identity.encode())
+
+    def renew(self, link: Link) -> None:
+        """Subscribe again after a reconnect."""
+        link.renew(self._sid, SIGNALS)
+
+    def listen(self, client: Client) -> None:
+        """A client's session is about to be claimed."""
+        self._clients[client.hash] = (*self._clients.get(client.hash, ()), client)
+
+    def leave(self, client: Client) -> None:
+        """A connection has ended."""
+        left = tuple(one for one in self._clients.get(client.hash, ()) if one is not client)
+        if left:
+            self._clients[client.hash] = left
+        else:
+            self._clients.pop(client.hash, None)
+
+    def _heard(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        tokens = subject.split(b".")
+        if tokens[2] in self._own:
+            self._broker.inbox.literal(subject, headers, payload)
+            return
+        clients = self._clients.get(tokens[4].decode("utf-8", "replace"))
+        if clients is None:
+            return
+        try:
+            ack = orjson.loads(payload)
+            if "error" in ack or ack.get("domain", "") != self._broker.domain:
+                return
+            sequence = int(ack["seq"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return
+        for client in clients:
+            client.foreign = max(client.foreign, sequence)
+            if client.epoch and sequence > client.epoch:
+                log.info("%s: the session was taken over", client)
+                client.taken_over()  # [MQTT-3.1.4-2] (3.1.1), [MQTT-3.1.4-3] (5.0)

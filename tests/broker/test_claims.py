@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which acknowledgements of writes to session records tell a client that its session has moved."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mqtt_nats.broker.claims import SIGNALS, Claims
+
+ACK = b'{"stream":"$MQTT_sess","seq":%d}'
+
+
+class Link:
+    """Keeps the handler of the one subscription."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[bytes, Any] = {}
+        self.renewed: list[tuple[bytes, bytes]] = []
+
+    def subscribe_raw(self, subject: bytes, handler: Any) -> bytes:
+        self.handlers[subject] = handler
+        return b"7"
+
+    def renew(self, sid: bytes, subject: bytes) -> None:
+        self.renewed.append((sid, subject))
+
+
+class Client:
+    """Counts how often it was taken over."""
+
+    def __init__(self, name: str, epoch: int) -> None:
+        self.hash = name
+        self.epoch = epoch
+        self.foreign = 0
+        self.taken = 0
+
+    def taken_over(self) -> None:
+        self.taken += 1
+
+
+def gateway(inbox: SimpleNamespace, domain: str) -> Any:
+    return SimpleNamespace(identity="own00000", link=Link(), inbox=inbox, domain=domain)
+
+
+class Setup:
+    """A gateway of the name ``own00000``."""
+
+    def __init__(self, domain: str = "") -> None:
+        self.literal: list[bytes] = []
+        inbox = SimpleNamespace(literal=lambda subject, headers, payload: self.literal.append(subject))
+        self.broker = gateway(inbox, domain)
+        self.claims = Claims(self.broker)
+
+    def client(self, name: str, epoch: int) -> Client:
+        client: Any = Client(name, epoch)
+        self.claims.listen(client)
+        assert isinstance(client, Client)
+        return client
+
+    def leave(self, client: Any) -> None:
+        self.claims.leave(client)
+
+    def hear(self, gateway: str, client: str, payload: bytes) -> None:
+        subject = f"$MQTT.JSA.{gateway}.SP.{client}.x".encode()
+        self.broker.link.handlers[SIGNALS](subject, b"", b"", payload)
+
+
+def test_a_later_write_of_somebody_else() -> None:
+    setup = Setup()
+    one, other = setup.client("one", 5), setup.client("other", 5)
+    setup.hear("foreign0", "one", ACK % 4)
+    assert (one.taken, one.foreign) == (0, 4)
+    setup.hear("foreign0", "one", ACK % 6)
+    assert (one.taken, one.foreign) == (1, 6)
+    assert (other.taken, other.foreign) == (0, 0)
+    setup.hear("foreign0", "nobody", ACK % 7)
+
+
+def test_before_its_own_claim_is_confirmed() -> None:
+    """What is heard then is compared with it afterwards."""
+    setup = Setup()
+    client = setup.client("one", 0)
+    setup.hear("foreign0", "one", ACK % 9)
+    setup.hear("foreign0", "one", ACK % 8)
+    assert (client.taken, client.foreign) == (0, 9)
+
+
+def test_its_own_writes_are_answers() -> None:
+    setup = Setup()
+    client = setup.client("one", 5)
+    setup.hear("own00000", "one", ACK % 6)
+    setup.broker.identity = "another0"
+    setup.claims.named()
+    setup.hear("own00000", "one", ACK % 7)
+    setup.hear("another0", "elsewhere", ACK % 8)
+    assert setup.literal == [
+        b"$MQTT.JSA.own00000.SP.one.x",
+        b"$MQTT.JSA.own00000.SP.one.x",
+        b"$MQTT.JSA.another0.SP.elsewhere.x",
+    ]
+    assert (client.taken, client.foreign) == (0, 0)
+
+
+def test_both_connections_of_a_session_hear() -> None:
+    setup = Setup()
+    former, latter = setup.client("one", 5), setup.client("one", 6)
+    setup.hear("foreign0", "one", ACK % 7)
+    assert (former.taken, latter.taken) == (1, 1)
+    setup.leave(former)
+    setup.leave(former)
+    setup.hear("foreign0", "one", ACK % 8)
+    assert (former.taken, latter.taken) == (1, 2)
+    setup.leave(latter)
+    setup.hear("foreign0", "one", ACK % 9)
+    assert (former.taken, latter.taken) == (1, 2)
+    setup.leave(Client("never", 0))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b'{"error":{"code":503}}',
+        b'{"error":{"code":400},"seq":9}',
+        b'{"seq":9,"domain":"leaf"}',
+        b'{"seq":"x"}',
+        b"{}",
+        b"[9]",
+        b"9",
+        b"",
+        b"\xff",
+    ],
+)
+def test_what_is_no_claim(payload: bytes) -> None:
+    """A refused write, another domain's stream, anything that a NATS client may have sent."""
+    setup = Setup()
+    client = setup.client("one", 5)
+    setup.hear("foreign0", "one", payload)
+    assert (client.taken, client.foreign) == (0, 0)
+
+
+def test_in_a_domain() -> None:
+    setup = Setup("leaf")
+    client = setup.client("one", 5)
+    setup.hear("foreign0", "one", ACK % 9)
+    assert client.taken == 0
+    setup.hear("foreign0", "one", b'{"seq":9,"domain":"leaf"}')
+    assert client.taken == 1
+
+
+def test_after_a_reconnect() -> None:
+    setup = Setup()
+    setup.claims.renew(setup.broker.link)
+    assert setup.broker.link.renewed == [(b"7", b"$MQTT.JSA.*.SP.*.*")]
