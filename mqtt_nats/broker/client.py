@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One client: what its packets do.
 
-Everything on the message path is a plain function call. What has to wait for NATS (CONNECT, SUBSCRIBE,
-UNSUBSCRIBE, repairs) is a job: a client's jobs run one after the other, in a task that lives while there
-are any.
+Everything on the message path is a plain function call. What has to wait for NATS (CONNECT, SUBSCRIBE, UNSUBSCRIBE,
+repairs) is a job: a client's jobs run one after the other, in a task that lives while there are any.
 """
 
 from __future__ import annotations
@@ -80,6 +79,7 @@ class Client(Member):
         "_early",
         "_error",
         "_idle",
+        "_inbound",
         "_jobs",
         "_task",
         "access",
@@ -97,7 +97,6 @@ class Client(Member):
         "greeted",
         "guarded",
         "hash",
-        "inbound",
         "marked",
         "outgoing",
         "receipts",
@@ -161,10 +160,10 @@ class Client(Member):
         self.unacknowledged = 0
         """QoS 1 publishes of a 5.0 client without PUBACK."""
         self.receipts: list[Receipt] = []  # a deque takes 700 bytes more, of every connection
-        self.inbound: Inbound = Inbound()
+        self._inbound: Inbound | None = None
         self.regular_side: RegularOutbound | None = None
         self.durable_side: DurableSide | None = None
-        self._early: list[Packet] = []
+        self._early: list[Packet] | None = None
         self._error: MqttError | None = None
         self._idle: bool | None = None
         """Whether the jobs wait for NATS to be connected; None: their task has not begun, so cannot end in order."""
@@ -174,6 +173,13 @@ class Client(Member):
     def __str__(self) -> str:
         """Its name, for logs."""
         return f"client {self.client_id!r}"
+
+    @property
+    def inbound(self) -> Inbound:
+        """Its publishes at QoS 2: most clients have none."""
+        if self._inbound is None:
+            self._inbound = Inbound()
+        return self._inbound
 
     def log_fields(self) -> dict[str, Any]:
         """The ids of a log record about it."""
@@ -215,25 +221,24 @@ class Client(Member):
     def _before(self, packets: list[Packet]) -> None:
         """CONNECT and what comes with it [MQTT-3.1.4-5] (3.1.1), [MQTT-3.1.4-6] (5.0), [MQTT-3.2.0-1] (3.1.1, 5.0)."""
         if self.state is State.NEW:
-            connect = packets[0]
+            connect, *packets = packets
             assert isinstance(connect, Connect)  # the decoder lets nothing else come first
             self.state = State.OPENING
             self.connection.hold(Hold.HANDSHAKE)
             self.version, self.terms = connect.protocol_level, terms(connect)
             self.authentication = begin(self, connect)
             self.do(open_session(self, connect))
-            packets = packets[1:]
         if self.authentication is not None:
             self.authentication.early(packets)
         elif self.state is State.OPENING:
-            self._early += packets
+            self._early = (self._early or []) + packets
 
     def opened(self) -> None:
         """The session is open: handle what came with CONNECT, then read on."""
         if self.state is State.ENDED:
             return
         self.state = State.LIVE
-        early, self._early = self._early, []
+        early, self._early = self._early, None
         try:
             if early:
                 self.connection.inner(self).packets(early)
@@ -335,18 +340,17 @@ class Client(Member):
         if qos and self.durable:
             return
         self.broker.counters.send(qos, len(message.payload))
-        if qos == 0:
-            if plain:
-                data = message.zero5() if self.version == 5 else message.zero()
-            else:
-                data = tailor(self, message, 0, choice)(0)
-            if data:
-                if self.outlet.clogged:
-                    self.outlet.offer(data, 1)
-                else:
-                    self.outlet.write(data)
-        else:
+        if qos:
             self.take(message, qos, None if plain else tailor(self, message, qos, choice))
+            return
+        if plain:
+            data = message.zero5() if self.version == 5 else message.zero()
+        else:
+            data = tailor(self, message, 0, choice)(0)
+        if data and self.outlet.clogged:
+            self.outlet.offer(data, 1)
+        elif data:
+            self.outlet.write(data)
 
     @property
     def alive(self) -> bool:
@@ -423,11 +427,10 @@ class Client(Member):
 
     async def connected(self) -> None:
         """Wait, in a job, until NATS is connected; the job ends here when the client does."""
-        online = self.broker.online
-        if not online.is_set():
+        if not self.broker.online.is_set():
             self._idle = True
             try:
-                await online.wait()
+                await self.broker.online.wait()
             finally:
                 self._idle = False
 
