@@ -15,10 +15,6 @@ from typing import Final
 # What a client that reads again is given at a time: enough for its socket to say that it is full again (bytes).
 PIECE: Final = 256 * 1024 + 1
 
-# So few chunks with so many bytes are handed to the socket one by one: to join them would copy them.
-FEW: Final = 16
-LARGE: Final = 64 * 1024
-
 
 class Outlet:
     """The outgoing bytes of one connection.
@@ -79,24 +75,21 @@ class Outlet:
         """Hand everything collected to the transport."""
         self.dirty = False
         chunks = self.chunks
-        if chunks and not self.clogged:
-            send = self.send
-            if send is not None:
-                if len(chunks) == 1:
-                    send(chunks[0])
-                elif len(chunks) < FEW and sum(map(len, chunks)) > LARGE:
-                    for chunk in chunks:
-                        send(chunk)
-                else:
-                    send(b"".join(chunks))
-            chunks.clear()
+        if not chunks or self.clogged:
+            return
+        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        chunks.clear()
+        if self.send is not None:
+            self._handed = len(data)
+            self.send(data)
+            if not self.clogged:
+                self._handed = 0
 
     def clog(self) -> None:
         """The transport's buffer is full, with what is being flushed: keep what follows here."""
         self.clogged = True
         self.since = monotonic()
-        self._handed = sum(map(len, self.chunks))
-        self._held(self._handed)
+        self._held(self._handed + sum(map(len, self.chunks)))
 
     def unclog(self) -> None:
         """The client reads again: give it what has waited, until it is full again."""

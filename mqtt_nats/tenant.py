@@ -215,6 +215,7 @@ class Tenant:
         if self.broker is not None and self.store is not None:
             self.broker.lost(self.link)
             self.broker.online.clear()
+            self.broker.unchecked.update(client for client in self.broker.clients.values() if client.alive)
             self.store.offline()
 
     async def _online(self) -> None:

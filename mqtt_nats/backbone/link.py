@@ -38,6 +38,7 @@ RunHandler = Callable[[bytes, list[bytes]], None]
 """``run(subject, payloads)``: messages in a row without headers and reply, with payloads of one size."""
 
 # Parts with so many bytes, in all and on the average, are handed to the socket as they are: to join them copies them.
+# With TLS each would become a record of its own.
 LARGE = 64 * 1024
 LARGE_PART = 1024
 
@@ -121,7 +122,7 @@ class Link(Client):
             if wire is not None:
                 if len(out) == 1:
                     wire.transport.write(out[0])
-                elif sum(map(len, out)) > max(LARGE, len(out) * LARGE_PART):
+                elif not wire.secure and sum(map(len, out)) > max(LARGE, len(out) * LARGE_PART):
                     wire.transport.writelines(out)
                 else:
                     wire.transport.write(b"".join(out))

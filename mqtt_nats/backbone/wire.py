@@ -23,6 +23,7 @@ class Wire(asyncio.Protocol):
     def __init__(self, link: Link, transport: asyncio.Transport, former: asyncio.BaseProtocol) -> None:
         self.link = link
         self.transport = transport
+        self.secure = transport.get_extra_info("sslcontext") is not None
         self.former = former
         self.closed: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
         self._parts: list[bytes] = []

@@ -25,7 +25,7 @@ from mqtt_streams.consumers import update_consumer
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.headers import EXPECTED_LAST_SUBJECT_SEQUENCE
 from mqtt_streams.messages import STREAM as MESSAGES
-from mqtt_streams.qos2 import PREFIX as HELD_PREFIX
+from mqtt_streams.qos2 import held_up_to
 from mqtt_streams.sessions import V5, WRONG_LAST_SEQUENCE, Conflict, NewerRecord, PoisonedRecord, SessionRecord
 from mqtt_streams.timers import EXPIRY, FiredTimer, schedule_block, timer_subject
 
@@ -112,6 +112,7 @@ def leave(client: Client) -> None:
     """Leave everything in order; the last thing that a client does."""
     broker = client.broker
     broker.connections.discard(client)
+    broker.unchecked.discard(client)
     broker.left.set()
     broker.claims.leave(client)
     broker.table.leave(client)
@@ -152,8 +153,7 @@ def _close_session(client: Client) -> None:
         broker.store.call(broker.delete_session, b'{"seq":%d,"no_erase":true}' % client.epoch, Silent())
         if client.inbound.newest:
             # Bounded by the sequence: a new session of the same client may be holding publishes already.
-            body = b'{"filter":"%b","seq":%d}' % (f"{HELD_PREFIX}{client.token}.*".encode(), client.inbound.newest + 1)
-            broker.store.call(broker.purge_held, body, Silent())
+            broker.store.call(broker.purge_held, held_up_to(client.token, client.inbound.newest), Silent())
     elif client.expiry is not None:
         _set_deadline(client, natstime.now() + client.expiry, UNSET)
     broker.link.kick()

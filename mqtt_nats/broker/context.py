@@ -170,6 +170,8 @@ class Broker:
         self.not_retained = 0
         """Messages that were to be retained, and are not, because of a limit."""
         self.clients: dict[str, Client] = {}
+        self.unchecked: set[Client] = set()
+        """Those whose session may have moved while NATS was away."""
         """Connected clients by client id."""
         self.connections: set[Client] = set()
         """Everything with an open socket, also before CONNECT."""

@@ -26,7 +26,7 @@ from mqtt_nats.codec import MqttError, QuotaExceeded, ReasonCode
 from mqtt_nats.session.clearance import Clearance
 from mqtt_nats.session.inbound import Action, InboundQos2
 from mqtt_streams.headers import get
-from mqtt_streams.qos2 import PREFIX, STREAM, Held, held_block, held_subject, release_id, release_stored
+from mqtt_streams.qos2 import STREAM, Held, held_block, held_subject, held_up_to, release_id, release_stored
 from mqtt_streams.stored import purge
 from mqtt_streams.subjects import topic_to_subject, wire_topic
 
@@ -104,12 +104,13 @@ class Removals:
         done, self._done = self._done, []
         broker = client.broker
         store = broker.store
-        bound = self.clearance.bound(store.attempt) if len(done) >= TOGETHER else 0
+        bound = 0
+        if len(done) >= TOGETHER and client not in broker.unchecked:
+            bound = self.clearance.bound(store.attempt)
         together = [one for one in done if one[0].sequence <= bound]
         if len(together) >= TOGETHER:
             self._requests = 1
-            body = b'{"filter":"%b%b.*","seq":%d}' % (PREFIX.encode(), client.token.encode(), bound + 1)
-            store.call(broker.purge_held, body, RemoveOp(client, self, together))
+            store.call(broker.purge_held, held_up_to(client.token, bound), RemoveOp(client, self, together))
             done = [one for one in done if one[0].sequence > bound]
         for one in done:
             self._requests += 1

@@ -134,8 +134,7 @@ class Live:
 
     def later(self, client: Client) -> None:
         """A session has fallen behind: leave it to its consumers for a while."""
-        member = self._member(client)
-        if member is not None:
+        if (member := self._member(client)) is not None:
             member.put_off(asyncio.get_running_loop().time())
 
     def _member(self, client: Client) -> Member | None:
@@ -156,6 +155,7 @@ class Live:
             targets = interest.find(subject)
         if not targets:
             return
+        self.reader.used += 1
         message = self.broker.stored_message(sequence, stamp, subject, headers, payload)
         if not message.qos:
             return

@@ -43,6 +43,17 @@ IDLE: Final = 60
 """Seconds without interest after which the server removes a reader."""
 
 EVERYTHING: Final = (STORED_PREFIX + ">",)
+NOTHING: Final = (STORED_PREFIX + "$MQTT",)
+"""No client may publish there."""
+
+MOST: Final = 0.9
+"""Part of what is stored that is wanted, from which on everything is read: to choose costs nats-server more."""
+
+LEAST: Final = 0.7
+"""The part below which it chooses again."""
+
+SAMPLE: Final = 2000
+"""Messages stored, of which that is said."""
 
 Dispatch = Callable[[int, bytes, bytes, bytes, bytes], None]
 """``dispatch(sequence, stamp, subject, headers, payload)``."""
@@ -57,6 +68,12 @@ class Reader:
         """Everything up to this sequence that matches the filters has been brought."""
         self.wanted: Counter[str] = Counter()
         """Filters of the sessions here."""
+        self.used = 0
+        """Messages that somebody wanted, of those that are being counted."""
+        self._counted = 0
+        """The sequence from which on they are."""
+        self._everything = False
+        """Everything is read since most of it is wanted."""
         self._dispatch = dispatch
         self.name = ""
         """Of its consumer; empty before there is one."""
@@ -123,10 +140,15 @@ class Reader:
             self._answer(self._tickets, self.position)
             return
         tickets = self._tickets
-        filters = chosen(list(self.wanted)) if self._waiting else self._filters
+        filters = self._filters
+        turned = self._turned()
+        if turned or self._waiting:
+            filters = EVERYTHING if self._everything else chosen(list(self.wanted)) or NOTHING
         if self._broken:
             await self._make(filters)
-        elif not set(filters) <= set(self._filters) and self._filters != EVERYTHING:
+        elif turned or (not set(filters) <= set(self._filters) and self._filters != EVERYTHING):
+            if filters != EVERYTHING and self._filters == EVERYTHING:
+                self._filters = filters  # what is not answered may have been done
             await call(self.broker.inbox, f"CONSUMER.CREATE.{MESSAGES}.{self.name}", self._config(filters, "update"))
             self._filters = filters
         if self._waiting:
@@ -135,6 +157,16 @@ class Reader:
                 self._answer(tickets, int(state["last_seq"]))
             else:
                 self._wake.set()
+
+    def _turned(self) -> bool:
+        """Whether it has become better, or worse, to read everything."""
+        stored = self.position - self._counted
+        if stored < SAMPLE:
+            return False
+        part = self.used / stored
+        self._counted, self.used = self.position, 0
+        former, self._everything = self._everything, part > (LEAST if self._everything else MOST)
+        return former is not self._everything or (not self.wanted and self._filters != NOTHING)
 
     def _answer(self, tickets: int, last: int) -> None:
         for ticket, future in self._waiting:
@@ -163,7 +195,8 @@ class Reader:
         former, self.name = self.name, f"{broker.identity}_reader_{broker.new_nuid()}"
         link.unsubscribe_raw(self._sid)
         if not former or self._anew or self.position > state["last_seq"]:
-            self.position = state["last_seq"]  # for the first time, or in a stream that was replaced
+            self.position = self._counted = state["last_seq"]  # for the first time, or in a stream that was replaced
+            self.used = 0
             self._anew = False
         self._start = self.position + 1
         self._next = 1

@@ -120,6 +120,7 @@ async def recover(broker: Broker, link: Link) -> None:
             try:
                 await _check(client)
             finally:
+                broker.unchecked.discard(client)
                 client.connection.release(Hold.STANDSTILL)
 
     for client in list(broker.clients.values()):

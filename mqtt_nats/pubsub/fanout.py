@@ -57,7 +57,7 @@ class Fanout:
             out = self.link.out
             view = memoryview(raw)
             following = b"\r\n" + lead
-            for at in range(start, len(raw), run.step):
+            for at in range(start, start + count * run.step, run.step):
                 out.append(lead)
                 out.append(view[at : at + run.step - start])
                 lead = following

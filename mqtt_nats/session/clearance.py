@@ -12,16 +12,15 @@ from __future__ import annotations
 class Clearance:
     """The publishes of one connection that are held or on their way to it, in the order in which they were sent."""
 
-    __slots__ = ("_attempt", "_done", "_newest", "_ordered", "_sequences", "_waiting")
+    __slots__ = ("_done", "_newest", "_ordered", "_sequences", "_waiting")
 
     def __init__(self) -> None:
         self._sequences: dict[int, int] = {}
         """By packet identifier; 0 = not known yet."""
-        self._waiting: dict[int, None] = {}
-        """Those whose sequence is not known."""
+        self._waiting: dict[int, int] = {}
+        """Those whose sequence is not known, each with the attempt at which it was sent first."""
         self._done: set[int] = set()
         self._newest = 0
-        self._attempt = 0
         self._ordered = True
 
     def restore(self, packet_id: int, sequence: int) -> None:
@@ -35,10 +34,8 @@ class Clearance:
         Args:
             attempt: grows whenever stores may have been sent again.
         """
-        if not self._waiting:
-            self._attempt = attempt
         self._sequences[packet_id] = 0
-        self._waiting[packet_id] = None
+        self._waiting[packet_id] = attempt
 
     def held(self, packet_id: int, sequence: int) -> None:
         """It is held, under a sequence."""
@@ -72,7 +69,7 @@ class Clearance:
         Args:
             attempt: as in :meth:`send`, now.
         """
-        if not self._ordered or (self._waiting and attempt != self._attempt):
+        if not self._ordered or next(iter(self._waiting.values()), attempt) != attempt:
             return 0
         bound = 0
         for packet_id, sequence in self._sequences.items():

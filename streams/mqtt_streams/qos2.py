@@ -3,6 +3,8 @@
 
 from typing import Final, NamedTuple
 
+import orjson
+
 from mqtt_streams import headers, stored
 from mqtt_streams.api import JetStream
 from mqtt_streams.messages import PREFIX as MESSAGE_PREFIX
@@ -57,6 +59,11 @@ def held_block(subject: bytes, flags: int, epoch: int, message_id: bytes, lines:
         message_id,
         lines,
     )
+
+
+def held_up_to(client_token: str, seq: int) -> bytes:
+    """The request to remove what is held for a client, up to a sequence."""
+    return orjson.dumps({"filter": f"{PREFIX}{client_token}.*", "seq": seq + 1})
 
 
 def release_id(seq: int) -> str:

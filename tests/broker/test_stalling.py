@@ -15,7 +15,7 @@ from mqtt_nats.broker.durable import DurableSide
 from mqtt_nats.broker.stalling import LONGEST, Stall, _take_back, give_up, look_after, publish_id
 from mqtt_nats.broker.tailoring import Aliases
 from mqtt_nats.codec import PINGRESP, MqttError, ack_bytes
-from mqtt_nats.outlet import FEW, LARGE, PIECE, Outlet, Round
+from mqtt_nats.outlet import PIECE, Outlet, Round
 from mqtt_nats.session.delivery import Delivery, Source
 from mqtt_nats.session.durable import DurableOutbound, packet_id
 from mqtt_streams.consumers import ConsumerRef
@@ -80,32 +80,29 @@ def test_what_waits_is_counted() -> None:
     assert outlet.round.held == 0
 
 
-def test_a_few_large_chunks_leave_as_they_are() -> None:
-    chunks = [b"a" * 10, b"b" * LARGE, b"c" * LARGE]
+def test_what_is_collected_while_it_is_flushed() -> None:
+    """What a hook does that is told of what is sent: it writes, or has the connection closed, which flushes."""
     written: list[bytes] = []
     later: list[Callable[[], None]] = []
     outlet = Outlet(Round(later.append), 1 << 30)
 
     def send(data: bytes) -> None:
         written.append(data)
-        if len(written) == 2:
+        if len(written) == 1:
+            outlet.flush()
+            outlet.write(b"more")
             outlet.clog()
 
     outlet.send = send
-    for chunk in chunks:
-        outlet.write(chunk)
+    outlet.write(b"first")
+    outlet.write(b"second")
     later.pop()()
-    assert [id(data) for data in written] == [id(chunk) for chunk in chunks], "they are copied"
-    assert (outlet.clogged, outlet.held, outlet.chunks) == (True, 2 * LARGE + 10, [])
+    assert written == [b"firstsecond"]
+    assert (outlet.clogged, outlet.held, outlet.chunks) == (True, 15, [b"more"])
+    later.pop()()
     outlet.unclog()
-    for size in (10, LARGE):  # many, or small
-        written.clear()
-        data = [b"x" * size] * (FEW if size == LARGE else 3)
-        for chunk in data:
-            outlet.write(chunk)
-        later.pop()()
-        assert written == [b"".join(data)]
-        outlet.unclog()
+    assert written == [b"firstsecond", b"more"]
+    assert (outlet.held, outlet.round.held) == (0, 0)
 
 
 def test_who_reads_again_is_given_no_more_than_its_socket_takes() -> None:

@@ -165,20 +165,32 @@ async def test_publishes_are_released_in_the_order_of_pubrels(connect: Connector
         await listener.message(name, b"%d" % index)
 
 
+NAMES = ["plain", 'quo"te', "back\\\\node", "back\\node", 'x","filter":"$MQTT\\u002eqos2\\u002ein\\u002e\\u002a']
+
+
+@pytest.mark.parametrize("client_id", NAMES)
 async def test_what_is_released_together_goes_together(
-    connect: Connector, name: str, stored: Stored, second_gateway: Gateway
+    connect: Connector, name: str, stored: Stored, second_gateway: Gateway, client_id: str
 ) -> None:
     """One request removes many records, and none of a publish that waits for its PUBREL [MQTT-4.1.0-1]."""
     asked: list[bytes] = []
+    client_id = name + client_id
 
     async def note(message: Msg) -> None:
         asked.append(message.data)
+
+    async def held() -> dict[str, int]:
+        info = await stored.js.stream_info("$MQTT_qos2in", subjects_filter="$MQTT.qos2.in.>")
+        return {one: count for one, count in (info.state.subjects or {}).items() if name in one}
 
     await stored.nats.subscribe("$JS.API.STREAM.PURGE.$MQTT_qos2in", cb=note)
     await stored.nats.flush()
     listener = await connect(f"{name}-listener")
     await listener.subscribe(f"{name}/#", qos=1)
-    client = await connect(name, clean=False)
+    other = await connect(f"{name}-other", clean=False)
+    await other.expect_ack(PUBREC, other.publish(f"{name}/b", b"other", 2, packet_id=1))
+    others = {f"$MQTT.qos2.in.{name}-other.1": 1}
+    client = await connect(client_id, clean=False)
     for start in range(0, 3000, 30):
         ids = [client.publish(f"{name}/a", b"%d" % (start + index), 2) for index in range(30)]
         await client.expect_ack(PUBREC, *ids)
@@ -187,8 +199,7 @@ async def test_what_is_released_together_goes_together(
         await client.expect_ack(PUBCOMP, *ids)
         for index in (*range(20), *range(21, 30)):
             await listener.receive(f"{name}/a", b"%d" % (start + index))
-        held = (await stored.js.stream_info("$MQTT_qos2in", subjects_filter=f"$MQTT.qos2.in.{name}.*")).state.subjects
-        assert held == {f"$MQTT.qos2.in.{name}.{kept}": 1}
+        assert await held() == others | {f"$MQTT.qos2.in.{client_id}.{kept}": 1}
         if len(asked) >= 3:
             break
         client.ack(PUBREL, kept)
@@ -197,12 +208,31 @@ async def test_what_is_released_together_goes_together(
     else:
         pytest.fail("records are removed one by one")
     client.drop()
-    client = await connect(name, clean=False, to=second_gateway)
+    client = await connect(client_id, clean=False, to=second_gateway)
     client.ack(PUBREL, kept)
     await client.expect_ack(PUBCOMP, kept)
     await listener.receive(f"{name}/a", b"%d" % (start + 20))
     await listener.quiet()
-    assert await stored.count("$MQTT_qos2in", f"$MQTT.qos2.in.{name}.*") == 0
+    assert await held() == others
+
+
+@pytest.mark.parametrize("client_id", NAMES)
+async def test_what_a_regular_session_held_goes_with_it(
+    connect: Connector, name: str, stored: Stored, client_id: str
+) -> None:
+    """And nothing of anybody else's."""
+    other = await connect(f"{name}-other", clean=False)
+    await other.expect_ack(PUBREC, other.publish(f"{name}/b", b"other", 2, packet_id=1))
+    client = await connect(name + client_id)
+    await client.expect_ack(PUBREC, client.publish(f"{name}/a", b"", 2, packet_id=7))
+    client.drop()
+
+    async def gone() -> bool:
+        info = await stored.js.stream_info("$MQTT_qos2in", subjects_filter="$MQTT.qos2.in.>")
+        return f"$MQTT.qos2.in.{name}{client_id}.7" not in (info.state.subjects or {})
+
+    await aeventually(gone, what="the end of what was held")
+    assert await stored.count("$MQTT_qos2in", f"$MQTT.qos2.in.{name}-other.*") == 1
 
 
 @pytest.mark.parametrize("where", ["same gateway", "other gateway", "gateway killed"])

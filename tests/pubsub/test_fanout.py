@@ -100,6 +100,21 @@ def test_large_packets_are_published_one_by_one(count: int) -> None:
     assert [len(part) for part in bench.main.out[1::2]] == [module.LARGE + 1] * count, "a payload is copied"
 
 
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("topic", ["t" * 2045, "t" * 3000])
+def test_large_packets_without_payload(topic: str, count: int) -> None:
+    bench = Bench()
+    sender, one = Subscriber(bench, "sender"), Subscriber(bench, "one")
+    bench.subscribe(one, topic, 0)
+    raw = encode_publish(key_of(topic), b"", 0, False, False, 0, 4)
+    run = PublishRun(key_of(topic), raw * count, count, len(raw), len(raw))
+    bench.fanout.run(bench.route(topic), run, sender)
+    bench.round.start()
+    bench.turn()
+    assert b"".join(bench.main.out) == b"PUB %b 0\r\n\r\n" % topic.encode() * count
+    assert one.bytes == [raw * count]
+
+
 def test_a_run_past_a_gate() -> None:
     bench = Bench()
     sender, one = Subscriber(bench, "sender"), Subscriber(bench, "one")

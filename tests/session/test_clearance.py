@@ -72,6 +72,17 @@ def test_a_store_that_was_sent_again() -> None:
     assert one.bound(2) == 0
 
 
+def test_a_client_that_always_has_one_on_its_way() -> None:
+    """What was sent since the stores were sent again is in order again."""
+    one = held(10, 0)
+    one.send(3, 1)
+    one.done(1)
+    assert one.bound(1) == 0
+    one.held(2, 11)
+    assert one.bound(1) == 10
+    assert one.bound(2) == 0
+
+
 def test_sequences_that_do_not_ascend() -> None:
     one = held(10, 9)
     for number in (1, 2):
