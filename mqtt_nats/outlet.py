@@ -15,6 +15,9 @@ from typing import Final
 # What a client that reads again is given at a time: enough for its socket to say that it is full again (bytes).
 PIECE: Final = 256 * 1024 + 1
 
+# Where the first chunk has so many bytes, a write for each costs less than to join them.
+LARGE: Final = 128 * 1024
+
 
 class Outlet:
     """The outgoing bytes of one connection.
@@ -77,13 +80,21 @@ class Outlet:
         chunks = self.chunks
         if not chunks or self.clogged:
             return
-        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        chunks.clear()
-        if self.send is not None:
+        if len(chunks) == 1 or len(chunks[0]) < LARGE:
+            data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            chunks.clear()
             self._handed = len(data)
-            self.send(data)
-            if not self.clogged:
-                self._handed = 0
+            if self.send is not None:
+                self.send(data)
+        else:
+            parts = chunks.copy()
+            chunks.clear()
+            self._handed = sum(map(len, parts))
+            for data in parts:
+                if self.send is not None:
+                    self.send(data)
+        if not self.clogged:
+            self._handed = 0
 
     def clog(self) -> None:
         """The transport's buffer is full, with what is being flushed: keep what follows here."""

@@ -28,6 +28,7 @@ from nats.errors import NoServersError, UnexpectedEOF
 
 from mqtt_nats.backbone.servers import Servers
 from mqtt_nats.backbone.wire import STANDSTILL, Wire
+from mqtt_nats.loopback import unpace
 
 log = logging.getLogger("mqtt_nats.nats")
 
@@ -333,6 +334,8 @@ class Link(Client):
         self._last_wire = wire = Wire(self, raw, raw.get_protocol())
         self.out.clear()
         raw.set_protocol(wire)
+        if (peer := raw.get_extra_info("peername")) is not None:
+            unpace(raw.get_extra_info("socket"), peer[0])
         raw.set_write_buffer_limits(WRITE_HIGH_WATER, WRITE_LOW_WATER)
         early = bytes(reader._buffer)
         reader._buffer.clear()

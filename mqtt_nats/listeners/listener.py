@@ -23,6 +23,7 @@ from mqtt_nats.listeners.proxy import BadHeader, HeaderReader
 from mqtt_nats.listeners.secure import make_context
 from mqtt_nats.listeners.settings import Bound, ListenerSettings, parse_address
 from mqtt_nats.listeners.websocket import WebSocket
+from mqtt_nats.loopback import unpace
 
 if TYPE_CHECKING:
     from mqtt_nats.config import Settings
@@ -99,7 +100,7 @@ class Listener:
         new: Callable[[], Any] = partial(self._web, make) if self.settings.web else partial(make, self)
         if self._context is None and not self._proxies:
             self._server = await loop.create_server(new, host, port, backlog=backlog, reuse_port=shared or None)
-            self.bound = [self._bound(one.getsockname()) for one in self._server.sockets]
+            self.bound = [self._bound(one) for one in self._server.sockets]
             return self.bound
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         try:
@@ -113,7 +114,7 @@ class Listener:
         for one in self._sockets:
             # Not create_server: it would count a connection only after its handshake, and could not change context.
             loop.add_reader(one, self._accept, one, new, spawn)
-        self.bound = [self._bound(one.getsockname()) for one in self._sockets]
+        self.bound = [self._bound(one) for one in self._sockets]
         return self.bound
 
     @property
@@ -121,7 +122,9 @@ class Listener:
         """Sockets that are open."""
         return self._door.connections
 
-    def _bound(self, address: Any) -> Bound:
+    def _bound(self, listening: socket.socket) -> Bound:
+        address = listening.getsockname()
+        unpace(listening, address[0])
         return Bound(address[0], address[1], self.settings.type)
 
     def heed(self, banned: Callable[[str], bool]) -> None:

@@ -15,7 +15,7 @@ from mqtt_nats.broker.durable import DurableSide
 from mqtt_nats.broker.stalling import LONGEST, Stall, _take_back, give_up, look_after, publish_id
 from mqtt_nats.broker.tailoring import Aliases
 from mqtt_nats.codec import PINGRESP, MqttError, ack_bytes
-from mqtt_nats.outlet import PIECE, Outlet, Round
+from mqtt_nats.outlet import LARGE, PIECE, Outlet, Round
 from mqtt_nats.session.delivery import Delivery, Source
 from mqtt_nats.session.durable import DurableOutbound, packet_id
 from mqtt_streams.consumers import ConsumerRef
@@ -78,6 +78,27 @@ def test_what_waits_is_counted() -> None:
     assert (outlet.clogged, outlet.held, outlet.round.held, outlet.chunks) == (False, 0, 0, [])
     outlet.write(b"x")
     assert outlet.round.held == 0
+
+
+def test_large_chunks_leave_one_by_one() -> None:
+    chunks = [b"a" * LARGE, b"b" * LARGE, b"c" * 10]
+    written: list[bytes] = []
+    later: list[Callable[[], None]] = []
+    outlet = Outlet(Round(later.append), 1 << 30)
+
+    def send(data: bytes) -> None:
+        written.append(data)
+        if len(written) == 2:
+            outlet.clog()
+
+    outlet.send = send
+    for chunk in chunks:
+        outlet.write(chunk)
+    later.pop()()
+    assert [id(data) for data in written] == [id(chunk) for chunk in chunks], "they are copied"
+    assert (outlet.clogged, outlet.held, outlet.chunks) == (True, 2 * LARGE + 10, [])
+    outlet.unclog()
+    assert (outlet.clogged, outlet.held) == (False, 0)
 
 
 def test_what_is_collected_while_it_is_flushed() -> None:
