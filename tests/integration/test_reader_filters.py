@@ -62,8 +62,9 @@ async def test_what_most_is_wanted_of(connect: Connector, name: str, stored: Sto
     other = 0
 
     async def of_others() -> None:
-        nonlocal other
+        nonlocal number, other
         other = await deliver(publisher, None, f"{name}/c", other)
+        number = await deliver(publisher, client, f"{name}/a", number)
         assert await read(stored) == [f"$MQTT.msgs.{name}.a", f"$MQTT.msgs.{name}.b"]
 
     await until(of_others, 60)
