@@ -97,8 +97,8 @@ def read(
     if reader.error is not None:
         if reader.feed(b"\xc0\0"):
             raise Unexpected(f"after {reader.error!r} it goes on")
-    elif reader._held is not None and len(reader._held) > min(len(data), limits.max_packet_size):
-        raise Unexpected(f"{len(reader._held)} bytes are kept")
+    elif (kept := sum(map(len, reader._held))) > min(len(data), limits.max_packet_size):
+        raise Unexpected(f"{kept} bytes are kept")
     return reader, packets
 
 

@@ -55,7 +55,7 @@ class Forgetful(Decoder):
     def feed(self, data: bytes) -> list[Packet]:
         packets = super().feed(data)
         if len(data) == 7:
-            self._held = None
+            self._held = []
         return packets
 
 
@@ -66,8 +66,8 @@ class Hoarding(Decoder):
 
     def feed(self, data: bytes) -> list[Packet]:
         packets = super().feed(data)
-        if self._held is not None:
-            self._held += data
+        if self._held:
+            self._held.append(data)
         return packets
 
 
