@@ -38,6 +38,8 @@ FRAMES: Final = (
     ("answer", "$MQTT.qos2.in."),
     ("up", "$JS.API.STREAM.MSG.DELETE.$MQTT_qos2in"),
     ("answer", "$JS.API.STREAM.MSG.DELETE.$MQTT_qos2in"),
+    ("up", "$JS.API.STREAM.PURGE.$MQTT_qos2in"),
+    ("answer", "$JS.API.STREAM.PURGE.$MQTT_qos2in"),
     ("answer", "$JS.API.STREAM.MSG.GET.$MQTT_qos2in"),
     ("up", "$MQTT.out.pubrel."),
     ("answer", "$MQTT.out.pubrel."),

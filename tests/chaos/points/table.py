@@ -26,10 +26,10 @@ def named(name: str) -> Callable[[Script], Script]:
     return name_it
 
 
-def publishing(qos: int, retain: bool = False) -> Script:
+def publishing(qos: int, retain: bool = False, count: int = 3) -> Script:
     """A client publishes through the gateway; a durable and a regular subscriber are on another one."""
 
-    @named(f"publish at QoS {qos}{' retained' if retain else ''}")
+    @named(f"publish{'' if count == 3 else f' {count}'} at QoS {qos}{' retained' if retain else ''}")
     async def script(scene: Scene) -> None:
         await scene.subscriber("durable", scene.other)
         await scene.subscriber("regular", scene.other, clean=True)
@@ -37,18 +37,19 @@ def publishing(qos: int, retain: bool = False) -> Script:
         publisher.publish(scene.topic, 0, qos, retain=retain)
         await scene.settled(publisher)
         scene.arm(scene)
-        for n in range(1, 4):
+        for n in range(1, count + 1):
             publisher.publish(scene.topic, n, qos, retain=retain)
 
         async def once_more() -> None:
-            publisher.publish(scene.topic, 4, qos, retain=retain)
+            publisher.publish(scene.topic, count + 1, qos, retain=retain)
             await scene.settled(publisher)
             if retain:
                 late = scene.peer("late", scene.other)
                 late.subscribe(scene.topic, 2)
                 await scene.has(late, 1)
                 await scene.settled(late)
-                assert [(one.payload[-2:], one.retain) for one in late.delivered] == [(b" 4", True)]
+                kept = [(one.payload.split()[-1], one.retain) for one in late.delivered]
+                assert kept == [(b"%d" % (count + 1), True)]
 
         scene.later.append(once_more)
 
@@ -295,12 +296,18 @@ def packets(scene: Script, kind: str, *modes: str, nth: int = 1) -> list[Point]:
 def _points() -> Iterator[Point]:
     stored, deleting = "$MQTT.msgs.{bare}", "$JS.API.STREAM.MSG.DELETE."
     one, two = publishing(1), publishing(2)
+    few, many = publishing(2, count=2), publishing(2, count=40)  # records that go one by one, and together
+    together = "$JS.API.STREAM.PURGE.$MQTT_qos2in"
     yield from each(one, "up", "{bare}", nth=2)
     yield from each(one, "up", stored, nth=2)
     yield from each(one, "answer", stored, nth=2)
     yield from packets(one, "PUBACK", "lost", "answered", nth=2)
-    yield from each(two, "up", "$MQTT.qos2.in.", "{bare}", stored, deleting + "$MQTT_qos2in", nth=2)
-    yield from each(two, "answer", "$MQTT.qos2.in.", stored, deleting + "$MQTT_qos2in", nth=2, actions=[*BOTH, DROP])
+    yield from each(two, "up", "$MQTT.qos2.in.", "{bare}", stored, nth=2)
+    yield from each(two, "answer", "$MQTT.qos2.in.", stored, nth=2, actions=[*BOTH, DROP])
+    yield from each(few, "up", deleting + "$MQTT_qos2in", nth=2)
+    yield from each(few, "answer", deleting + "$MQTT_qos2in", nth=2, actions=[*BOTH, DROP])
+    yield from each(many, "up", together)
+    yield from each(many, "answer", together, actions=[*BOTH, DROP])
     yield from packets(two, "PUBREC", "lost", "unanswered", "answered", nth=2)
     yield from packets(two, "PUBCOMP", "lost", nth=2)
     for qos in (1, 2):
