@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Held records go one by one where the session may have an owner of whom the gateway has not heard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nats.aio.msg import Msg
+
+from mqtt_nats.broker.client import Client
+from tests.harness.nats import NatsServer
+from tests.harness.rawclient import PUBCOMP, PUBREC, PUBREL, RawClient
+from tests.harness.waiting import aeventually
+from tests.integration.conftest import Stored
+from tests.limits.support import PATIENCE, running
+
+
+async def publish(client: RawClient, topic: str, asked: list[bytes]) -> int:
+    """Thirty whole exchanges at once; returns how many requests removed records together."""
+    former = len(asked)
+    ids = [client.publish(topic, b"", 2) for _ in range(30)]
+    await client.expect_ack(PUBREC, *ids)
+    client.ack(PUBREL, *ids)
+    await client.expect_ack(PUBCOMP, *ids)
+    return len(asked) - former
+
+
+async def test_until_the_owner_is_looked_up(nats_server: NatsServer, name: str, stored: Stored) -> None:
+    """From the loss of NATS until the session's record was read."""
+    asked: list[bytes] = []
+
+    async def note(message: Msg) -> None:
+        asked.append(message.data)
+
+    await stored.nats.subscribe("$JS.API.STREAM.PURGE.$MQTT_qos2in", cb=note)
+    await stored.nats.flush()
+    with running(nats_server.url) as inside:
+        broker = inside.gateway.broker
+        assert broker is not None
+        client = await RawClient.connect(inside.ports[0], name, clean=False)
+
+        async def together() -> bool:
+            return await publish(client, name, asked) > 0
+
+        await aeventually(together, PATIENCE, what="records that go together")
+        other = inside.client(name)
+        inside.call(lambda: broker.unchecked.add(other))
+        for _ in range(20):
+            assert await publish(client, name, asked) == 0
+        inside.call(lambda: broker.unchecked.discard(other))
+        await aeventually(together, PATIENCE, what="records that go together")
+        assert await stored.count("$MQTT_qos2in", f"$MQTT.qos2.in.{name}.*") == 0
+        doubted: list[Client] = []
+
+        class Noted(set[Client]):
+            def update(self, *others: Iterable[Client]) -> None:
+                super().update(*others)
+                doubted.extend(self)
+
+        def cut() -> None:
+            broker.unchecked = Noted()
+            wire = broker.link.wire
+            assert wire is not None
+            wire.transport.abort()
+
+        inside.call(cut)
+        await aeventually(lambda: inside.call(lambda: doubted == [other] and not broker.unchecked), PATIENCE)
+        await aeventually(together, PATIENCE, what="records that go together")
+        client.drop()
