@@ -15,7 +15,7 @@ from typing import Final
 # What a client that reads again is given at a time: enough for its socket to say that it is full again (bytes).
 PIECE: Final = 256 * 1024 + 1
 
-# Where the first chunk has so many bytes, a write for each costs less than to join them.
+# Where chunks have so many bytes, a write for each costs less than to join them.
 LARGE: Final = 128 * 1024
 
 
@@ -80,19 +80,17 @@ class Outlet:
         chunks = self.chunks
         if not chunks or self.clogged:
             return
-        if len(chunks) == 1 or len(chunks[0]) < LARGE:
+        if len(chunks) == 1 or len(chunks[0]) < LARGE or sum(map(len, chunks)) < len(chunks) * LARGE:
             data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
             chunks.clear()
             self._handed = len(data)
             if self.send is not None:
                 self.send(data)
         else:
-            parts = chunks.copy()
-            chunks.clear()
-            self._handed = sum(map(len, parts))
-            for data in parts:
-                if self.send is not None:
-                    self.send(data)
+            while chunks and self.send is not None and not self.clogged:
+                data = chunks.pop(0)
+                self._handed += len(data)
+                self.send(data)
         if not self.clogged:
             self._handed = 0
 

@@ -79,7 +79,6 @@ class Client(Member):
         "_early",
         "_error",
         "_idle",
-        "_inbound",
         "_jobs",
         "_task",
         "access",
@@ -99,6 +98,7 @@ class Client(Member):
         "hash",
         "marked",
         "outgoing",
+        "qos2",
         "receipts",
         "record",
         "regular_side",
@@ -160,7 +160,7 @@ class Client(Member):
         self.unacknowledged = 0
         """QoS 1 publishes of a 5.0 client without PUBACK."""
         self.receipts: list[Receipt] = []  # a deque takes 700 bytes more, of every connection
-        self._inbound: Inbound | None = None
+        self.qos2: Inbound | None = None
         self.regular_side: RegularOutbound | None = None
         self.durable_side: DurableSide | None = None
         self._early: list[Packet] | None = None
@@ -177,9 +177,9 @@ class Client(Member):
     @property
     def inbound(self) -> Inbound:
         """Its publishes at QoS 2: most clients have none."""
-        if self._inbound is None:
-            self._inbound = Inbound()
-        return self._inbound
+        if self.qos2 is None:
+            self.qos2 = Inbound()
+        return self.qos2
 
     def log_fields(self) -> dict[str, Any]:
         """The ids of a log record about it."""

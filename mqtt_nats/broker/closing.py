@@ -151,9 +151,9 @@ def _close_session(client: Client) -> None:
             task.add_done_callback(broker.farewells.discard)
         # A newer record under the subject has another sequence and is not touched.
         broker.store.call(broker.delete_session, b'{"seq":%d,"no_erase":true}' % client.epoch, Silent())
-        if client.inbound.newest:
+        if client.qos2 is not None and client.qos2.newest:
             # Bounded by the sequence: a new session of the same client may be holding publishes already.
-            broker.store.call(broker.purge_held, held_up_to(client.token, client.inbound.newest), Silent())
+            broker.store.call(broker.purge_held, held_up_to(client.token, client.qos2.newest), Silent())
     elif client.expiry is not None:
         _set_deadline(client, natstime.now() + client.expiry, UNSET)
     broker.link.kick()

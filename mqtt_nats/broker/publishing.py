@@ -318,14 +318,15 @@ def described(client: Client, properties: Properties, payload: bytes, qos: int) 
 
 def count(client: Client, packet: Publish) -> None:
     """A client may have as many publishes unacknowledged as CONNACK has told it [MQTT-3.3.4-7] (5.0)."""
-    states = client.inbound.machine.states
+    unreleased = 0 if client.qos2 is None else len(client.qos2.machine.states)
     if packet.qos == 2:
-        if packet.packet_id in states:
+        if packet.packet_id in client.inbound.machine.states:
             return  # sent again
+        unreleased += 1
     else:
         client.unacknowledged += 1
     most = client.connection.settings.receive_maximum
-    if client.unacknowledged + len(states) + (packet.qos == 2) > most:
+    if client.unacknowledged + unreleased > most:
         raise ReceiveMaximumExceeded(f"more than {most} publishes are not acknowledged")
 
 

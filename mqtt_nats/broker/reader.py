@@ -74,6 +74,8 @@ class Reader:
         """The sequence from which on they are."""
         self._everything = False
         """Everything is read since most of it is wanted."""
+        self._turning = False
+        """That has changed, and nats-server has not been told."""
         self._dispatch = dispatch
         self.name = ""
         """Of its consumer; empty before there is one."""
@@ -140,23 +142,31 @@ class Reader:
             self._answer(self._tickets, self.position)
             return
         tickets = self._tickets
+        self._waiting = [one for one in self._waiting if not one[1].done()]
+        self._turning = self._turned() or self._turning
         filters = self._filters
-        turned = self._turned()
-        if turned or self._waiting:
+        if self._turning or self._waiting:
             filters = EVERYTHING if self._everything else chosen(list(self.wanted)) or NOTHING
         if self._broken:
             await self._make(filters)
-        elif turned or (not set(filters) <= set(self._filters) and self._filters != EVERYTHING):
-            if filters != EVERYTHING and self._filters == EVERYTHING:
-                self._filters = filters  # what is not answered may have been done
-            await call(self.broker.inbox, f"CONSUMER.CREATE.{MESSAGES}.{self.name}", self._config(filters, "update"))
-            self._filters = filters
+        elif self._turning or (not set(filters) <= set(self._filters) and self._filters != EVERYTHING):
+            await self._change(filters)
+        self._turning = False
         if self._waiting:
             state = await self.broker.latest.state()
             if not self._broken:
                 self._answer(tickets, int(state["last_seq"]))
             else:
                 self._wake.set()
+
+    async def _change(self, filters: tuple[str, ...]) -> None:
+        request = f"CONSUMER.CREATE.{MESSAGES}.{self.name}"
+        try:
+            await call(self.broker.inbox, request, self._config(filters, "update"))
+        except RequestTimeout:
+            self.broken()  # it may have been done: nobody knows what is read
+            raise
+        self._filters = filters
 
     def _turned(self) -> bool:
         """Whether it has become better, or worse, to read everything."""

@@ -120,7 +120,6 @@ async def recover(broker: Broker, link: Link) -> None:
             try:
                 await _check(client)
             finally:
-                broker.unchecked.discard(client)
                 client.connection.release(Hold.STANDSTILL)
 
     for client in list(broker.clients.values()):
@@ -143,5 +142,7 @@ async def recover_wild(broker: Broker, link: Link) -> None:
 
 async def _check(client: Client) -> None:
     """Continue a session, unless it was claimed by somebody else meanwhile."""
-    if await still_owner(client) and client.durable_side is not None:
-        await reattach(client, client.durable_side)
+    if await still_owner(client):
+        client.broker.unchecked.discard(client)
+        if client.durable_side is not None:
+            await reattach(client, client.durable_side)

@@ -3,12 +3,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtt_nats.broker.reader import EVERYTHING, FILTERS_MOST, chosen, covers
+from mqtt_nats.broker.reader import EVERYTHING, FILTERS_MOST, LEAST, MOST, SAMPLE, Reader, chosen, covers
 from mqtt_nats.session.overlap import patterns_meet, subject_matches
+from mqtt_streams.api import Reply, RequestTimeout
+from mqtt_streams.messages import PREFIX
 
 TOKENS = st.sampled_from(["a", "b", "*"])
 FILTERS = st.builds(
@@ -49,3 +58,147 @@ def test_what_covers_matches_more(wide: str, narrow: str, tokens: list[str]) -> 
     """A filter that covers another matches whatever that does."""
     if covers(wide, narrow) and subject_matches(narrow, tokens):
         assert subject_matches(wide, tokens)
+
+
+class Server:
+    """JetStream, as far as the reader's consumer goes; it may not carry out a request, or not answer."""
+
+    api_prefix = "$JS.API"
+
+    def __init__(self) -> None:
+        self.filters: list[str] = []
+        self.lost = self.unanswered = False
+
+    async def request(self, subject: str, payload: bytes = b"", headers: bytes = b"", **_: object) -> Reply:
+        if ".CREATE." in subject:
+            if self.lost:
+                raise RequestTimeout("lost")
+            self.filters = orjson.loads(payload)["config"]["filter_subjects"]
+            if self.unanswered:
+                raise RequestTimeout("not answered")
+        return Reply("", b"", b"{}")
+
+
+def gateway(server: Server, last: list[int]) -> Any:
+    async def state() -> dict[str, int]:
+        return {"last_seq": last[0]}
+
+    nuids = map(str, itertools.count())
+    link = SimpleNamespace(unsubscribe_raw=lambda sid: None, subscribe_raw=lambda subject, handler: b"1")
+    return SimpleNamespace(
+        inbox=server,
+        link=link,
+        latest=SimpleNamespace(state=state),
+        identity="gateway0",
+        new_nuid=lambda: next(nuids),
+        clock=SimpleNamespace(now=0.0),
+    )
+
+
+class Reading:
+    """A reader without its task: what that does at a time is :meth:`keep`."""
+
+    def __init__(self, *filters: str) -> None:
+        self.server = Server()
+        self.last = [100]
+        self.reader = Reader(gateway(self.server, self.last), lambda *message: None)
+        self.want(*filters)
+
+    def want(self, *filters: str) -> None:
+        self.reader.wanted.clear()
+        self.reader.wanted.update(PREFIX + one for one in filters)
+
+    async def keep(self, *, lost: bool = False, unanswered: bool = False) -> None:
+        self.server.lost, self.server.unanswered = lost, unanswered
+        with contextlib.suppress(RequestTimeout):
+            await self.reader._keep()
+
+    async def ready(self, **how: bool) -> asyncio.Task[int]:
+        """Somebody asks, and it is kept once."""
+        asking = asyncio.create_task(self.reader.ready())
+        await asyncio.sleep(0)
+        await self.keep(**how)
+        await asyncio.sleep(0)
+        return asking
+
+    async def stored(self, count: int, used: int, **how: bool) -> None:
+        """So many messages come by, some of which are wanted."""
+        self.reader.position += count
+        self.last[0] = self.reader.position
+        self.reader.used += used
+        await self.keep(**how)
+
+    @property
+    def read(self) -> list[str]:
+        return [one.removeprefix(PREFIX) for one in self.server.filters]
+
+
+async def test_what_is_wanted_decides() -> None:
+    one = Reading("a")
+    assert (await one.ready()).done()
+    assert one.read == ["a"]
+    await one.stored(SAMPLE, int(SAMPLE * MOST))
+    assert one.read == ["a"], "not more than that"
+    await one.stored(SAMPLE, SAMPLE)
+    assert one.read == [">"]
+    await one.stored(SAMPLE, int(SAMPLE * (LEAST + MOST) / 2))
+    assert one.read == [">"]
+    await one.stored(SAMPLE - 1, 0)
+    assert one.read == [">"], "too few to say"
+    await one.stored(1, int(SAMPLE * LEAST))
+    assert one.read == ["a"]
+    one.want()
+    await one.stored(SAMPLE, 0)
+    assert one.read == ["$MQTT"]
+    one.want("b")
+    assert (await one.ready()).done()
+    assert one.read == ["b"]
+
+
+async def test_fewer_filters_that_are_not_answered() -> None:
+    """They may be read or not: whoever comes then is not told that its own is."""
+    one = Reading("a")
+    await one.ready()
+    one.want()
+    await one.stored(SAMPLE, 0, unanswered=True)
+    assert one.read == ["$MQTT"]
+    one.want("a")
+    assert (await one.ready()).done()
+    assert one.read == ["a"]
+
+
+async def test_other_filters_that_are_not_answered() -> None:
+    one = Reading("a", "b")
+    await one.ready()
+    one.want("a", "c")
+    asking = await one.ready(unanswered=True)
+    assert not asking.done()
+    asking.cancel()
+    one.want("a", "b")
+    assert (await one.ready()).done()
+    assert sorted(one.read) == ["a", "b"]
+
+
+async def test_who_has_gone_is_no_reason_to_choose() -> None:
+    one = Reading("a")
+    await one.ready()
+    one.want("a", "b")
+    asking = asyncio.create_task(one.reader.ready())
+    await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.sleep(0)
+    one.want()
+    await one.keep()
+    assert one.read == ["a"]
+
+
+@pytest.mark.parametrize("how", ["lost", "unanswered"])
+async def test_a_change_of_mind_is_tried_again(how: str) -> None:
+    one = Reading("a")
+    await one.ready()
+    await one.stored(SAMPLE, SAMPLE, **{how: True})
+    await one.keep()
+    assert one.read == [">"]
+    await one.stored(SAMPLE, 0, **{how: True})
+    await one.keep()
+    assert one.read == ["a"]

@@ -81,7 +81,7 @@ def test_what_waits_is_counted() -> None:
 
 
 def test_large_chunks_leave_one_by_one() -> None:
-    chunks = [b"a" * LARGE, b"b" * LARGE, b"c" * 10]
+    chunks = [b"a" * LARGE, b"b" * LARGE, b"c" * 10 * LARGE, b"d"]
     written: list[bytes] = []
     later: list[Callable[[], None]] = []
     outlet = Outlet(Round(later.append), 1 << 30)
@@ -95,10 +95,37 @@ def test_large_chunks_leave_one_by_one() -> None:
     for chunk in chunks:
         outlet.write(chunk)
     later.pop()()
-    assert [id(data) for data in written] == [id(chunk) for chunk in chunks], "they are copied"
-    assert (outlet.clogged, outlet.held, outlet.chunks) == (True, 2 * LARGE + 10, [])
+    assert [id(data) for data in written] == [id(chunk) for chunk in chunks[:2]], "they are copied"
+    assert (outlet.clogged, outlet.held, outlet.chunks) == (True, 12 * LARGE + 1, chunks[2:])
     outlet.unclog()
-    assert (outlet.clogged, outlet.held) == (False, 0)
+    assert written[2:] == chunks[2:]
+    assert (outlet.clogged, outlet.held, outlet.round.held, outlet.chunks) == (False, 0, 0, [])
+    written.clear()
+    outlet.write(b"a" * LARGE)
+    outlet.write(b"b")
+    later.pop()()
+    assert written == [b"a" * LARGE + b"b"], "small ones are joined"
+
+
+def test_a_connection_that_is_closed_between_large_chunks() -> None:
+    """What is to be sent before the end is."""
+    chunks = [b"a" * LARGE, b"b" * LARGE]
+    written: list[bytes] = []
+    later: list[Callable[[], None]] = []
+    outlet = Outlet(Round(later.append), 1 << 30)
+
+    def send(data: bytes) -> None:
+        written.append(data)
+        if len(written) == 1:
+            outlet.write(b"goodbye")
+            outlet.flush()
+            outlet.send = None
+
+    outlet.send = send
+    for chunk in chunks:
+        outlet.write(chunk)
+    later.pop()()
+    assert b"".join(written) == b"".join(chunks) + b"goodbye"
 
 
 def test_what_is_collected_while_it_is_flushed() -> None:
