@@ -95,6 +95,9 @@ class Zombie:
         self.resumed: list[float] = []
         self.stopped = 0.0
         self._feeding = True
+        self._feeds = asyncio.Event()
+        """Cleared while nothing is to come to the sessions."""
+        self._feeds.set()
 
     async def run(self, stops: tuple[float, ...]) -> None:
         """The rounds."""
@@ -109,6 +112,7 @@ class Zombie:
                     await self._round(number, seconds, look)
             finally:
                 self._feeding = False
+                self._feeds.set()
                 await feeding
             await self._finish(look)
             working.cancel()
@@ -120,6 +124,7 @@ class Zombie:
         client = await RawClient.connect(port, f"{self.name}-feed")
         try:
             while self._feeding:
+                await self._feeds.wait()
                 for one in self.sessions:
                     await client.deliver(f"{one.name}/fed", b"%d" % one.fed, 1 + one.fed % 2)
                     one.fed += 1
@@ -151,6 +156,9 @@ class Zombie:
         for one in self.sessions:
             one.idle = True  # so that something is unacknowledged
         await asyncio.sleep(0.2)
+        if number % 2 == 0:  # then the former connection of a session is what the gateway reads first when it goes on
+            self._feeds.clear()
+            await asyncio.sleep(0.2)
         os.kill(zombie.pid, signal.SIGSTOP)
         begun = time.monotonic()
         try:
@@ -191,6 +199,7 @@ class Zombie:
         one.ghost.topic = f"{self.name}/ghost/{one.name}"
         if early:
             self._haunt(one.ghost)
+            self._feeds.set()
         self.resumed.append(await one.connect(gateway))
         if not early:
             self._haunt(one.ghost)

@@ -27,6 +27,11 @@ async def test_two_owners_are_noticed(setting: Setting, monkeypatch: pytest.Monk
 
 
 async def test_a_zombie_is_noticed(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In most rounds: it is up to the kernel what a gateway reads first when it goes on."""
     monkeypatch.setattr(zombie, "WAIT", 15.0)
-    result = await zombie.run(setting, "tests.chaos.mutants.no_standstill_check")
-    assert [line for line in result.violations if "had moved or ended were stored" in line], result
+    violations: list[str] = []
+    for _ in range(3):
+        if not violations:
+            result = await zombie.run(setting, "tests.chaos.mutants.no_standstill_check")
+            violations = [line for line in result.violations if "had moved or ended were stored" in line]
+    assert violations
