@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import ssl
 from collections.abc import Callable, Coroutine
@@ -32,6 +33,13 @@ log = logging.getLogger("mqtt_nats.listeners")
 
 ACCEPTS: Final = 64
 """Connections accepted in a row."""
+
+DESCRIPTORS: Final = 16
+"""Of one listening socket: libuv accepts one connection of each in a turn of the event loop, so there are several.
+
+With one, a gateway that is busy accepts few connections per second, and those that come together are answered, and
+cost NATS messages, one by one.
+"""
 
 AGAIN: Final = 1.0
 """Seconds without accepting, when the process has too many files open."""
@@ -72,7 +80,7 @@ class Listener:
         self._timeout = general.connect_timeout
         self.bound: list[Bound] = []
         """Where it listens, once it does."""
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._sockets: list[socket.socket] = []
         self._reminded: dict[Verdict, float] = {}
 
@@ -99,8 +107,17 @@ class Listener:
         host, port = parse_address(self.settings.listen)
         new: Callable[[], Any] = partial(self._web, make) if self.settings.web else partial(make, self)
         if self._context is None and not self._proxies:
-            self._server = await loop.create_server(new, host, port, backlog=backlog, reuse_port=shared or None)
-            self.bound = [self._bound(one) for one in self._server.sockets]
+            server = await loop.create_server(new, host, port, backlog=backlog, reuse_port=shared or None)
+            self._servers.append(server)
+            self.bound = [self._bound(one) for one in server.sockets]
+            try:
+                for one in server.sockets:
+                    for _ in range(DESCRIPTORS - 1):
+                        again = socket.socket(fileno=os.dup(one.fileno()))
+                        self._servers.append(await loop.create_server(new, sock=again, backlog=backlog))
+            except OSError:
+                self.close()
+                raise
             return self.bound
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         try:
@@ -133,8 +150,9 @@ class Listener:
 
     def close(self) -> None:
         """Accept nobody any more."""
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
         for one in self._sockets:
             asyncio.get_running_loop().remove_reader(one)
             one.close()
