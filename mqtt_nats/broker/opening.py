@@ -133,7 +133,7 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
     client.hash = name_hash(client_id)
     client.token = subject_token(client_id)
     identify(client)
-    client.connection.keepalive = keep_alive(connect, settings)
+    client.connection.keepalive = float(keep_alive(connect, settings))
     client.expiry = session_expiry(connect, settings)
     if client.terms.topic_alias_maximum:
         client.outgoing = Aliases(client.terms.topic_alias_maximum)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mqtt_nats.broker.groups import forget
@@ -39,32 +40,34 @@ async def save_record(client: Client, expected: int) -> int:
     record.v5.owner = broker.identity
     # Written before the first QoS 2 publish is held, and a durable client may send one at any time.
     record.v5.q2 = record.v5.q2 or client.durable
-    record.v5.nonce = broker.new_nuid()
-    reply = f"$MQTT.JSA.{broker.identity}.SP.{client.hash}.{record.v5.nonce}"
-    nonce = record.v5.nonce
-
-    async def written() -> int | None:
-        found = await broker.sessions.load(client.hash, client.client_id)
-        return found[1] if found is not None and found[0].v5 is not None and found[0].v5.nonce == nonce else None
-
-    async def once_more() -> int:
-        known = await written()
-        if known is not None:
-            return known
-        try:
-            return await broker.sessions.save(record, expected=expected, reply=reply)
-        except Conflict:
-            known = await written()  # the first attempt may have come late
-            if known is None:
-                raise
-            return known
-
+    record.v5.nonce = nonce = broker.new_nuid()
+    reply = f"$MQTT.JSA.{broker.identity}.SP.{client.hash}.{nonce}"
     try:
         sequence = await broker.sessions.save(record, expected=expected, reply=reply)
     except (RequestTimeout, NoResponders):
-        sequence = await patiently(client, once_more)
+        sequence = await patiently(client, partial(_save_again, client, record, expected, nonce, reply))
     client.epoch = sequence
     return sequence
+
+
+async def _save_again(client: Client, record: SessionRecord, expected: int, nonce: str, reply: str) -> int:
+    """Write a record of which nobody knows whether it was written."""
+    known = await _written(client, nonce)
+    if known is not None:
+        return known
+    try:
+        return await client.broker.sessions.save(record, expected=expected, reply=reply)
+    except Conflict:
+        known = await _written(client, nonce)  # the first attempt may have come late
+        if known is None:
+            raise
+        return known
+
+
+async def _written(client: Client, nonce: str) -> int | None:
+    """The sequence of the stored record, if it is the one of this write."""
+    found = await client.broker.sessions.load(client.hash, client.client_id)
+    return found[1] if found is not None and found[0].v5 is not None and found[0].v5.nonce == nonce else None
 
 
 def leftovers(known: SessionRecord) -> list[Draining]:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Set
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mqtt_nats.broker.announcing import asked, asked_to_end, subscribed, unsubscribed
@@ -86,7 +87,7 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
 
     [MQTT-3.8.4-1] [MQTT-3.8.4-4] (3.1.1), [MQTT-3.8.4-1] [MQTT-3.8.4-5] (5.0)
     """
-    if postponed(client, lambda: subscribe(client, packet)):
+    if postponed(client, partial(subscribe, client, packet)):
         return
     _check_room(client, len(packet.filters))
     packet, refused_by_hooks = await asked(client, packet)
@@ -129,15 +130,15 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
             await _abandon(client, wanted, refused)
         for topic_filter, wish in wanted.items():
             gates[topic_filter] = open_gate(client, client.join(topic_filter, wish.qos, wish.options))
-        await patiently(client, lambda: fence_wild(client))
+        await patiently(client, partial(fence_wild, client))
         # Who has joined now gets what is published from now on; what was published before has to be there to be read.
         await client.broker.retained_so_far()
         # Read before SUBACK leaves: a newer message can then only come after these. The requests follow the
         # subscriptions on the same connection, so their replies also tell that the server has those; of the other
         # servers of a cluster only an echo tells.
-        replays = await patiently(client, lambda: _first_pages(client, wanted))
+        replays = await patiently(client, partial(_first_pages, client, wanted))
         if not any(replay.asks for replay in replays) or client.broker.nodes.others:
-            await patiently(client, lambda: fence(client))
+            await patiently(client, partial(fence, client))
         denied = {topic_filter for topic_filter, gate in gates.items() if gate.found.denied}
         await _abandon(client, wanted, denied)
         replays = [replay for replay in replays if replay.filter in wanted]
@@ -295,7 +296,7 @@ async def _subscribe_durable(client: Client, wanted: dict[str, Wish]) -> set[str
                     gone.append(known.durable_name)
             elif qos:
                 if not start:
-                    info = await patiently(client, lambda: call(broker.inbox, f"STREAM.INFO.{MESSAGES}"))
+                    info = await patiently(client, partial(call, broker.inbox, f"STREAM.INFO.{MESSAGES}"))
                     # What another subscription has brought meanwhile is not for this one: it would come twice.
                     start = max(int(info["state"]["last_seq"]), *(one.last for one in side.machine.sources), 0) + 1
                 record.cons[key] = consumer = subscription_consumer(
@@ -319,18 +320,23 @@ async def _subscribe_durable(client: Client, wanted: dict[str, Wish]) -> set[str
         await keep_taken(client)
     await save_record(client, client.epoch)
     if gone:
-        await patiently(client, lambda: side.remove(gone))
+        await patiently(client, partial(side.remove, gone))
+    results = await patiently(client, partial(_create, client, created))
+    return {created[at][0] for at, done in enumerate(results) if not done}
 
-    async def create(topic_filter: str, attachment: Attachment) -> str | None:
-        try:
-            await create_consumer(broker.inbox, MESSAGES, attachment.consumer)
-        except ApiError as error:
-            log.warning("%s: subscribing to %r failed: %s", client, topic_filter, error)
-            return topic_filter
-        return None
 
-    results = await patiently(client, lambda: asyncio.gather(*(create(*one) for one in created)))
-    return {topic_filter for topic_filter in results if topic_filter is not None}
+async def _create(client: Client, wanted: list[tuple[str, Attachment]]) -> list[bool]:
+    """Create the consumers of these filters; which of them JetStream has created."""
+    return await asyncio.gather(*(_create_one(client, *one) for one in wanted))
+
+
+async def _create_one(client: Client, topic_filter: str, attachment: Attachment) -> bool:
+    try:
+        await create_consumer(client.broker.inbox, MESSAGES, attachment.consumer)
+    except ApiError as error:
+        log.warning("%s: subscribing to %r failed: %s", client, topic_filter, error)
+        return False
+    return True
 
 
 async def unsubscribe(client: Client, packet: Unsubscribe) -> None:
@@ -338,7 +344,7 @@ async def unsubscribe(client: Client, packet: Unsubscribe) -> None:
 
     Messages in flight are completed [MQTT-3.10.4-3] (3.1.1, 5.0).
     """
-    if postponed(client, lambda: unsubscribe(client, packet)):
+    if postponed(client, partial(unsubscribe, client, packet)):
         return
     _check_room(client, len(packet.filters))
     packet = await asked_to_end(client, packet)
@@ -392,7 +398,7 @@ async def _end(client: Client, filters: Set[str]) -> None:
     if side is not None and filters:
         await keep_taken(client)
         await save_record(client, client.epoch)
-        await patiently(client, lambda: side.remove(gone))
+        await patiently(client, partial(side.remove, gone))
 
 
 async def _undo(client: Client, filters: Set[str], shares: list[str]) -> bool:
@@ -413,7 +419,7 @@ async def _undo(client: Client, filters: Set[str], shares: list[str]) -> bool:
         # Where there is no room for this one, there was none for the one that named them.
         log.warning("%s: its session record was not stored: %s", client, error)
     if side is not None and filters:
-        await patiently(client, lambda: side.remove(gone))
+        await patiently(client, partial(side.remove, gone))
     return True
 
 
