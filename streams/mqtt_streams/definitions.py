@@ -5,6 +5,7 @@ The JSON files are what `nats stream add --config <file>` reads. `max_consumers`
 subscription is a number of its own because nats-server 2.15 takes -1 as 1,000.
 """
 
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -234,6 +235,10 @@ async def _info(js: JetStream, stream: str) -> dict[str, Any] | None:
 async def _create(js: JetStream, definition: dict[str, Any], level: _Replicas) -> dict[str, Any] | None:
     """Create a stream and return its configuration; None when one of that name has appeared meanwhile."""
     stream = definition["name"]
+    if stream != MESSAGES:
+        # Sequences stand for records: as epochs, as ids of releases, in requests to remove one. Should the stream be
+        # removed and made again, none of them means another record. (Nobody stores a million per second.)
+        definition = definition | {"first_seq": time.time_ns() // 1000}
     try:
         config: dict[str, Any] = (await _request(js, "CREATE", stream, definition))["config"]
     except ApiError as error:

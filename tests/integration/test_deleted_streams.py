@@ -160,3 +160,46 @@ async def test_the_messages_of_a_session_with_overlapping_subscriptions(
             await client.quiet()
             await publisher.deliver("a/b", b"again", 1)
             await client.receive("a/b", b"again", qos=1)
+
+
+async def test_publishes_at_qos_2_after_others(local: Gateway, js: JetStreamContext) -> None:
+    """Held under other sequences than those before, for which the messages would be taken."""
+    async with (
+        await RawClient.connect(local.port, "publisher") as publisher,
+        await RawClient.connect(local.port, "regular") as regular,
+        await RawClient.connect(local.port, "durable", clean=False) as durable,
+    ):
+        for client in (regular, durable):
+            await client.subscribe("a", qos=2)
+        for number in range(10):
+            if number == 5:
+                await js.delete_stream("$MQTT_qos2in")
+            await publisher.deliver("a", b"%d" % number, 2)
+            for client in (regular, durable):
+                await client.receive("a", b"%d" % number, qos=2)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_a_takeover_after_others(
+    server: NatsServer, gateway_factory: GatewayFactory, js: JetStreamContext, elsewhere: bool
+) -> None:
+    """The later claim of a session wins, also against one from before."""
+    here = gateway_factory(server)
+    there = gateway_factory(server) if elsewhere else here
+
+    async def connected() -> RawClient | None:
+        try:
+            return await RawClient.connect(there.port, "device", clean=False)
+        except AssertionError:  # the stream is not there again yet
+            return None
+
+    async with await RawClient.connect(here.port, "device", clean=False) as former:
+        for _ in range(20):
+            await former.subscribe("a", qos=1)
+        await js.delete_stream("$MQTT_sess")
+        later = await aeventually(connected)
+        assert later is not None
+        async with later:
+            await former.expect_closed()
+            await later.deliver("b", b"x", 1)
+            await later.quiet()

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqtt_streams import headers, pubrel, qos2, stored
-from mqtt_streams.api import ApiError, Reply, publish
+from mqtt_streams.api import ApiError, Reply, call, publish
 from mqtt_streams.consumers import create_consumer
 from mqtt_streams.definitions import ensure_streams
 from mqtt_streams.hashing import subject_token
 from mqtt_streams.pubrel import Owed, PubrelStore, pubrel_block, pubrel_subject
-from mqtt_streams.qos2 import Held, Qos2Store, held_block, held_subject
+from mqtt_streams.qos2 import Held, Qos2Store, held_block, held_subject, release_id
 from mqtt_streams.repeats import find_ids
 from mqtt_streams.stored import StoredMessage
 from tests.streams.support import NatsPyJetStream
@@ -108,18 +108,19 @@ async def test_a_release_is_found_whenever_it_was(js: NatsPyJetStream) -> None:
         block = headers.build([("Nmqtt-Pub", "2"), ("Nats-Msg-Id", message_id)])
         await publish(js, "$MQTT.msgs." + subject, bytes(5000), block)
 
-    await message("a.b", "q2-1")  # of an older hold with the same sequence: the stream was made anew
+    start: int = (await call(js, "STREAM.INFO.$MQTT_qos2in"))["state"]["last_seq"] + 1
+    await message("a.b", release_id(start))  # of an older hold with the same sequence: the stream was made anew
     await hold(js, "sub-1", 1)
     await hold(js, "sub-1", 2)
     first, second = await store.held("sub-1")
     for _ in range(600):
         await publish(js, "$MQTT.msgs.a.b", bytes(5000), headers.PUB_BLOCKS[1])
-    await message("a.b", "q2-22")
-    await message("a.c", "q2-1")
-    assert (first.seq, second.seq) == (1, 2)
+    await message("a.b", release_id(start + 1) + "2")
+    await message("a.c", release_id(start))
+    assert (first.seq, second.seq) == (start, start + 1)
     assert await store.was_released(first) is False
     assert await store.was_released(second) is False
-    await message("a.b", "q2-2")
+    await message("a.b", release_id(start + 1))
     assert await store.was_released(first) is False
     assert await store.was_released(second) is True
 
