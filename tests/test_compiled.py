@@ -49,3 +49,60 @@ def test_what_is_derived_from_elsewhere_allows_it() -> None:
                     marks = [ast.unparse(one) for one in found[1].decorator_list]
                     assert "mypyc_attr(allow_interpreted_subclasses=True)" in marks, f"{path}: {ast.unparse(base)}"
     assert seen > 5
+
+
+def _awaits(nodes: list[ast.stmt]) -> bool:
+    """Whether a coroutine may be suspended in these statements, other than in a function that they define."""
+    left: list[ast.AST] = list(nodes)
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith):
+            return True
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            left += ast.iter_child_nodes(node)
+    return False
+
+
+def _raises_again(nodes: list[ast.stmt]) -> bool:
+    return any(isinstance(node, ast.Raise) and node.exc is None for top in nodes for node in ast.walk(top))
+
+
+def test_what_is_suspended_is_handling_nothing_that_it_needs_again() -> None:
+    """The end of a ``finally``, and a bare ``raise``, take what is being handled where the coroutine goes on."""
+    seen = 0
+    for name in listed(ROOT):
+        for node in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Try):
+                seen += 1
+                assert not _awaits(node.finalbody), f"{name}:{node.lineno}: await in finally"
+                for handler in node.handlers:
+                    again = _awaits(handler.body) and _raises_again(handler.body)
+                    assert not again, f"{name}:{handler.lineno}: raise behind await"
+    assert seen > 20
+
+
+def _defined(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef)}
+
+
+def test_tasks_begin_in_what_is_not_compiled() -> None:
+    """A suspended coroutine that is compiled leaves what it handles to the next task, if there is nothing below it."""
+    compiled = {ROOT / name for name in listed(ROOT)}
+    sources = [path for top, place in PLACES.items() for path in (place / top).rglob("*.py")]
+    elsewhere = set().union(*(_defined(path) for path in sources if path not in compiled))
+    # Of a name that others have too nobody can tell here which one is meant.
+    unique = set().union(*(_defined(path) for path in compiled)) - elsewhere
+    seen = 0
+    for path in sources:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name | ast.Attribute):
+                continue
+            if ast.unparse(node.func).rpartition(".")[2] not in ("create_task", "ensure_future", "gather"):
+                continue
+            seen += 1
+            for given in node.args:
+                work = given.value.elt if isinstance(given, ast.Starred) and hasattr(given.value, "elt") else given
+                called = ast.unparse(work.func).rpartition(".")[2] if isinstance(work, ast.Call) else ""
+                assert called not in unique, f"{path}:{node.lineno}: {called}"
+    assert seen > 20

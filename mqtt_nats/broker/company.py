@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mqtt_nats.broker.keeping import keep
 from mqtt_nats.broker.live import Live
 from mqtt_nats.broker.upkeep import keep_up
+from mqtt_nats.rooted import rooted
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import consumer_info, consumer_names
 from mqtt_streams.gateways import POSITIONS
@@ -127,9 +128,9 @@ def make(broker: Broker, lease: Lease, config: dict[str, Any]) -> Company | None
 
 def keep_company(broker: Broker, company: Company | None, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
     """Have positions written, and where it is wanted sessions served by the shared reader, from now on."""
-    background = [tasks.create_task(keep(broker), name="positions")]
+    background = [tasks.create_task(rooted(keep(broker)), name="positions")]
     if broker.live is not None and company is not None:
-        background.append(tasks.create_task(broker.live.reader.run(), name="shared reader"))
+        background.append(tasks.create_task(rooted(broker.live.reader.run()), name="shared reader"))
         background.append(tasks.create_task(keep_up(broker.live), name="live sessions"))
         background.append(tasks.create_task(company.keep(), name="who else serves sessions"))
     return background

@@ -41,6 +41,7 @@ from mqtt_nats.pubsub.headers import publish_qos
 from mqtt_nats.pubsub.mapping import parse_mappings
 from mqtt_nats.pubsub.message import Stored
 from mqtt_nats.pubsub.table import Table
+from mqtt_nats.rooted import rooted
 from mqtt_nats.session.durable import packet_id
 from mqtt_streams.hashing import nuid
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
@@ -247,7 +248,7 @@ class Broker:
 
     def spawn_safe(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """As :meth:`spawn`, for work that lets no exception out."""
-        return self._tasks.create_task(work, name=name)
+        return self._tasks.create_task(rooted(work), name=name)
 
     def retained_now(self, operation: Op) -> None:
         """The store of a retained message has ended."""

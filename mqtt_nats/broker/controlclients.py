@@ -55,7 +55,7 @@ def brief(control: Control, client: Client) -> dict[str, Any]:
         "version": VERSIONS.get(client.version, str(client.version)),
         "since": connection.opened + back,
         "heard": connection.alive + back,
-        "keepalive": connection.keepalive,
+        "keepalive": int(connection.keepalive),
         "durable": client.durable,
         "expiry": client.expiry,
         "subscriptions": len(client.filters) + len(client.shares or ()),

@@ -57,10 +57,10 @@ async def _save_again(client: Client, record: SessionRecord, expected: int, nonc
         return known
     try:
         return await client.broker.sessions.save(record, expected=expected, reply=reply)
-    except Conflict:
+    except Conflict as error:
         known = await _written(client, nonce)  # the first attempt may have come late
         if known is None:
-            raise
+            raise error
         return known
 
 

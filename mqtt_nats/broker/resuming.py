@@ -24,6 +24,7 @@ from mqtt_nats.broker.sharing import acknowledged as ask_again
 from mqtt_nats.broker.sharing import rejoin_shared, resend
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.pubsub.table import PLAIN, Options
+from mqtt_nats.rooted import rooted
 from mqtt_nats.session.delivery import Source
 from mqtt_streams.consumers import (
     existing_consumer,
@@ -134,7 +135,7 @@ async def resume(
         attachments.append(side.add("", draining, Source(entry.qos, entry.start, draining.max_ack_pending, entry.end)))
         still_draining(side, attachments[-1])
     for start in range(0, len(attachments), 32):
-        await asyncio.gather(*(side.attach(attachment) for attachment in attachments[start : start + 32]))
+        await asyncio.gather(*(rooted(side.attach(attachment)) for attachment in attachments[start : start + 32]))
     await note_kept(client, side)
     settle(record.v5, max((one.source.last for one in attachments), default=0))
     await side.collect()

@@ -40,6 +40,7 @@ from mqtt_nats.codec import (
     validate_topic_filter,
 )
 from mqtt_nats.pubsub.table import Options
+from mqtt_nats.rooted import rooted
 from mqtt_nats.session.delivery import Source
 from mqtt_streams.api import ApiError, call
 from mqtt_streams.consumers import create_consumer
@@ -327,7 +328,7 @@ async def _subscribe_durable(client: Client, wanted: dict[str, Wish]) -> set[str
 
 async def _create(client: Client, wanted: list[tuple[str, Attachment]]) -> list[bool]:
     """Create the consumers of these filters; which of them JetStream has created."""
-    return await asyncio.gather(*(_create_one(client, *one) for one in wanted))
+    return await asyncio.gather(*(rooted(_create_one(client, *one)) for one in wanted))
 
 
 async def _create_one(client: Client, topic_filter: str, attachment: Attachment) -> bool:

@@ -26,6 +26,7 @@ async def test_two_owners_are_noticed(setting: Setting, monkeypatch: pytest.Monk
     assert [line for line in result.violations if "still connected" in line], result
 
 
+@pytest.mark.timeout(240)
 async def test_a_zombie_is_noticed(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """In most rounds: it is up to the kernel what a gateway reads first when it goes on."""
     monkeypatch.setattr(zombie, "WAIT", 15.0)
@@ -34,4 +35,4 @@ async def test_a_zombie_is_noticed(setting: Setting, monkeypatch: pytest.MonkeyP
         if not violations:
             result = await zombie.run(setting, "tests.chaos.mutants.no_standstill_check")
             violations = [line for line in result.violations if "had moved or ended were stored" in line]
-    assert violations
+    assert violations, result
