@@ -33,6 +33,12 @@ STREAMS: Final = (SESSIONS, MESSAGES, RETAINED, QOS2IN, OUT, TIMERS, WILLS, SHAR
 OPTIONAL: Final = (POSITIONS,)
 """Streams that only some settings need."""
 
+NEVER_AGAIN: Final = (SESSIONS, QOS2IN)
+"""Streams whose sequences stand for records elsewhere: as epochs of sessions, as ids of releases.
+
+Should such a stream be removed and made again, its sequences go on above all that it has ever had.
+"""
+
 BY_SIZE: Final = 3
 """Replicas of streams where nobody has said how many, and where there are as many servers."""
 
@@ -235,10 +241,8 @@ async def _info(js: JetStream, stream: str) -> dict[str, Any] | None:
 async def _create(js: JetStream, definition: dict[str, Any], level: _Replicas) -> dict[str, Any] | None:
     """Create a stream and return its configuration; None when one of that name has appeared meanwhile."""
     stream = definition["name"]
-    if stream != MESSAGES:
-        # Sequences stand for records: as epochs, as ids of releases, in requests to remove one. Should the stream be
-        # removed and made again, none of them means another record. (Nobody stores a million per second.)
-        definition = definition | {"first_seq": time.time_ns() // 1000}
+    if stream in NEVER_AGAIN:
+        definition = definition | {"first_seq": time.time_ns() // 1000}  # nobody stores a million per second
     try:
         config: dict[str, Any] = (await _request(js, "CREATE", stream, definition))["config"]
     except ApiError as error:
