@@ -242,7 +242,8 @@ def test_subscriptions_change_meanwhile(inside: Inside) -> None:
         client.send(raw.unsubscribe("changing/b", id=7))
         client.send(raw.subscribe(("changing/c", 1), id=8))
         answers: set[int] = set()
-        while found[-1] != MANY - 2:
+        # A fast gateway has sent everything before it is asked to stop.
+        while MANY - 2 not in found[-2:] or answers != {raw.UNSUBACK, raw.SUBACK}:
             packet = client.receive(PATIENCE)
             assert packet is not None
             if packet.kind != raw.PUBLISH:
@@ -251,7 +252,6 @@ def test_subscriptions_change_meanwhile(inside: Inside) -> None:
             found.append(int(packet.payload))
             assert found[-1] % 2 == 0 or raw.UNSUBACK not in answers
             client.send(raw.ack(raw.PUBACK, packet.id))
-        assert answers == {raw.UNSUBACK, raw.SUBACK}
         assert [number for number in found if number % 2 == 0] == [*range(0, MANY, 2)]
         odd = [number for number in found if number % 2]
         assert odd == [*range(1, 2 * len(odd), 2)]
