@@ -82,7 +82,7 @@ class StreamConflict(StreamSetupError):
 
 
 class NotAnswering(StreamSetupError):
-    """JetStream does not answer; it may a little later, when a leader has been elected."""
+    """JetStream does not answer; it may a little later, when a leader is elected, or somebody else's stream is made."""
 
 
 class _TooFew(Exception):
@@ -197,7 +197,7 @@ async def _ensure(
             return
         info = await _info(js, stream)  # another gateway, or nats-server's listener, was faster
         if info is None:
-            raise StreamSetupError(f"stream {stream} is being removed while it is needed; try again")
+            raise NotAnswering(f"stream {stream} is being made, or removed, by somebody else; try again")
     await _reconcile(js, report, definition, info, level, upgrade_retention)
 
 

@@ -500,3 +500,12 @@ async def test_a_limit_of_retained_messages(js: NatsPyJetStream) -> None:
     report = await ensure_streams(js, max_retained=4)
     assert report.upgraded == {"$MQTT_rmsgs": ["max_msgs"]}
     await retain("d")
+
+
+async def test_gateways_that_begin_together_in_a_cluster(tmp_path: Path) -> None:
+    """Each wants a stream of its own making, and takes the one that is being made."""
+    with cluster_of(tmp_path, 3) as cluster:
+        async with inbox_at(cluster) as one, inbox_at(cluster) as two, inbox_at(cluster) as three:
+            reports = await asyncio.gather(*(until_ready(js) for js in (one, two, three)))
+            assert set(STREAMS) <= set().union(*(report.created for report in reports))
+            assert len({report.configs["$MQTT_sess"]["first_seq"] for report in reports}) == 1
