@@ -5,7 +5,7 @@ import asyncio
 import contextlib
 import json
 from base64 import b64decode
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,7 +18,7 @@ from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.broker.operations import NO_ROOM
 from mqtt_nats.config import Settings
 from mqtt_nats.linking import connect_link
-from mqtt_streams.api import ApiError, call, publish
+from mqtt_streams.api import ApiError, Reply, call, publish
 from mqtt_streams.consumers import ConsumerRef, create_consumer
 from mqtt_streams.definitions import (
     STREAMS,
@@ -509,3 +509,23 @@ async def test_gateways_that_begin_together_in_a_cluster(tmp_path: Path) -> None
             reports = await asyncio.gather(*(until_ready(js) for js in (one, two, three)))
             assert set(STREAMS) <= set().union(*(report.created for report in reports))
             assert len({report.configs["$MQTT_sess"]["first_seq"] for report in reports}) == 1
+
+
+class UnderWay:
+    """JetStream while another gateway's request for a stream is on its way: the name is taken, the stream not there."""
+
+    api_prefix = "$JS.API"
+
+    async def request(
+        self, subject: str, payload: bytes = b"", headers: bytes = b"", *, timeout: float = 5.0, reply: str = ""
+    ) -> Reply:
+        error = {"code": 400, "err_code": 10058} if ".CREATE." in subject else {"code": 404, "err_code": 10059}
+        return Reply("", b"", orjson.dumps({} if subject.endswith(".INFO") else {"error": error}))
+
+    def stream(self, subject: str, payload: bytes = b"", *, timeout: float = 5.0) -> AsyncGenerator[Reply, None]:
+        raise AssertionError(subject)
+
+
+async def test_a_stream_that_is_being_made_is_waited_for() -> None:
+    with pytest.raises(NotAnswering, match="is being made"):
+        await ensure_streams(UnderWay())
