@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from mqtt_nats.broker.attaching import CREATE_FAILED, CREATE_TRIES, STEP
 from mqtt_nats.broker.attachment import backstop
 from mqtt_nats.broker.keeping import OWED, TAKEN, Keeper
+from mqtt_nats.broker.ownership import still_owner
 from mqtt_nats.broker.patience import patiently
+from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.session.delivery import Source
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
@@ -149,17 +151,13 @@ async def ground(client: Client, side: DurableSide) -> bool:
     if not await keeper.flush():
         keeper.left()
         return False
-    again = False
 
     async def set_back(consumer: ConsumerRef) -> ConsumerRef:
-        nonlocal again
-        if again and not await keeper.flush():  # NATS was away, and somebody else may have the session
+        if not await keeper.sure():  # NATS was away, or this gateway: somebody else may have the session
             raise Conflict(client.client_id)
-        again = True
         return await set_position(client.broker, consumer, reached + 1)
 
     for one in attachments:
-        again = False
         try:
             one.consumer = await patiently(client, partial(set_back, one.consumer))
         except Conflict:
@@ -202,7 +200,8 @@ async def recall(client: Client, side: DurableSide) -> set[str]:
         position = decode(data) if data else None
         if position is None or position.id != record.v5.pos:
             return set()
-        if not position.clean and position.gateway not in asked:
+        # Where it has left the session, it may still be setting the consumers.
+        if (position.live or not position.clean) and position.gateway not in asked:
             asked.add(position.gateway)
             if await broker.leaving.elsewhere(client.client_id, position.gateway):
                 continue
@@ -211,16 +210,10 @@ async def recall(client: Client, side: DurableSide) -> set[str]:
         valid = EVER if side.replaced is None and len(generations) < 2 else broker.generation.floor
         reached = min(position.reached, valid)
         sent = position.perhaps
-        if not position.clean and position.live:
+        unclear = bool(position.live) and not position.clean
+        if unclear:
             sent = max(sent, int((await broker.latest.state())["last_seq"]))
-        live = [(key, one) for key, one in record.cons.items() if one.durable_name in position.live]
-        for some in parts(live):
-            # With the subject that it delivers to: the new one comes when it is attached.
-            moved = await asyncio.gather(*(set_position(broker, one, reached + 1) for _, one in some))
-            for (key, one), now in zip(some, moved, strict=True):
-                if now is not one:
-                    record.cons[key] = now
-                    side.kept = True
+        live = [key for key, one in record.cons.items() if one.durable_name in position.live]
         keeper = Keeper(client, sequence)
         keeper.strict = True
         keeper.ledger.reached = reached
@@ -230,23 +223,51 @@ async def recall(client: Client, side: DurableSide) -> set[str]:
         # From here on the session is left in order also where its connection ends meanwhile.
         side.keeper = keeper
         machine.not_sent(one for one in position.unsent if one <= valid)
-        if await keeper.flush():
+        keeper.live = set(position.live)
+        keeper.clean, keeper.unsent = position.clean, position.unsent
+        if await _set_consumers(client, side, keeper, live) and await keeper.flush():
             break
+        if not await still_owner(client):
+            raise MqttError("another connection has claimed the session", ReasonCode.SESSION_TAKEN_OVER)
     else:
         raise RequestTimeout("somebody else writes the position of the session")
     keeper.strict = False
     for identifier, owed in position.released.items():
         machine.owe(identifier, owed, owed > valid)
         machine.keep(identifier, OWED + b"%d" % identifier)
-    if live:
+    went = {record.cons[key].durable_name for key in live}
+    if went:
         side.came_from = reached
     if keeper.perhaps > reached:
         state = await broker.latest.state()  # again: an earlier owner may not have known at once
-        last = min(int(state["last_seq"]), valid) if not position.clean and live else keeper.perhaps
+        last = min(int(state["last_seq"]), valid) if unclear and went else keeper.perhaps
         machine.sent_perhaps(last)
         if int(state["first_seq"]) > reached + 1 or state.get("num_deleted"):
             machine.suspect(reached + 1, last)
-    return {one.durable_name for _, one in live}
+    return went
+
+
+async def _set_consumers(client: Client, side: DurableSide, keeper: Keeper, keys: Sequence[str]) -> bool:
+    """Have the consumers of a session begin after what was taken; False when somebody else has written the position.
+
+    Before that the position names this gateway: who goes on with the session next waits until it is left here.
+    """
+    record = client.record
+    assert record is not None
+    for some in parts(keys):
+        if not await keeper.sure():
+            return False
+        # With the subject that it delivers to: the new one comes when it is attached.
+        consumers = [record.cons[key] for key in some]
+        start = keeper.ledger.reached + 1
+        moved = await asyncio.gather(*(set_position(client.broker, one, start) for one in consumers))
+        for key, one, now in zip(some, consumers, moved, strict=True):
+            if now is not one:
+                record.cons[key] = now
+                side.kept = True
+    keeper.live.clear()
+    keeper.clean, keeper.unsent = False, []
+    return True
 
 
 async def fetch_pending(client: Client, side: DurableSide) -> None:
@@ -260,7 +281,13 @@ async def fetch_pending(client: Client, side: DurableSide) -> None:
         return
     broker = client.broker
     machine = side.machine
-    known = {delivery.sequence for delivery in machine.on_their_way()}
+    known = set()
+    for delivery in machine.on_their_way():
+        known.add(delivery.sequence)
+        mark = TAKEN + b"%d" % delivery.sequence
+        # A consumer brings it too: when the client has it, both have to be told.
+        if delivery.sequence in keeper.ledger.pending and mark not in delivery.replies():
+            delivery.others = [*(delivery.others or ()), mark]
     missing = sorted((sequence, qos) for sequence, qos in keeper.ledger.pending.items() if sequence not in known)
     if missing and side.past is None:
         side.past = past = Source(0, 0, max(len(missing), 1))

@@ -21,6 +21,7 @@ from mqtt_streams.positions import Position, expected_block, position_subject
 from mqtt_streams.sessions import WRONG_LAST_SEQUENCE
 
 if TYPE_CHECKING:
+    from mqtt_nats.backbone.link import Link
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
 
@@ -36,6 +37,12 @@ KEPT: Final = (TAKEN, OWED)
 
 STEPS: Final = 10
 """Times per second at which positions are written."""
+
+FRESH: Final = 0.5
+"""Seconds after something was asked in which what it has shown is sure: half of what others wait for this gateway."""
+
+PROOFS: Final = 3
+"""Writes that may take longer than that, one after the other."""
 
 AT_ONCE: Final = 20
 """Positions written at each of them; more where there are so many that each is written once a second."""
@@ -56,6 +63,24 @@ class PositionOp(Op):
     def failed(self, error: ApiError) -> None:
         """Somebody else has written, or it cannot be stored."""
         self.keeper.failed(error)
+
+
+class Fresh:
+    """When something was asked that shows whose a session is.
+
+    Nobody else sets its consumers for a while, unless this gateway's connection to NATS is lost: others are told then.
+    """
+
+    __slots__ = ("_at", "_link", "_wire")
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._wire = link.wire
+        self._at = asyncio.get_running_loop().time()
+
+    def __bool__(self) -> bool:
+        passed = asyncio.get_running_loop().time() - self._at
+        return passed < FRESH and self._wire is not None and self._wire is self._link.wire
 
 
 class Keeper:
@@ -87,6 +112,9 @@ class Keeper:
         self._generation = record.v5.generation
         self._sequence = expected
         self._writing: bytes | None = None
+        self._begun: Fresh | None = None
+        self._proof: Fresh | None = None
+        """Of the last write that was stored."""
         self._soon = False
         self._again = False
         self._waiters: list[asyncio.Future[bool]] = []
@@ -139,6 +167,7 @@ class Keeper:
             broker.identity,
         ).encode()
         self._writing = position
+        self._begun = Fresh(broker.link)
         target = b"HPUB %b " % position_subject(self.client.hash).encode()
         try:
             broker.store.put(target, expected_block(self._sequence), position, PositionOp(self))
@@ -151,6 +180,7 @@ class Keeper:
         """The write that was under way is stored."""
         self._sequence = sequence
         self._writing = None
+        self._proof = self._begun
         side = self.client.durable_side
         machine = side.machine if side is not None and self.client.alive else None
         for step, identifier in self.ledger.stored():
@@ -217,6 +247,15 @@ class Keeper:
         self.ledger.dirty = True
         self.write()
         return await waiter
+
+    async def sure(self) -> bool:
+        """Whether the session is ours, as a write of a moment ago has shown, or one now; see :meth:`flush`."""
+        for _ in range(PROOFS):
+            if self._proof:
+                break
+            if not await self.flush():
+                return False
+        return not self.lost
 
     def give_up(self) -> None:
         """Write nothing any more."""

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.store import Silent
 from mqtt_nats.broker.attaching import STEP
-from mqtt_nats.broker.grounding import stop
+from mqtt_nats.broker.grounding import parts, stop
+from mqtt_nats.broker.keeping import Fresh
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -136,6 +137,7 @@ async def _farewell(client: Client, keeper: Keeper, consumers: list[ConsumerRef]
         if not await keeper.flush() or client.taken:
             return
         # For nats-server's listener, which knows nothing of positions.
+        fresh = Fresh(broker.link)
         found = await broker.sessions.load(client.hash, client.client_id)
         if found is None or found[1] != client.epoch:
             return
@@ -146,8 +148,12 @@ async def _farewell(client: Client, keeper: Keeper, consumers: list[ConsumerRef]
         broker.link.kick()
         start = min([*ledger.pending, ledger.reached + 1])
         if broker.resets:
-            for one in consumers:
-                await call(broker.inbox, f"CONSUMER.RESET.{MESSAGES}.{one.durable_name}", {"seq": start})
+            for some in parts(consumers):
+                if not fresh:  # somebody else may have gone on with the session
+                    break
+                names = [one.durable_name for one in some]
+                body = {"seq": start}
+                await asyncio.gather(*(call(broker.inbox, f"CONSUMER.RESET.{MESSAGES}.{name}", body) for name in names))
     except (ApiError, NoResponders, RequestTimeout, PoisonedRecord) as error:
         log.debug("%s: its consumers are left where they were: %s", client, error)
     finally:

@@ -169,8 +169,8 @@ class DurableOutbound(Recalling):
             known.reply = reply
         else:
             known.others = [*(known.others or ()), reply]
-        if attempt > 1 and known.state == WAITING and not known.dup:
-            # An earlier connection may have sent it, as this consumer has it.
+        if attempt > 1 and known.state == WAITING and not known.dup and not source.been(known.sequence):
+            # An earlier connection may have sent it, as this consumer had it before.
             known.dup, known.qos = True, qos
 
     def passed_over(self, source: Source, sequence: int, attempt: int, reply: bytes) -> None:

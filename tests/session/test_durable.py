@@ -469,7 +469,7 @@ def test_a_suspect_identifier_is_cleared_before_qos_2_uses_it() -> None:
     machine.arrived(one, 5 + ID_SPACE, 2, b"b", None, 2)
     assert ports.take() == [("send", ack_bytes(PUBREL, 6))]
     machine.acknowledged(PUBCOMP, [6])
-    assert ports.take() == [("publish", 5 + ID_SPACE, 2, True)]
+    assert ports.take() == [("publish", 5 + ID_SPACE, 2, False)], "it has waited, and was not sent"
     machine.arrived(one, 2 + 2 * ID_SPACE, 1, b"c", None, 2)
     machine.arrived(one, 11 + 2 * ID_SPACE, 1, b"d", None, 2)
     machine.arrived(one, 10 + 3 * ID_SPACE, 1, b"e", None, 1)

@@ -380,7 +380,8 @@ def _live_points() -> Iterator[Point]:
     yield from packets(two, "PUBREL", "lost", "unanswered", "answered", nth=2)
     for way in ("up", "answer"):
         yield from each(taking_over_live, way, "$MQTT.sess.{hash}", resetting, position)
-        yield from each(taking_over_live, way, position, nth=2)
+        for nth in (2, 3):
+            yield from each(taking_over_live, way, position, nth=nth)
     yield from each(taking_over_live, "answer", "$JS.API.STREAM.MSG.GET.$MQTT_pos", "$JS.API.STREAM.INFO.$MQTT_msgs")
     for kind in ("CONNACK", "PUBREL", "PUBLISH"):
         yield from packets(taking_over_live, kind, "lost", "unanswered", "answered")
