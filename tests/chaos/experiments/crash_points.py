@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""R6: a gateway dies at named points, one after the other, and then at random ones."""
+"""R6: a gateway dies, or is held up, at named points, one after the other, and dies at random ones."""
 
 from __future__ import annotations
 
 from tests.chaos.checker import check
 from tests.chaos.experiment import Experiment, Result, Setting
 from tests.chaos.points.fleet import Fleet
+from tests.chaos.points.late import LATE, LATE_LIVE, SOME_LATE, SOME_LATE_LIVE, run_late
 from tests.chaos.points.machine import Tally, explore
 from tests.chaos.points.scenes import run_point
 from tests.chaos.points.table import LIVE_POINTS, POINTS, SOME, SOME_LIVE
@@ -22,8 +23,11 @@ async def points(setting: Setting) -> Result:
     """Single points, then random ones; first without a shared reader, then with it."""
     result = Result()
     tally = Tally()
-    named = kills = 0
-    for reader, everything, some in (("never", POINTS, SOME), ("always", LIVE_POINTS, SOME_LIVE)):
+    named = kills = stood_still = 0
+    for reader, everything, some, late, some_late in (
+        ("never", POINTS, SOME, LATE, SOME_LATE),
+        ("always", LIVE_POINTS, SOME_LIVE, LATE_LIVE, SOME_LATE_LIVE),
+    ):
         directory = setting.directory / f"fleet-{reader}"
         directory.mkdir()
         arguments = ("--gateway-lease", str(LEASE), "--shared-reader", reader)
@@ -38,6 +42,16 @@ async def points(setting: Setting) -> Result:
                 except AssertionError as error:
                     result.violations.append(f"{point}: {error} {error.__cause__ or ''}")
             named += tally.runs - before
+            held = [(point, dropped) for point in late for dropped in (False, True)]
+            if not setting.long:
+                held = [(point, bool(setting.seed % 2)) for point in some_late[setting.seed % FEW :: FEW]]
+            before = tally.runs
+            for turn, (point, dropped) in enumerate(held):
+                try:
+                    tally.add(check(await run_late(fleet, point, *await fleet.trio(turn), dropped=dropped)).figures)
+                except AssertionError as error:
+                    result.violations.append(f"{point}: {error} {error.__cause__ or ''}")
+            stood_still += tally.runs - before
             runs, steps, seconds = (RUNS_LONG, STEPS_LONG, SECONDS_LONG) if setting.long else (RUNS, STEPS, SECONDS)
             await explore(fleet, tally, runs=runs, steps=steps, number=setting.seed, seconds=seconds)
         finally:
@@ -49,7 +63,8 @@ async def points(setting: Setting) -> Result:
         "kills": kills,
         **{name: tally.figures.get(name, 0) for name in ("lost", "duplicated", "reordered")},
         "named_points": named,
-        "random_runs": tally.runs - named,
+        "held_up_points": stood_still,
+        "random_runs": tally.runs - named - stood_still,
         "interleavings": len(tally.interleavings),
         "situations_of_a_kill": len(tally.situations),
     }

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A gateway dies at one point after the other; another one goes on: nothing is lost, at QoS 2 nothing comes twice."""
+"""A gateway dies, or stands still, at one point after the other; another one goes on.
+
+Nothing is lost, at QoS 2 nothing comes twice.
+"""
 
 import itertools
 from collections.abc import AsyncIterator
@@ -9,6 +12,7 @@ import pytest
 
 from tests.chaos.points import scenes
 from tests.chaos.points.fleet import Fleet
+from tests.chaos.points.late import SOME_LATE, SOME_LATE_LIVE, run_late
 from tests.chaos.points.machine import Tally, explore
 from tests.chaos.points.scenes import Point, run_point
 from tests.chaos.points.table import POINTS, SOME, SOME_LIVE
@@ -52,6 +56,18 @@ async def test_the_gateway_dies_there(fleet: Fleet, point: Point) -> None:
 @pytest.mark.parametrize("point", SOME_LIVE, ids=str)
 async def test_the_gateway_dies_there_with_a_shared_reader(live_fleet: Fleet, point: Point) -> None:
     await run_point(live_fleet, point, *await live_fleet.trio(next(_TURNS)))
+
+
+@pytest.mark.parametrize("point", SOME_LATE, ids=str)
+async def test_the_gateway_is_held_up_there(fleet: Fleet, point: Point) -> None:
+    turn = next(_TURNS)
+    await run_late(fleet, point, *await fleet.trio(turn), dropped=bool(turn % 2))
+
+
+@pytest.mark.parametrize("point", SOME_LATE_LIVE, ids=str)
+async def test_the_gateway_is_held_up_there_with_a_shared_reader(live_fleet: Fleet, point: Point) -> None:
+    turn = next(_TURNS)
+    await run_late(live_fleet, point, *await live_fleet.trio(turn), dropped=bool(turn % 2))
 
 
 @pytest.mark.slow
