@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from mqtt_nats import natstime
 from mqtt_nats.broker.attaching import CREATE_FAILED, CREATE_TRIES, STEP
 from mqtt_nats.broker.attachment import backstop
 from mqtt_nats.broker.keeping import OWED, TAKEN, Keeper
 from mqtt_nats.broker.ownership import still_owner
 from mqtt_nats.broker.patience import patiently
-from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.session.delivery import Source
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
@@ -47,6 +47,9 @@ T = TypeVar("T")
 AT_ONCE: Final = 32
 """Requests for one session at the same time."""
 
+SETTING: Final = 30.0
+"""Seconds after a position was written in order in which its consumers are set. Clocks may differ by as much."""
+
 ROUNDS: Final = 10
 """Attempts to write a position over one that an earlier owner writes at the same time."""
 
@@ -59,6 +62,17 @@ WINDOW: Final = 32768
 def parts(items: Sequence[T]) -> Iterator[Sequence[T]]:
     """What is asked for at the same time."""
     return (items[start : start + AT_ONCE] for start in range(0, len(items), AT_ONCE))
+
+
+async def all_done(requests: Iterable[Awaitable[T]]) -> list[T]:
+    """What they return, when all are done; then the first of their errors is raised, where there is one."""
+    found = await asyncio.gather(*requests, return_exceptions=True)
+    results: list[T] = []
+    for one in found:
+        if isinstance(one, BaseException):
+            raise one
+        results.append(one)
+    return results
 
 
 def stop(side: DurableSide) -> None:
@@ -196,12 +210,13 @@ async def recall(client: Client, side: DurableSide) -> set[str]:
     await broker.leaving.over(client.hash)
     asked: set[str] = set()
     for _ in range(ROUNDS):
-        data, sequence = await broker.positions.load(client.hash)
+        data, sequence, written = await broker.positions.load(client.hash)
         position = decode(data) if data else None
         if position is None or position.id != record.v5.pos:
             return set()
-        # Where it has left the session, it may still be setting the consumers.
-        if (position.live or not position.clean) and position.gateway not in asked:
+        # Where it has just left the session, it may still be setting the consumers.
+        setting = position.live and natstime.now() - written < SETTING * 2
+        if (setting or not position.clean) and position.gateway not in asked:
             asked.add(position.gateway)
             if await broker.leaving.elsewhere(client.client_id, position.gateway):
                 continue
@@ -228,7 +243,7 @@ async def recall(client: Client, side: DurableSide) -> set[str]:
         if await _set_consumers(client, side, keeper, live) and await keeper.flush():
             break
         if not await still_owner(client):
-            raise MqttError("another connection has claimed the session", ReasonCode.SESSION_TAKEN_OVER)
+            raise RequestTimeout("the session is somebody else's, or nobody can tell")
     else:
         raise RequestTimeout("somebody else writes the position of the session")
     keeper.strict = False
@@ -260,7 +275,7 @@ async def _set_consumers(client: Client, side: DurableSide, keeper: Keeper, keys
         # With the subject that it delivers to: the new one comes when it is attached.
         consumers = [record.cons[key] for key in some]
         start = keeper.ledger.reached + 1
-        moved = await asyncio.gather(*(set_position(client.broker, one, start) for one in consumers))
+        moved = await all_done(set_position(client.broker, one, start) for one in consumers)
         for key, one, now in zip(some, consumers, moved, strict=True):
             if now is not one:
                 record.cons[key] = now
@@ -281,14 +296,13 @@ async def fetch_pending(client: Client, side: DurableSide) -> None:
         return
     broker = client.broker
     machine = side.machine
-    known = set()
-    for delivery in machine.on_their_way():
-        known.add(delivery.sequence)
-        mark = TAKEN + b"%d" % delivery.sequence
-        # A consumer brings it too: when the client has it, both have to be told.
-        if delivery.sequence in keeper.ledger.pending and mark not in delivery.replies():
-            delivery.others = [*(delivery.others or ()), mark]
-    missing = sorted((sequence, qos) for sequence, qos in keeper.ledger.pending.items() if sequence not in known)
+    known = {delivery.sequence: delivery for delivery in machine.on_their_way()}
+    missing = []
+    for sequence, qos in sorted(keeper.ledger.pending.items()):
+        if sequence in known:  # a consumer has brought it, too
+            machine.taken_before(known[sequence], qos, TAKEN + b"%d" % sequence)
+        else:
+            missing.append((sequence, qos))
     if missing and side.past is None:
         side.past = past = Source(0, 0, max(len(missing), 1))
         past.live = True

@@ -42,7 +42,7 @@ FRESH: Final = 0.5
 """Seconds after something was asked in which what it has shown is sure: half of what others wait for this gateway."""
 
 PROOFS: Final = 3
-"""Writes that may take longer than that, one after the other."""
+"""Answers that may take longer than that, one after the other; then it is gone on all the same."""
 
 AT_ONCE: Final = 20
 """Positions written at each of them; more where there are so many that each is written once a second."""
@@ -211,7 +211,7 @@ class Keeper:
         written = self._writing
         while not self.lost:
             try:
-                found, sequence = await client.broker.positions.load(client.hash)
+                found, sequence, _ = await client.broker.positions.load(client.hash)
             except (ApiError, NoResponders, RequestTimeout):
                 await asyncio.sleep(0.25)
                 continue

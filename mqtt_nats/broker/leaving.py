@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.store import Silent
 from mqtt_nats.broker.attaching import STEP
-from mqtt_nats.broker.grounding import parts, stop
-from mqtt_nats.broker.keeping import Fresh
+from mqtt_nats.broker.grounding import SETTING, all_done, parts, stop
+from mqtt_nats.broker.keeping import PROOFS, Fresh
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -37,6 +37,9 @@ LEFT: Final = "$MQTT.gateways.left."
 FAREWELL: Final = 2.0
 """Seconds for which a session waits for the connection before to leave it in order."""
 
+AT_ONCE: Final = 64
+"""Sessions whose consumers are set at the same time, so that nats-server answers soon."""
+
 ELSEWHERE: Final = 1.0
 """The same where that is a connection of another gateway, which may stand still."""
 
@@ -50,6 +53,7 @@ class Leaving:
         """By the client's hash."""
         self._sids: dict[bytes, bytes] = {}
         """By subject: one for each id that this gateway has had."""
+        self.turns = asyncio.Semaphore(AT_ONCE)
         self.named()
 
     def named(self) -> None:
@@ -131,30 +135,47 @@ def leave_position(client: Client, side: DurableSide) -> None:
 
 
 async def _farewell(client: Client, keeper: Keeper, consumers: list[ConsumerRef]) -> None:
-    broker = client.broker
     keeper.clean = keeper.strict = True
     try:
-        if not await keeper.flush() or client.taken:
-            return
-        # For nats-server's listener, which knows nothing of positions.
-        fresh = Fresh(broker.link)
-        found = await broker.sessions.load(client.hash, client.client_id)
-        if found is None or found[1] != client.epoch:
-            return
-        ledger = keeper.ledger
-        for identifier, sequence in ledger.released.items():
-            target = b"HPUB %b " % pubrel_subject(client.hash).encode()
-            broker.store.put(target, pubrel_block(identifier, sequence), b"", Silent())
-        broker.link.kick()
-        start = min([*ledger.pending, ledger.reached + 1])
-        if broker.resets:
-            for some in parts(consumers):
-                if not fresh:  # somebody else may have gone on with the session
-                    break
-                names = [one.durable_name for one in some]
-                body = {"seq": start}
-                await asyncio.gather(*(call(broker.inbox, f"CONSUMER.RESET.{MESSAGES}.{name}", body) for name in names))
+        written = asyncio.get_running_loop().time()
+        if await keeper.flush() and not client.taken:
+            async with client.broker.leaving.turns:
+                await _for_listener(client, keeper, consumers, written + SETTING)
     except (ApiError, NoResponders, RequestTimeout, PoisonedRecord) as error:
         log.debug("%s: its consumers are left where they were: %s", client, error)
     finally:
         keeper.give_up()
+
+
+async def _for_listener(client: Client, keeper: Keeper, consumers: list[ConsumerRef], deadline: float) -> None:
+    """Leave a session as nats-server's listener needs it, which knows nothing of positions."""
+    broker = client.broker
+    ledger = keeper.ledger
+    start = min([*ledger.pending, ledger.reached + 1])
+    fresh = await _ours(client)
+    if fresh is None:
+        return
+    for identifier, sequence in ledger.released.items():
+        target = b"HPUB %b " % pubrel_subject(client.hash).encode()
+        broker.store.put(target, pubrel_block(identifier, sequence), b"", Silent())
+    broker.link.kick()
+    for some in parts(consumers if broker.resets else []):
+        if not fresh:
+            fresh = await _ours(client)
+        if fresh is None or asyncio.get_running_loop().time() > deadline:
+            return
+        requests = [f"CONSUMER.RESET.{MESSAGES}.{one.durable_name}" for one in some]
+        await all_done(call(broker.inbox, request, {"seq": start}) for request in requests)
+
+
+async def _ours(client: Client) -> Fresh | None:
+    """Since when the session is known to be this connection's still; None: it is not."""
+    broker = client.broker
+    for _ in range(PROOFS):
+        fresh = Fresh(broker.link)
+        found = await broker.sessions.load(client.hash, client.client_id)
+        if found is None or found[1] != client.epoch:
+            return None
+        if fresh:
+            break
+    return fresh

@@ -368,8 +368,7 @@ class Live:
                 self.later(client)
                 return
         if side.keeper is None:
-            _, sequence = await self.broker.positions.load(client.hash)
-            side.keeper = Keeper(client, sequence)
+            side.keeper = Keeper(client, (await self.broker.positions.load(client.hash)).sequence)
         before = len(member.filters)
         last = 0
         if not behind:

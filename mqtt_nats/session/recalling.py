@@ -61,6 +61,13 @@ class Recalling(Unsequenced):
         """Sequences that were taken, wait for a place in the window or to come again, and have never been sent."""
         return self._unsent.union(one.sequence for one in self._queued.values() if not one.dup)
 
+    def taken_before(self, delivery: Delivery, qos: int, mark: bytes) -> None:
+        """An earlier connection had taken a message, too, that is on its way: ``mark`` hears of its end as well."""
+        if mark not in delivery.replies():
+            delivery.others = [*(delivery.others or ()), mark]
+        if delivery.state == WAITING and not delivery.dup and delivery.sequence not in self._unsent:
+            delivery.dup, delivery.qos = True, qos
+
     @property
     def crowd(self) -> int:
         """How many stored messages wait for a place in the window."""

@@ -5,7 +5,7 @@ One message per session, replaced by each write; a write is conditional on the o
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -108,21 +108,29 @@ def expected_block(sequence: int) -> bytes:
     return _EXPECTED % sequence
 
 
+class Found(NamedTuple):
+    """What is stored: its sequence, and when it was, in seconds since 1970. Nothing, 0 and 0 where there is none."""
+
+    data: bytes = b""
+    sequence: int = 0
+    time: float = 0.0
+
+
 class PositionStore:
     """Reads and removes positions; the gateway's data path writes them."""
 
     def __init__(self, js: JetStream) -> None:
         self._js = js
 
-    async def load(self, client_hash: str) -> tuple[bytes, int]:
-        """What is stored and its sequence; nothing and 0 when there is none. Raises ApiError, RequestTimeout."""
+    async def load(self, client_hash: str) -> Found:
+        """What is stored. Raises ApiError, RequestTimeout."""
         try:
             message = await stored.get_last(self._js, STREAM, position_subject(client_hash))
         except ApiError as error:
             if error.err_code == _STREAM_NOT_FOUND:
-                return b"", 0
+                return Found()
             raise
-        return (b"", 0) if message is None else (message.payload, message.seq)
+        return Found() if message is None else Found(message.payload, message.seq, message.time_ns / 1e9)
 
     async def purge(self, client_hash: str) -> None:
         """Remove the position of a session that has ended."""

@@ -1,18 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is pending in a position while a consumer brings it, too."""
+"""Sessions that go on with a position, or leave the shared reader."""
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from mqtt_nats.broker.grounding import fetch_pending
-from mqtt_nats.broker.keeping import TAKEN
-from mqtt_nats.session.delivery import Source
+from mqtt_nats.broker import grounding
+from mqtt_nats.broker.attachment import Attachment
+from mqtt_nats.broker.grounding import all_done, fetch_pending, ground, recall
+from mqtt_nats.broker.keeping import FRESH, TAKEN, Fresh
+from mqtt_nats.session.delivery import Delivery, Source
 from mqtt_nats.session.durable import DurableOutbound, packet_id
 from mqtt_nats.session.ledger import Ledger
+from mqtt_streams.api import ApiError, RequestTimeout
+from mqtt_streams.messages import subscription_consumer
+from mqtt_streams.positions import Found, Position
+from tests.broker.support import Timers
 
 PUBACK, PUBREC = 4, 5
 
@@ -23,8 +30,11 @@ class Ports:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.acks: list[bytes] = []
+        self.sent: list[tuple[int, int, bool]] = []
+        """Sequence, QoS and DUP."""
 
-    def publish(self, delivery: object, dup: bool) -> bool:
+    def publish(self, delivery: Delivery, dup: bool) -> bool:
+        self.sent.append((delivery.sequence, delivery.qos, dup))
         return True
 
     def send(self, data: bytes) -> None:
@@ -75,3 +85,136 @@ async def test_both_hear_that_it_is_complete(qos: int) -> None:
             machine.pubrel_stored(packet_id(sequence))
     assert ledger.pending == {}
     assert ports.acks == [b"$JS.ACK.6", b"$JS.ACK.7"]
+
+
+@pytest.mark.parametrize(("unsent", "dup"), [([], True), ([6], False)])
+async def test_what_an_earlier_connection_has_sent_has_dup(unsent: list[int], dup: bool) -> None:
+    """Though the consumer, which was set in between, takes it for a first delivery [MQTT-3.3.1-1]."""
+    ledger = Ledger()
+    ports = Ports(ledger)
+    machine = DurableOutbound(10, ports)
+    machine.not_sent(unsent)
+    source = Source(1, 1, 10)
+    source.expected = 0
+    machine.sources.append(source)
+    machine.arrived(source, 6, 1, b"$JS.ACK.6", None, 1)
+    machine.arrived(source, 7, 1, b"$JS.ACK.7", None, 1)
+    ledger.take(6, 2)
+    side: Any = SimpleNamespace(keeper=SimpleNamespace(ledger=ledger), machine=machine, past=None)
+    client: Any = SimpleNamespace(broker=SimpleNamespace(inbox=None))
+    await fetch_pending(client, side)
+    machine.start()
+    assert ports.sent == [(6, 2 if dup else 1, dup), (7, 1, False)]
+
+
+async def test_one_request_fails_while_others_are_under_way() -> None:
+    """Whoever waits for all of them would else go on too soon."""
+    done = []
+
+    async def slow() -> None:
+        await asyncio.sleep(0.01)
+        done.append(True)
+
+    async def refused() -> None:
+        raise ApiError(404, 10014, "consumer not found")
+
+    with pytest.raises(ApiError):
+        await all_done([refused(), slow(), slow()])
+    assert done == [True, True]
+
+
+class Keeping:
+    """A keeper whose session is its own so many times."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+        self.ledger = Ledger()
+        self.live = {"a"}
+        self.gone = False
+
+    async def flush(self) -> bool:
+        return True
+
+    async def sure(self) -> bool:
+        self.times -= 1
+        return self.times >= 0
+
+    def left(self) -> None:
+        self.gone = True
+
+
+@pytest.mark.parametrize(("times", "set_back"), [(0, 0), (1, 1), (2, 2)])
+async def test_before_each_consumer_is_set(monkeypatch: pytest.MonkeyPatch, times: int, set_back: int) -> None:
+    """The session is this gateway's still."""
+    positions: list[int] = []
+
+    async def set_position(broker: object, consumer: object, start: int) -> object:
+        positions.append(start)
+        return consumer
+
+    monkeypatch.setattr(grounding, "set_position", set_position)
+    attachments = {}
+    for name in ("a", "b"):
+        consumer = subscription_consumer("hash", name, name_nuid=name, deliver_nuid="d", max_ack_pending=9, start_seq=1)
+        attachments[name] = Attachment(name, consumer, Source(1, 1, 10))
+        attachments[name].source.live = True
+    keeper = Keeping(times)
+    keeper.ledger.reached = 41
+    machine = SimpleNamespace(limit=0)
+    side: Any = SimpleNamespace(keeper=keeper, attachments=attachments, live=False, frozen=True, machine=machine)
+    record = SimpleNamespace(cons={}, v5=SimpleNamespace())
+    terms = SimpleNamespace(receive_maximum=10)
+    side.client = client = SimpleNamespace(client_id="c", broker=SimpleNamespace(), record=record, terms=terms)
+    found: Any = client
+    assert await ground(found, side) is (times == 2)
+    assert positions == [42] * set_back
+    assert keeper.gone is (times < 2)
+
+
+@pytest.mark.parametrize(("ours", "rounds"), [(True, 10), (False, 1)])
+async def test_somebody_else_writes_the_position(monkeypatch: pytest.MonkeyPatch, ours: bool, rounds: int) -> None:
+    """Only whose the session is goes on writing."""
+    loads = []
+
+    async def load(client_hash: str) -> Found:
+        loads.append(client_hash)
+        return Found(Position("p", clean=True).encode(), 1, 0.0)
+
+    async def over(client_hash: str) -> None:
+        pass
+
+    async def still_owner(client: object) -> bool:
+        return ours
+
+    def keeper(client: object, sequence: int) -> Any:
+        async def flush() -> bool:
+            return False
+
+        return SimpleNamespace(ledger=Ledger(), live=set(), flush=flush)
+
+    monkeypatch.setattr(grounding, "still_owner", still_owner)
+    monkeypatch.setattr(grounding, "Keeper", keeper)
+    broker = SimpleNamespace(positions=SimpleNamespace(load=load), leaving=SimpleNamespace(over=over))
+    record = SimpleNamespace(cons={}, v5=SimpleNamespace(pos="p", generation=""))
+    client: Any = SimpleNamespace(client_id="c", hash="h", broker=broker, record=record)
+    side: Any = SimpleNamespace(machine=DurableOutbound(10, Ports(Ledger())), replaced=None)
+    with pytest.raises(RequestTimeout):
+        await recall(client, side)
+    assert len(loads) == rounds
+
+
+def test_what_was_asked_is_sure_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And on the same connection to NATS only: others are told at once that this gateway is gone."""
+    timers = Timers(monkeypatch)
+    link: Any = SimpleNamespace(wire=object())
+    fresh = Fresh(link)
+    timers.pass_to(FRESH * 0.9)
+    assert fresh
+    former, link.wire = link.wire, None
+    assert not fresh
+    assert not Fresh(link)
+    link.wire = object()
+    assert not fresh
+    link.wire = former
+    timers.pass_to(FRESH * 1.1)
+    assert not fresh

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +23,9 @@ from tests.integration.conftest import Connector5, Stored, position, until
 WINDOW = 5
 PAYLOADS = [b"%d" % number for number in range(4 * WINDOW)]
 OPTIONS: dict[str, Any] = {"clean": False, "session_expiry_interval": 300, "receive_maximum": WINDOW}
+WAITS = 0.3
+"""Seconds in which a gateway would have gone on that does not wait."""
+
 RESET = "$JS.API.CONSUMER.RESET.$MQTT_msgs."
 
 
@@ -53,6 +57,31 @@ async def take_all(client: RawClient5, stored: Stored, name: str, payloads: list
     await stored.settled(name)
 
 
+class Noted:
+    """Positions that were written, and consumers that were set, of all sessions."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+        """"pos" or "API" for each."""
+
+    async def note(self, message: Msg) -> None:
+        self.words.append(message.subject.split(".")[1])
+
+
+async def noted(stored: Stored) -> Noted:
+    """From now on."""
+    found = Noted()
+    for subject in ("$MQTT.pos.*", f"{RESET}>"):
+        await stored.nats.subscribe(subject, cb=found.note)
+    await stored.nats.flush()
+    return found
+
+
+async def over(stored: Stored, gateway: str, name: str) -> None:
+    """Wait until a gateway has left a session, and sets none of its consumers any more."""
+    await stored.nats.request(LEFT + gateway, name.encode(), timeout=30)
+
+
 @pytest.mark.parametrize("qos", [1, 2])
 async def test_a_gateway_that_has_left_a_session_sets_its_consumers_late(
     connect5: Connector5, name: str, stored: Stored, gateway: Gateway, late: Gateway, proxy: NatsProxy, qos: int
@@ -69,66 +98,100 @@ async def test_a_gateway_that_has_left_a_session_sets_its_consumers_late(
     await trap.sprung.wait()
     assert (await position(stored.js, name)).clean
     asked = await stored.nats.subscribe(f"{LEFT}*")
-    await stored.nats.flush()
+    done = await noted(stored)
     client = await connect5(name, to=gateway, **OPTIONS)
     request = await asked.next_msg(timeout=30)
     assert request.data == name.encode()
+    await asyncio.sleep(WAITS)  # what is tested is that it waits
+    assert done.words == []
     trap.release()
     await take_all(client, stored, name, PAYLOADS, WINDOW)
 
 
+@pytest.mark.parametrize("killed", [False, True], ids=["left", "killed"])
 async def test_a_gateway_that_goes_on_with_a_session_sets_its_consumers_late(
-    connect5: Connector5, name: str, stored: Stored, gateway: Gateway, late: Gateway, proxy: NatsProxy
+    connect5: Connector5,
+    name: str,
+    stored: Stored,
+    gateway: Gateway,
+    late: Gateway,
+    proxy: NatsProxy,
+    nats_server: NatsServer,
+    gateway_factory: GatewayFactory,
+    killed: bool,
 ) -> None:
-    """The position names it before it does, and who comes next waits for it."""
-    client = await connect5(name, to=gateway, **OPTIONS)
+    """The position names it before it does, and says what it has said. Who comes next waits for it."""
+    former = gateway_factory(nats_server, start=False)
+    await asyncio.to_thread(former.start)
+    client = await connect5(name, to=former, **OPTIONS)
     await client.subscribe(name, qos=1)
-    former = (await stored.live(name)).gateway
-    client.drop()
-    await stored.detached(name)
+    await stored.live(name)
     publisher = await connect5(f"{name}-publisher")
     await publisher.deliver_all(name, PAYLOADS, 1)
+    await client.messages(WINDOW)
+
+    async def written() -> None:
+        assert len((await position(stored.js, name)).pending) == len(PAYLOADS)
+
+    await until(written)
+    if killed:
+        former.kill()
+    else:
+        client.drop()
+    await stored.detached(name, killed=killed)
+    before = await position(stored.js, name)
+    assert (before.clean, len(before.unsent)) == ((False, 0) if killed else (True, len(PAYLOADS) - WINDOW))
+    if not killed:
+        await over(stored, before.gateway, name)
     trap = proxy.set("up", RESET, Action.HOLD)
     await connect5(name, to=late, **OPTIONS)
     await trap.sprung.wait()
     at = await position(stored.js, name)
-    assert at.gateway not in ("", former)
-    assert (at.clean, len(at.live)) == (True, 1)
+    assert at.gateway != before.gateway
+    assert at == replace(before, gateway=at.gateway, perhaps=at.perhaps)
+    assert at.perhaps == (await stored.last_sequence() if killed else 0)
     asked = await stored.nats.subscribe(LEFT + at.gateway)
-    await stored.nats.flush()
+    done = await noted(stored)
     client = await connect5(name, to=gateway, **OPTIONS)
     await asked.next_msg(timeout=30)
+    await asyncio.sleep(WAITS)  # what is tested is that it waits
+    assert done.words == []
     trap.release()
-    await take_all(client, stored, name, PAYLOADS, 0)
+    await take_all(client, stored, name, PAYLOADS, len(PAYLOADS) if killed else WINDOW)
 
 
-async def test_a_gateway_that_hears_late_whose_the_session_is_sets_nothing(
-    connect5: Connector5, name: str, stored: Stored, late: Gateway, proxy: NatsProxy
+@pytest.mark.parametrize("claimed", [False, True], ids=["its own", "somebody else's"])
+async def test_a_gateway_that_hears_late_whose_the_session_is_asks_again(
+    connect5: Connector5,
+    name: str,
+    stored: Stored,
+    gateway: Gateway,
+    late: Gateway,
+    proxy: NatsProxy,
+    claimed: bool,
 ) -> None:
     """Somebody else may not have waited for it any longer."""
-    resets: list[str] = []
-
-    async def note(message: Msg) -> None:
-        resets.append(message.subject)
-
     client = await connect5(name, to=late, **OPTIONS)
     await client.subscribe(name, qos=1)
     at = await stored.live(name)
-    await stored.nats.subscribe(f"{RESET}>", cb=note)
-    await stored.nats.flush()
     trap = proxy.set("answer", "$JS.API.STREAM.MSG.GET.$MQTT_sess", Action.HOLD)
     client.drop()
     await trap.sprung.wait()
-    await asyncio.sleep(FRESH * 1.1)  # what is tested is that time passes
+    done = await noted(stored)
+    if claimed:
+        client = await connect5(name, to=gateway, **OPTIONS)
+        await stored.live(name)
+    else:
+        await asyncio.sleep(FRESH * 1.1)  # what is tested is that time passes
+    others = done.words.count("API")
+    assert others == claimed
     trap.release()
-    await stored.nats.request(LEFT + at.gateway, name.encode(), timeout=30)
-    assert (await position(stored.js, name)).clean
-    assert resets == []
+    await over(stored, at.gateway, name)
+    assert done.words.count("API") == 1
     client = await connect5(name, to=late, **OPTIONS)
     publisher = await connect5(f"{name}-publisher")
     await publisher.deliver_all(name, PAYLOADS, 1)
     await take_all(client, stored, name, PAYLOADS, 0)
-    assert len(resets) == 1
 
 
 async def test_a_gateway_whose_write_was_answered_late_writes_again_before_it_sets_consumers(
@@ -137,17 +200,11 @@ async def test_a_gateway_whose_write_was_answered_late_writes_again_before_it_se
     """The answer says whose the session was when it was written."""
     client = await connect5(name, to=gateway, **OPTIONS)
     await client.subscribe(name, qos=1)
-    await stored.live(name)
+    at = await stored.live(name)
     client.drop()
     await stored.detached(name)
-    writes: list[str] = []
-
-    async def note(message: Msg) -> None:
-        writes.append(message.subject.split(".")[1])  # "pos" or "API"
-
-    await stored.nats.subscribe("$MQTT.pos.>", cb=note)
-    await stored.nats.subscribe(f"{RESET}>", cb=note)
-    await stored.nats.flush()
+    await over(stored, at.gateway, name)
+    done = await noted(stored)
     trap = proxy.set("answer", "$MQTT.pos.", Action.HOLD)
     client = await connect5(name, to=late, **OPTIONS)
     await trap.sprung.wait()
@@ -155,10 +212,10 @@ async def test_a_gateway_whose_write_was_answered_late_writes_again_before_it_se
     trap.release()
 
     async def attached() -> None:
-        assert "API" in writes
+        assert "API" in done.words
 
     await until(attached)
-    assert writes[: writes.index("API")] == ["pos", "pos"]
+    assert done.words[: done.words.index("API")] == ["pos", "pos"]
     publisher = await connect5(f"{name}-publisher")
     await publisher.deliver_all(name, PAYLOADS, 1)
     await take_all(client, stored, name, PAYLOADS, 0)
