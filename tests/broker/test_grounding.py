@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mqtt_nats.backbone.wire import Wire
 from mqtt_nats.broker import grounding
 from mqtt_nats.broker.attachment import Attachment
 from mqtt_nats.broker.grounding import all_done, fetch_pending, ground, recall
@@ -206,14 +207,14 @@ async def test_somebody_else_writes_the_position(monkeypatch: pytest.MonkeyPatch
 def test_what_was_asked_is_sure_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """And on the same connection to NATS only: others are told at once that this gateway is gone."""
     timers = Timers(monkeypatch)
-    link: Any = SimpleNamespace(wire=object())
+    link: Any = SimpleNamespace(wire=Wire.__new__(Wire))
     fresh = Fresh(link)
     timers.pass_to(FRESH * 0.9)
     assert fresh
     former, link.wire = link.wire, None
     assert not fresh
     assert not Fresh(link)
-    link.wire = object()
+    link.wire = Wire.__new__(Wire)
     assert not fresh
     link.wire = former
     timers.pass_to(FRESH * 1.1)
