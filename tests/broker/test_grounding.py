@@ -204,17 +204,19 @@ async def test_somebody_else_writes_the_position(monkeypatch: pytest.MonkeyPatch
     assert len(loads) == rounds
 
 
-def test_what_was_asked_is_sure_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_was_asked_is_sure_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """And on the same connection to NATS only: others are told at once that this gateway is gone."""
+    transport: Any = SimpleNamespace(get_extra_info=lambda name: None)
+    link: Any = SimpleNamespace(wire=None)
+    link.wire, following = (Wire(link, transport, asyncio.Protocol()) for _ in range(2))
     timers = Timers(monkeypatch)
-    link: Any = SimpleNamespace(wire=Wire.__new__(Wire))
     fresh = Fresh(link)
     timers.pass_to(FRESH * 0.9)
     assert fresh
     former, link.wire = link.wire, None
     assert not fresh
     assert not Fresh(link)
-    link.wire = Wire.__new__(Wire)
+    link.wire = following
     assert not fresh
     link.wire = former
     timers.pass_to(FRESH * 1.1)
