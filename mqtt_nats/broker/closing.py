@@ -196,7 +196,7 @@ class DeadlineOp(Op):
             found = await broker.sessions.load(client.hash, client.client_id)
             if found is None or found[1] != client.epoch:
                 return
-            await broker.timers.cancel(EXPIRY, client.hash)
+            await broker.timers.cancel(EXPIRY, client.hash, client.epoch)
         except PoisonedRecord:
             return
         except (ApiError, NoResponders, RequestTimeout) as error:
@@ -260,8 +260,8 @@ async def end_session(broker: Broker, record: SessionRecord, sequence: int) -> b
 async def _remove(broker: Broker, record: SessionRecord, sequence: int) -> None:
     """Remove what a session has left; its end also ends the delay of its will."""
     assert record.v5 is not None
-    await settle_wills(broker, name_hash(record.client_id), record.v5.wills, continued=False)
-    await discard_session(broker, record)
+    await settle_wills(broker, name_hash(record.client_id), record.v5.wills, sequence, continued=False)
+    await discard_session(broker, record, sequence)
     await broker.sessions.delete(sequence)
 
 

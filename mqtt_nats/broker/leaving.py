@@ -169,7 +169,7 @@ async def _for_listener(client: Client, keeper: Keeper, consumers: list[Consumer
 
 
 async def _ours(client: Client) -> Fresh | None:
-    """Since when the session is known to be this connection's still; None: it is not."""
+    """Since when the session is known to be this connection's still; None: it is not, or nobody says so in time."""
     broker = client.broker
     for _ in range(PROOFS):
         fresh = Fresh(broker.link)
@@ -177,5 +177,5 @@ async def _ours(client: Client) -> Fresh | None:
         if found is None or found[1] != client.epoch:
             return None
         if fresh:
-            break
-    return fresh
+            return fresh
+    return None

@@ -172,6 +172,8 @@ async def _claim(client: Client, connect: Connect) -> bool:
     for _ in range(CLAIM_ROUNDS):
         wills = known.v5.wills if known is not None and known.v5 is not None else []
         present = _prepare(client, connect, known)
+        if known is not None and client.connection.hung_up:  # and may have the session elsewhere by now
+            raise MqttError("the client has closed its connection", ReasonCode.UNSPECIFIED_ERROR)
         try:
             await save_record(client, expected)
         except Conflict:
@@ -191,12 +193,13 @@ async def _claim(client: Client, connect: Connect) -> bool:
             session(broker, SESSION_DISCARDED, client.client_id, expected)
         session(broker, SESSION_RESUMED if present else SESSION_CREATED, client.client_id, client.epoch)
         if known is not None and not present:
-            await discard_session(broker, known)
+            await discard_session(broker, known, client.epoch)
             await _forget_leftovers(client)
         elif present and client.durable:
-            await broker.timers.cancel(EXPIRY, client.hash)  # [MQTT-4.1.0-2] (3.1.1), [MQTT-4.1.0-1] (5.0)
+            # [MQTT-4.1.0-2] (3.1.1), [MQTT-4.1.0-1] (5.0)
+            await broker.timers.cancel(EXPIRY, client.hash, client.epoch)
         if wills:
-            await settle_wills(broker, client.hash, wills, continued=present)
+            await settle_wills(broker, client.hash, wills, client.epoch, continued=present)
         assert client.record is not None
         assert client.record.v5 is not None
         client.record.v5.wills = [broker.identity] if connect.will is not None else []

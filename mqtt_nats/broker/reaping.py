@@ -83,10 +83,9 @@ async def _will(broker: Broker, dead: Entry, will: StoredWill) -> None:
     except PoisonedRecord:
         found = None
     if found is not None and found[0].v5 is not None and found[0].v5.owner != dead.identity:
-        if dead.identity in found[0].v5.wills:
-            return  # its new owner has claimed the session and deals with it
-        await published(broker, will)
-        return
+        if dead.identity not in found[0].v5.wills:  # its new owner has looked for it before it was stored
+            await broker.wills.delete(will.seq)
+        return  # else that one has claimed the session and deals with it
     record = found[0] if found is not None else None
     v5 = record.v5 if record is not None else None
     if found is None or v5 is None or not will.delay or v5.kind == "regular" or v5.expiry == 0:
@@ -107,7 +106,7 @@ async def _session(broker: Broker, dead: Entry, record: SessionRecord, sequence:
     # A will that its dead owner had found and not dealt with; its own was stored under its own name.
     others = [gateway for gateway in v5.wills if gateway != dead.identity]
     if others:
-        await settle_wills(broker, name_hash(record.client_id), others, continued=True)
+        await settle_wills(broker, name_hash(record.client_id), others, sequence + 1, continued=True)
     # Of a session that never expires nothing tells whether its connection had ended before.
     if v5.expiry is None or await _deadline(broker, record, sequence, dead.alive + v5.expiry):
         broker.presence.lost(dead.identity, record.client_id, sequence)
@@ -123,8 +122,8 @@ async def _deadline(broker: Broker, record: SessionRecord, sequence: int, at: fl
         if error.err_code not in WRONG_LAST_SEQUENCE:
             raise
         present = await stored.get_last(broker.inbox, TIMERS, timer_subject(EXPIRY, client_hash))
-        if present is None or get_int(present.headers, EPOCH) == sequence:
+        if present is None or (get_int(present.headers, EPOCH) or 0) >= sequence:
             return False
-        await broker.timers.cancel(EXPIRY, client_hash)
+        await broker.timers.cancel(EXPIRY, client_hash, sequence)
         await broker.timers.schedule(EXPIRY, client_hash, at, sequence, payload, UNSET)
     return True

@@ -88,8 +88,12 @@ def leftovers(known: SessionRecord) -> list[Draining]:
     return list(found.values())
 
 
-async def discard_session(broker: Broker, known: SessionRecord) -> None:
-    """Remove what a session that is not continued has left, other than its record [MQTT-3.1.2-6] [MQTT-3.1.2-7]."""
+async def discard_session(broker: Broker, known: SessionRecord, epoch: int) -> None:
+    """Remove what a session that is not continued has left, other than its record [MQTT-3.1.2-6] [MQTT-3.1.2-7].
+
+    Args:
+        epoch: of the write that has ended it.
+    """
     client_hash = name_hash(known.client_id)
     if known.v5 is not None and known.v5.shared:
         await forget(broker, client_hash, list(known.v5.shared))
@@ -104,4 +108,4 @@ async def discard_session(broker: Broker, known: SessionRecord) -> None:
         await broker.pubrels.purge(client_hash)
         await broker.groups.purge_assigned(client_hash)
         await delete_consumer(broker.inbox, OUT, pubrels)
-        await broker.timers.cancel(EXPIRY, client_hash)
+        await broker.timers.cancel(EXPIRY, client_hash, epoch)

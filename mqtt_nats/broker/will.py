@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from mqtt_nats import natstime
-from mqtt_nats.backbone.store import Future, Op, Silent, TooLarge
+from mqtt_nats.backbone.store import Future, Op, Silent, TooLarge, sequence
 from mqtt_nats.broker.injecting import inject, sender_line
 from mqtt_nats.broker.patience import PAUSE
 from mqtt_nats.broker.publishing import HEADERS, may_answer, restored
@@ -86,12 +86,28 @@ async def keep_will(client: Client, will: Will) -> None:
     )
     subject = route.origin.encode()
     headers = will_block(subject, found.qos, found.retain, found.epoch, found.delay, found.lines)
-    operation = Future()
+    operation = KeepOp(client, found)
     broker.store.put(b"HPUB %b " % will_subject(found.gateway, client.hash).encode(), headers, will.payload, operation)
     broker.link.kick()
-    client.will = found._replace(seq=await operation.done)
-    if not client.alive:
-        drop_will(client)
+    await operation.done
+
+
+class KeepOp(Future):
+    """The store of a will, which may be stored after its connection has ended: nobody deals with it then."""
+
+    __slots__ = ("client", "will")
+
+    def __init__(self, client: Client, will: StoredWill) -> None:
+        super().__init__()
+        self.client = client
+        self.will = will
+
+    def stored(self, ack: bytes) -> None:
+        """It is the connection's, if that is still there."""
+        self.client.will = self.will._replace(seq=sequence(ack))
+        if not self.client.alive:
+            drop_will(self.client)
+        super().stored(ack)
 
 
 def drop_will(client: Client) -> Done | None:
@@ -125,10 +141,10 @@ def leave_will(client: Client) -> None:
         publish_will(broker, will)
 
 
-def delay_will(broker: Broker, will: StoredWill, sequence: int, at: float) -> None:
-    """Have a will published at Unix time ``at``, unless the session record is not that of ``sequence`` any more."""
+def delay_will(broker: Broker, will: StoredWill, epoch: int, at: float) -> None:
+    """Have a will published at Unix time ``at``, unless the session record is not that of ``epoch`` any more."""
     key = f"{will.gateway}.{will.client_hash}"
-    headers = schedule_block(WILL, key, at, sequence)
+    headers = schedule_block(WILL, key, at, epoch)
     broker.store.put(b"HPUB %b " % timer_subject(WILL, key).encode(), headers, b"", TimerOp(will))
     broker.link.kick()
 
@@ -152,10 +168,13 @@ async def _taken(client: Client, will: StoredWill) -> None:
         publish_will(broker, will)
 
 
-async def settle_wills(broker: Broker, client_hash: str, gateways: Iterable[str], *, continued: bool) -> None:
+async def settle_wills(
+    broker: Broker, client_hash: str, gateways: Iterable[str], epoch: int, *, continued: bool
+) -> None:
     """Deal with the wills of a session that has been claimed, or has ended.
 
     Args:
+        epoch: of the claim: a will that is not older is a later connection's, and this gateway is late.
         continued: the session goes on: a will whose delay is not over is not published [MQTT-3.1.3-9] (5.0).
 
     Raises:
@@ -163,10 +182,10 @@ async def settle_wills(broker: Broker, client_hash: str, gateways: Iterable[str]
     """
     for gateway in gateways:
         will = await broker.wills.load(gateway, client_hash)
-        if will is None:
+        if will is None or will.epoch >= epoch:
             continue
         if will.delay:
-            await broker.timers.cancel(WILL, f"{gateway}.{client_hash}")
+            await broker.timers.cancel(WILL, f"{gateway}.{client_hash}", epoch)
         if continued and will.delay:
             await broker.wills.delete(will.seq)
         else:
@@ -181,12 +200,12 @@ async def will_due(broker: Broker, timer: FiredTimer) -> None:
         return
     try:
         found = await broker.sessions.load(client_hash)
-        sequence = timer.epoch if found is None else found[1]
+        present = timer.epoch if found is None else found[1]
     except NewerRecord as error:
-        sequence = error.seq
+        present = error.seq
     except PoisonedRecord:
-        sequence = timer.epoch
-    if sequence == timer.epoch:
+        present = timer.epoch
+    if present == timer.epoch:
         await published(broker, will)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import socket
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
@@ -34,6 +35,9 @@ CLOCK_STEP: Final = 0.5
 
 # An event loop whose clock was not read for this long has stood still (seconds): rules.md#standstill.
 STANDSTILL: Final = 1.0 + CLOCK_STEP
+
+ESTABLISHED: Final = b"\x01"
+"""The state, in Linux's words, of a TCP connection that neither side has closed."""
 
 # A client that sends this much at once (bytes) waits until the others have had a turn.
 BULK: Final = 128 * 1024
@@ -257,6 +261,18 @@ class Connection:
         """Close at once; what is pending is lost."""
         if self.transport is not None:
             self.transport.abort()
+
+    @property
+    def hung_up(self) -> bool:
+        """Whether the client has closed its connection; while reading is held that is not heard of otherwise."""
+        raw: Any = self.transport.get_extra_info("socket") if self.transport is not None else None
+        if raw is None or raw.family == socket.AF_UNIX or not hasattr(socket, "TCP_INFO"):
+            return False
+        try:
+            state: bytes = raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+        except OSError:
+            return True
+        return state != ESTABLISHED
 
     @property
     def host(self) -> str:

@@ -78,9 +78,15 @@ class TimerStore:
         """Set (or replace) a timer for Unix time `at` in seconds; returns the schedule's sequence."""
         return await publish(self._js, timer_subject(kind, key), payload, schedule_block(kind, key, at, epoch, pairs))
 
-    async def cancel(self, kind: str, key: str) -> bool:
-        """Remove a timer; True = it will never fire, False = there was none or it has fired."""
-        return await stored.purge(self._js, STREAM, timer_subject(kind, key)) > 0
+    async def cancel(self, kind: str, key: str, epoch: int) -> bool:
+        """Remove a timer; True = it will never fire, False = there was none or it has fired.
+
+        One of a later epoch than `epoch` is left alone: whoever removes this one is late.
+        """
+        found = await stored.get_last(self._js, STREAM, timer_subject(kind, key))
+        if found is None or (headers.get_int(found.headers, headers.EPOCH) or 0) > epoch:
+            return False
+        return await stored.delete(self._js, STREAM, found.seq)
 
     async def ensure_consumer(self) -> None:
         """Create the consumer that all gateways share; creating it again is no error."""

@@ -45,7 +45,7 @@ async def test_a_timer_fires_once_and_is_gone_when_done(js: NatsPyJetStream) -> 
     await store.done(timer)
     info = await js.client.jetstream().stream_info("$MQTT_timers")
     assert info.state.messages == 0
-    assert await store.cancel(EXPIRY, "A4a1Bsn5") is False
+    assert await store.cancel(EXPIRY, "A4a1Bsn5", 17) is False
 
 
 async def test_overdue_timers_fire_at_once(js: NatsPyJetStream) -> None:
@@ -62,8 +62,9 @@ async def test_cancel_and_replace(js: NatsPyJetStream) -> None:
     await store.schedule(EXPIRY, "gone", time.time() + 0.8, 1)
     await store.schedule(EXPIRY, "moved", time.time() + 0.8, 1)
     await store.schedule(EXPIRY, "moved", time.time() + 1.6, 2)
-    assert await store.cancel(EXPIRY, "gone") is True
-    assert await store.cancel(EXPIRY, "gone") is False
+    assert await store.cancel(EXPIRY, "gone", 1) is True
+    assert await store.cancel(EXPIRY, "gone", 1) is False
+    assert await store.cancel(EXPIRY, "moved", 1) is False, "a later owner's"
     (timer,) = await store.fetch(10, 1)
     assert (timer.key, timer.epoch) == ("moved", 2)
     assert await store.fetch(1, 1) == []
