@@ -80,6 +80,8 @@ class DurableSide:
         """A consumer has kept its deliver subject: the record names another one."""
         self.stall: Stall | None = None
         """Nothing is sent: the client does not read."""
+        self.former = 0
+        """Sequence of the record that the connection before this one had replaced."""
         self.replaced: int | None = None
         """Not None: the stream was replaced since the last connection, by one that has other messages after this."""
         self.noted = 0

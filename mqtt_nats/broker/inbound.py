@@ -143,8 +143,26 @@ class Inbound:
             removals = self._removals = Removals()
         return removals
 
-    def restore(self, client: Client, records: list[Held]) -> None:
-        """Take over what an earlier connection of the session has held."""
+    async def take_over(self, client: Client, former: int, time_ns: int) -> None:
+        """Take over what an earlier connection of the session has held, while it was its owner.
+
+        What came too late, and later than the connection before this one has looked for, is removed.
+
+        Args:
+            former: sequence of the record that the connection before this one had replaced.
+            time_ns: when the last record of that connection was stored.
+        """
+        broker = client.broker
+        records = []
+        for record in await broker.held.held(client.token):
+            if record.late(former, time_ns):
+                log.info("%s: removing a publish that came too late (sequence %d)", client, record.seq)
+                await broker.held.delete(record.seq)
+            else:
+                records.append(record)
+        self._restore(client, records)
+
+    def _restore(self, client: Client, records: list[Held]) -> None:
         for record in records:
             topic = wire_topic((record.mapped or record.subject).encode())
             if topic is None:

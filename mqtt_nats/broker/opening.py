@@ -171,7 +171,10 @@ async def _claim(client: Client, connect: Connect) -> bool:
         known, expected = await _load(client, connect)
     for _ in range(CLAIM_ROUNDS):
         wills = known.v5.wills if known is not None and known.v5 is not None else []
+        before = known.v5.former if known is not None and known.v5 is not None else 0
         present = _prepare(client, connect, known)
+        if client.durable_side is not None and client.record is not None and client.record.v5 is not None:
+            client.durable_side.former, client.record.v5.former = before, expected
         if known is not None and client.connection.hung_up:  # and may have the session elsewhere by now
             raise MqttError("the client has closed its connection", ReasonCode.UNSPECIFIED_ERROR)
         try:

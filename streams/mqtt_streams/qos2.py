@@ -21,6 +21,10 @@ _LOOK_MESSAGES: Final = 256
 _LOOK_BYTES: Final = 1024 * 1024
 
 
+LATE_NS: Final = 5_000_000_000
+"""Nanoseconds after a claim in which its owner has found what the one before had held."""
+
+
 class Held(NamedTuple):
     """A held publish without its payload.
 
@@ -43,6 +47,15 @@ class Held(NamedTuple):
     def retain(self) -> bool:
         """Whether the publish had RETAIN set."""
         return bool(self.flags & 1)
+
+    def late(self, former: int, time_ns: int) -> bool:
+        """Whether a gateway has held it that was not the owner of the session any more.
+
+        Args:
+            former: sequence of the session's record that a later claim has replaced.
+            time_ns: when a record of that later owner was stored. Both are of nats-server's clocks.
+        """
+        return 0 < self.epoch <= former and self.time_ns > time_ns + LATE_NS
 
 
 def held_subject(client_token: str, packet_id: int) -> str:

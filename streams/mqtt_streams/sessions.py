@@ -102,7 +102,8 @@ class V5:
     of the session may be stored. `shared`: shared subscriptions by their filter, `$share/` included.
     `generation`: id of the `$MQTT_msgs` in which the session counts, "" = not known. `fresh`: not 0 when that one has
     replaced another: from this sequence on it has messages of its own. `pos`: not "" when a position may be stored:
-    its id. `extra`: keys that are not known here, written back unchanged.
+    its id. `former`: sequence of the record that the last claim has replaced; kept while `q2`. `extra`: keys that are
+    not known here, written back unchanged.
     """
 
     kind: Kind = "durable"
@@ -121,6 +122,7 @@ class V5:
     generation: str = ""
     fresh: int = 0
     pos: str = ""
+    former: int = 0
     version: int = V5_PLAIN
     extra: dict[str, object] = field(default_factory=dict)
 
@@ -130,6 +132,7 @@ class SessionRecord:
     """One session. `subs`: granted QoS by subject; `cons`: consumer by key (`second_sid` for a `#`'s second one).
 
     `v5` is None in a record that nats-server's listener wrote last. `extra`: unknown keys, written back unchanged.
+    `time_ns`: when it was stored, since 1970, in one that was loaded.
     """
 
     client_id: str
@@ -140,6 +143,7 @@ class SessionRecord:
     pubrel: ConsumerRef | None = None
     v5: V5 | None = None
     extra: dict[str, object] = field(default_factory=dict)
+    time_ns: int = field(default=0, compare=False)
 
     def encode(self) -> bytes:
         """The stored JSON; empty values are left out, as nats-server does."""
@@ -175,6 +179,8 @@ def _encode_v5(v5: V5) -> dict[str, object]:
     }
     if v5.q2:
         body["q2"] = True
+        if v5.former:
+            body["former"] = v5.former
     if v5.deadline is not None:
         body["deadline"] = v5.deadline
     if v5.options:
@@ -390,6 +396,7 @@ def _v5(value: object, client_hash: str) -> V5:
         reader.text("generation", ""),
         reader.number("fresh", 0, _MAX_SEQUENCE, 0),
         reader.text("pos", ""),
+        reader.number("former", 0, _MAX_SEQUENCE, 0),
         version,
         reader.values,
     )
@@ -454,10 +461,12 @@ class SessionStore:
         if message is None:
             return None
         try:
-            return decode(message.payload, client_id=client_id), message.seq
+            record = decode(message.payload, client_id=client_id)
         except PoisonedRecord as error:
             error.seq = message.seq
             raise
+        record.time_ns = message.time_ns
+        return record, message.seq
 
     async def save(self, record: SessionRecord, *, expected: int | None, reply: str = "") -> int:
         """Write a record and return its sequence.

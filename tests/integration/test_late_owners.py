@@ -13,10 +13,12 @@ import pytest
 
 from mqtt_nats.codec import Connect, Properties, Will
 from mqtt_streams.hashing import name_hash
+from mqtt_streams.qos2 import LATE_NS
 from tests.chaos.points.proxy import Action, NatsProxy
 from tests.conftest import GatewayFactory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
+from tests.harness.rawclient import PUBCOMP, PUBREC, PUBREL
 from tests.harness.rawclient5 import RawClient5
 from tests.integration.conftest import Connector5, Stored, until
 
@@ -55,6 +57,13 @@ async def answers(gateway: Gateway, name: str) -> None:
     probe = await RawClient5.connect5(gateway.port, name)
     await probe.deliver(name, b"x", 1)
     probe.drop()
+
+
+async def release(client: RawClient5, identifier: int) -> None:
+    """Go through the rest of a QoS 2 publish."""
+    await client.expect_ack(PUBREC, identifier)
+    client.ack(PUBREL, identifier)
+    await client.expect_ack(PUBCOMP, identifier)
 
 
 async def gets_all(connect5: Connector5, name: str, publisher: RawClient5, client: RawClient5) -> None:
@@ -176,3 +185,34 @@ async def test_a_timer_is_removed_late(
     await answers(late, f"{name}-probe")
     await timer()
     await stored.gone(name)
+
+
+async def test_a_publish_is_held_late(
+    connect5: Connector5, name: str, stored: Stored, gateway: Gateway, late: Gateway, proxy: NatsProxy
+) -> None:
+    """Later than the next owner looks for it: the one after that does not take it for another of that identifier."""
+    client = await connect5(name, to=late, clean=False, **OPTIONS)
+    client.publish5(name, b"before", 2, packet_id=7)
+    await client.expect_ack(PUBREC, 7)
+    trap = proxy.set("up", "$MQTT.qos2.in.", Action.HOLD)
+    client.publish5(name, b"one", 2, packet_id=1)
+    await trap.sprung.wait()
+    client.drop()
+    client = await connect5(name, clean=False, **OPTIONS)
+    client.publish5(name, b"one", 2, packet_id=1, dup=True)
+    await release(client, 1)
+    await asyncio.sleep(LATE_NS / 1e9 + 1)  # what is tested is that time passes
+    trap.release()
+    await answers(late, f"{name}-probe")
+    assert await stored.count("$MQTT_qos2in", f"$MQTT.qos2.in.{name}.*") == 2
+    client.drop()
+    subscriber = await connect5(f"{name}-subscriber")
+    await subscriber.subscribe(name, qos=2)
+    client = await connect5(name, clean=False, **OPTIONS)
+    client.publish5(name, b"two", 2, packet_id=1)
+    await release(client, 1)
+    client.ack(PUBREL, 7)
+    await client.expect_ack(PUBCOMP, 7)
+    for payload in (b"two", b"before"):
+        await subscriber.complete(await subscriber.message(name, payload))
+    await subscriber.quiet()

@@ -75,6 +75,7 @@ def full_v5() -> V5:
         [Draining("A4a1Bsn5_x", "$MQTT.msgs.old", 2, 99), Draining("A4a1Bsn5_y", "$MQTT.msgs.newer", 1, 99, 50)],
         {"a.>": 5},
         {"a.>": (1, 88)},
+        former=17,
     )
 
 
