@@ -331,7 +331,7 @@ def _points() -> Iterator[Point]:
     pubrels, consumers = "$JS.API.CONSUMER.DURABLE.CREATE.$MQTT_out.", "$JS.API.CONSUMER.DURABLE.CREATE.$MQTT_msgs."
     claim = "$MQTT.sess.{hash}"
     for way in ("up", "answer"):
-        yield from each(taking_over, way, claim, "$JS.API.STREAM.PURGE.$MQTT_timers", consumers, pubrels)
+        yield from each(taking_over, way, claim, "$JS.API.STREAM.MSG.GET.$MQTT_timers", consumers, pubrels)
         yield from each(taking_over, way, pubrels, nth=2)
     yield from each(taking_over, "answer", "$JS.API.STREAM.MSG.GET.$MQTT_qos2in", "$JS.API.STREAM.MSG.GET.$MQTT_out")
     yield from each(taking_over, "down", stored, "$MQTT.out.pubrel.")
