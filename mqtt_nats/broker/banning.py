@@ -33,7 +33,7 @@ EVERY: Final = 60.0
 """Seconds between two looks at all bans; those between are heard."""
 
 SOON: Final = 2.0
-"""Seconds until the next one, when there was no answer."""
+"""Seconds until the next one, when there was no answer, or the first one after a reconnect."""
 
 
 class Banning:
@@ -47,7 +47,9 @@ class Banning:
         self._unsaved: dict[tuple[str, str], Ban] = {}
         """Set here, and not stored yet."""
         self._heard: list[dict[str, Any]] = []
-        """What came while all bans were being read."""
+        """What came since all bans were read last: it may be heard of before it is stored."""
+        self._renewed = True
+        """What was published just before the subscription was made may not have been stored yet, either."""
         self._wake = asyncio.Event()
         window = settings.flapping_window
         by_id, by_address = settings.flapping_connects, settings.flapping_connects_per_address
@@ -149,6 +151,8 @@ class Banning:
     def renew(self, link: Link) -> None:
         """Subscribe again after a reconnect, and read what was missed."""
         link.renew(self._sid, SUBJECTS)
+        self._heard.clear()
+        self._renewed = True
         self._wake.set()
 
     async def begin(self) -> None:
@@ -161,7 +165,8 @@ class Banning:
     async def keep(self) -> None:
         """Keep the bans as they are stored, for as long as the gateway runs."""
         while True:
-            wait = EVERY
+            wait = SOON if self._renewed else EVERY
+            self._renewed = False
             try:
                 await self._save()
                 await self._read()
@@ -183,9 +188,9 @@ class Banning:
             self._unsaved.pop(key, None)
 
     async def _read(self) -> None:
-        self._heard.clear()
         there = {(one["kind"], one["value"]): one for one in await self._store.all()}
-        for one in self._heard:
+        heard, self._heard = self._heard, []
+        for one in heard:
             there[one["kind"], one["value"]] = one
         for known in list(self.bans):
             if (known.kind, known.value) not in there and (known.kind, known.value) not in self._unsaved:
