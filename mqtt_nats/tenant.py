@@ -31,6 +31,7 @@ from mqtt_nats.broker.silence import end_silent
 from mqtt_nats.broker.standstill import tick, watch
 from mqtt_nats.broker.tapping import changed, fit
 from mqtt_nats.broker.timing import take_timers
+from mqtt_nats.broker.withholding import withhold
 from mqtt_nats.config import Settings
 from mqtt_nats.connection.connection import CLOCK_STEP
 from mqtt_nats.errors import StartupError
@@ -228,6 +229,7 @@ class Tenant:
         # Replies must find their way before anything is asked again.
         inbox.renew()
         self.link.online = True
+        withhold(broker)
         store.online()
         if self.lease is not None:
             self.lease.wake.set()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from time import perf_counter
@@ -41,6 +42,9 @@ PROBE_MOST = 2.0
 TRANSIENT = frozenset((10008, 10009, 10076, 10118, 10158, 10167))
 
 MESSAGE_ID = b"\r\nNats-Msg-Id:"
+
+# Ids under which other gateways store too: of the release of a held publish, and of a will.
+COMMON = re.compile(rb"\r\nNats-Msg-Id:(?:q2|will)-")
 
 # Acknowledgements of what consumers have delivered are addressed like this.
 ACKNOWLEDGEMENT = b"PUB $JS.ACK."
@@ -149,6 +153,9 @@ class Store:
         self._length = len(self.prefix)
         self._count = 0
         self._stalled = False
+        self._lost = 0.0
+        """Loop time from which on nothing was sent."""
+        self._withheld: set[Op] = set()
         self._pressed = False
         self._empty = asyncio.Event()
         self._delay = PROBE_FIRST
@@ -193,7 +200,7 @@ class Store:
         op.frame = data
         self.pending[token] = op
         self.bytes += len(data)
-        if self._stalled:
+        if self._stalled or (self._withheld and op in self._withheld):
             op.begun = op.born = 0.0
         else:
             op.begun = op.born = self.now
@@ -230,6 +237,8 @@ class Store:
 
     def _end(self, token: bytes, op: Op) -> None:
         del self.pending[token]
+        if self._withheld:
+            self._withheld.discard(op)
         if op is self._timed:
             self._timed = None
             if self.on_timed is not None:
@@ -283,9 +292,14 @@ class Store:
 
     def offline(self) -> None:
         """The connection is gone: keep what is pending, send nothing."""
-        self._stalled = True
+        self._stop()
         self.attempt += 1
         self._cancel()
+
+    def _stop(self) -> None:
+        if not self._stalled:
+            self._lost = self.now
+        self._stalled = True
 
     def online(self) -> None:
         """A new connection: the inbox first, then everything unacknowledged in order."""
@@ -299,7 +313,7 @@ class Store:
         See docs/internals/rules.md#no-leader.
         """
         if not self._stalled:
-            self._stalled = True
+            self._stop()
             self.attempt += 1
             self._delay = PROBE_FIRST
             log.warning("JetStream does not store: %s; %d publishes wait", reason, len(self.pending))
@@ -311,7 +325,9 @@ class Store:
         self._probe = None
         if not self._stalled or not self.link.online:
             return
-        found = next((item for item in self.pending.items() if not item[1].optional), None)
+        found = next(
+            (item for item in self.pending.items() if not item[1].optional and item[1] not in self._withheld), None
+        )
         if found is None or self._doubtful():
             self.go_on()
             return
@@ -335,14 +351,38 @@ class Store:
             log.info("publishes go on; %d are sent again", len(self.pending))
         self._stalled = False
         for op in self.pending.values():
-            op.born = self.now
-            op.begun = op.begun or self.now
-            self.link.out.append(op.frame)
-            self.resent += 1
+            if op in self._withheld:
+                op.born = 0.0
+            else:
+                self._send_again(op)
         self.link.kick()
         if self._pressed and self._light():
             self._pressed = False
             self.on_pressure(False)
+
+    def _send_again(self, op: Op) -> None:
+        op.born = self.now
+        op.begun = op.begun or self.now
+        self.link.out.append(op.frame)
+        self.resent += 1
+
+    def withhold(self, op: Op) -> None:
+        """Send an operation, or send it again, only when :meth:`let_go` says so."""
+        self._withheld.add(op)
+
+    def let_go(self, ops: set[Op]) -> None:
+        """What was withheld may be sent."""
+        self._withheld -= ops
+        if not self._stalled:
+            for op in self.pending.values():
+                if op in ops:
+                    self._send_again(op)
+            self.link.kick()
+
+    def drop(self, ops: set[Op]) -> None:
+        """What was withheld is not to be stored: it has no end."""
+        for token in [token for token, op in self.pending.items() if op in ops]:
+            self._end(token, self.pending[token])
 
     def _doubtful(self) -> list[tuple[bytes, bytes, Op]]:
         """Id, token and operation of what may be stored, and might be stored again."""
@@ -352,13 +392,15 @@ class Store:
         return [
             (_message_id(op.frame), token, op)
             for token, op in self.pending.items()
-            if op.begun and op.begun < old and MESSAGE_ID in op.frame
+            if (op.begun or self._lost) < old
+            and MESSAGE_ID in op.frame
+            and (op.begun or COMMON.search(op.frame) is not None)
         ]
 
     async def _look(self, doubtful: list[tuple[bytes, bytes, Op]]) -> None:
         """End what is stored already; the rest may be sent again."""
         assert self.find is not None
-        since = natstime.now() - (self.now - min(op.begun for _, _, op in doubtful))
+        since = natstime.now() - (self.now - min(op.begun or self._lost for _, _, op in doubtful))
         try:
             stored = await self.find(since, {name for name, _, _ in doubtful})
         except (ApiError, NoResponders, RequestTimeout) as error:

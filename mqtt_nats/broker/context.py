@@ -171,9 +171,9 @@ class Broker:
         self.not_retained = 0
         """Messages that were to be retained, and are not, because of a limit."""
         self.clients: dict[str, Client] = {}
+        """Connected clients by client id."""
         self.unchecked: set[Client] = set()
         """Those whose session may have moved while NATS was away."""
-        """Connected clients by client id."""
         self.connections: set[Client] = set()
         """Everything with an open socket, also before CONNECT."""
         self.stored: dict[int, Stored] = {}
@@ -183,6 +183,8 @@ class Broker:
         """Set when a client has left."""
         self.retaining: set[Op] = set()
         """Stores of retained messages that are not acknowledged."""
+        self.doubted: dict[Client, set[Op]] = {}
+        """Those of clients that may be elsewhere by now, and not have what they have."""
         self._retained = asyncio.Event()
         self.tombstones = Tombstones(self)
         self.closing = False

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from typing import Final
 
 from mqtt_nats.codec import TopicFilterInvalid, validate_topic_filter
 from mqtt_streams.shared import group_hash
-
-if TYPE_CHECKING:
-    from mqtt_nats.broker.context import Broker
 
 PREFIX: Final = "$share/"
 
@@ -28,17 +26,13 @@ def parse_shared(text: str, max_levels: int) -> tuple[str, str]:
     return group, topic_filter
 
 
-async def forget(broker: Broker, client_hash: str, texts: list[str]) -> None:
-    """A session that had these shared subscriptions has ended.
-
-    Raises:
-        ApiError, NoResponders, RequestTimeout: JetStream does not answer.
-    """
+def groups_of(texts: Iterable[str]) -> list[str]:
+    """The hashes of the groups of these shared subscriptions; what is none is left out."""
+    found = []
     for text in texts:
         try:
             name, topic_filter = parse_shared(text, 65_535)
         except TopicFilterInvalid:
             continue
-        await broker.groups.leave(group_hash(name, topic_filter), client_hash)
-    if texts:
-        await broker.groups.purge_assigned(client_hash)
+        found.append(group_hash(name, topic_filter))
+    return found

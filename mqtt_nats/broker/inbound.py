@@ -339,7 +339,8 @@ class Inbound:
         operation = ReleaseOp(client, held, receipt, 2 if held.retain else 1)
         lines = client.sender_header + (more.lines if more is not None else b"")
         if held.retain:
-            store_retained(client, route, payload, 2, RetainedOp(broker, operation, not payload), release, more)
+            retained = RetainedOp(broker, operation, not payload, client)
+            store_retained(client, route, payload, 2, retained, release, more)
             lines += RETAIN_LINE
         first = b"NATS/1.0\r\nNmqtt-Pub:2\r\nNats-Msg-Id:%b\r\nNmqtt-Id:%b\r\n%b" % (release, held.message_id, lines)
         bare(client, route, first + b"\r\n", payload, more)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats import natstime
@@ -38,7 +39,7 @@ from mqtt_nats.pubsub.message import Stored, encoded_id
 from mqtt_nats.pubsub.table import Choice, Filter
 from mqtt_nats.session.delivery import Source
 from mqtt_streams.api import ApiError
-from mqtt_streams.consumers import Ack, parse_ack
+from mqtt_streams.consumers import ACK_WAIT_NS, Ack, parse_ack
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import V5, PoisonedRecord
@@ -63,6 +64,9 @@ OVERDUE: Final = 40.0
 
 LATE: Final = 2.0
 """Seconds for which what still arrives for a member that has left is given to the others."""
+
+IN_TIME: Final = ACK_WAIT_NS / 2e9
+"""Seconds in which it must be stored whose a message is: after twice that it is given to another member."""
 
 INEXACT: Final = 1.0
 """Seconds by which the time of nats-server may be another than is known here."""
@@ -146,7 +150,7 @@ class Membership:
         if present is not None and (present.nonce == record.v5.nonce or sequence == client.epoch):
             self.begin()
         elif present is None or self.text not in present.shared:
-            await groups.withdraw(self.group, self.note)
+            await groups.leave(self.group, client.hash, self.note)
 
     async def _record(self) -> tuple[V5 | None, int]:
         """What the session record says now, and its sequence."""
@@ -265,7 +269,7 @@ class Membership:
         if not qos or hidden:
             answer(broker, reply, b"")
             self.ask()
-        elif not client.alive or not self.inbox or not room_of(client):
+        elif not client.alive or not self.inbox or broker.standing or not room_of(client):
             answer(broker, reply, NAK)
         else:
             message = broker.stored_message(ack.stream_seq, b"%d" % ack.timestamp_ns, subject, headers, payload)
@@ -360,9 +364,10 @@ class TakenOp(Silent):
 class AssignOp(Op):
     """The store of what says that a QoS 2 message is this client's, and no other's [MQTT-4.8.2-4] (5.0)."""
 
-    __slots__ = ("identifier", "member", "message", "number", "reply")
+    __slots__ = ("arrived", "identifier", "member", "message", "number", "reply")
 
     def __init__(self, member: Membership, message: Stored, number: int, identifier: int, reply: bytes) -> None:
+        self.arrived = monotonic()
         self.member = member
         self.message = message
         self.number = number
@@ -378,8 +383,15 @@ class AssignOp(Op):
         client.broker.link.kick()
 
     def stored(self, ack: bytes) -> None:
-        """It is: let the group forget it, then send it."""
-        self._own(sequence(ack))
+        """It is: let the group forget it, then send it.
+
+        After so long another member may have been given the message, and have had it whole.
+        """
+        if monotonic() - self.arrived > IN_TIME:
+            self.member.client.broker.drop_assignment(b"%d" % sequence(ack), Silent())
+            self._leave(NAK)
+        else:
+            self._own(sequence(ack))
 
     def _own(self, record: int) -> None:
         broker = self.member.client.broker

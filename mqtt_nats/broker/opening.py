@@ -26,7 +26,7 @@ from mqtt_nats.broker.greeting import (
 )
 from mqtt_nats.broker.moving import settle
 from mqtt_nats.broker.permitting import denied_subscriptions, identify
-from mqtt_nats.broker.record import discard_session, leftovers, save_record
+from mqtt_nats.broker.record import discard_session, leftovers, save_record, unfinished
 from mqtt_nats.broker.resuming import rejoin, resume
 from mqtt_nats.broker.subscribing import withdraw
 from mqtt_nats.broker.tailoring import Aliases
@@ -195,7 +195,7 @@ async def _claim(client: Client, connect: Connect) -> bool:
         if known is not None and not present and (known.v5 is None or known.v5.kind == "durable"):
             session(broker, SESSION_DISCARDED, client.client_id, expected)
         session(broker, SESSION_RESUMED if present else SESSION_CREATED, client.client_id, client.epoch)
-        if known is not None and not present:
+        if known is not None and (not present or unfinished(known)):
             await discard_session(broker, known, client.epoch)
             await _forget_leftovers(client)
         elif present and client.durable:

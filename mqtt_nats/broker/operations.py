@@ -107,10 +107,12 @@ class Passed(Receipt):
 class RetainedOp(Op):
     """The store of a retained message, part of ``parent`` (or of nothing that anybody waits for)."""
 
-    __slots__ = ("broker", "parent", "tombstone")
+    __slots__ = ("broker", "client", "parent", "tombstone")
 
-    def __init__(self, broker: Broker, parent: Op | None, tombstone: bool) -> None:
+    def __init__(self, broker: Broker, parent: Op | None, tombstone: bool, client: Client | None = None) -> None:
         self.broker = broker
+        self.client = client
+        """Who has published it; None = nobody who may be elsewhere by now."""
         self.parent = parent
         self.tombstone = tombstone
 

@@ -176,7 +176,7 @@ def publish(
     try:
         if qos == 0:
             if retain:
-                store_retained(client, route, payload, 0, RetainedOp(broker, None, not payload), b"", more)
+                store_retained(client, route, payload, 0, RetainedOp(broker, None, not payload, client), b"", more)
                 lines += RETAIN_LINE
             if retain or more is not None or client.marked:
                 bare(client, route, b"NATS/1.0\r\nNmqtt-Pub:0\r\n%b\r\n" % lines, payload, more)
@@ -189,7 +189,7 @@ def publish(
             receipt = Receipt(client, 4, packet_id, 2 if retain else 1)
             client.receipts.append(receipt)
             if retain:
-                store_retained(client, route, payload, 1, RetainedOp(broker, receipt, not payload), b"", more)
+                store_retained(client, route, payload, 1, RetainedOp(broker, receipt, not payload, client), b"", more)
                 lines += RETAIN_LINE
             identity = broker.next_id()
             first = b"NATS/1.0\r\nNmqtt-Pub:1\r\nNmqtt-Id:%b\r\n%b" % (identity, lines)

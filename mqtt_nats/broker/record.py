@@ -4,23 +4,35 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.broker.groups import forget
+from mqtt_nats.broker.groups import groups_of
 from mqtt_nats.broker.patience import patiently
-from mqtt_streams.api import NoResponders, RequestTimeout
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import delete_consumer
 from mqtt_streams.hashing import name_hash, subject_token
 from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.positions import STREAM as POSITIONS
+from mqtt_streams.positions import position_subject
 from mqtt_streams.pubrel import CONSUMER_PREFIX, pubrel_subject
 from mqtt_streams.pubrel import STREAM as OUT
-from mqtt_streams.sessions import Conflict, Draining, SessionRecord
+from mqtt_streams.qos2 import STREAM as HELD
+from mqtt_streams.qos2 import held_subjects
+from mqtt_streams.sessions import Conflict, Draining, NewerRecord, PoisonedRecord, SessionRecord
+from mqtt_streams.shared import STREAM as SHARED
+from mqtt_streams.shared import assigned_subjects, members_subject
+from mqtt_streams.stored import get_last, purge
 from mqtt_streams.timers import EXPIRY
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
+
+STREAM_NOT_FOUND: Final = 10059
+
+log = logging.getLogger("mqtt_nats.broker")
 
 
 async def save_record(client: Client, expected: int) -> int:
@@ -88,24 +100,65 @@ def leftovers(known: SessionRecord) -> list[Draining]:
     return list(found.values())
 
 
+def unfinished(record: SessionRecord) -> bool:
+    """Whether the session has taken the place of one that is not yet removed: then nobody was served since."""
+    pubrels = CONSUMER_PREFIX + name_hash(record.client_id)
+    return record.v5 is not None and any(entry.name == pubrels for entry in record.v5.draining)
+
+
 async def discard_session(broker: Broker, known: SessionRecord, epoch: int) -> None:
     """Remove what a session that is not continued has left, other than its record [MQTT-3.1.2-6] [MQTT-3.1.2-7].
+
+    Whoever does that may be held up until the client has a new session: what was stored after the look that says that
+    the record is still the one of the end is left alone. See docs/internals/rules.md#late-ends.
 
     Args:
         epoch: of the write that has ended it.
     """
+    inbox = broker.inbox
     client_hash = name_hash(known.client_id)
-    if known.v5 is not None and known.v5.shared:
-        await forget(broker, client_hash, list(known.v5.shared))
-    if known.v5 is not None and known.v5.pos:
-        await broker.positions.purge(client_hash)
     names = {entry.name for entry in leftovers(known)}
     pubrels = CONSUMER_PREFIX + client_hash
-    await asyncio.gather(*(delete_consumer(broker.inbox, MESSAGES, name) for name in names if name != pubrels))
+    await asyncio.gather(*(delete_consumer(inbox, MESSAGES, name) for name in names if name != pubrels))
+    groups = groups_of(known.v5.shared if known.v5 is not None else ())
+    places = [(SHARED, members_subject(group, client_hash)) for group in groups]
+    if known.v5 is not None and known.v5.pos:
+        places.append((POSITIONS, position_subject(client_hash)))
     if known.clean or known.v5 is None or known.v5.q2:
-        await broker.held.purge(subject_token(known.client_id))
+        places.append((HELD, held_subjects(subject_token(known.client_id))))
     if pubrels in names:
-        await broker.pubrels.purge(client_hash)
-        await broker.groups.purge_assigned(client_hash)
-        await delete_consumer(broker.inbox, OUT, pubrels)
+        places.append((OUT, pubrel_subject(client_hash)))
+    if pubrels in names or groups:  # [MQTT-4.8.2-5] (5.0)
+        places.append((SHARED, assigned_subjects(client_hash)))
+    ends = await asyncio.gather(*(_end(broker, stream, subject) for stream, subject in places))
+    if not await _as_written(broker, known.client_id, epoch):
+        log.info("the session of %r was claimed before it was removed", known.client_id)
+        return
+    for (stream, subject), end in zip(places, ends, strict=True):
+        if end:
+            await purge(inbox, stream, subject, end)
+    for group in groups:
+        await broker.groups.tidy(group)
+    if pubrels in names and await _as_written(broker, known.client_id, epoch):  # the next session's has that name too
+        await delete_consumer(inbox, OUT, pubrels)
         await broker.timers.cancel(EXPIRY, client_hash, epoch)
+
+
+async def _end(broker: Broker, stream: str, subject: str) -> int:
+    """Sequence of the last message of a subject; 0 where there is none, or no such stream."""
+    try:
+        found = await get_last(broker.inbox, stream, subject)
+    except ApiError as error:
+        if error.err_code == STREAM_NOT_FOUND:
+            return 0
+        raise
+    return 0 if found is None else found.seq
+
+
+async def _as_written(broker: Broker, client_id: str, epoch: int) -> bool:
+    """Whether nobody has written the record since ``epoch``."""
+    try:
+        found = await broker.sessions.load(name_hash(client_id), client_id)
+    except (NewerRecord, PoisonedRecord):
+        return False
+    return found is not None and found[1] == epoch

@@ -54,6 +54,10 @@ def store_retained(
     lines = client.sender_header + (b"Nats-Msg-Id:%b\r\n" % release if release else b"")
     if more is not None:
         lines += more.lines + more.ttl
+    doubted = client.broker.doubted
+    if doubted and client in doubted:
+        doubted[client].add(operation)
+        client.broker.store.withhold(operation)
     retain(client.broker, route, payload, qos, operation, lines)
 
 

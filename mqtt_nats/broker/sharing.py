@@ -99,15 +99,15 @@ async def unsubscribe_shared(client: Client, texts: list[str]) -> None:
         return
     assert record is not None
     assert record.v5 is not None
-    groups = []
+    members = []
     for text in texts:
         member = shares.pop(text)
         member.end(all_=False)
-        groups.append(member.group)
+        members.append(member)
         record.v5.shared.pop(text, None)
     await save_record(client, client.epoch)
-    for group in groups:
-        await patiently(client, partial(client.broker.groups.leave, group, client.hash))
+    for member in members:
+        await patiently(client, partial(client.broker.groups.leave, member.group, client.hash, member.note))
 
 
 def settled(client: Client, token: bytes) -> None:
@@ -134,10 +134,7 @@ async def forget_later(client: Client) -> None:
     groups = client.broker.groups
     try:
         for member in (client.shares or {}).values():
-            if member.note:
-                await groups.withdraw(member.group, member.note)
-            else:
-                await groups.leave(member.group, client.hash)
+            await groups.leave(member.group, client.hash, member.note)
     except (ApiError, NoResponders, RequestTimeout) as error:
         log.warning("%s: a shared subscription may go on without it: %s", client, error)
 

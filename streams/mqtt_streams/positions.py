@@ -131,11 +131,3 @@ class PositionStore:
                 return Found()
             raise
         return Found() if message is None else Found(message.payload, message.seq, message.time_ns / 1e9)
-
-    async def purge(self, client_hash: str) -> None:
-        """Remove the position of a session that has ended."""
-        try:
-            await stored.purge(self._js, STREAM, position_subject(client_hash))
-        except ApiError as error:
-            if error.err_code != _STREAM_NOT_FOUND:
-                raise

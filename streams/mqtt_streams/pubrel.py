@@ -82,7 +82,3 @@ class PubrelStore:
     async def delete(self, seq: int) -> bool:
         """Remove one record; False when it was gone."""
         return await stored.delete(self._js, STREAM, seq)
-
-    async def purge(self, client_hash: str) -> int:
-        """Remove all that is owed to a client (its session ended) and return how many there were."""
-        return await stored.purge(self._js, STREAM, PREFIX + client_hash)

@@ -74,9 +74,14 @@ def held_block(subject: bytes, flags: int, epoch: int, message_id: bytes, lines:
     )
 
 
+def held_subjects(client_token: str) -> str:
+    """Where everything of a client is held."""
+    return f"{PREFIX}{client_token}.*"
+
+
 def held_up_to(client_token: str, seq: int) -> bytes:
     """The request to remove what is held for a client, up to a sequence."""
-    return orjson.dumps({"filter": f"{PREFIX}{client_token}.*", "seq": seq + 1})
+    return orjson.dumps({"filter": held_subjects(client_token), "seq": seq + 1})
 
 
 def release_id(seq: int) -> str:
@@ -137,7 +142,7 @@ class Qos2Store:
     async def held(self, client_token: str) -> list[Held]:
         """What is held for a client, in the order of the publishes; unusable records are deleted."""
         found = []
-        async for message in stored.scan(self._js, STREAM, f"{PREFIX}{client_token}.*"):
+        async for message in stored.scan(self._js, STREAM, held_subjects(client_token)):
             record = parse(message)
             if record is None:
                 await self.delete(message.seq)
@@ -167,7 +172,3 @@ class Qos2Store:
     async def delete(self, seq: int) -> bool:
         """Remove a released or stray publish; False when it was gone."""
         return await stored.delete(self._js, STREAM, seq)
-
-    async def purge(self, client_token: str) -> int:
-        """Remove all that is held for a client (clean start) and return how many there were."""
-        return await stored.purge(self._js, STREAM, f"{PREFIX}{client_token}.*")

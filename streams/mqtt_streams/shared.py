@@ -86,6 +86,11 @@ def assigned_subject(client_hash: str, sequence: int) -> str:
     return f"{ASSIGNED}{client_hash}.{sequence}"
 
 
+def assigned_subjects(client_hash: str) -> str:
+    """Where everything is noted that belongs to a client."""
+    return f"{ASSIGNED}{client_hash}.*"
+
+
 def halfway_subject(client_hash: str) -> str:
     """Where it is noted which messages a client had half-way."""
     return f"{ASSIGNED}{client_hash}.{_HALFWAY}"
@@ -115,14 +120,15 @@ class SharedStore:
         body = orjson.dumps({"client": client_id, "filter": subscription})
         return await publish(self._js, members_subject(group, client_hash), body)
 
-    async def leave(self, group: str, client_hash: str) -> None:
-        """A member is none any more; the consumer goes with the last one."""
-        await stored.purge(self._js, STREAM, members_subject(group, client_hash))
-        await self.tidy(group)
+    async def leave(self, group: str, client_hash: str, note: int = 0) -> None:
+        """A member is none any more; the consumer goes with the last one.
 
-    async def withdraw(self, group: str, note: int) -> None:
-        """Take back one note, unless it was replaced; the consumer goes with the last one."""
-        await stored.delete(self._js, STREAM, note)
+        `note`: sequence of what says that it is one, which goes unless it was replaced; 0 = whatever says so.
+        """
+        if note:
+            await stored.delete(self._js, STREAM, note)
+        else:
+            await stored.purge(self._js, STREAM, members_subject(group, client_hash))
         await self.tidy(group)
 
     async def tidy(self, group: str) -> None:
@@ -166,7 +172,7 @@ class SharedStore:
         """The messages that belong to a client, in the order in which they were assigned; what it had half-way."""
         found = []
         halfway = None
-        async for message in stored.scan(self._js, STREAM, f"{ASSIGNED}{client_hash}.*"):
+        async for message in stored.scan(self._js, STREAM, assigned_subjects(client_hash)):
             if message.subject.endswith(_HALFWAY):
                 halfway = HalfWay(message.seq, [int(one) for one in message.payload.split(b",") if one.isdigit()])
                 continue
@@ -189,10 +195,6 @@ class SharedStore:
             return None
         packet_id = headers.get_int(found.headers, _PACKET_ID) or 0
         return Owner(found.subject.removeprefix(ASSIGNED).partition(".")[0], packet_id, found.seq)
-
-    async def purge_assigned(self, client_hash: str) -> None:
-        """A session has ended: what was assigned to it goes to nobody else [MQTT-4.8.2-5] (5.0)."""
-        await stored.purge(self._js, STREAM, f"{ASSIGNED}{client_hash}.*")
 
 
 def _config(name: str, subscription: str, subjects: tuple[str, ...], start: int, threshold: int) -> dict[str, Any]:

@@ -197,6 +197,12 @@ async def delete(js: JetStream, stream: str, seq: int) -> bool:
     return True
 
 
-async def purge(js: JetStream, stream: str, subject: str) -> int:
-    """Remove all messages of a subject (wildcards allowed) and return how many there were."""
-    return int((await call(js, f"STREAM.PURGE.{stream}", {"filter": subject})).get("purged", 0))
+async def purge(js: JetStream, stream: str, subject: str, up_to: int | None = None) -> int:
+    """Remove the messages of a subject (wildcards allowed) and return how many there were.
+
+    `up_to`: sequence of the last one to be removed; None = all.
+    """
+    body: dict[str, Any] = {"filter": subject}
+    if up_to is not None:
+        body["seq"] = up_to + 1
+    return int((await call(js, f"STREAM.PURGE.{stream}", body)).get("purged", 0))

@@ -78,6 +78,10 @@ class Bench:
         (token,) = set(self.store.pending) - before
         self.replies[name] = self.store.prefix + token
 
+    def op(self, name: str) -> Op:
+        """The operation that was put under a name."""
+        return self.store.pending[self.replies[name].removeprefix(self.store.prefix)]
+
     def acknowledge(self, name: str, subject: bytes = b"$JS.ACK.S.C.1.1.1.1.0") -> bytes:
         """An acknowledgement that is to be confirmed; its token."""
         self.store.call(subject, b"", Note(self.log, name, optional=True))
@@ -365,6 +369,63 @@ async def test_what_may_be_forgotten_is_looked_for_before_it_is_sent_again() -> 
     bench.store.offline()
     bench.store.online()
     assert bench.sent() == ["without an id", "1", "3", "4", "5"], "what was sent a moment ago is in no doubt"
+
+
+async def test_ids_that_others_use_are_looked_for_too() -> None:
+    """What came when nothing could be sent any more may have been stored by another gateway since."""
+    bench = Bench()
+    look = Look(bench, {b"q2-7": 22})
+    bench.store.tick(1000.0)
+    bench.store.offline()
+    bench.put("own", identity=b"own")
+    bench.put("release", identity=b"q2-7")
+    bench.put("will", identity=b"will-3")
+    bench.store.tick(1001.0 + bench.store.trusted)
+    begun = time.time()
+    bench.store.online()
+    await aeventually(lambda: bool(bench.sent()))
+    assert look.asked == [{b"q2-7", b"will-3"}]
+    assert abs(look.since[0] - (begun - 1 - bench.store.trusted)) < 60
+    assert bench.log == [("release", b'{"seq":22}')]
+    bench.store.offline()
+
+
+async def test_what_is_withheld_goes_when_it_is_let_go() -> None:
+    """In the order in which it came, and never when it is dropped; the rest does not wait for it."""
+    bench = Bench()
+    for name in "abcd":
+        bench.put(name)
+    bench.store.offline()
+    bench.link.take()
+    kept, dropped = ({bench.op(name) for name in names} for names in ("bd", "c"))
+    for op in kept | dropped:
+        bench.store.withhold(op)
+    bench.store.online()
+    assert bench.sent() == ["a"]
+    bench.store.tick(1e9)
+    assert bench.store.stalled, "a is not answered"
+    bench.store.offline()
+    bench.store.online()
+    assert bench.sent() == ["a"]
+    bench.store.drop(dropped)
+    bench.store.let_go(kept)
+    assert bench.sent() == ["b", "d"]
+    bench.answer("c")
+    for name in "abd":
+        bench.answer(name)
+    assert [entry[0] for entry in bench.log] == ["a", "b", "d"]  # type: ignore[index]
+    assert not bench.store.pending
+
+
+async def test_what_is_new_can_be_withheld() -> None:
+    bench = Bench()
+    late = Note(bench.log, "late")
+    bench.store.withhold(late)
+    bench.store.put(b"HPUB s ", b"NATS/1.0\r\n\r\n", b"x", late)
+    bench.put("next")
+    assert bench.sent() == ["next"]
+    bench.store.let_go({late})
+    assert len(bench.link.take()) == 1
 
 
 async def test_a_look_that_fails_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

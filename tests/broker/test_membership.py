@@ -26,8 +26,8 @@ class Groups:
     async def ensure_consumer(self, *_: object) -> None:
         pass
 
-    async def withdraw(self, _: str, note: int) -> None:
-        self.calls.append(("withdraw", note))
+    async def leave(self, _group: str, _client_hash: str, note: int) -> None:
+        self.calls.append(("leave", note))
 
 
 class Sessions:
@@ -53,10 +53,10 @@ CASES: dict[str, tuple[Sessions, list[tuple[object, ...]]]] = {
     "its own, written and not yet confirmed": (Sessions(record("mine", True)), [("begin",)]),
     "its own, being written": (Sessions(record("before", True), 2), [("begin",)]),
     "continued by another connection": (Sessions(record("other", True)), []),
-    "begun anew by another connection": (Sessions(record("other", False)), [("withdraw", 7)]),
-    "ended": (Sessions(None), [("withdraw", 7)]),
-    "of nats-server's listener": (Sessions(SessionRecord("client")), [("withdraw", 7)]),
-    "cannot be read": (Sessions(None, poisoned=True), [("withdraw", 7)]),
+    "begun anew by another connection": (Sessions(record("other", False)), [("leave", 7)]),
+    "ended": (Sessions(None), [("leave", 7)]),
+    "of nats-server's listener": (Sessions(SessionRecord("client")), [("leave", 7)]),
+    "cannot be read": (Sessions(None, poisoned=True), [("leave", 7)]),
 }
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clients of the gateway, and a look into what it has stored."""
 
+import asyncio
 import itertools
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -18,6 +19,8 @@ from mqtt_nats.codec import Will
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.positions import Position
 from mqtt_streams.positions import decode as decode_position
+from tests.chaos.points.proxy import NatsProxy
+from tests.conftest import GatewayFactory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient
@@ -235,3 +238,28 @@ async def stored(nats_server: NatsServer) -> AsyncIterator[Stored]:
     client = await nats.connect(nats_server.url)
     yield Stored(client)
     await client.close()
+
+
+@pytest.fixture
+async def proxy(nats_server: NatsServer) -> AsyncIterator[NatsProxy]:
+    """Between the gateway that is late and nats-server."""
+    between = NatsProxy(nats_server.port, lambda: None)
+    await between.start()
+    yield between
+    await between.close()
+
+
+@pytest.fixture
+async def late(proxy: NatsProxy, gateway_factory: GatewayFactory) -> AsyncIterator[Gateway]:
+    """A gateway whose words to nats-server may be held up, or not come there at all."""
+    gateway = gateway_factory(proxy.url, "--gateway-lease", "60", start=False)
+    await asyncio.to_thread(gateway.start)
+    yield gateway
+    await asyncio.to_thread(gateway.term)
+
+
+async def answers(gateway: Gateway, name: str) -> None:
+    """Wait until a gateway has done what it was to do before."""
+    probe = await RawClient5.connect5(gateway.port, name)
+    await probe.deliver(name, b"x", 1)
+    probe.drop()

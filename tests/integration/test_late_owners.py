@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
@@ -20,27 +19,9 @@ from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBCOMP, PUBREC, PUBREL
 from tests.harness.rawclient5 import RawClient5
-from tests.integration.conftest import Connector5, Stored, until
+from tests.integration.conftest import Connector5, Stored, answers, until
 
 OPTIONS: dict[str, Any] = {"session_expiry_interval": 300}
-
-
-@pytest.fixture
-async def proxy(nats_server: NatsServer) -> AsyncIterator[NatsProxy]:
-    """Between the gateway that is late and nats-server."""
-    between = NatsProxy(nats_server.port, lambda: None)
-    await between.start()
-    yield between
-    await between.close()
-
-
-@pytest.fixture
-async def late(proxy: NatsProxy, gateway_factory: GatewayFactory) -> AsyncIterator[Gateway]:
-    """A gateway whose words to nats-server are held up."""
-    gateway = gateway_factory(proxy.url, "--gateway-lease", "60", start=False)
-    await asyncio.to_thread(gateway.start)
-    yield gateway
-    await asyncio.to_thread(gateway.term)
 
 
 async def connecting(
@@ -50,13 +31,6 @@ async def connecting(
     client = await RawClient5.open(gateway.port)
     client.send(Connect(5, name, clean, 0, None, None, will, cast("Properties", properties)))
     return client
-
-
-async def answers(gateway: Gateway, name: str) -> None:
-    """Wait until a gateway has done what it was to do before."""
-    probe = await RawClient5.connect5(gateway.port, name)
-    await probe.deliver(name, b"x", 1)
-    probe.drop()
 
 
 async def release(client: RawClient5, identifier: int) -> None:

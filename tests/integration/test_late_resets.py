@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -27,24 +26,6 @@ WAITS = 0.3
 """Seconds in which a gateway would have gone on that does not wait."""
 
 RESET = "$JS.API.CONSUMER.RESET.$MQTT_msgs."
-
-
-@pytest.fixture
-async def proxy(nats_server: NatsServer) -> AsyncIterator[NatsProxy]:
-    """Between the gateway that is late and nats-server."""
-    between = NatsProxy(nats_server.port, lambda: None)
-    await between.start()
-    yield between
-    await between.close()
-
-
-@pytest.fixture
-async def late(proxy: NatsProxy, gateway_factory: GatewayFactory) -> AsyncIterator[Gateway]:
-    """A gateway whose words to nats-server are held up."""
-    gateway = gateway_factory(proxy.url, start=False)
-    await asyncio.to_thread(gateway.start)
-    yield gateway
-    await asyncio.to_thread(gateway.term)
 
 
 async def take_all(client: RawClient5, stored: Stored, name: str, payloads: list[bytes], again: int) -> None:

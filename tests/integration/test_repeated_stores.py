@@ -13,6 +13,7 @@ from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL, RawClient
+from tests.harness.waiting import aeventually
 
 pytestmark = pytest.mark.anyio
 
@@ -123,3 +124,32 @@ async def test_what_the_stream_has_forgotten_is_looked_for(
     assert "messages without an acknowledgement were stored" in gateway.log
     assert sorted(payloads) == [b"%d" % number for number in range(5)]
     await asyncio.to_thread(gateway.term)
+
+
+@pytest.mark.slow
+async def test_a_release_that_another_gateway_has_made_long_ago(
+    js: JetStreamContext, server: NatsServer, proxy: NatsProxy, gateway_factory: GatewayFactory
+) -> None:
+    """It was to be made here when NATS was lost, and the stream has forgotten its id."""
+    late = await begin(gateway_factory(proxy.url, "--gateway-lease", "60", start=False))
+    await shorten(js)
+    await asyncio.to_thread(late.restart)
+    other = await begin(gateway_factory(server, start=False))
+    async with await RawClient.connect(late.port, "publisher", clean=False) as publisher:
+        publisher.publish("a/b", b"1", 2, packet_id=1)
+        await publisher.expect_ack(PUBREC, 1)
+        proxy.lose()
+        await aeventually(lambda: "connection to NATS is lost" in late.log)
+        publisher.ack(PUBREL, 1)
+        await publisher.quiet()
+    async with await RawClient.connect(other.port, "publisher", clean=False) as publisher:
+        publisher.ack(PUBREL, 1)
+        await publisher.expect_ack(PUBCOMP, 1)
+        await asyncio.sleep(2)  # what is tested is that time passes
+        proxy.away = False
+        await aeventually(lambda: "publishes go on" in late.log)
+        async with await RawClient.connect(late.port, "probe") as probe:
+            await probe.deliver("a/b", b"2", 1)
+    assert await stored(js) == 2
+    for gateway in (late, other):
+        await asyncio.to_thread(gateway.term)

@@ -15,7 +15,7 @@ from mqtt_streams.consumers import create_consumer
 from mqtt_streams.definitions import ensure_streams
 from mqtt_streams.hashing import subject_token
 from mqtt_streams.pubrel import Owed, PubrelStore, pubrel_block, pubrel_subject
-from mqtt_streams.qos2 import Held, Qos2Store, held_block, held_subject, release_id
+from mqtt_streams.qos2 import Held, Qos2Store, held_block, held_subject, held_subjects, release_id
 from mqtt_streams.repeats import find_ids
 from mqtt_streams.stored import StoredMessage
 from tests.streams.support import NatsPyJetStream
@@ -95,8 +95,11 @@ async def test_purge_touches_one_client_only(js: NatsPyJetStream) -> None:
     for token in tokens:
         await hold(js, token, 1)
         await hold(js, token, 2)
-    assert await store.purge(tokens[0]) == 2
-    assert await store.purge(tokens[0]) == 0
+    (first, _) = await store.held(tokens[0])
+    assert await stored.purge(js, qos2.STREAM, held_subjects(tokens[0]), first.seq) == 1
+    assert [one.packet_id for one in await store.held(tokens[0])] == [2]
+    assert await stored.purge(js, qos2.STREAM, held_subjects(tokens[0])) == 1
+    assert await stored.purge(js, qos2.STREAM, held_subjects(tokens[0])) == 0
     assert [len(await store.held(token)) for token in tokens] == [0, 2, 2, 2, 2, 2]
 
 
@@ -164,7 +167,7 @@ async def test_owed_until_acknowledged(js: NatsPyJetStream) -> None:
     delivered = await deliveries["A4a1Bsn5"].next_msg(5)
     await js.request(delivered.reply, b"+ACK")
     assert await store.owed("A4a1Bsn5") == [Owed(2, sequences[1], 102)]
-    assert await store.purge("A4a1Bsn5") == 1
+    assert await stored.purge(js, pubrel.STREAM, pubrel.pubrel_subject("A4a1Bsn5")) == 1
     assert await store.owed("A4a1Bsn5") == []
     assert [owed.packet_id for owed in await store.owed("B4a1Bsn5")] == [5]
 

@@ -249,6 +249,8 @@ class NatsProxy:
         self._pairs: dict[_Pair, asyncio.Task[None]] = {}
         self.traps: list[Trap] = []
         self.port = 0
+        self.away = False
+        """There is no server for the gateway."""
         self.crashed_at: list[Frame] = []
         """The frames at which the gateway was killed."""
 
@@ -289,6 +291,11 @@ class NatsProxy:
         for pair in self._pairs:
             pair.close()
 
+    def lose(self) -> None:
+        """End every connection, and accept none until `away` is False again."""
+        self.away = True
+        self.cut()
+
     def crash(self) -> None:
         """Kill the gateway: what it has written and did not pass is lost."""
         self.deafen()
@@ -308,6 +315,9 @@ class NatsProxy:
         await asyncio.gather(*self._pairs.values(), return_exceptions=True)
 
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.away:
+            writer.close()
+            return
         try:
             server = await asyncio.open_connection(HOST, self._target)
         except OSError:

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a gateway was to store when it lost NATS, and its clients have gone on elsewhere since."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.chaos.points.proxy import Action, NatsProxy
+from tests.harness.gateway import Gateway
+from tests.harness.rawclient import PUBACK
+from tests.harness.waiting import aeventually
+from tests.integration.conftest import Connector5, Stored, answers, until
+
+OPTIONS: dict[str, Any] = {"session_expiry_interval": 300}
+
+
+async def lose(proxy: NatsProxy, late: Gateway) -> None:
+    """Take NATS from a gateway."""
+    proxy.lose()
+    await aeventually(lambda: "connection to NATS is lost" in late.log)
+
+
+async def find_again(proxy: NatsProxy, late: Gateway, name: str) -> None:
+    """Give NATS back, and wait until the gateway has done what it had begun."""
+    proxy.away = False
+    await aeventually(lambda: "connected to NATS again" in late.log)
+    await answers(late, name)
+
+
+async def retained(stored: Stored, name: str, payload: bytes) -> None:
+    """A topic has this retained message."""
+    message = await stored.js.get_last_msg("$MQTT_rmsgs", f"$MQTT.rmsgs.{name}")
+    assert message.data == payload
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+@pytest.mark.parametrize("payload", [b"old", b""], ids=["set", "removed"])
+@pytest.mark.parametrize("clean", [True, False], ids=["regular", "durable"])
+async def test_a_later_retained_message_stays(
+    connect5: Connector5,
+    name: str,
+    stored: Stored,
+    gateway: Gateway,
+    late: Gateway,
+    proxy: NatsProxy,
+    qos: int,
+    payload: bytes,
+    clean: bool,
+) -> None:
+    """The client, which got no PUBACK, has published again on another gateway, and then something else."""
+    options = {} if clean else OPTIONS
+    client = await connect5(name, to=late, clean=clean, **options)
+    stays = await connect5(f"{name}-stays", to=late)
+    await lose(proxy, late)
+    client.publish5(name, payload, qos, retain=True, packet_id=1 if qos else 0)
+    stays.publish5(f"{name}-stays", b"first", 1, retain=True, packet_id=1)
+    await client.quiet()
+    if not clean:
+        client.drop()
+    client = await connect5(name, clean=clean, **options)
+    await client.deliver(name, payload, 1, retain=True)
+    await client.deliver(name, b"new", 1, retain=True)
+    await find_again(proxy, late, f"{name}-probe")
+    stays.publish5(f"{name}-stays", b"second", 1, retain=True, packet_id=2)
+    await stays.expect_ack(PUBACK, 1, 2)
+    await retained(stored, f"{name}-stays", b"second")
+    await aeventually(lambda: "what it was to retain is not stored" in late.log)
+    await answers(late, f"{name}-probe")
+    await retained(stored, name, b"new")
+
+
+async def test_who_has_left_in_good_order_has_retained_something(
+    connect5: Connector5, name: str, stored: Stored, gateway: Gateway, late: Gateway, proxy: NatsProxy
+) -> None:
+    """A client that publishes once and goes away, while NATS is not there."""
+    client = await connect5(name, to=late)
+    await lose(proxy, late)
+    client.publish5(name, b"once", 0, retain=True)
+    await client.disconnect5()
+    await find_again(proxy, late, f"{name}-probe")
+
+    async def there() -> None:
+        assert await stored.count("$MQTT_rmsgs", f"$MQTT.rmsgs.{name}")
+
+    await until(there)
+    await retained(stored, name, b"once")
+
+
+async def test_a_message_of_a_group_that_another_member_had_meanwhile(
+    connect5: Connector5, name: str, stored: Stored, gateway: Gateway, late: Gateway, proxy: NatsProxy
+) -> None:
+    """A member's gateway was to note that it is the member's; the group has given it to the other one since."""
+    first = await connect5(f"{name}-first", to=late, clean=False, **OPTIONS)
+    await first.subscribe(f"$share/group/{name}", qos=2)
+    publisher = await connect5(f"{name}-publisher")
+    trap = proxy.set("up", "$MQTT.shared.assigned.", Action.DROP)
+    await publisher.deliver(name, b"1", 2)
+    await trap.sprung.wait()
+    await lose(proxy, late)
+    second = await connect5(f"{name}-second", clean=False, **OPTIONS)
+    await second.subscribe(f"$share/group/{name}", qos=2)
+    (one,) = await second.messages(1, timeout=60)
+    await second.complete(one)
+
+    async def nobodys() -> None:
+        assert not await stored.count("$MQTT_shared", "$MQTT.shared.assigned.>")
+
+    await until(nobodys)
+    await find_again(proxy, late, f"{name}-probe")
+    await until(nobodys)
+    await first.quiet()
