@@ -98,7 +98,7 @@ class Keeper:
         self.perhaps = 0
         """Up to this sequence an earlier connection may have sent what consumers have yet to bring; 0: nothing."""
         self.unsent: list[int] = []
-        """What of what is pending was never sent."""
+        """What was taken, or was brought by consumers, and was never sent."""
         self.strict = False
         """Whoever has written meanwhile is right."""
         self.lost = False

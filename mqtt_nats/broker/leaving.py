@@ -40,6 +40,9 @@ FAREWELL: Final = 2.0
 AT_ONCE: Final = 64
 """Sessions whose consumers are set at the same time, so that nats-server answers soon."""
 
+UNSENT: Final = 1000
+"""How much of what was not sent a position names; the rest has DUP when it comes again."""
+
 ELSEWHERE: Final = 1.0
 """The same where that is a connection of another gateway, which may stand still."""
 
@@ -127,7 +130,7 @@ def leave_position(client: Client, side: DurableSide) -> None:
         broker.live.forget(client)
     if keeper is None or keeper.lost:
         return
-    keeper.unsent = sorted(side.machine.unsent() & keeper.ledger.pending.keys())
+    keeper.unsent = sorted(side.machine.unsent())[:UNSENT]
     consumers = [one.consumer for one in side.attachments.values() if one.source.live]
     broker.leaving.add(
         client.hash, broker.spawn(_farewell(client, keeper, consumers), f"position of {client.client_id}")

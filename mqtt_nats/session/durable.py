@@ -30,7 +30,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from mqtt_nats.codec import ProtocolError, ack_bytes
-from mqtt_nats.session.delivery import SENT, STORING, WAITING, Delivery, Release, Source
+from mqtt_nats.session.delivery import SENT, STORING, Delivery, Release, Source
 from mqtt_nats.session.ports import Ports
 from mqtt_nats.session.recalling import Recalling
 from mqtt_nats.session.regular import unknown_pubrel
@@ -169,7 +169,7 @@ class DurableOutbound(Recalling):
             known.reply = reply
         else:
             known.others = [*(known.others or ()), reply]
-        if attempt > 1 and known.state == WAITING and not known.dup and not source.been(known.sequence):
+        if attempt > 1 and self._perhaps_sent(known) and not source.been(known.sequence):
             # An earlier connection may have sent it, as this consumer had it before.
             known.dup, known.qos = True, qos
 

@@ -65,8 +65,12 @@ class Recalling(Unsequenced):
         """An earlier connection had taken a message, too, that is on its way: ``mark`` hears of its end as well."""
         if mark not in delivery.replies():
             delivery.others = [*(delivery.others or ()), mark]
-        if delivery.state == WAITING and not delivery.dup and delivery.sequence not in self._unsent:
+        if self._perhaps_sent(delivery):
             delivery.dup, delivery.qos = True, qos
+
+    def _perhaps_sent(self, delivery: Delivery) -> bool:
+        """Whether an earlier connection may have sent what waits, and has to have DUP, if it has had it."""
+        return delivery.state == WAITING and not delivery.dup and delivery.sequence not in self._unsent
 
     @property
     def crowd(self) -> int:

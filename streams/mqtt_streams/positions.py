@@ -31,7 +31,7 @@ class Position:
     `clean`: nothing after `reached` was sent. `pending`: what was taken and is not complete: QoS by sequence.
     `released`: packet identifiers for which the client has sent PUBREC, with the sequence of their message.
     `perhaps`: up to this sequence an earlier connection may have sent more than that; 0 = none has.
-    `unsent`: what of `pending` has never been sent, as far as that is known. `gateway`: who has written this.
+    `unsent`: what was taken or delivered, and never sent, as far as that is known. `gateway`: who has written this.
     """
 
     id: str

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mqtt_nats.broker.leaving import LEFT
+from tests.chaos.points.proxy import Action, NatsProxy
 from tests.conftest import GatewayFactory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
@@ -74,6 +75,36 @@ async def test_connections_that_end_while_the_session_is_resumed(
         client.drop()
         await asyncio.sleep(step % 4 * 0.003)
         client = await connect5(name, to=second_gateway if step % 3 == 0 else gateway, **options)
+    for number, payload in enumerate(payloads):
+        (one,) = await client.messages(1)
+        assert (one.payload, one.dup) == (payload, number < WINDOW)
+        await client.complete(one)
+    await client.quiet()
+    await stored.settled(name)
+
+
+async def test_a_connection_ends_when_consumers_have_brought_everything(
+    connect5: Connector5, name: str, stored: Stored, gateway: Gateway, late: Gateway, proxy: NatsProxy
+) -> None:
+    """It is stopped before it has sent anything: most of it is new to the client when it comes again."""
+    options: dict[str, Any] = {"clean": False, "session_expiry_interval": 300, "receive_maximum": WINDOW}
+    client = await connect5(name, **options)
+    await client.subscribe(name, qos=1)
+    await stored.live(name)
+    publisher = await connect5(f"{name}-publisher")
+    await publisher.deliver_all(name, [b"%d" % number for number in range(WINDOW)], 1)
+    await client.messages(WINDOW)
+    client.drop()
+    await stored.detached(name)
+    payloads = [b"%d" % number for number in range(4 * WINDOW)]
+    await publisher.deliver_all(name, payloads[WINDOW:], 1)
+    trap = proxy.set("answer", "$JS.API.STREAM.MSG.GET.$MQTT_msgs", Action.HOLD)
+    connecting = asyncio.create_task(connect5(name, to=late, **options))
+    await trap.sprung.wait()
+    client = await connecting
+    client.drop()
+    trap.release()
+    client = await connect5(name, **options)
     for number, payload in enumerate(payloads):
         (one,) = await client.messages(1)
         assert (one.payload, one.dup) == (payload, number < WINDOW)

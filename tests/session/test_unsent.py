@@ -21,6 +21,17 @@ def test_what_waits_was_not_sent() -> None:
     assert machine.unsent() == {8}
 
 
+def test_what_was_not_sent_has_no_dup_however_often_it_comes() -> None:
+    one = source()
+    machine, ports = session(one, started=False, limit=4)
+    machine.not_sent([6])
+    for attempt in (2, 3):
+        for sequence in (5, 6):
+            machine.arrived(one, sequence, attempt, b"", None, 1)
+    machine.start()
+    assert [call[1:] for call in ports.take() if call[0] == "publish"] == [(5, 1, True), (6, 1, False)]
+
+
 def test_what_an_ended_subscription_brings_late_was_sent_through_another() -> None:
     """The client has had it, and acknowledged it: its first delivery by a second consumer is not one for the client."""
     one, ended = source(), source()
