@@ -45,12 +45,11 @@ async def _look(client: Client) -> None:
         linked = broker.linked
         try:
             here = await _is_here(client)
+            if broker.linked == linked and broker.link.online:
+                break
         except (ApiError, NoResponders, RequestTimeout) as error:
             log.debug("%s: its session cannot be read: %s", client, error)
-            await asyncio.sleep(RETRY)
-            continue
-        if broker.linked == linked and broker.link.online:
-            break
+        await asyncio.sleep(RETRY)
     found = broker.doubted.pop(client)
     if here:
         broker.store.let_go(found)
@@ -59,6 +58,8 @@ async def _look(client: Client) -> None:
     broker.store.drop(found)
     for operation in found:
         broker.retained_now(operation)
+    if client.alive:
+        client.taken_over()
 
 
 async def _is_here(client: Client) -> bool:
@@ -72,4 +73,6 @@ async def _is_here(client: Client) -> bool:
         return False
     if found is None:
         return not client.alive and not client.durable
-    return found[1] == client.epoch
+    present, own = found[0].v5, client.record.v5 if client.record is not None else None
+    # A write that is under way is known by its nonce.
+    return found[1] == client.epoch or (present is not None and own is not None and present.nonce == own.nonce)

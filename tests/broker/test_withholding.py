@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Retained messages that wait until it is known whose the session of their client is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from mqtt_nats.backbone.store import Op
+from mqtt_nats.broker import withholding
+from mqtt_nats.broker.context import Broker
+from mqtt_nats.broker.withholding import withhold
+from mqtt_streams.api import NoResponders
+from mqtt_streams.sessions import V5, PoisonedRecord, SessionRecord
+from tests.harness.waiting import aeventually
+
+Found = tuple[SessionRecord, int] | Exception | None
+
+
+class Waiting(Op):
+    """The store of a retained message, of a client that stands for one."""
+
+    def __init__(self, client: object = None) -> None:
+        self.client = client
+
+
+class Person:
+    """A client."""
+
+    def __init__(self, **fields: object) -> None:
+        self.__dict__.update(fields)
+
+
+@pytest.fixture(autouse=True)
+def waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(withholding, "RetainedOp", Waiting)
+
+
+class Store:
+    """Notes what becomes of what is withheld."""
+
+    def __init__(self) -> None:
+        self.withheld: set[Op] = set()
+        self.gone: set[Op] = set()
+        self.dropped: set[Op] = set()
+
+    def withhold(self, op: Op) -> None:
+        self.withheld.add(op)
+
+    def let_go(self, ops: set[Op]) -> None:
+        self.gone |= ops
+
+    def drop(self, ops: set[Op]) -> None:
+        self.dropped |= ops
+
+
+class Bench:
+    """A broker, and a client that has an operation under way."""
+
+    def __init__(self, *answers: Found, alive: bool, durable: bool) -> None:
+        self.store = Store()
+        self.answers = list(answers)
+        self.tasks: list[asyncio.Task[None]] = []
+        self.online = asyncio.Event()
+        self.online.set()
+        self.over = False
+        self.broker: Any = SimpleNamespace(
+            doubted={},
+            retaining=set(),
+            store=self.store,
+            online=self.online,
+            linked=1.0,
+            link=SimpleNamespace(online=True),
+            sessions=self,
+            spawn=self.spawn,
+            retained_now=lambda op: self.broker.retaining.discard(op),
+        )
+        record = SessionRecord("client", v5=V5(nonce="mine"))
+        self.client: Any = Person(
+            broker=self.broker,
+            client_id="client",
+            hash="hash",
+            alive=alive,
+            durable=durable,
+            epoch=2,
+            taken_over=self.taken_over,
+            record=record,
+        )
+        self.op = Waiting(self.client)
+        self.broker.retaining |= {self.op, Waiting()}
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self.tasks.append(asyncio.create_task(work, name=name))
+
+    def taken_over(self) -> None:
+        self.over = True
+
+    async def load(self, *_: object) -> Found:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def run(self) -> tuple[bool, bool]:
+        """Whether it was let go, and whether it was dropped."""
+        withhold(cast(Broker, self.broker))
+        assert self.store.withheld == {self.op}, "who cannot have moved is not waited for"
+        await asyncio.gather(*self.tasks)
+        assert not self.broker.doubted
+        return self.op in self.store.gone, self.op in self.store.dropped
+
+
+def record(nonce: str) -> SessionRecord:
+    return SessionRecord("client", v5=V5(nonce=nonce))
+
+
+@pytest.mark.parametrize(
+    ("found", "alive", "durable", "here"),
+    [
+        pytest.param((record("mine"), 2), True, True, True, id="its own"),
+        pytest.param((record("mine"), 3), True, True, True, id="its own, written and not yet confirmed"),
+        pytest.param((record("before"), 2), True, True, True, id="its own, being written"),
+        pytest.param((record("other"), 3), True, True, False, id="moved"),
+        pytest.param((record("other"), 3), False, False, False, id="moved, and its connection has ended"),
+        pytest.param((SessionRecord("client"), 3), True, True, False, id="of nats-server's listener"),
+        pytest.param(None, True, True, False, id="removed elsewhere"),
+        pytest.param(None, True, False, False, id="regular, removed elsewhere"),
+        pytest.param(None, False, True, False, id="expired"),
+        pytest.param(None, False, False, True, id="ended with its connection"),
+        pytest.param(PoisonedRecord("no JSON"), True, True, False, id="cannot be read"),
+    ],
+)
+async def test_whose_session_it_is(found: Found, alive: bool, durable: bool, here: bool) -> None:
+    bench = Bench(found, alive=alive, durable=durable)
+    assert await bench.run() == (here, not here)
+    assert (bench.op in bench.broker.retaining) == here, "whoever waits for what is retained goes on"
+    assert bench.over == (alive and not here)
+
+
+async def test_it_waits_until_the_record_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the connection on which it is let go: the session may have moved while NATS was lost once more."""
+    monkeypatch.setattr(withholding, "RETRY", 0.01)
+    own = record("mine"), 2
+    bench = Bench(NoResponders("a test"), own, own, alive=True, durable=True)
+    bench.broker.link.online = False
+    running = asyncio.create_task(bench.run())
+    await aeventually(lambda: len(bench.answers) == 1)
+    bench.broker.link.online = True
+    assert await running == (True, False)
+    assert not bench.answers
