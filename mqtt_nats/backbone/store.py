@@ -370,19 +370,17 @@ class Store:
         """Send an operation, or send it again, only when :meth:`let_go` says so."""
         self._withheld.add(op)
 
-    def let_go(self, ops: set[Op]) -> None:
-        """What was withheld may be sent."""
-        self._withheld -= ops
-        if not self._stalled:
-            for op in self.pending.values():
-                if op in ops:
-                    self._send_again(op)
-            self.link.kick()
-
-    def drop(self, ops: set[Op]) -> None:
-        """What was withheld is not to be stored: it has no end."""
-        for token in [token for token, op in self.pending.items() if op in ops]:
-            self._end(token, self.pending[token])
+    def let_go(self, dropped: set[Op]) -> None:
+        """Send what was withheld, in the order in which it came; what is ``dropped`` is never sent, and has no end."""
+        withheld, self._withheld = self._withheld, set()
+        for token, op in list(self.pending.items()) if withheld else ():
+            if op not in withheld:
+                continue
+            if op in dropped:
+                self._end(token, op)
+            elif not self._stalled:
+                self._send_again(op)
+        self.link.kick()
 
     def _doubtful(self) -> list[tuple[bytes, bytes, Op]]:
         """Id, token and operation of what may be stored, and might be stored again."""
@@ -440,7 +438,9 @@ class Store:
         self.now = now
         if self.pending and not self._stalled:
             for op in self.pending.values():
-                if op.born and now - op.born > ACK_TIMEOUT:
+                if not op.born:  # it is withheld
+                    continue
+                if now - op.born > ACK_TIMEOUT:
                     if not op.optional:
                         self.stall(f"no answer for {ACK_TIMEOUT:g} s")
                         break

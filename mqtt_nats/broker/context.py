@@ -183,8 +183,8 @@ class Broker:
         """Set when a client has left."""
         self.retaining: set[Op] = set()
         """Stores of retained messages that are not acknowledged."""
-        self.doubted: dict[Client, set[Op]] = {}
-        """Those of clients that may be elsewhere by now, and not have what they have."""
+        self.withholding = False
+        """They wait until it is known whose the sessions are of those who have published them."""
         self._retained = asyncio.Event()
         self.tombstones = Tombstones(self)
         self.closing = False

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats import natstime
@@ -44,6 +43,8 @@ from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import V5, PoisonedRecord
 from mqtt_streams.shared import CONSUMER_PREFIX, TAKEN, assigned_block, assigned_subject, group_hash
+from mqtt_streams.shared import STREAM as SHARED
+from mqtt_streams.stored import delete, get_sequence
 from mqtt_streams.subjects import filter_to_subjects, starts_with_wildcard, visible_to_wildcard
 
 if TYPE_CHECKING:
@@ -367,7 +368,7 @@ class AssignOp(Op):
     __slots__ = ("arrived", "identifier", "member", "message", "number", "reply")
 
     def __init__(self, member: Membership, message: Stored, number: int, identifier: int, reply: bytes) -> None:
-        self.arrived = monotonic()
+        self.arrived = natstime.now()
         self.member = member
         self.message = message
         self.number = number
@@ -385,13 +386,24 @@ class AssignOp(Op):
     def stored(self, ack: bytes) -> None:
         """It is: let the group forget it, then send it.
 
-        After so long another member may have been given the message, and have had it whole.
+        It may have been so late that another member was given the message meanwhile, and had it whole.
         """
-        if monotonic() - self.arrived > IN_TIME:
-            self.member.client.broker.drop_assignment(b"%d" % sequence(ack), Silent())
-            self._leave(NAK)
+        client = self.member.client
+        if natstime.now() - self.arrived > IN_TIME and client.alive:
+            client.do(self._late(sequence(ack)))
         else:
             self._own(sequence(ack))
+
+    async def _late(self, record: int) -> None:
+        """Keep the message where only the answer was late; else give it back."""
+        client = self.member.client
+        inbox = client.broker.inbox
+        found = await patiently(client, lambda: get_sequence(inbox, SHARED, record))
+        if found is not None and found.time_ns / 1e9 - self.arrived > IN_TIME:
+            await patiently(client, lambda: delete(inbox, SHARED, record))  # else the next member would find an owner
+            self._leave(NAK)
+        else:
+            self._own(record)
 
     def _own(self, record: int) -> None:
         broker = self.member.client.broker

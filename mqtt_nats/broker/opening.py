@@ -172,6 +172,7 @@ async def _claim(client: Client, connect: Connect) -> bool:
     for _ in range(CLAIM_ROUNDS):
         wills = known.v5.wills if known is not None and known.v5 is not None else []
         before = known.v5.former if known is not None and known.v5 is not None else 0
+        written = known.time_ns if known is not None else 0
         present = _prepare(client, connect, known)
         if client.durable_side is not None and client.record is not None and client.record.v5 is not None:
             client.durable_side.former, client.record.v5.former = before, expected
@@ -196,7 +197,7 @@ async def _claim(client: Client, connect: Connect) -> bool:
             session(broker, SESSION_DISCARDED, client.client_id, expected)
         session(broker, SESSION_RESUMED if present else SESSION_CREATED, client.client_id, client.epoch)
         if known is not None and (not present or unfinished(known)):
-            await discard_session(broker, known, client.epoch)
+            await discard_session(broker, known, client.epoch, written if present else 0)
             await _forget_leftovers(client)
         elif present and client.durable:
             # [MQTT-4.1.0-2] (3.1.1), [MQTT-4.1.0-1] (5.0)

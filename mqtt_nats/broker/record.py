@@ -23,7 +23,7 @@ from mqtt_streams.qos2 import held_subjects
 from mqtt_streams.sessions import Conflict, Draining, NewerRecord, PoisonedRecord, SessionRecord
 from mqtt_streams.shared import STREAM as SHARED
 from mqtt_streams.shared import assigned_subjects, members_subject
-from mqtt_streams.stored import get_last, purge
+from mqtt_streams.stored import get_last, purge, scan
 from mqtt_streams.timers import EXPIRY
 
 if TYPE_CHECKING:
@@ -101,12 +101,12 @@ def leftovers(known: SessionRecord) -> list[Draining]:
 
 
 def unfinished(record: SessionRecord) -> bool:
-    """Whether the session has taken the place of one that is not yet removed: then nobody was served since."""
+    """Whether the session has taken the place of one that was not removed when this record was written."""
     pubrels = CONSUMER_PREFIX + name_hash(record.client_id)
     return record.v5 is not None and any(entry.name == pubrels for entry in record.v5.draining)
 
 
-async def discard_session(broker: Broker, known: SessionRecord, epoch: int) -> None:
+async def discard_session(broker: Broker, known: SessionRecord, epoch: int, until: int = 0) -> None:
     """Remove what a session that is not continued has left, other than its record [MQTT-3.1.2-6] [MQTT-3.1.2-7].
 
     Whoever does that may be held up until the client has a new session: what was stored after the look that says that
@@ -114,6 +114,8 @@ async def discard_session(broker: Broker, known: SessionRecord, epoch: int) -> N
 
     Args:
         epoch: of the write that has ended it.
+        until: when the session was claimed that has taken its place, which a client may have had since: what is newer
+            stays; nanoseconds since 1970, 0 = no client has.
     """
     inbox = broker.inbox
     client_hash = name_hash(known.client_id)
@@ -130,7 +132,7 @@ async def discard_session(broker: Broker, known: SessionRecord, epoch: int) -> N
         places.append((OUT, pubrel_subject(client_hash)))
     if pubrels in names or groups:  # [MQTT-4.8.2-5] (5.0)
         places.append((SHARED, assigned_subjects(client_hash)))
-    ends = await asyncio.gather(*(_end(broker, stream, subject) for stream, subject in places))
+    ends = await asyncio.gather(*(_end(broker, stream, subject, until) for stream, subject in places))
     if not await _as_written(broker, known.client_id, epoch):
         log.info("the session of %r was claimed before it was removed", known.client_id)
         return
@@ -139,20 +141,23 @@ async def discard_session(broker: Broker, known: SessionRecord, epoch: int) -> N
             await purge(inbox, stream, subject, end)
     for group in groups:
         await broker.groups.tidy(group)
-    if pubrels in names and await _as_written(broker, known.client_id, epoch):  # the next session's has that name too
-        await delete_consumer(inbox, OUT, pubrels)
+    if pubrels in names and not until and await _as_written(broker, known.client_id, epoch):
+        await delete_consumer(inbox, OUT, pubrels)  # the next session's has the same name
+    if pubrels in names:
         await broker.timers.cancel(EXPIRY, client_hash, epoch)
 
 
-async def _end(broker: Broker, stream: str, subject: str) -> int:
-    """Sequence of the last message of a subject; 0 where there is none, or no such stream."""
+async def _end(broker: Broker, stream: str, subject: str, until: int) -> int:
+    """Sequence of the last message of a subject, of one stored ``until`` then; 0 where there is none, or no stream."""
     try:
         found = await get_last(broker.inbox, stream, subject)
     except ApiError as error:
         if error.err_code == STREAM_NOT_FOUND:
             return 0
         raise
-    return 0 if found is None else found.seq
+    if found is None or not until or found.time_ns <= until:
+        return 0 if found is None else found.seq
+    return max([one.seq async for one in scan(broker.inbox, stream, subject) if one.time_ns <= until], default=0)
 
 
 async def _as_written(broker: Broker, client_id: str, epoch: int) -> bool:

@@ -54,10 +54,6 @@ def store_retained(
     lines = client.sender_header + (b"Nats-Msg-Id:%b\r\n" % release if release else b"")
     if more is not None:
         lines += more.lines + more.ttl
-    doubted = client.broker.doubted
-    if doubted and client in doubted:
-        doubted[client].add(operation)
-        client.broker.store.withhold(operation)
     retain(client.broker, route, payload, qos, operation, lines)
 
 
@@ -68,5 +64,7 @@ def retain(broker: Broker, route: Route, payload: bytes, qos: int, operation: Op
     else:
         headers = tombstone_block(route.topic, broker.identity, ORPHANED)
     target = b"HPUB %b " % retained_subject(route.subject).encode()
+    if broker.withholding:
+        broker.store.withhold(operation)
     broker.store.put(target, headers, payload, operation)
     broker.retaining.add(operation)

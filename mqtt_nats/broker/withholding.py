@@ -2,7 +2,8 @@
 """Retained messages that were not stored when NATS was lost.
 
 Their client may have gone to another gateway since, and have retained something else there. So they are stored when
-its session is known to be here still. See docs/internals/rules.md#withheld-messages.
+its session is known to be here still; until then whatever else is to be retained waits behind them.
+See docs/internals/rules.md#withheld-messages.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.broker.grounding import all_done
 from mqtt_nats.broker.operations import RetainedOp
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.sessions import NewerRecord, PoisonedRecord
 
 if TYPE_CHECKING:
+    from mqtt_nats.backbone.store import Op
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
 
@@ -25,41 +28,60 @@ RETRY: Final = 0.5
 """Seconds between two looks for the owner of a session, where JetStream does not answer."""
 
 
+AT_ONCE: Final = 64
+"""Records that are read at the same time."""
+
+
 def withhold(broker: Broker) -> None:
     """NATS is there again, and nothing was sent again yet."""
-    doubted = broker.doubted
     for operation in broker.retaining:
-        if isinstance(operation, RetainedOp) and operation.client is not None:
-            broker.store.withhold(operation)
-            if operation.client not in doubted:
-                doubted[operation.client] = set()
-                broker.spawn(_look(operation.client), f"retained messages of {operation.client.client_id}")
-            doubted[operation.client].add(operation)
+        broker.store.withhold(operation)
+    if broker.retaining and not broker.withholding:
+        broker.withholding = True
+        broker.spawn(_look(broker), "retained messages in doubt")
 
 
-async def _look(client: Client) -> None:
-    """Store what was withheld, or drop it."""
-    broker = client.broker
+async def _look(broker: Broker) -> None:
+    """Store what was withheld, all of it in the order in which it came, other than that of clients that have moved."""
+    here: dict[Client, bool] = {}
+    linked = 0.0
     while True:
         await broker.online.wait()
-        linked = broker.linked
+        if linked != broker.linked:
+            linked = broker.linked
+            here.clear()
         try:
-            here = await _is_here(client)
-            if broker.linked == linked and broker.link.online:
+            await _read(broker, here)
+            if linked == broker.linked and broker.link.online:
                 break
         except (ApiError, NoResponders, RequestTimeout) as error:
-            log.debug("%s: its session cannot be read: %s", client, error)
+            log.debug("retained messages wait: %s", error)
         await asyncio.sleep(RETRY)
-    found = broker.doubted.pop(client)
-    if here:
-        broker.store.let_go(found)
-        return
-    log.info("%s: the session has moved, and what it was to retain is not stored from here", client)
-    broker.store.drop(found)
-    for operation in found:
+    broker.withholding = False
+    dropped: set[Op] = {one for one in broker.retaining if isinstance(one, RetainedOp) and not _may(here, one)}
+    broker.store.let_go(dropped)
+    for operation in dropped:
         broker.retained_now(operation)
-    if client.alive:
-        client.taken_over()
+    for client in [client for client, is_here in here.items() if not is_here]:
+        log.info("%s: the session has moved, and what it was to retain is not stored from here", client)
+        if client.alive:
+            client.taken_over()
+
+
+def _may(here: dict[Client, bool], operation: RetainedOp) -> bool:
+    return operation.client is None or here.get(operation.client, True)
+
+
+async def _read(broker: Broker, here: dict[Client, bool]) -> None:
+    """Find out which clients are ``here``."""
+    limit = asyncio.Semaphore(AT_ONCE)
+    clients = {one.client for one in broker.retaining if isinstance(one, RetainedOp) and one.client is not None}
+
+    async def read(client: Client) -> None:
+        async with limit:
+            here[client] = await _is_here(client)
+
+    await all_done(read(client) for client in clients - here.keys())
 
 
 async def _is_here(client: Client) -> bool:

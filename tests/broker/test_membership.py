@@ -74,3 +74,31 @@ async def test_joining(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Membership, "begin", lambda self: groups.calls.append(("begin",)))
     await member.enter()
     assert groups.calls == expected
+
+
+@pytest.mark.parametrize("standing", [False, True])
+async def test_what_comes_while_the_gateway_finds_out_what_it_has_missed(
+    standing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been given to another member meanwhile: it goes back."""
+    taken: list[int] = []
+    out: list[bytes] = []
+    broker: Any = SimpleNamespace(
+        settings=SimpleNamespace(max_topic_levels=128),
+        shared=None,
+        standing=standing,
+        link=SimpleNamespace(out=out, kick=lambda: None),
+        stored_message=lambda *_: None,
+        inbox=SimpleNamespace(api_prefix="$JS.API", prefix=b"_INBOX.x."),
+        clock=SimpleNamespace(now=1.0),
+    )
+    client: Any = SimpleNamespace(broker=broker, version=5, alive=True, durable_side=None)
+    client.outlet = SimpleNamespace(clogged=False)
+    client.regular_side = SimpleNamespace(room=1)
+    member = Membership(cast(Client, client), TEXT, WANTED)
+    member.inbox = b"1"
+    monkeypatch.setattr(Membership, "_take", lambda self, message, number, qos, reply: taken.append(number))
+    reply = b"$JS.ACK.$MQTT_msgs.share_x.1.5.5.1700000000000000000.0"
+    member._arrived(b"$MQTT.msgs.topic", reply, b"NATS/1.0\r\nNmqtt-Pub:1\r\n\r\n", b"x")
+    assert taken == ([] if standing else [5])
+    assert (b"PUB %b 4\r\n-NAK\r\n" % reply in out) is standing

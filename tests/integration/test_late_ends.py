@@ -105,4 +105,6 @@ async def test_a_clean_start_that_nobody_has_finished(
     client = await connect5(name, clean=False, **OPTIONS)
     assert client.session_present
     await client.quiet()
-    assert await stored.traces(name) == {"record": 1}
+    left = await stored.traces(name)
+    assert left.pop("pubrel consumer", None) is None or not clean, "it may be the present session's"
+    assert left == {"record": 1}

@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 from typing import Any
 
 import pytest
 
+from mqtt_nats.codec import Ack, Suback, Subscribe, Subscription, Will
+from mqtt_streams.hashing import name_hash
 from tests.chaos.points.proxy import Action, NatsProxy
 from tests.harness.gateway import Gateway
 from tests.harness.rawclient import PUBACK
@@ -88,6 +93,93 @@ async def test_who_has_left_in_good_order_has_retained_something(
     await retained(stored, name, b"once")
 
 
+@pytest.mark.parametrize("clean", [True, False], ids=["regular", "durable"])
+async def test_a_will_comes_behind_what_its_client_has_retained(
+    connect5: Connector5, name: str, stored: Stored, gateway: Gateway, late: Gateway, proxy: NatsProxy, clean: bool
+) -> None:
+    """A client says that it is there, and its will that it is not."""
+    options = {} if clean else OPTIONS
+    client = await connect5(name, to=late, clean=clean, will=Will(name, b"gone", 1, True), **options)
+    await lose(proxy, late)
+    client.publish5(name, b"there", 1, retain=True, packet_id=1)
+    await client.quiet()
+    client.drop()
+    await find_again(proxy, late, f"{name}-probe")
+
+    async def gone() -> None:
+        await retained(stored, name, b"gone")
+
+    await until(gone)
+
+
+async def test_the_order_of_what_several_clients_have_retained(
+    connect5: Connector5, name: str, stored: Stored, gateway: Gateway, late: Gateway, proxy: NatsProxy
+) -> None:
+    """Before and after NATS was there again."""
+    clients = [await connect5(f"{name}-{number}", to=late) for number in range(8)]
+    await lose(proxy, late)
+    for number, client in enumerate([*clients, clients[0]]):
+        client.publish5(f"{name}/before", b"%d" % number, 1, retain=True)
+        client.publish5(f"{name}/after", b"%d" % number, 1, retain=True)
+        await client.quiet()
+    trap = proxy.set("answer", "$JS.API.STREAM.MSG.GET.$MQTT_sess", Action.DROP)
+    proxy.away = False
+    await trap.sprung.wait()
+    await clients[5].deliver(f"{name}/after", b"last", 0, retain=True)
+    for number, client in enumerate(clients):
+        await client.expect_ack(PUBACK, *range(1, 5 if not number else 3))
+    await clients[5].deliver(f"{name}/done", b"", 1)
+    found = [await stored.js.get_last_msg("$MQTT_rmsgs", f"$MQTT.rmsgs.{name}.{one}") for one in ("before", "after")]
+    assert [one.data for one in found] == [b"8", b"last"]
+
+
+async def test_a_session_whose_record_is_being_written(
+    connect5: Connector5, name: str, stored: Stored, gateway: Gateway, late: Gateway, proxy: NatsProxy
+) -> None:
+    """It is stored, and nobody has heard of it: the session has not moved for that."""
+    client = await connect5(name, to=late, clean=False, **OPTIONS)
+    trap = proxy.set("answer", f"$MQTT.sess.{name_hash(name)}", Action.DROP)
+    client.send(Subscribe(7, (Subscription(f"{name}/x", 1),)))
+    await asyncio.wait_for(trap.sprung.wait(), 10)
+    await lose(proxy, late)
+    client.publish5(name, b"x", 1, retain=True, packet_id=1)
+    await client.quiet()
+    await find_again(proxy, late, f"{name}-probe")
+    packets = [await client.packet() for _ in range(2)]
+    assert {type(one) for one in packets} == {Suback, Ack}
+    await retained(stored, name, b"x")
+
+
+@pytest.mark.slow
+async def test_a_member_whose_gateway_stands_still_keeps_its_message(
+    connect5: Connector5, name: str, stored: Stored, gateway: Gateway, late: Gateway, proxy: NatsProxy
+) -> None:
+    """It is stored that it is the member's, and the group offers it to another one before the gateway hears of that."""
+    first = await connect5(f"{name}-first", to=late, clean=False, **OPTIONS)
+    await first.subscribe(f"$share/group/{name}", qos=2)
+    publisher = await connect5(f"{name}-publisher")
+    trap = proxy.set("answer", "$MQTT.shared.assigned.", Action.HOLD)
+    await publisher.deliver(name, b"1", 2)
+    await trap.sprung.wait()
+    os.kill(late.pid, signal.SIGSTOP)
+    try:
+        trap.release()
+        second = await connect5(f"{name}-second", clean=False, **OPTIONS)
+        await second.subscribe(f"$share/group/{name}", qos=2)
+        group = await stored.consumers("$MQTT_msgs", "share_")
+
+        async def acknowledged() -> None:  # by the second one, which finds that it is the first one's
+            infos = [await stored.js.consumer_info("$MQTT_msgs", one) for one in group]
+            assert not any(one.num_ack_pending or one.num_pending for one in infos)
+
+        await until(acknowledged, 60)
+    finally:
+        os.kill(late.pid, signal.SIGCONT)
+    await first.complete(await first.message(name, b"1", timeout=60))
+    await second.quiet()
+
+
+@pytest.mark.slow
 async def test_a_message_of_a_group_that_another_member_had_meanwhile(
     connect5: Connector5, name: str, stored: Stored, gateway: Gateway, late: Gateway, proxy: NatsProxy
 ) -> None:
