@@ -35,6 +35,10 @@ async def test_every_client_gets_what_it_may_have(start: Start, tmp_path: Path) 
         one = inside.broker.clients[client_id]
         return {found.text for found in one.filters}
 
+    def nothing_owed() -> bool:
+        side = inside.broker.clients["two"].durable_side
+        return side is not None and not side.machine.releases
+
     async def have(client_id: str, *wanted: str) -> None:
         await aeventually(lambda: inside.call(lambda: filters(client_id)) == set(wanted), 30.0)
 
@@ -55,6 +59,7 @@ async def test_every_client_gets_what_it_may_have(start: Start, tmp_path: Path) 
         for each in (one, smuggler, other):
             await each.receive("news/x", b"n", qos=1)
         await two.receive("news/x", b"n", qos=1)
+        await aeventually(lambda: inside.call(nothing_owed))  # else PUBREL is sent once more
         await two.disconnect5()
         async with await RawClient5.connect5(inside.port, "two", clean=False, session_expiry_interval=100) as two:
             assert two.session_present
