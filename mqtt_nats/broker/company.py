@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.broker.keeping import keep
 from mqtt_nats.broker.live import Live
+from mqtt_nats.broker.patience import elected
 from mqtt_nats.broker.upkeep import keep_up
 from mqtt_nats.rooted import rooted
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -69,7 +70,7 @@ class Company:
         """
         if self._wanted == "auto":
             self._sid = self._live.broker.link.subscribe_raw(CREATED, self._created)
-        await self._look()
+        await elected(self._look)
         if not self._why:
             self._lease.info["records"] = V5_VERSION
             self._live.allowed = True

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats import __version__
 from mqtt_nats.broker.ownership import still_owner
-from mqtt_nats.broker.patience import PAUSE
+from mqtt_nats.broker.patience import elected
 from mqtt_nats.broker.reaping import reap
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.connection.connection import Hold
@@ -34,9 +34,6 @@ log = logging.getLogger("mqtt_nats.broker")
 
 RENEWALS: Final = 4
 """Renewals in the time of a lease."""
-
-ELECTION: Final = 30.0
-"""Seconds in which a stream has a leader that was just created, or had one."""
 
 CONFIRMED: Final = 5.0
 """Seconds for which a client's CONNECT waits for a lease that has to be renewed first."""
@@ -83,16 +80,8 @@ class Lease:
         Raises:
             ApiError, NoResponders, RequestTimeout: JetStream does not answer.
         """
-        deadline = time.monotonic() + ELECTION
-        while True:
-            try:
-                await self.broker.generation.check()  # which tells what time it is, too
-                await self._renew()
-                break
-            except (NoResponders, RequestTimeout):  # the stream may be so new that it has no leader
-                if time.monotonic() > deadline:
-                    raise
-            await asyncio.sleep(PAUSE)
+        await elected(self.broker.generation.check)  # which tells what time it is, too
+        await elected(self._renew)
 
     async def keep(self) -> None:
         """Renew the lease and look after those that have lapsed, for as long as the gateway runs."""

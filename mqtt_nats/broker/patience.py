@@ -21,6 +21,9 @@ T = TypeVar("T")
 PAUSE: Final = 0.25
 """Seconds between two attempts."""
 
+ELECTION: Final = 30.0
+"""Seconds in which a stream has a leader that was just created, or had one, wherever that is asked."""
+
 
 async def patiently(client: Client, attempt: Callable[[], Awaitable[T]]) -> T:
     """Call ``attempt`` until it is answered; calling it twice must do no harm.
@@ -41,3 +44,22 @@ async def patiently(client: Client, attempt: Callable[[], Awaitable[T]]) -> T:
             log.debug("%s waits for NATS: %s", client, error)
         await asyncio.sleep(PAUSE)
         await client.connected()
+
+
+async def elected(attempt: Callable[[], Awaitable[T]]) -> T:
+    """Call ``attempt`` until it is answered, as a gateway starts: streams may be so new that they have no leader.
+
+    Raises:
+        RequestTimeout, NoResponders: not answered in `ELECTION` seconds.
+        ApiError: refused.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + ELECTION
+    while True:
+        try:
+            return await attempt()
+        except (NoResponders, RequestTimeout) as error:
+            if loop.time() > deadline:
+                raise
+            log.debug("the gateway waits for JetStream: %s", error)
+        await asyncio.sleep(PAUSE)

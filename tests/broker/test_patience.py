@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A gateway that starts beside a cluster that has just created its streams."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqtt_nats.broker import patience
+from mqtt_nats.broker.patience import elected
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+
+
+class Answers:
+    """What is raised, one after the other, before there is an answer."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+
+    async def __call__(self) -> str:
+        if self.errors:
+            raise self.errors.pop(0)
+        return "answer"
+
+
+async def test_a_new_stream_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "PAUSE", 0.01)
+    assert await elected(Answers(NoResponders("nobody"), RequestTimeout("late"), NoResponders("nobody"))) == "answer"
+
+
+async def test_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "ELECTION", 0.0)
+    monkeypatch.setattr(patience, "PAUSE", 0.01)
+    with pytest.raises(NoResponders):
+        await elected(Answers(*[NoResponders("nobody")] * 9))
+
+
+async def test_what_is_refused_is_refused() -> None:
+    with pytest.raises(ApiError):
+        await elected(Answers(ApiError(403, 0, "a test")))
