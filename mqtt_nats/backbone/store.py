@@ -50,6 +50,10 @@ COMMON = re.compile(rb"\r\nNats-Msg-Id:(?:q2|will)-")
 ACKNOWLEDGEMENT = b"PUB $JS.ACK."
 
 
+STALE = ApiError(408, 0, "it is too late to store it")
+"""Why something is not sent again."""
+
+
 class TooLarge(ValueError):
     """The message with its headers does not fit into the server's ``max_payload``."""
 
@@ -73,8 +77,12 @@ class Op:
         raise AssertionError("an operation without an end")
 
     def failed(self, error: ApiError) -> None:
-        """JetStream has refused the message for good."""
+        """JetStream has refused the message for good, or it is `STALE`."""
         raise AssertionError("an operation without an end")
+
+    def stale(self) -> bool:
+        """Whether it is too late to send it again; it may be stored all the same, by what was sent before."""
+        return False
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -325,9 +333,7 @@ class Store:
         self._probe = None
         if not self._stalled or not self.link.online:
             return
-        found = next(
-            (item for item in self.pending.items() if not item[1].optional and item[1] not in self._withheld), None
-        )
+        found = next((item for item in self.pending.items() if self._probing(item[1])), None)
         if found is None or self._doubtful():
             self.go_on()
             return
@@ -337,6 +343,9 @@ class Store:
         self.link.kick()
         # No answer at all is one more failed probe.
         self._probe = asyncio.get_running_loop().call_later(PROBE_MOST, self._send_probe)
+
+    def _probing(self, op: Op) -> bool:
+        return not (op.optional or op in self._withheld or op.stale())
 
     def go_on(self) -> None:
         """Send everything unacknowledged again, in order, and accept new publishes."""
@@ -350,11 +359,16 @@ class Store:
         if self._stalled:
             log.info("publishes go on; %d are sent again", len(self.pending))
         self._stalled = False
+        stale = [(token, op) for token, op in self.pending.items() if op.stale()]
+        for token, op in stale:
+            self._end(token, op)
         for op in self.pending.values():
             if op in self._withheld:
                 op.born = 0.0
             else:
                 self._send_again(op)
+        for _, op in stale:
+            op.failed(STALE)
         self.link.kick()
         if self._pressed and self._light():
             self._pressed = False

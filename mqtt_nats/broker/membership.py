@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats import natstime
 from mqtt_nats.backbone.inbox import frame
-from mqtt_nats.backbone.store import Op, Silent, sequence
+from mqtt_nats.backbone.store import STALE, Op, Silent, sequence
 from mqtt_nats.broker.attachment import backstop
 from mqtt_nats.broker.groups import parse_shared
 from mqtt_nats.broker.lingering import ASSIGNED
@@ -43,8 +43,6 @@ from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import V5, PoisonedRecord
 from mqtt_streams.shared import CONSUMER_PREFIX, TAKEN, assigned_block, assigned_subject, group_hash
-from mqtt_streams.shared import STREAM as SHARED
-from mqtt_streams.stored import delete, get_sequence
 from mqtt_streams.subjects import filter_to_subjects, starts_with_wildcard, visible_to_wildcard
 
 if TYPE_CHECKING:
@@ -384,26 +382,12 @@ class AssignOp(Op):
         client.broker.link.kick()
 
     def stored(self, ack: bytes) -> None:
-        """It is: let the group forget it, then send it.
+        """It is: let the group forget it, then send it."""
+        self._own(sequence(ack))
 
-        It may have been so late that another member was given the message meanwhile, and had it whole.
-        """
-        client = self.member.client
-        if natstime.now() - self.arrived > IN_TIME and client.alive:
-            client.do(self._late(sequence(ack)))
-        else:
-            self._own(sequence(ack))
-
-    async def _late(self, record: int) -> None:
-        """Keep the message where only the answer was late; else give it back."""
-        client = self.member.client
-        inbox = client.broker.inbox
-        found = await patiently(client, lambda: get_sequence(inbox, SHARED, record))
-        if found is not None and found.time_ns / 1e9 - self.arrived > IN_TIME:
-            await patiently(client, lambda: delete(inbox, SHARED, record))  # else the next member would find an owner
-            self._leave(NAK)
-        else:
-            self._own(record)
+    def stale(self) -> bool:
+        """Whether another member may be given the message before it is stored, and have had it whole."""
+        return natstime.now() - self.arrived > IN_TIME
 
     def _own(self, record: int) -> None:
         broker = self.member.client.broker
@@ -413,7 +397,7 @@ class AssignOp(Op):
     def failed(self, error: ApiError) -> None:
         """Somebody has it, or may have it."""
         client = self.member.client
-        if error.err_code in TAKEN and client.alive:
+        if (error.err_code in TAKEN or error is STALE) and client.alive:
             client.do(self._contested(error.err_code == TAKEN[0]))
             return
         log.warning("%s: a message was not assigned to it: %s", client, error)

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.backbone.store import TRANSIENT
 from mqtt_nats.broker.grounding import all_done
 from mqtt_nats.broker.operations import RetainedOp
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -56,6 +57,8 @@ async def _look(broker: Broker) -> None:
                 break
         except (ApiError, NoResponders, RequestTimeout) as error:
             log.debug("retained messages wait: %s", error)
+        except Exception:
+            log.exception("retained messages wait")
         await asyncio.sleep(RETRY)
     broker.withholding = False
     dropped: set[Op] = {one for one in broker.retaining if isinstance(one, RetainedOp) and not _may(here, one)}
@@ -87,14 +90,19 @@ async def _read(broker: Broker, here: dict[Client, bool]) -> None:
 async def _is_here(client: Client) -> bool:
     """Whether nobody else has had the session since.
 
-    A session that has ended with its connection leaves no record, wherever that was.
+    A session that has ended leaves no record, wherever that was.
     """
     try:
         found = await client.broker.sessions.load(client.hash, client.client_id)
     except (NewerRecord, PoisonedRecord):
         return False
+    except ApiError as error:
+        if error.err_code in TRANSIENT:
+            raise
+        log.warning("%s: its session cannot be read: %s", client, error)
+        return False
     if found is None:
-        return not client.alive and not client.durable
+        return not client.alive
     present, own = found[0].v5, client.record.v5 if client.record is not None else None
-    # A write that is under way is known by its nonce.
-    return found[1] == client.epoch or (present is not None and own is not None and present.nonce == own.nonce)
+    # A write that is under way is known by its nonce; one may have been confirmed since the record was read.
+    return found[1] <= client.epoch or (present is not None and own is not None and present.nonce == own.nonce)

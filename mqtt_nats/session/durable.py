@@ -151,6 +151,7 @@ class DurableOutbound(Recalling):
         ):
             return False
         source.first = source.last = sequence
+        self._unsent.discard(sequence)
         delivery = Delivery(source, sequence, identifier, qos, None, reply, False)
         delivery.state = SENT
         inflight[identifier] = delivery
@@ -170,7 +171,6 @@ class DurableOutbound(Recalling):
         else:
             known.others = [*(known.others or ()), reply]
         if attempt > 1 and self._perhaps_sent(known) and not source.been(known.sequence):
-            # An earlier connection may have sent it, as this consumer had it before.
             known.dup, known.qos = True, qos
 
     def passed_over(self, source: Source, sequence: int, attempt: int, reply: bytes) -> None:

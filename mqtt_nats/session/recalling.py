@@ -146,6 +146,7 @@ class Recalling(Unsequenced):
         """The stream counts from 1 again."""
         self.ended = 0
         self._past.clear()
+        self._unsent.clear()
 
     def _had(self, sequence: int) -> bool:
         """Whether the client has had a message whole, by whichever subscription, of those that were lately."""

@@ -61,6 +61,13 @@ class Note(Op):
         self.log.append((self.name, error.err_code))
 
 
+class Late(Note):
+    """It is always too late."""
+
+    def stale(self) -> bool:
+        return True
+
+
 class Bench:
     """A store on a fake link."""
 
@@ -423,6 +430,21 @@ async def test_what_is_new_can_be_withheld() -> None:
     assert bench.sent() == ["next"]
     bench.store.let_go(set())
     assert len(bench.link.take()) == 1
+
+
+async def test_what_is_stale_is_not_sent_again() -> None:
+    """It ends, and the rest goes on."""
+    bench = Bench()
+    for name in "ab":
+        bench.put(name)
+    late = Late(bench.log, "late")
+    bench.store.put(b"HPUB s ", b"NATS/1.0\r\n\r\n", b"x", late)
+    bench.link.take()
+    bench.store.offline()
+    bench.store.online()
+    assert bench.sent() == ["a", "b"]
+    assert bench.log == [("late", 0)]
+    assert len(bench.store.pending) == 2
 
 
 async def test_a_store_behind_one_that_is_withheld_is_missed() -> None:

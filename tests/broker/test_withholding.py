@@ -14,7 +14,7 @@ from mqtt_nats.backbone.store import Op
 from mqtt_nats.broker import withholding
 from mqtt_nats.broker.context import Broker
 from mqtt_nats.broker.withholding import withhold
-from mqtt_streams.api import NoResponders
+from mqtt_streams.api import ApiError, NoResponders
 from mqtt_streams.sessions import V5, PoisonedRecord, SessionRecord
 from tests.harness.waiting import aeventually
 
@@ -133,7 +133,9 @@ def record(nonce: str) -> SessionRecord:
         pytest.param((SessionRecord("client"), 3), True, True, False, id="of nats-server's listener"),
         pytest.param(None, True, True, False, id="removed elsewhere"),
         pytest.param(None, True, False, False, id="regular, removed elsewhere"),
-        pytest.param(None, False, True, False, id="expired"),
+        pytest.param(None, False, True, True, id="expired"),
+        pytest.param((record("before"), 1), True, True, True, id="its own, read before the last write"),
+        pytest.param(ApiError(403, 1, "a test"), True, True, False, id="may not be read"),
         pytest.param(None, False, False, True, id="ended with its connection"),
         pytest.param(PoisonedRecord("no JSON"), True, True, False, id="cannot be read"),
     ],
