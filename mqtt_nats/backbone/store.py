@@ -385,15 +385,24 @@ class Store:
         self._withheld.add(op)
 
     def let_go(self, dropped: set[Op]) -> None:
-        """Send what was withheld, in the order in which it came; what is ``dropped`` is never sent, and has no end."""
+        """Send what was withheld, in the order in which it came; what is ``dropped`` is never sent, and has no end.
+
+        What might not be recognised any more is looked for first.
+        """
         withheld, self._withheld = self._withheld, set()
+        kept = []
         for token, op in list(self.pending.items()) if withheld else ():
-            if op not in withheld:
-                continue
-            if op in dropped:
+            if op in withheld and op in dropped:
                 self._end(token, op)
-            elif not self._stalled:
-                self._send_again(op)
+            elif op in withheld:
+                kept.append(op)
+        if self._stalled:
+            return
+        if any(op in withheld for _, _, op in self._doubtful()):
+            self.go_on()
+            return
+        for op in kept:
+            self._send_again(op)
         self.link.kick()
 
     def _doubtful(self) -> list[tuple[bytes, bytes, Op]]:

@@ -183,8 +183,8 @@ class Broker:
         """Set when a client has left."""
         self.retaining: set[Op] = set()
         """Stores of retained messages that are not acknowledged."""
-        self.withholding = False
-        """They wait until it is known whose the sessions are of those who have published them."""
+        self.withholding: set[Client] | None = None
+        """They wait until it is known whether the sessions of these are here still; None: they do not wait."""
         self._retained = asyncio.Event()
         self.tombstones = Tombstones(self)
         self.closing = False

@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.store import Op
+from mqtt_nats.broker.withholding import consider
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_streams.retained import retained_subject, set_block, tombstone_block
 
@@ -64,7 +65,7 @@ def retain(broker: Broker, route: Route, payload: bytes, qos: int, operation: Op
     else:
         headers = tombstone_block(route.topic, broker.identity, ORPHANED)
     target = b"HPUB %b " % retained_subject(route.subject).encode()
-    if broker.withholding:
-        broker.store.withhold(operation)
+    if broker.unchecked or broker.withholding is not None:
+        consider(broker, operation)
     broker.store.put(target, headers, payload, operation)
     broker.retaining.add(operation)

@@ -36,13 +36,32 @@ AT_ONCE: Final = 64
 def withhold(broker: Broker) -> None:
     """NATS is there again, and nothing was sent again yet."""
     for operation in broker.retaining:
-        broker.store.withhold(operation)
-    if broker.retaining and not broker.withholding:
-        broker.withholding = True
-        broker.spawn(_look(broker), "retained messages in doubt")
+        _withhold(broker, operation, True)
 
 
-async def _look(broker: Broker) -> None:
+def consider(broker: Broker, operation: Op) -> None:
+    """Something is to be retained while it is not known whose some of the sessions are."""
+    client = _client(operation)
+    doubtful = client is not None and client in broker.unchecked
+    if doubtful or broker.withholding is not None:
+        _withhold(broker, operation, doubtful)
+
+
+def _withhold(broker: Broker, operation: Op, doubtful: bool) -> None:
+    broker.store.withhold(operation)
+    if broker.withholding is None:
+        broker.withholding = set()
+        broker.spawn(_look(broker, broker.withholding), "retained messages in doubt")
+    client = _client(operation)
+    if doubtful and client is not None:
+        broker.withholding.add(client)
+
+
+def _client(operation: Op) -> Client | None:
+    return operation.client if isinstance(operation, RetainedOp) else None
+
+
+async def _look(broker: Broker, doubted: set[Client]) -> None:
     """Store what was withheld, all of it in the order in which it came, other than that of clients that have moved."""
     here: dict[Client, bool] = {}
     linked = 0.0
@@ -52,7 +71,8 @@ async def _look(broker: Broker) -> None:
             linked = broker.linked
             here.clear()
         try:
-            await _read(broker, here)
+            while doubted - here.keys():
+                await _read(doubted - here.keys(), here)
             if linked == broker.linked and broker.link.online:
                 break
         except (ApiError, NoResponders, RequestTimeout) as error:
@@ -60,8 +80,8 @@ async def _look(broker: Broker) -> None:
         except Exception:
             log.exception("retained messages wait")
         await asyncio.sleep(RETRY)
-    broker.withholding = False
-    dropped: set[Op] = {one for one in broker.retaining if isinstance(one, RetainedOp) and not _may(here, one)}
+    broker.withholding = None
+    dropped: set[Op] = {one for one in broker.retaining if not _may(here, one)}
     broker.store.let_go(dropped)
     for operation in dropped:
         broker.retained_now(operation)
@@ -71,20 +91,20 @@ async def _look(broker: Broker) -> None:
             client.taken_over()
 
 
-def _may(here: dict[Client, bool], operation: RetainedOp) -> bool:
-    return operation.client is None or here.get(operation.client, True)
+def _may(here: dict[Client, bool], operation: Op) -> bool:
+    client = _client(operation)
+    return client is None or here.get(client, True)
 
 
-async def _read(broker: Broker, here: dict[Client, bool]) -> None:
+async def _read(doubted: set[Client], here: dict[Client, bool]) -> None:
     """Find out which clients are ``here``."""
     limit = asyncio.Semaphore(AT_ONCE)
-    clients = {one.client for one in broker.retaining if isinstance(one, RetainedOp) and one.client is not None}
 
     async def read(client: Client) -> None:
         async with limit:
             here[client] = await _is_here(client)
 
-    await all_done(read(client) for client in clients - here.keys())
+    await all_done(read(client) for client in doubted)
 
 
 async def _is_here(client: Client) -> bool:

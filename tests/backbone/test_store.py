@@ -432,6 +432,30 @@ async def test_what_is_new_can_be_withheld() -> None:
     assert len(bench.link.take()) == 1
 
 
+async def test_what_is_let_go_late_is_looked_for() -> None:
+    """The session's record could not be read for longer than a stream recognises a message."""
+    bench = Bench()
+    look = Look(bench, {b"1": 11})
+    bench.store.tick(1000.0)
+    bench.put("1", identity=b"1")
+    bench.put("2", identity=b"2")
+    bench.put("3")
+    bench.store.offline()
+    bench.link.take()
+    for name in "123":
+        bench.store.withhold(bench.op(name))
+    bench.store.online()
+    bench.store.tick(1100.0)
+    bench.put("4")
+    assert bench.sent() == ["4"]
+    bench.store.let_go({bench.op("3")})
+    assert bench.sent() == []
+    await aeventually(lambda: bool(bench.log))
+    assert look.asked
+    assert bench.log == [("1", b'{"seq":11}')]
+    assert bench.sent() == ["2", "4"]
+
+
 async def test_what_is_stale_is_not_sent_again() -> None:
     """It ends, and the rest goes on."""
     bench = Bench()

@@ -13,7 +13,7 @@ import pytest
 from mqtt_nats.backbone.store import Op
 from mqtt_nats.broker import withholding
 from mqtt_nats.broker.context import Broker
-from mqtt_nats.broker.withholding import withhold
+from mqtt_nats.broker.withholding import consider, withhold
 from mqtt_streams.api import ApiError, NoResponders
 from mqtt_streams.sessions import V5, PoisonedRecord, SessionRecord
 from tests.harness.waiting import aeventually
@@ -67,7 +67,8 @@ class Bench:
         self.online.set()
         self.over = False
         self.broker: Any = SimpleNamespace(
-            withholding=False,
+            withholding=None,
+            unchecked=set(),
             retaining=set(),
             store=self.store,
             online=self.online,
@@ -109,11 +110,11 @@ class Bench:
         """Whether it was let go, and whether it was dropped."""
         withhold(cast(Broker, self.broker))
         assert self.store.withheld == {self.op, self.other}
-        assert self.broker.withholding
+        assert self.broker.withholding == {self.client}
         withhold(cast(Broker, self.broker))
         assert len(self.tasks) == 1, "NATS was lost once more"
         await asyncio.gather(*self.tasks)
-        assert not self.broker.withholding
+        assert self.broker.withholding is None
         assert self.other in self.store.gone
         return self.op in self.store.gone, self.op in self.store.dropped
 
@@ -158,3 +159,42 @@ async def test_it_waits_until_the_record_is_read(monkeypatch: pytest.MonkeyPatch
     bench.broker.link.online, bench.broker.linked = True, 2.0
     assert await running == (True, False)
     assert not bench.answers
+
+
+async def test_what_comes_before_its_client_is_checked_waits() -> None:
+    """And whatever comes behind it; other clients' sessions are not asked for."""
+    bench = Bench((record("other"), 3), alive=True, durable=True)
+    broker = cast(Broker, bench.broker)
+    bench.broker.retaining.clear()
+    withhold(broker)
+    consider(broker, bench.other)
+    assert not bench.store.withheld, "nobody is in doubt"
+    bench.broker.unchecked.add(bench.client)
+    behind = Waiting(Person())
+    for one in (bench.op, bench.other, behind):
+        consider(broker, one)
+        bench.broker.retaining.add(one)
+    assert bench.store.withheld == {bench.op, bench.other, behind}
+    await asyncio.gather(*bench.tasks)
+    assert bench.store.dropped == {bench.op}
+    assert bench.over
+    assert not bench.answers
+
+
+async def test_who_comes_into_doubt_while_another_one_is_looked_for() -> None:
+    bench = Bench((record("other"), 3), (record("other"), 3), alive=True, durable=True)
+    second = Waiting(Person(**vars(bench.client)))
+    broker = cast(Broker, bench.broker)
+    bench.broker.unchecked |= {bench.client, second.client}
+    original = bench.load
+
+    async def load(*_: object) -> Found:
+        if len(bench.answers) == 2:
+            bench.broker.retaining.add(second)
+            consider(broker, second)
+        return await original()
+
+    bench.load = load  # type: ignore[method-assign]
+    withhold(broker)
+    await asyncio.gather(*bench.tasks)
+    assert bench.store.dropped == {bench.op, second}

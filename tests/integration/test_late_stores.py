@@ -76,6 +76,28 @@ async def test_a_later_retained_message_stays(
     await retained(stored, name, b"new")
 
 
+async def test_what_a_gateway_reads_late_is_not_retained(
+    connect5: Connector5, name: str, stored: Stored, gateway: Gateway, late: Gateway, proxy: NatsProxy
+) -> None:
+    """NATS is there again, and it is not known yet that the client has moved."""
+    client = await connect5(name, to=late, clean=False, **OPTIONS)
+    stays = await connect5(f"{name}-stays", to=late, clean=False, **OPTIONS)
+    await lose(proxy, late)
+    moved = await connect5(name, clean=False, **OPTIONS)
+    await moved.deliver(name, b"new", 1, retain=True)
+    traps = [proxy.set("answer", "$JS.API.STREAM.MSG.GET.$MQTT_sess", Action.DROP) for _ in range(2)]
+    proxy.away = False
+    for trap in traps:
+        await asyncio.wait_for(trap.sprung.wait(), 20)
+    client.publish5(name, b"old", 0, retain=True)
+    stays.publish5(f"{name}-stays", b"there", 1, retain=True, packet_id=1)
+    await stays.expect_ack(PUBACK, 1)
+    await aeventually(lambda: "what it was to retain is not stored" in late.log)
+    await answers(late, f"{name}-probe")
+    await retained(stored, name, b"new")
+    await retained(stored, f"{name}-stays", b"there")
+
+
 async def test_who_has_left_in_good_order_has_retained_something(
     connect5: Connector5, name: str, stored: Stored, gateway: Gateway, late: Gateway, proxy: NatsProxy
 ) -> None:
