@@ -104,7 +104,8 @@ def test_one_ends_by_itself_where_its_gateway_dies(payload: bytes, ends: bool) -
         identity="gateway1",
         store=SimpleNamespace(put=lambda target, headers, payload, operation: put.append(headers)),
         retaining=set(),
-        withholding=False,
+        withholding=None,
+        unchecked=set(),
     )
     route: Any = SimpleNamespace(topic="a", subject="a")
     retain(broker, route, payload, 1, Silent(), b"")
