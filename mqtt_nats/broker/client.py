@@ -215,7 +215,7 @@ class Client(Member):
             broker.block(self)
         if self.outlet.held > UNREAD_MOST:
             self.connection.hold(Hold.OUTBOUND)
-        broker.link.kick()
+        broker.link.push()
         broker.round.start()
 
     def _before(self, packets: list[Packet]) -> None:

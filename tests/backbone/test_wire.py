@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqtt_nats.backbone.link import LARGE, Link
+from mqtt_nats.backbone.link import ENOUGH, LARGE, Link
 from mqtt_nats.backbone.wire import Wire
 
 Event = tuple[bytes, ...]
@@ -237,6 +237,28 @@ async def test_what_is_collected_leaves_in_one_write() -> None:
     await asyncio.sleep(0)
     assert len(bench.transport.written) == 1
     assert not link.out, "nothing is kept for the next connection: the store does that"
+
+
+async def test_much_is_written_before_the_turn_ends() -> None:
+    """So that the server can begin with it; few frames wait for what other clients send."""
+    bench = Bench()
+    link = bench.link
+    frame = b"PUB a 1\r\nx\r\n"
+    link.out += [frame] * (ENOUGH - 1)
+    link.push()
+    assert not bench.transport.written
+    link.out.append(frame)
+    link.push()
+    assert bench.transport.written == [frame * ENOUGH]
+    assert not link.out
+    await asyncio.sleep(0)
+    assert len(bench.transport.written) == 1
+    link.stopped = True
+    link.out += [frame] * ENOUGH
+    link.push()
+    assert len(bench.transport.written) == 1
+    link.go_on()
+    assert bench.transport.written[1:] == [frame * ENOUGH]
 
 
 async def test_a_few_large_parts_leave_as_they_are() -> None:
