@@ -36,6 +36,7 @@ async def find_again(proxy: NatsProxy, late: Gateway, name: str) -> None:
 
 async def retained(stored: Stored, name: str, payload: bytes) -> None:
     """A topic has this retained message."""
+    assert await stored.count("$MQTT_rmsgs", f"$MQTT.rmsgs.{name}"), "there is none"
     message = await stored.js.get_last_msg("$MQTT_rmsgs", f"$MQTT.rmsgs.{name}")
     assert message.data == payload
 
