@@ -43,6 +43,9 @@ TRANSIENT = frozenset((10008, 10009, 10076, 10118, 10158, 10167))
 
 MESSAGE_ID = b"\r\nNats-Msg-Id:"
 
+# Where messages with ids are looked for.
+MESSAGES = b"HPUB $MQTT.msgs."
+
 # Ids under which other gateways store too: of the release of a held publish, and of a will.
 COMMON = re.compile(rb"\r\nNats-Msg-Id:(?:q2|will)-")
 
@@ -385,28 +388,23 @@ class Store:
         self._withheld.add(op)
 
     def let_go(self, dropped: set[Op]) -> None:
-        """Send what was withheld, in the order in which it came; what is ``dropped`` is never sent, and has no end.
-
-        What might not be recognised any more is looked for first.
-        """
+        """Send what was withheld, in the order in which it came; what is ``dropped`` is never sent, and has no end."""
         withheld, self._withheld = self._withheld, set()
-        kept = []
         for token, op in list(self.pending.items()) if withheld else ():
-            if op in withheld and op in dropped:
+            if op not in withheld:
+                continue
+            if op in dropped:
                 self._end(token, op)
-            elif op in withheld:
-                kept.append(op)
-        if self._stalled:
-            return
-        if any(op in withheld for _, _, op in self._doubtful()):
-            self.go_on()
-            return
-        for op in kept:
-            self._send_again(op)
+            elif not self._stalled:
+                self._send_again(op)
         self.link.kick()
 
     def _doubtful(self) -> list[tuple[bytes, bytes, Op]]:
-        """Id, token and operation of what may be stored, and might be stored again."""
+        """Id, token and operation of what may be stored, and might be stored again.
+
+        What is to be retained has the id of the message that goes to subscribers, which says nothing about it; it takes
+        the place of the same on its topic.
+        """
         if self.find is None:
             return []
         old = self.now - self.trusted
@@ -414,6 +412,7 @@ class Store:
             (_message_id(op.frame), token, op)
             for token, op in self.pending.items()
             if (op.begun or self._lost) < old
+            and op.frame.startswith(MESSAGES)
             and MESSAGE_ID in op.frame
             and (op.begun or COMMON.search(op.frame) is not None)
         ]

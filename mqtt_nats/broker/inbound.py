@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats import natstime
-from mqtt_nats.backbone.store import Silent
+from mqtt_nats.backbone.store import Op, Silent
 from mqtt_nats.broker.operations import HoldOp, Receipt, ReleaseOp, RemoveOp, RetainedOp
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.publishing import RETAIN_LINE, aged, bare, message, restored
@@ -339,8 +339,7 @@ class Inbound:
         operation = ReleaseOp(client, held, receipt, 2 if held.retain else 1)
         lines = client.sender_header + (more.lines if more is not None else b"")
         if held.retain:
-            retained = RetainedOp(broker, operation, not payload, client)
-            store_retained(client, route, payload, 2, retained, release, more)
+            self._retain(client, held, operation, more)
             lines += RETAIN_LINE
         first = b"NATS/1.0\r\nNmqtt-Pub:2\r\nNats-Msg-Id:%b\r\nNmqtt-Id:%b\r\n%b" % (release, held.message_id, lines)
         bare(client, route, first + b"\r\n", payload, more)
@@ -389,12 +388,41 @@ class Inbound:
         else:
             gone = partial(broker.held.was_released, record)
         if doubtful and await patiently(client, gone):
-            self.stored(client, held, receipt)
+            if held.retain and taker is None:
+                await self._retain_again(client, held, record, ReleaseOp(client, held, receipt, 1))
+            else:
+                self.stored(client, held, receipt)
             return
         held.more = restored(record.headers, record.time_ns / 1e9)
         if held.more is not None:
             held.more = broker.replying.addressed(held.more, client)
         self._release(client, held, receipt)
+
+    async def _retain_again(self, client: Client, held: HeldPublish, record: Held, operation: Op) -> None:
+        """Retain what was released, unless that, or something newer, is retained.
+
+        The gateway that has released it may have withheld that; see docs/internals/rules.md#withheld-messages.
+        """
+        broker = client.broker
+        subject = broker.table.route(held.key).subject
+        found = await patiently(client, lambda: broker.retained.get(subject))
+        more = restored(record.headers, record.time_ns / 1e9)
+        expired = False
+        if more is not None and more.expiry >= 0:
+            more = aged(more, natstime.now())
+            expired = more is None
+        done = not held.payload if found is None else found.time_ns >= record.time_ns
+        if done or expired:
+            operation.stored(b"")
+        else:
+            self._retain(client, held, operation, more)
+
+    def _retain(self, client: Client, held: HeldPublish, operation: Op, more: Extras | None) -> None:
+        payload = held.payload
+        assert payload is not None
+        route = client.broker.table.route(held.key)
+        retained = RetainedOp(client.broker, operation, not payload, client)
+        store_retained(client, route, payload, 2, retained, release_id(held.sequence).encode(), more)
 
     def stored(self, client: Client, held: HeldPublish, receipt: Receipt) -> None:
         """The release is stored: remove the held record."""

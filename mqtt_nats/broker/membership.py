@@ -43,6 +43,8 @@ from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import V5, PoisonedRecord
 from mqtt_streams.shared import CONSUMER_PREFIX, TAKEN, assigned_block, assigned_subject, group_hash
+from mqtt_streams.shared import STREAM as SHARED
+from mqtt_streams.stored import delete, get_sequence
 from mqtt_streams.subjects import filter_to_subjects, starts_with_wildcard, visible_to_wildcard
 
 if TYPE_CHECKING:
@@ -382,8 +384,27 @@ class AssignOp(Op):
         client.broker.link.kick()
 
     def stored(self, ack: bytes) -> None:
-        """It is: let the group forget it, then send it."""
-        self._own(sequence(ack))
+        """It is: let the group forget it, then send it.
+
+        It may have been so late that another member was given the message meanwhile, and had it whole: a gateway that
+        stands still before it has written what it has collected.
+        """
+        client = self.member.client
+        if self.stale() and client.alive:
+            client.do(self._late(sequence(ack)))
+        else:
+            self._own(sequence(ack))
+
+    async def _late(self, record: int) -> None:
+        """Keep the message where only the answer was late; else give it back."""
+        client = self.member.client
+        inbox = client.broker.inbox
+        found = await patiently(client, lambda: get_sequence(inbox, SHARED, record))
+        if found is not None and found.time_ns / 1e9 - self.arrived > IN_TIME:
+            await patiently(client, lambda: delete(inbox, SHARED, record))  # else the next member would find an owner
+            self._leave(NAK)
+        else:
+            self._own(record)
 
     def stale(self) -> bool:
         """Whether another member may be given the message before it is stored, and have had it whole."""

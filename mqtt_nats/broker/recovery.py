@@ -107,10 +107,8 @@ async def recover(broker: Broker, link: Link) -> None:
     expect_gap(broker, link)
     broker.table.renew(link)
     recover_inboxes(broker)
-    try:
-        await link.fence()
-    except TimeoutError:
-        return  # lost again: the next connection starts over
+    if not await _passed(link):
+        return
     broker.online.set()
     broker.presence.flush()
     limit = asyncio.Semaphore(AT_ONCE)
@@ -128,14 +126,27 @@ async def recover(broker: Broker, link: Link) -> None:
     await repair(broker, link)
 
 
+async def _passed(link: Link) -> bool:
+    """Wait until the server has handled everything sent so far; False: lost again, the next connection starts over.
+
+    Behind much that was sent again the answer may take longer than one fence waits.
+    """
+    wire = link.wire
+    while wire is not None and wire is link.wire:
+        try:
+            await link.fence()
+            return True
+        except TimeoutError:
+            log.debug("the server has not handled yet what was sent again")
+    return False
+
+
 async def recover_wild(broker: Broker, link: Link) -> None:
     """Bring back the filters that start with a wildcard."""
     broker.nodes.renew(link)
     expect_gap(broker, link)
     broker.table.renew(link)
-    try:
-        await link.fence()
-    except TimeoutError:
+    if not await _passed(link):
         return
     await repair(broker, link)
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
+PASSING: Final = TRANSIENT | {10059}
+"""JetStream errors after which it is asked again; of a stream that was deleted, which is made anew."""
+
 RETRY: Final = 0.5
 """Seconds between two looks for the owner of a session, where JetStream does not answer."""
 
@@ -63,7 +66,7 @@ def _client(operation: Op) -> Client | None:
 
 async def _look(broker: Broker, doubted: set[Client]) -> None:
     """Store what was withheld, all of it in the order in which it came, other than that of clients that have moved."""
-    here: dict[Client, bool] = {}
+    here: dict[Client, bool | None] = {}
     linked = 0.0
     while True:
         await broker.online.wait()
@@ -79,6 +82,7 @@ async def _look(broker: Broker, doubted: set[Client]) -> None:
             log.debug("retained messages wait: %s", error)
         except Exception:
             log.exception("retained messages wait")
+        here.clear()  # who was here may have moved until the rest can be read
         await asyncio.sleep(RETRY)
     broker.withholding = None
     dropped: set[Op] = {one for one in broker.retaining if not _may(here, one)}
@@ -86,17 +90,20 @@ async def _look(broker: Broker, doubted: set[Client]) -> None:
     for operation in dropped:
         broker.retained_now(operation)
     for client in [client for client, is_here in here.items() if not is_here]:
-        log.info("%s: the session has moved, and what it was to retain is not stored from here", client)
-        if client.alive:
+        log.info("%s: what it was to retain is not stored from here", client)
+        if client.alive and here[client] is None:
+            client.close()
+        elif client.alive:
+            log.info("%s: the session has moved", client)
             client.taken_over()
 
 
-def _may(here: dict[Client, bool], operation: Op) -> bool:
+def _may(here: dict[Client, bool | None], operation: Op) -> bool:
     client = _client(operation)
-    return client is None or here.get(client, True)
+    return client is None or bool(here.get(client, True) and not client.taken)
 
 
-async def _read(doubted: set[Client], here: dict[Client, bool]) -> None:
+async def _read(doubted: set[Client], here: dict[Client, bool | None]) -> None:
     """Find out which clients are ``here``."""
     limit = asyncio.Semaphore(AT_ONCE)
 
@@ -107,20 +114,20 @@ async def _read(doubted: set[Client], here: dict[Client, bool]) -> None:
     await all_done(read(client) for client in doubted)
 
 
-async def _is_here(client: Client) -> bool:
-    """Whether nobody else has had the session since.
+async def _is_here(client: Client) -> bool | None:
+    """Whether nobody else has had the session since; None: nobody can tell.
 
     A session that has ended leaves no record, wherever that was.
     """
     try:
         found = await client.broker.sessions.load(client.hash, client.client_id)
-    except (NewerRecord, PoisonedRecord):
+    except NewerRecord:
         return False
-    except ApiError as error:
-        if error.err_code in TRANSIENT:
+    except (ApiError, PoisonedRecord) as error:
+        if isinstance(error, ApiError) and error.err_code in PASSING:
             raise
         log.warning("%s: its session cannot be read: %s", client, error)
-        return False
+        return None
     if found is None:
         return not client.alive
     present, own = found[0].v5, client.record.v5 if client.record is not None else None

@@ -65,7 +65,7 @@ class Bench:
         self.tasks: list[asyncio.Task[None]] = []
         self.online = asyncio.Event()
         self.online.set()
-        self.over = False
+        self.over = self.closed = False
         self.broker: Any = SimpleNamespace(
             withholding=None,
             unchecked=set(),
@@ -86,7 +86,9 @@ class Bench:
             alive=alive,
             durable=durable,
             epoch=2,
+            taken=False,
             taken_over=self.taken_over,
+            close=self.close,
             record=record,
         )
         self.op = Waiting(self.client)
@@ -99,6 +101,9 @@ class Bench:
 
     def taken_over(self) -> None:
         self.over = True
+
+    def close(self) -> None:
+        self.closed = True
 
     async def load(self, *_: object) -> Found:
         answer = self.answers.pop(0)
@@ -145,7 +150,9 @@ async def test_whose_session_it_is(found: Found, alive: bool, durable: bool, her
     bench = Bench(found, alive=alive, durable=durable)
     assert await bench.run() == (here, not here)
     assert (bench.op in bench.broker.retaining) == here, "whoever waits for what is retained goes on"
-    assert bench.over == (alive and not here)
+    told = isinstance(found, Exception)
+    assert bench.over == (alive and not here and not told)
+    assert bench.closed == told, "nobody can tell"
 
 
 async def test_it_waits_until_the_record_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +177,7 @@ async def test_what_comes_before_its_client_is_checked_waits() -> None:
     consider(broker, bench.other)
     assert not bench.store.withheld, "nobody is in doubt"
     bench.broker.unchecked.add(bench.client)
-    behind = Waiting(Person())
+    behind = Waiting(Person(taken=False))
     for one in (bench.op, bench.other, behind):
         consider(broker, one)
         bench.broker.retaining.add(one)
@@ -198,3 +205,36 @@ async def test_who_comes_into_doubt_while_another_one_is_looked_for() -> None:
     withhold(broker)
     await asyncio.gather(*bench.tasks)
     assert bench.store.dropped == {bench.op, second}
+
+
+async def test_who_was_here_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as the others cannot be read: it may have moved meanwhile."""
+    monkeypatch.setattr(withholding, "RETRY", 0.01)
+    own = record("mine"), 2
+    bench = Bench(alive=True, durable=True)
+    second = Waiting(Person(**vars(bench.client)))
+    answers: dict[object, list[Found]] = {
+        bench.client.hash: [own, (record("other"), 3)],
+        "another": [NoResponders("a test"), own],
+    }
+    second.client.hash = "another"  # type: ignore[attr-defined]
+    bench.broker.retaining.add(second)
+
+    async def load(name: str, _: object) -> Found:
+        answer = answers[name].pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    bench.load = load  # type: ignore[method-assign, assignment]
+    withhold(cast(Broker, bench.broker))
+    await asyncio.gather(*bench.tasks)
+    assert bench.store.dropped == {bench.op}
+
+
+async def test_who_was_taken_over_meanwhile_is_not_here() -> None:
+    bench = Bench((record("mine"), 2), alive=True, durable=True)
+    bench.client.taken = True
+    withhold(cast(Broker, bench.broker))
+    await asyncio.gather(*bench.tasks)
+    assert bench.store.dropped == {bench.op}

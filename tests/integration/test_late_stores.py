@@ -226,3 +226,33 @@ async def test_a_message_of_a_group_that_another_member_had_meanwhile(
     await find_again(proxy, late, f"{name}-probe")
     await until(nobodys)
     await first.quiet()
+
+
+@pytest.mark.slow
+async def test_an_assignment_that_comes_after_the_message_was_somebody_elses(
+    connect5: Connector5, name: str, stored: Stored, gateway: Gateway, late: Gateway, proxy: NatsProxy
+) -> None:
+    """A gateway stands still before it has sent it; meanwhile another member has the message whole."""
+    first = await connect5(f"{name}-first", to=late, clean=False, **OPTIONS)
+    await first.subscribe(f"$share/group/{name}", qos=2)
+    publisher = await connect5(f"{name}-publisher")
+    trap = proxy.set("up", "$MQTT.shared.assigned.", Action.HOLD)
+    await publisher.deliver(name, b"1", 2)
+    await trap.sprung.wait()
+    os.kill(late.pid, signal.SIGSTOP)
+
+    async def nobodys() -> None:
+        assert not await stored.count("$MQTT_shared", "$MQTT.shared.assigned.>")
+
+    try:
+        second = await connect5(f"{name}-second", clean=False, **OPTIONS)
+        await second.subscribe(f"$share/group/{name}", qos=2)
+        (one,) = await second.messages(1, timeout=60)
+        await second.complete(one)
+        await until(nobodys)
+    finally:
+        os.kill(late.pid, signal.SIGCONT)
+    trap.release()
+    await answers(late, f"{name}-probe")
+    await until(nobodys)
+    await first.quiet()

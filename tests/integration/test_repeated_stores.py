@@ -153,3 +153,55 @@ async def test_a_release_that_another_gateway_has_made_long_ago(
     assert await stored(js) == 2
     for gateway in (late, other):
         await asyncio.to_thread(gateway.term)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("payload", "since", "expected"),
+    [
+        pytest.param(b"1", None, [b"1"], id="set"),
+        pytest.param(b"", None, [], id="removed"),
+        pytest.param(b"1", b"2", [b"2"], id="something newer"),
+    ],
+)
+async def test_a_release_that_is_not_retained(
+    js: JetStreamContext,
+    server: NatsServer,
+    proxy: NatsProxy,
+    gateway_factory: GatewayFactory,
+    payload: bytes,
+    since: bytes | None,
+    expected: list[bytes],
+) -> None:
+    """The gateway that has made it, long ago, has passed it on and was lost before it was retained."""
+    late = await begin(gateway_factory(proxy.url, "--gateway-lease", "60", start=False))
+    await shorten(js)
+    other = await begin(gateway_factory(server, start=False))
+    await asyncio.to_thread(late.restart)
+    async with await RawClient.connect(late.port, "publisher", clean=False) as publisher:
+        await publisher.deliver("a/b", b"0", 1, retain=True)
+        trap = proxy.set("up", "$MQTT.rmsgs.", Action.DROP)
+        publisher.publish("a/b", payload, 2, retain=True, packet_id=1)
+        await publisher.expect_ack(PUBREC, 1)
+        publisher.ack(PUBREL, 1)
+        await asyncio.wait_for(trap.sprung.wait(), PATIENCE)
+
+        async def passed_on() -> bool:
+            return await stored(js) == 2
+
+        await aeventually(passed_on)
+        proxy.lose()
+    if since is not None:
+        async with await RawClient.connect(other.port, "another") as another:
+            await another.deliver("a/b", since, 1, retain=True)
+    await asyncio.sleep(2)  # what is tested is that time passes
+    async with await RawClient.connect(other.port, "publisher", clean=False) as publisher:
+        publisher.ack(PUBREL, 1)
+        await publisher.expect_ack(PUBCOMP, 1)
+    assert await stored(js) == (2 if since is None else 3)
+    async with await RawClient.connect(other.port, "subscriber") as subscriber:
+        await subscriber.subscribe("a/b", qos=0)
+        assert [one.payload for one in await subscriber.messages(len(expected))] == expected
+        await subscriber.quiet()
+    for gateway in (late, other):
+        await asyncio.to_thread(gateway.term)
