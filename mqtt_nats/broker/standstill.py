@@ -7,6 +7,7 @@ taken over in the meantime. See docs/internals/rules.md#standstill.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from time import monotonic, time
 from typing import TYPE_CHECKING, Final
@@ -51,12 +52,15 @@ def _begin(broker: Broker) -> None:
     stood = monotonic() - broker.clock.read
     log.warning("the gateway stood still for %.1f s", stood)
     broker.store.excuse(stood)
+    broker.clock.now = now = asyncio.get_running_loop().time()
     _read_clock(broker)
     if broker.standing:
         return
     broker.standing = broker.link.stopped = broker.shared.stopped = True
     for client in broker.connections:
         client.connection.hold(Hold.STANDSTILL)
+        if not client.greeted:  # it may have come a moment ago, by a clock that was not read since
+            client.connection.opened = now
     broker.spawn(_catch_up(broker), "standstill")
 
 

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A gateway that stood still: who has just connected."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mqtt_nats.broker import standstill
+from mqtt_nats.connection.connection import Clock, Hold
+
+
+@pytest.mark.parametrize("greeted", [True, False])
+async def test_who_connects_when_it_goes_on_has_all_the_time_for_connect(greeted: bool) -> None:
+    """It was accepted by a clock that had stood still too, and is not to be ended for that."""
+    now = asyncio.get_running_loop().time()
+    held: list[int] = []
+    connection = SimpleNamespace(opened=now - 30, hold=held.append)
+    begun: list[str] = []
+
+    def spawn(work: Any, name: str) -> None:
+        work.close()
+        begun.append(name)
+
+    broker: Any = SimpleNamespace(
+        clock=Clock(now - 30),
+        store=SimpleNamespace(excuse=lambda seconds: None),
+        standing=False,
+        connections=[SimpleNamespace(connection=connection, greeted=greeted)],
+        spawn=spawn,
+    )
+    broker.link, broker.wild, broker.shared = (SimpleNamespace(ticked=0.0, stopped=False) for _ in range(3))
+    broker.clock.read = time.monotonic() - 30
+    standstill._begin(broker)
+    assert begun == ["standstill"]
+    assert held == [Hold.STANDSTILL]
+    assert broker.clock.now >= now
+    assert (connection.opened >= now) is not greeted
