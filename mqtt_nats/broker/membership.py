@@ -38,11 +38,11 @@ from mqtt_nats.pubsub.message import Stored, encoded_id
 from mqtt_nats.pubsub.table import Choice, Filter
 from mqtt_nats.session.delivery import Source
 from mqtt_streams.api import ApiError
-from mqtt_streams.consumers import ACK_WAIT_NS, Ack, parse_ack
+from mqtt_streams.consumers import Ack, parse_ack
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import V5, PoisonedRecord
-from mqtt_streams.shared import CONSUMER_PREFIX, TAKEN, assigned_block, assigned_subject, group_hash
+from mqtt_streams.shared import CONSUMER_PREFIX, IN_TIME_NS, TAKEN, assigned_block, assigned_subject, group_hash
 from mqtt_streams.shared import STREAM as SHARED
 from mqtt_streams.stored import delete, get_sequence
 from mqtt_streams.subjects import filter_to_subjects, starts_with_wildcard, visible_to_wildcard
@@ -65,9 +65,6 @@ OVERDUE: Final = 40.0
 
 LATE: Final = 2.0
 """Seconds for which what still arrives for a member that has left is given to the others."""
-
-IN_TIME: Final = ACK_WAIT_NS / 2e9
-"""Seconds in which it must be stored whose a message is: after twice that it is given to another member."""
 
 INEXACT: Final = 1.0
 """Seconds by which the time of nats-server may be another than is known here."""
@@ -368,7 +365,7 @@ class AssignOp(Op):
     __slots__ = ("arrived", "identifier", "member", "message", "number", "reply")
 
     def __init__(self, member: Membership, message: Stored, number: int, identifier: int, reply: bytes) -> None:
-        self.arrived = natstime.now()
+        self.arrived = int(natstime.now() * 1e9)
         self.member = member
         self.message = message
         self.number = number
@@ -379,7 +376,7 @@ class AssignOp(Op):
         """Store it; ``sole``: unless there is one of that sequence already."""
         client = self.member.client
         target = b"HPUB %b " % assigned_subject(client.hash, self.number).encode()
-        headers = assigned_block(self.identifier, self.number, self.member.text, sole=sole)
+        headers = assigned_block(self.identifier, self.number, self.member.text, self.arrived, sole=sole)
         client.broker.store.put(target, headers, b"", self)
         client.broker.link.kick()
 
@@ -400,7 +397,7 @@ class AssignOp(Op):
         client = self.member.client
         inbox = client.broker.inbox
         found = await patiently(client, lambda: get_sequence(inbox, SHARED, record))
-        if found is not None and found.time_ns / 1e9 - self.arrived > IN_TIME:
+        if found is not None and found.time_ns - self.arrived > IN_TIME_NS:
             await patiently(client, lambda: delete(inbox, SHARED, record))  # else the next member would find an owner
             self._leave(NAK)
         else:
@@ -408,7 +405,7 @@ class AssignOp(Op):
 
     def stale(self) -> bool:
         """Whether another member may be given the message before it is stored, and have had it whole."""
-        return natstime.now() - self.arrived > IN_TIME
+        return natstime.now() * 1e9 - self.arrived > IN_TIME_NS
 
     def _own(self, record: int) -> None:
         broker = self.member.client.broker

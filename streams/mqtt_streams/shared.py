@@ -32,6 +32,9 @@ MEMBERS_MOST: Final = 10_000
 TAKEN: Final = (10071, 10164)
 """JetStream's answers to an assignment of what is assigned, or is just being assigned."""
 
+IN_TIME_NS: Final = ACK_WAIT_NS // 2
+"""Nanoseconds in which it must be stored whose a message is: after twice that it is given to another member."""
+
 _SOLE: Final = (
     b"Nats-Expected-Last-Subject-Sequence:0\r\nNats-Expected-Last-Subject-Sequence-Subject:"
     + ASSIGNED.encode()
@@ -39,6 +42,7 @@ _SOLE: Final = (
 )
 _HALFWAY: Final = "halfway"
 _PACKET_ID: Final = "Nmqtt-PacketId"
+_ARRIVED: Final = "Nmqtt-Arrived"
 
 
 class Assignment(NamedTuple):
@@ -96,17 +100,26 @@ def halfway_subject(client_hash: str) -> str:
     return f"{ASSIGNED}{client_hash}.{_HALFWAY}"
 
 
-def assigned_block(packet_id: int, sequence: int, subscription: str, *, sole: bool = True) -> bytes:
+def assigned_block(packet_id: int, sequence: int, subscription: str, arrived_ns: int, *, sole: bool = True) -> bytes:
     """Header block of an assignment; its payload is empty.
 
-    `sole`: JetStream refuses it with a code of `TAKEN` when the message belongs to some client already.
+    `arrived_ns`: when the message came from the group, by nats-server's clock (nanoseconds since 1970); an assignment
+    that is stored more than `IN_TIME_NS` later is void. `sole`: JetStream refuses it with a code of `TAKEN` when the
+    message belongs to some client already.
     """
-    return b"NATS/1.0\r\nNmqtt-PacketId:%d\r\nNmqtt-Seq:%d\r\nNmqtt-Share:%b\r\n%b\r\n" % (
+    return b"NATS/1.0\r\nNmqtt-PacketId:%d\r\nNmqtt-Seq:%d\r\nNmqtt-Arrived:%d\r\nNmqtt-Share:%b\r\n%b\r\n" % (
         packet_id,
         sequence,
+        arrived_ns,
         headers.percent_encode(subscription).encode(),
         _SOLE % sequence if sole else b"",
     )
+
+
+def _void(found: stored.StoredMessage) -> bool:
+    """Whether an assignment was stored so late that the group has given its message to another member since."""
+    arrived = headers.get_int(found.headers, _ARRIVED)
+    return arrived is not None and found.time_ns - arrived > IN_TIME_NS
 
 
 class SharedStore:
@@ -179,7 +192,7 @@ class SharedStore:
             packet_id = headers.get_int(message.headers, _PACKET_ID)
             sequence = headers.get_int(message.headers, headers.SEQ)
             name = headers.percent_decode(headers.get(message.headers, "Nmqtt-Share") or "")
-            if packet_id is None or sequence is None or not 1 <= packet_id <= 65535:
+            if packet_id is None or sequence is None or not 1 <= packet_id <= 65535 or _void(message):
                 await stored.delete(self._js, STREAM, message.seq)
             else:
                 found.append(Assignment(packet_id, message.seq, sequence, name))
@@ -191,7 +204,7 @@ class SharedStore:
         An earlier record is of another message: the stream was replaced since.
         """
         found = await stored.get_last(self._js, STREAM, assigned_subject("*", message_seq))
-        if found is None or found.time_ns < stored_ns:
+        if found is None or found.time_ns < stored_ns or _void(found):
             return None
         packet_id = headers.get_int(found.headers, _PACKET_ID) or 0
         return Owner(found.subject.removeprefix(ASSIGNED).partition(".")[0], packet_id, found.seq)

@@ -6,18 +6,21 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from typing import Any
 
 import pytest
 
 from mqtt_nats.codec import Ack, Suback, Subscribe, Subscription, Will
 from mqtt_streams.hashing import name_hash
-from tests.chaos.points.proxy import Action, NatsProxy
+from tests.chaos.points.proxy import Action, NatsProxy, Trap
 from tests.harness.gateway import Gateway
 from tests.harness.rawclient import PUBACK
+from tests.harness.rawclient5 import RawClient5
 from tests.harness.waiting import aeventually
 from tests.integration.conftest import Connector5, Stored, answers, until
 
+ASSIGNED = "$MQTT.shared.assigned."
 OPTIONS: dict[str, Any] = {"session_expiry_interval": 300}
 
 
@@ -173,22 +176,52 @@ async def test_a_session_whose_record_is_being_written(
     await retained(stored, name, b"x")
 
 
+async def shared_by(
+    connect5: Connector5, name: str, late: Gateway, proxy: NatsProxy, stage: str, action: Action
+) -> tuple[RawClient5, Trap]:
+    """A member of a group on the late gateway, with a message that is just being made the member's."""
+    first = await connect5(f"{name}-first", to=late, clean=False, **OPTIONS)
+    await first.subscribe(f"$share/group/{name}", qos=2)
+    publisher = await connect5(f"{name}-publisher")
+    trap = proxy.set(stage, ASSIGNED, action)
+    await publisher.deliver(name, b"1", 2)
+    await trap.sprung.wait()
+    return first, trap
+
+
+async def second_member(connect5: Connector5, name: str) -> RawClient5:
+    """Another member of the group, on another gateway."""
+    second = await connect5(f"{name}-second", clean=False, **OPTIONS)
+    await second.subscribe(f"$share/group/{name}", qos=2)
+    return second
+
+
+async def has_it_whole(second: RawClient5, stored: Stored) -> None:
+    """The second member is given the message, and completes it."""
+    (one,) = await second.messages(1, timeout=60)
+    await second.complete(one)
+    await nobodys(stored)
+
+
+async def nobodys(stored: Stored) -> None:
+    """No message belongs to a member."""
+
+    async def none() -> None:
+        assert not await stored.count("$MQTT_shared", f"{ASSIGNED}>")
+
+    await until(none)
+
+
 @pytest.mark.slow
 async def test_a_member_whose_gateway_stands_still_keeps_its_message(
     connect5: Connector5, name: str, stored: Stored, gateway: Gateway, late: Gateway, proxy: NatsProxy
 ) -> None:
     """It is stored that it is the member's, and the group offers it to another one before the gateway hears of that."""
-    first = await connect5(f"{name}-first", to=late, clean=False, **OPTIONS)
-    await first.subscribe(f"$share/group/{name}", qos=2)
-    publisher = await connect5(f"{name}-publisher")
-    trap = proxy.set("answer", "$MQTT.shared.assigned.", Action.HOLD)
-    await publisher.deliver(name, b"1", 2)
-    await trap.sprung.wait()
+    first, trap = await shared_by(connect5, name, late, proxy, "answer", Action.HOLD)
     os.kill(late.pid, signal.SIGSTOP)
     try:
         trap.release()
-        second = await connect5(f"{name}-second", clean=False, **OPTIONS)
-        await second.subscribe(f"$share/group/{name}", qos=2)
+        second = await second_member(connect5, name)
         group = await stored.consumers("$MQTT_msgs", "share_")
 
         async def acknowledged() -> None:  # by the second one, which finds that it is the first one's
@@ -207,24 +240,11 @@ async def test_a_message_of_a_group_that_another_member_had_meanwhile(
     connect5: Connector5, name: str, stored: Stored, gateway: Gateway, late: Gateway, proxy: NatsProxy
 ) -> None:
     """A member's gateway was to note that it is the member's; the group has given it to the other one since."""
-    first = await connect5(f"{name}-first", to=late, clean=False, **OPTIONS)
-    await first.subscribe(f"$share/group/{name}", qos=2)
-    publisher = await connect5(f"{name}-publisher")
-    trap = proxy.set("up", "$MQTT.shared.assigned.", Action.DROP)
-    await publisher.deliver(name, b"1", 2)
-    await trap.sprung.wait()
+    first, _ = await shared_by(connect5, name, late, proxy, "up", Action.DROP)
     await lose(proxy, late)
-    second = await connect5(f"{name}-second", clean=False, **OPTIONS)
-    await second.subscribe(f"$share/group/{name}", qos=2)
-    (one,) = await second.messages(1, timeout=60)
-    await second.complete(one)
-
-    async def nobodys() -> None:
-        assert not await stored.count("$MQTT_shared", "$MQTT.shared.assigned.>")
-
-    await until(nobodys)
+    await has_it_whole(await second_member(connect5, name), stored)
     await find_again(proxy, late, f"{name}-probe")
-    await until(nobodys)
+    await nobodys(stored)
     await first.quiet()
 
 
@@ -233,26 +253,40 @@ async def test_an_assignment_that_comes_after_the_message_was_somebody_elses(
     connect5: Connector5, name: str, stored: Stored, gateway: Gateway, late: Gateway, proxy: NatsProxy
 ) -> None:
     """A gateway stands still before it has sent it; meanwhile another member has the message whole."""
-    first = await connect5(f"{name}-first", to=late, clean=False, **OPTIONS)
-    await first.subscribe(f"$share/group/{name}", qos=2)
-    publisher = await connect5(f"{name}-publisher")
-    trap = proxy.set("up", "$MQTT.shared.assigned.", Action.HOLD)
-    await publisher.deliver(name, b"1", 2)
-    await trap.sprung.wait()
+    first, trap = await shared_by(connect5, name, late, proxy, "up", Action.HOLD)
     os.kill(late.pid, signal.SIGSTOP)
-
-    async def nobodys() -> None:
-        assert not await stored.count("$MQTT_shared", "$MQTT.shared.assigned.>")
-
     try:
-        second = await connect5(f"{name}-second", clean=False, **OPTIONS)
-        await second.subscribe(f"$share/group/{name}", qos=2)
-        (one,) = await second.messages(1, timeout=60)
-        await second.complete(one)
-        await until(nobodys)
+        await has_it_whole(await second_member(connect5, name), stored)
     finally:
         os.kill(late.pid, signal.SIGCONT)
     trap.release()
     await answers(late, f"{name}-probe")
-    await until(nobodys)
+    await nobodys(stored)
     await first.quiet()
+
+
+async def test_an_assignment_that_nobody_waits_for_any_more(
+    connect5: Connector5, name: str, stored: Stored, gateway: Gateway, second_gateway: Gateway
+) -> None:
+    """The network has held it back until the gateway that sent it had given the message to the group again."""
+    first = await connect5(f"{name}-first", clean=False, **OPTIONS)
+    await first.subscribe(f"$share/group/{name}", qos=2)
+    publisher = await connect5(f"{name}-publisher")
+    await publisher.deliver(name, b"1", 2)
+    (one,) = await first.messages(1)
+    assert one.packet_id is not None
+    await first.complete(one)
+    await nobodys(stored)
+    first.drop()
+    number = await stored.last_sequence()
+    subject = f"{ASSIGNED}{name_hash(f'{name}-first')}.{number}"
+    for seconds, sent in ((16, 0), (1, 1)):  # as it would be stored so many seconds after the message had come
+        arrived = str(int((time.time() - seconds) * 1e9))
+        block = {"Nmqtt-PacketId": "7", "Nmqtt-Seq": f"{number}", "Nmqtt-Arrived": arrived, "Nmqtt-Share": "x"}
+        await stored.js.publish(subject, b"", headers=block)
+        again = await connect5(f"{name}-first", clean=False, to=second_gateway, **OPTIONS)
+        for _ in range(sent):
+            await again.complete(await again.message(name, b"1", qos=2, dup=True, packet_id=7))
+        await again.quiet()
+        await nobodys(stored)
+        again.drop()
