@@ -76,6 +76,7 @@ class Membership:
     """A client's part in one group."""
 
     __slots__ = (
+        "address",
         "asked",
         "choice",
         "client",
@@ -104,6 +105,9 @@ class Membership:
         self.source = Source(wanted.qos, 0, 1)
         self.choice = Choice(self.found, wanted.qos, b"", False)
         self.queues: list[bytes] = []
+        # Never used again: a request of a member that has left waits at its consumer for as long as there is interest.
+        self.address = b"%bm%b" % (broker.inbox.prefix[:-1], broker.inbox.token())
+        """Where messages of the group's consumer arrive."""
         self.inbox = b""
         self.asked = 0
         """Messages of the last request that have not come."""
@@ -167,11 +171,7 @@ class Membership:
             self.queues = [
                 broker.shared.subscribe_raw(subject, self._zero_arrived, group) for subject in self.found.subjects
             ]
-            self.inbox = broker.link.subscribe_raw(self._inbox, self._arrived)
-
-    @property
-    def _inbox(self) -> bytes:
-        return b"%bm%d" % (self.client.broker.inbox.prefix[:-1], id(self))
+            self.inbox = broker.link.subscribe_raw(self.address, self._arrived)
 
     def renew(self) -> None:
         """The connection for queue groups is a new one."""
@@ -183,7 +183,7 @@ class Membership:
     def renew_inbox(self) -> None:
         """The connection for requests is a new one."""
         self.asked = 0
-        self.client.broker.link.renew(self.inbox, self._inbox)
+        self.client.broker.link.renew(self.inbox, self.address)
         self.ask()
 
     def ask(self) -> None:
@@ -198,7 +198,7 @@ class Membership:
             self.since = broker.clock.now
             body = b'{"batch":%d,"expires":%d}' % (batch, PULL_NS)
             subject = f"{broker.inbox.api_prefix}.CONSUMER.MSG.NEXT.{MESSAGES}.{CONSUMER_PREFIX}{self.group}"
-            broker.link.out.append(frame(subject.encode(), self._inbox, b"", body))
+            broker.link.out.append(frame(subject.encode(), self.address, b"", body))
             broker.link.kick()
 
     def ask_again(self) -> None:

@@ -17,7 +17,7 @@ from typing import Final
 from mypy_extensions import mypyc_attr
 
 from mqtt_nats.backbone.link import Handler, Link, RunHandler
-from mqtt_nats.codec import NotAuthorized, TopicNameInvalid, validate_topic_name
+from mqtt_nats.codec import MqttError, NotAuthorized, TopicNameInvalid, validate_topic_name
 from mqtt_nats.outlet import Outlet
 from mqtt_nats.pubsub.backlog import Backlog
 from mqtt_nats.pubsub.choosing import PLAIN as PLAIN
@@ -211,10 +211,10 @@ class Table:
         self.routes: dict[bytes, Route] = {}
         """What is published, by its topic as it stands in a packet."""
         self.by_subject: dict[bytes, Route] = {}
-        """What arrives, by its subject. Without mappings these are the same routes."""
+        """What arrives, by its subject. Without mappings these are the same routes, where clients may publish there."""
         self._mappings = mappings
-        self._mapped: dict[bytes, list[Route]] = {}
-        """All routes by their topic, where there are mappings."""
+        self._apart: dict[bytes, list[Route]] = {}
+        """By their topic: where there are mappings, all routes; else those that are not in `routes`."""
         self._route_bytes = 0
         self.filters: dict[str, Filter] = {}
         self._trie: FilterTrie[Filter] = FilterTrie()
@@ -289,10 +289,9 @@ class Table:
             self.version += 1
             return
         key = _key(text)
-        if self._mappings:
-            for route in self._mapped.get(key, ()):
-                route.version = -1
-        elif (known := self.routes.get(key)) is not None:
+        for route in self._apart.get(key, ()):
+            route.version = -1
+        if (known := self.routes.get(key)) is not None:
             known.version = -1
 
     def leave(self, member: Member) -> None:
@@ -375,16 +374,16 @@ class Table:
         return route
 
     def _note(self, route: Route) -> Route:
-        """A route of an account with mappings: what arrives on a topic and what is published on it may differ."""
+        """A route that is not found by its topic: what arrives on that and what is published on it may differ."""
         self._measure(route, 0)
-        self._mapped.setdefault(route.key, []).append(route)
+        self._apart.setdefault(route.key, []).append(route)
         return route
 
     def _start_over(self) -> None:
         self.version += 1
         self.routes.clear()
         self.by_subject.clear()
-        self._mapped.clear()
+        self._apart.clear()
         self._route_bytes = 0
 
     def _measure(self, route: Route, members: int) -> None:
@@ -397,7 +396,7 @@ class Table:
 
     def release(self) -> None:
         """Let go of the members that routes not used since the last change still name."""
-        for routes in (self.routes, self.by_subject) if self._mappings else (self.routes,):
+        for routes in (self.routes, self.by_subject) if self._mappings else (self.by_subject,):
             for route in routes.values():
                 if route.version != self.version and route.groups:
                     route.groups, route.local = {}, NOBODY
@@ -443,21 +442,27 @@ class Table:
             topic = wire_topic(subject)
             if topic is None:
                 return None
-            key = _key(topic)
-            if self._mappings:
-                if len(self.by_subject) >= MAX_ROUTES:
-                    self._start_over()
-                found = self._note(Route(key, topic, subject.decode()))
-            else:
-                # A subject that our encoder would not make (it has a lone slash) leads to the same topic.
-                found = self.routes.get(key) or self._keep(Route(key, topic, subject.decode()))
-                if len(self.by_subject) >= 2 * MAX_ROUTES:
-                    self._start_over()
-                    self.routes[key] = found  # changes of its filter find it there
+            if len(self.by_subject) >= (MAX_ROUTES if self._mappings else 2 * MAX_ROUTES):
+                self._start_over()
+            found = self._arriving(topic, subject)
             self.by_subject[subject] = found
         if found.version != self.version:
             self._resolve(found)
         return found
+
+    def _arriving(self, topic: str, subject: bytes) -> Route:
+        """The route of what arrives on a topic.
+
+        That of what clients publish there, where they may: a subject that our encoder would not make (it has a lone
+        slash) leads to the same topic, and what is published on that has its own subject all the same.
+        """
+        key = _key(topic)
+        if not self._mappings:
+            try:
+                return self.routes.get(key) or self._make(key)
+            except MqttError:
+                pass  # no client may publish on it
+        return self._note(Route(key, topic, subject.decode()))
 
     def route_to(self, subject: bytes) -> Route | None:
         """The route of what is published on a NATS subject; None when it names no legal MQTT topic."""

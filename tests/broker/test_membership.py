@@ -14,6 +14,19 @@ TEXT = "$share/group/topic"
 WANTED = SharedSubscription(1, False, None, 1)
 
 
+class Inbox:
+    """Where answers of JetStream arrive."""
+
+    prefix = b"_INBOX.x."
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def token(self) -> bytes:
+        self.count += 1
+        return b"%d" % self.count
+
+
 class Groups:
     """Notes what is asked of the store of groups."""
 
@@ -66,7 +79,7 @@ async def test_joining(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sessions, expected = CASES[case]
     groups = Groups()
     settings = SimpleNamespace(max_topic_levels=128)
-    broker: Any = SimpleNamespace(groups=groups, sessions=sessions, settings=settings, shared=None)
+    broker: Any = SimpleNamespace(groups=groups, sessions=sessions, settings=settings, shared=None, inbox=Inbox())
     client: Any = SimpleNamespace(
         broker=broker, version=5, hash="hash", client_id="client", expiry=60, epoch=2, record=record("mine", True)
     )
@@ -89,7 +102,7 @@ async def test_what_comes_while_the_gateway_finds_out_what_it_has_missed(
         standing=standing,
         link=SimpleNamespace(out=out, kick=lambda: None),
         stored_message=lambda *_: None,
-        inbox=SimpleNamespace(api_prefix="$JS.API", prefix=b"_INBOX.x."),
+        inbox=SimpleNamespace(api_prefix="$JS.API", prefix=b"_INBOX.x.", token=lambda: b"1"),
         clock=SimpleNamespace(now=1.0),
     )
     client: Any = SimpleNamespace(broker=broker, version=5, alive=True, durable_side=None)
@@ -102,3 +115,11 @@ async def test_what_comes_while_the_gateway_finds_out_what_it_has_missed(
     member._arrived(b"$MQTT.msgs.topic", reply, b"NATS/1.0\r\nNmqtt-Pub:1\r\n\r\n", b"x")
     assert taken == ([] if standing else [5])
     assert (b"PUB %b 4\r\n-NAK\r\n" % reply in out) is standing
+
+
+def test_an_address_is_never_that_of_another_member_before() -> None:
+    """What a member asked for before it left would arrive at a client that may be allowed something else."""
+    settings = SimpleNamespace(max_topic_levels=128)
+    client: Any = SimpleNamespace(broker=SimpleNamespace(settings=settings, shared=None, inbox=Inbox()), version=5)
+    addresses = [Membership(cast(Client, client), TEXT, WANTED).address for _ in range(100)]
+    assert len(set(addresses)) == 100

@@ -163,6 +163,21 @@ async def test_subjects(connect: Connector, name: str, stored: Stored, topic: st
     await client.quiet()
 
 
+async def test_another_subject_that_leads_to_a_topic(connect: Connector, name: str, stored: Stored) -> None:
+    """What is published on the topic afterwards has the topic's own subject all the same."""
+    everything = await connect(f"{name}-everything")
+    await everything.subscribe("#")
+    durable = await connect(f"{name}-durable", clean=False)
+    await durable.subscribe(f"{name}/x", qos=1)
+    queue = await incoming(stored, f"{name}.x")
+    await stored.nats.publish(f"{name}.x/", b"x")
+    await everything.message(f"{name}/x", b"x")
+    publisher = await connect(f"{name}-publisher")
+    await publisher.deliver(f"{name}/x", b"y", 1)
+    await durable.receive(f"{name}/x", b"y", qos=1)
+    assert (await following(queue)).data == b"y"
+
+
 async def test_subjects_that_are_no_topics(connect: Connector, name: str, stored: Stored) -> None:
     """A NATS subject whose topic would have a wildcard character reaches nobody, and harms nobody."""
     client = await connect(name)

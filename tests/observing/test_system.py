@@ -102,6 +102,22 @@ async def test_another_gateways_topics_come_through_nats(pair: Pair, name: str, 
         await client.quiet()
 
 
+@pytest.mark.parametrize("retain", [False, True])
+async def test_clients_do_not_publish_on_them(pair: Pair, name: str, retain: bool) -> None:
+    """Also where gateways have published on them before."""
+    async with (
+        await RawClient.connect(pair[0].port, f"{name}-watcher") as watcher,
+        await RawClient5.connect5(pair[0].port, name) as client,
+    ):
+        await watcher.subscribe("$SYS/broker/clients/connected", f"$SYS/brokers/{pair[1].broker.identity}/version")
+        tick(*pair)
+        await watcher.expect(Publish)
+        for topic in ("$SYS/broker/clients/connected", f"$SYS/brokers/{pair[1].broker.identity}/version"):
+            client.publish5(topic, b"forged", 1, retain=retain, packet_id=1)
+            assert (await client.expect(Ack)).reason == ReasonCode.NOT_AUTHORIZED
+        assert "forged" not in (await values(watcher)).values()
+
+
 async def test_wildcards_at_the_first_level_do_not_match(pair: Pair, name: str) -> None:
     """[MQTT-4.7.2-1] (3.1.1, 5.0)"""
     async with await RawClient.connect(pair[0].port, name) as client:

@@ -91,9 +91,12 @@ class Bench:
         self.table = Table(local_dispatch)
         self.fanout = Fanout(self.table, cast(Link, self.main), self.round)
 
-    def subscribe(self, member: Member, text: str, qos: int, options: Options = PLAIN) -> Filter:
+    def subscribe(
+        self, member: Member, text: str, qos: int, options: Options = PLAIN, subjects: tuple[str, ...] = ()
+    ) -> Filter:
         link = cast(Link, self.wild if text[0] in "#+" else self.main)
-        return self.table.subscribe(member, text, qos, filter_to_subjects(text), link, self.fanout.arrival, options)
+        subjects = subjects or filter_to_subjects(text)
+        return self.table.subscribe(member, text, qos, subjects, link, self.fanout.arrival, options)
 
     def route(self, topic: str) -> Route:
         return self.table.route(key_of(topic))

@@ -12,6 +12,7 @@ from mqtt_nats.codec.topics import matches
 from mqtt_nats.pubsub import table as module
 from mqtt_nats.pubsub.message import Message
 from mqtt_nats.pubsub.table import Choice, Gate
+from mqtt_streams.subjects import ReservedSubject, topic_to_subject, wire_topic
 from tests.pubsub.support import Bench, Subscriber, key_of
 
 
@@ -159,7 +160,7 @@ def test_a_filter_without_wildcards_concerns_its_topic_only() -> None:
 
 
 STEP = st.tuples(
-    st.sampled_from("sul"), st.integers(0, 2), st.sampled_from(["a", "a/b", "b", "é", "+", "a/#", "#", "+/b"])
+    st.sampled_from("sul"), st.integers(0, 2), st.sampled_from(["a", "a/b", "b", "é", "+", "a/#", "#", "+/b", "$SYS/x"])
 )
 
 
@@ -179,6 +180,11 @@ def test_routes_are_never_out_of_date(steps: list[tuple[str, int, str]], most: i
             else:
                 bench.table.leave(member)
             bench.table.route_of_subject(b"other.%d" % number)
+            beside = bench.table.route_of_subject(b"$MQTT_SYS.x")
+            assert beside is not None
+            assert {each for group in beside.groups.values() for each in group.zero} == {
+                each.outlet for each in members if any(found.text == "$SYS/x" for found in each.filters)
+            }
             for topic, subject in (("a", b"a/"), ("a/b", b"a.b/"), ("b", b"b"), ("é", "é".encode())):
                 expected = [
                     each.outlet for each in members if any(matches(found.text, topic) for found in each.filters)
@@ -203,6 +209,60 @@ def test_subjects_of_nats_clients() -> None:
     again = bench.table.route_of_subject(b"a.b/")
     assert again is not None
     assert not again.local
+
+
+@pytest.mark.parametrize(
+    ("topic", "subject"),
+    [
+        ("$SYS/broker/uptime", b"$MQTT_SYS.broker.uptime"),
+        ("$JS/API/x", b"/$JS.API.x"),
+        ("_INBOX/x", b"_INBOX.x"),
+        ("a" * 3801, b"a" * 3801),
+        ("a/" * 128 + "a", b"a." * 128 + b"a"),
+    ],
+)
+def test_what_arrives_may_not_be_published_for_that(topic: str, subject: bytes) -> None:
+    """A gateway and NATS clients publish on what is denied to clients, or is too much for them."""
+    bench = Bench()
+    one = Subscriber(bench, "one")
+    bench.subscribe(one, topic, 0, subjects=(subject.decode(),))
+    arrived = bench.table.route_of_subject(subject)
+    assert arrived is not None
+    assert [outlet for group in arrived.groups.values() for outlet in group.zero] == [one.outlet]
+    with pytest.raises((NotAuthorized, TopicNameInvalid)):
+        bench.route(topic)
+    bench.table.leave(one)
+    assert bench.table.route_of_subject(subject) is arrived
+    assert not arrived.groups
+    bench.subscribe(one, topic, 0, subjects=(subject.decode(),))
+    bench.table.version += 1
+    bench.table.release()
+    assert not arrived.groups, "nobody is kept in memory by it"
+
+
+SUBJECT = st.lists(
+    st.sampled_from(["a", "b", "/", "_", "$", "*", ">", "$SYS", "$MQTT_SYS", "_INBOX", "é"]), min_size=1, max_size=4
+)
+
+
+@given(st.lists(st.lists(SUBJECT, min_size=1, max_size=3), min_size=1, max_size=4))
+def test_nothing_that_arrives_changes_where_a_topic_is_published(subjects: list[list[list[str]]]) -> None:
+    """Whatever subjects NATS clients use."""
+    bench = Bench()
+    for tokens in subjects:
+        subject = ".".join(map("".join, tokens)).encode()
+        bench.table.route_of_subject(subject)
+        topic = wire_topic(subject)
+        if topic is None:
+            continue
+        try:
+            expected = topic_to_subject(topic)
+        except ReservedSubject:
+            with pytest.raises(NotAuthorized):
+                bench.route(topic)
+        else:
+            assert bench.route(topic).pub == b"PUB %b " % expected.encode()
+            assert bench.route(topic).msgs == b"HPUB $MQTT.msgs.%b " % expected.encode()
 
 
 def test_the_routes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
