@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 from collections.abc import Awaitable, Callable
 from time import time
 from typing import Any
@@ -26,6 +25,7 @@ from nats.aio.transport import TcpTransport
 from nats.errors import Error as NatsError
 from nats.errors import NoServersError, UnexpectedEOF
 
+from mqtt_nats.backbone.lines import denied
 from mqtt_nats.backbone.servers import Servers
 from mqtt_nats.backbone.wire import STANDSTILL, Wire
 from mqtt_nats.loopback import unpace
@@ -54,14 +54,15 @@ WRITE_LOW_WATER = 1024 * 1024
 # A server must take a connection, and greet, in this time (seconds).
 CONNECT_TIMEOUT = 5.0
 
-# Between two rounds of attempts to connect to any of the servers (seconds).
+# Between two rounds of attempts to connect to any of the servers, and after a connection that was as short (seconds).
 ROUND_PAUSE = 0.25
+
+# What is to be sent as the connection is closed has so long (seconds).
+LINGER = 5.0
 
 # A refusal that NATS repeats, as it does for each publish, is logged again after this long (seconds).
 COMPLAIN_AGAIN = 60.0
 COMPLAINTS_MOST = 1000
-
-DENIED = re.compile(rb'permissions violation for (publish|subscription) to ("(?:[^"\\]|\\.)*")', re.IGNORECASE)
 
 
 class Link(Client):
@@ -78,6 +79,8 @@ class Link(Client):
         """Where servers may be, once :func:`open_link` has set it."""
         self._round: list[Srv] | None = None
         self._was_connected = False
+        self._since = 0.0
+        """Loop time at which the last connection was there."""
         self.failures: list[Exception] = []
         """Why attempts to connect for the first time have failed, but for servers that are not there."""
         self.handlers: dict[bytes, Handler] = {}
@@ -255,9 +258,9 @@ class Link(Client):
             self._spawn(self._process_info(info))
         elif line.startswith(b"-ERR"):
             # At once: whatever was sent after the refused command is answered after this.
-            denied = DENIED.search(line)
-            if denied is not None and self.on_denied is not None:
-                self.on_denied(denied[1].lower() == b"publish", _unquoted(denied[2]))
+            refused = denied(line)
+            if refused is not None and self.on_denied is not None:
+                self.on_denied(*refused)
             self._spawn(self._process_err(line[5:].decode("utf-8", "replace").strip().lower()))
         elif not line.startswith(b"+OK"):
             log.error("NATS sent a protocol line that is not known: %r", line[:100])
@@ -290,6 +293,8 @@ class Link(Client):
             NoServersError: a connection never was, and none can be had now.
         """
         assert self.known is not None
+        if self._was_connected and asyncio.get_running_loop().time() - self._since < ROUND_PAUSE:
+            await asyncio.sleep(ROUND_PAUSE)  # the server ends it over something that it is sent
         while True:
             if not self._round:
                 if self._round is not None:
@@ -342,6 +347,7 @@ class Link(Client):
         self.known.last = self._current_server
         self._round = None
         self._was_connected = True
+        self._since = self._loop.time()
         self._last_wire = wire = Wire(self, raw, raw.get_protocol())
         self.out.clear()
         raw.set_protocol(wire)
@@ -393,6 +399,9 @@ class Link(Client):
         await self._process_op_err(ErrStaleConnection() if "stale" in err_msg else NatsError(f"nats: {err_msg}"))
 
     async def _process_op_err(self, e: Exception) -> None:
+        """The connection is of no use; a server that hangs would never take what nats-py has it wait for."""
+        if self._last_wire is not None:
+            self._last_wire.transport.abort()
         self._lose_wire()
         await super()._process_op_err(e)
 
@@ -424,17 +433,10 @@ class Link(Client):
         self.write_out()
         if self._foreign_task is not None:
             self._foreign_task.cancel()
+        if self.wire is not None:
+            asyncio.get_running_loop().call_later(LINGER, self.wire.transport.abort)
         await super().close()
         self._lose_wire()
-
-
-def _unquoted(text: bytes) -> bytes:
-    """A subject as nats-server quotes it in its errors."""
-    try:
-        subject: str = json.loads(text)
-    except ValueError:  # an escape that JSON does not have: such a subject is not looked for
-        return text
-    return subject.encode()
 
 
 async def open_link(

@@ -23,6 +23,7 @@ import orjson
 from mypy_extensions import mypyc_attr
 
 from mqtt_nats import natstime
+from mqtt_nats.backbone.lines import MESSAGE_ID, message_id, size_of
 from mqtt_nats.backbone.link import Link
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
@@ -40,8 +41,6 @@ PROBE_MOST = 2.0
 
 # JetStream errors that pass: system unavailable, no cluster, no leader, more requests than it queues.
 TRANSIENT = frozenset((10008, 10009, 10076, 10118, 10158, 10167))
-
-MESSAGE_ID = b"\r\nNats-Msg-Id:"
 
 # Where messages with ids are looked for.
 MESSAGES = b"HPUB $MQTT.msgs."
@@ -314,9 +313,21 @@ class Store:
 
     def online(self) -> None:
         """A new connection: the inbox first, then everything unacknowledged in order."""
-        self.max_payload = self.link.max_payload
+        former, self.max_payload = self.max_payload, self.link.max_payload
         self.link.renew(self._sid, self.prefix + b"*")
+        if self.max_payload < former:
+            self._refuse_larger()
         self.go_on()
+
+    def _refuse_larger(self) -> None:
+        """The server takes less than before: it would end the connection over what is larger, again and again."""
+        most = self.max_payload
+        larger = [
+            (token, op) for token, op in self.pending.items() if len(op.frame) > most and size_of(op.frame) > most
+        ]
+        for token, op in larger:
+            self._end(token, op)
+            op.failed(ApiError(413, 0, f"larger than what the nats-server takes now, {most} bytes"))
 
     def stall(self, reason: str) -> None:
         """A store failed for want of a leader: send nothing, then probe with the oldest.
@@ -409,7 +420,7 @@ class Store:
             return []
         old = self.now - self.trusted
         return [
-            (_message_id(op.frame), token, op)
+            (message_id(op.frame), token, op)
             for token, op in self.pending.items()
             if (op.begun or self._lost) < old
             and op.frame.startswith(MESSAGES)
@@ -472,11 +483,6 @@ class Store:
                     self.link.kick()
                 elif not op.optional:
                     break
-
-
-def _message_id(frame: bytes) -> bytes:
-    start = frame.index(MESSAGE_ID) + len(MESSAGE_ID)
-    return frame[start : frame.index(b"\r\n", start)].strip()
 
 
 def _error(payload: bytes) -> ApiError | None:

@@ -25,7 +25,7 @@ from mqtt_streams.stored import time_ns
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
     from mqtt_nats.broker.context import Broker
-    from mqtt_nats.pubsub.table import Filter
+    from mqtt_nats.pubsub.table import Filter, Group
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -133,8 +133,13 @@ async def _page(broker: Broker, found: Filter, bare: bytes, position: dict[str, 
 def _deliver(broker: Broker, found: Filter, subject: str, headers: bytes, payload: bytes, born: float) -> None:
     route = broker.table.route_of_subject(subject.encode(errors="surrogateescape"))
     group = route.groups.get(found) if route is not None else None
-    if route is None or group is None or not group.high:
+    if route is None or group is None or not _counts(group):
         return
     if found.local and broker.is_own(headers):
         return  # delivered without a way through NATS
     broker.fanout.from_nats(found, group, route, headers, payload, born)
+
+
+def _counts(group: Group) -> bool:
+    """Whether anybody there gets messages at QoS 1 or 2 from core NATS."""
+    return bool(group.high) or any(choice.qos and not member.durable for member, choice in group.guarded)

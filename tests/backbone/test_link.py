@@ -5,15 +5,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import operator
 import ssl
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from nats.aio.errors import ErrStaleConnection
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
+from mqtt_nats.backbone import link as link_module
 from mqtt_nats.backbone.link import Link, open_link
 from mqtt_nats.config import Settings
 from mqtt_nats.linking import nats_options
@@ -192,6 +196,50 @@ async def test_a_fence_ends_with_its_connection(nats_factory: NatsFactory, links
     await aeventually(lambda: links.log == ["offline"])
     with pytest.raises(TimeoutError):
         await link.fence()
+
+
+async def fill(link: Link) -> None:
+    """Send more than a server takes that stands still."""
+    while link.writable:
+        link.out.append(b"PUB a 1000000\r\n%b\r\n" % bytes(1_000_000))
+        link.write_out()
+        await asyncio.sleep(0)
+
+
+async def test_a_server_that_takes_nothing_any_more_is_left(nats_factory: NatsFactory, links: Links) -> None:
+    """What waits to be sent to it is not waited for."""
+    server = nats_factory()
+    link = await links.url(server.url)
+    server.pause()
+    await fill(link)
+    losing = asyncio.ensure_future(link._process_op_err(ErrStaleConnection()))  # as when it answers no PING
+    await aeventually(lambda: links.log == ["offline"])
+    server.resume()
+    await aeventually(lambda: links.log == ["offline", "online"])
+    await losing
+    await round_trip(link)
+
+
+async def test_a_connection_is_closed_though_the_server_takes_nothing(
+    nats_factory: NatsFactory, links: Links, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "LINGER", 0.1)
+    server = nats_factory()
+    link = await links.url(server.url)
+    server.pause()
+    await fill(link)
+    await asyncio.wait_for(link.close(), 10.0)
+
+
+async def test_a_server_that_ends_every_connection_has_a_rest(nats_server: NatsServer, links: Links) -> None:
+    link = await links.url(nats_server.url)
+    begun = asyncio.get_running_loop().time()
+    for number in range(1, 4):
+        link.out.append(b"PUB big 9999999\r\n")
+        link.kick()
+        told = ["offline", "online"] * number
+        await aeventually(partial(operator.eq, links.log, told))
+    assert asyncio.get_running_loop().time() - begun > 2 * link_module.ROUND_PAUSE
 
 
 # -- reconnects -----------------------------------------------------------------------------------

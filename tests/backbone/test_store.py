@@ -190,6 +190,20 @@ async def test_a_new_connection_gets_the_inbox_then_everything_unacknowledged_in
         bench.put("g", b"x" * 500)
 
 
+async def test_what_a_new_connection_does_not_take_any_more_is_refused() -> None:
+    """nats-server would end the connection over it each time; what it takes is sent."""
+    bench = Bench()
+    bench.put("fits", b"x" * (500 - 12))
+    bench.put("larger", b"x" * (501 - 12))
+    bench.acknowledge("acknowledged")
+    bench.link.take()
+    bench.store.offline()
+    bench.link.max_payload = 500
+    bench.store.online()
+    assert bench.log == [("larger", 0)]
+    assert bench.sent() == ["fits", "acknowledged"]
+
+
 async def test_a_late_ack_of_an_earlier_store_confirms_no_other() -> None:
     bench = Bench()
     bench.put("a")

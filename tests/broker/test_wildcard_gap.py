@@ -6,13 +6,16 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from mqtt_nats.codec import Subscription
 from tests.conftest import GatewayFactory
 from tests.harness.nats import NatsServer
 from tests.harness.proxy import Proxy
 from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL, RawClient
+from tests.harness.rawclient5 import RawClient5
 from tests.harness.waiting import aeventually
 
 pytestmark = pytest.mark.anyio
@@ -73,3 +76,37 @@ async def test_what_was_missed_is_delivered_once(proxy: WildcardProxy, gateway_f
         await subscriber.message("gap/end", b"end")
         await subscriber.quiet()
     assert "the connection to NATS is lost" not in gateway.log
+
+
+KINDS: dict[str, tuple[dict[str, Any], Subscription, dict[str, Any]]] = {
+    "plain": ({}, Subscription("+/plain", 1), {}),
+    "alias": ({"topic_alias_maximum": 5}, Subscription("+/alias", 1), {}),
+    "size": ({"maximum_packet_size": 10_000}, Subscription("+/size", 2), {}),
+    "identifier": ({}, Subscription("+/identifier", 1), {"subscription_identifier": [7]}),
+    "no-local": ({}, Subscription("+/no-local", 2, no_local=True), {}),
+    "as-published": ({}, Subscription("+/as-published", 1, retain_as_published=True), {}),
+}
+
+
+async def test_every_kind_of_subscriber_gets_what_was_missed(
+    proxy: WildcardProxy, gateway_factory: GatewayFactory
+) -> None:
+    """Also those whose packets are their own."""
+    gateway = gateway_factory(proxy.url)
+    async with contextlib.AsyncExitStack() as stack:
+        publisher = await stack.enter_async_context(await RawClient5.connect5(gateway.port, "publisher"))
+        subscribers = {}
+        for kind, (wanted, subscription, more) in KINDS.items():
+            client = await RawClient5.connect5(gateway.port, f"a-{kind}", **wanted)
+            subscribers[kind] = await stack.enter_async_context(client)
+            await client.subscribe5(subscription, **more)
+        proxy.cut_wild()
+        await aeventually(lambda: proxy.open == 2)
+        for kind in KINDS:
+            await publisher.deliver(f"gap/{kind}", b"missed", 1)
+        proxy.restore()
+        for client in subscribers.values():
+            (found,) = await client.messages(1, 20.0)
+            assert (found.payload, found.qos) == (b"missed", 1)
+        for client in subscribers.values():
+            await client.quiet()

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is read of the frames that are sent to nats-server, and of its refusals."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Final
+
+MESSAGE_ID: Final = b"\r\nNats-Msg-Id:"
+
+_DENIED: Final = re.compile(rb'permissions violation for (publish|subscription) to ("(?:[^"\\]|\\.)*")', re.IGNORECASE)
+
+
+def message_id(frame: bytes) -> bytes:
+    """The id of a message that has one."""
+    start = frame.index(MESSAGE_ID) + len(MESSAGE_ID)
+    return frame[start : frame.index(b"\r\n", start)].strip()
+
+
+def size_of(frame: bytes) -> int:
+    """Bytes of headers and payload of a PUB or HPUB."""
+    return int(frame[: frame.index(b"\r\n")].rpartition(b" ")[2])
+
+
+def denied(line: bytes) -> tuple[bool, bytes] | None:
+    """What an `-ERR` does not permit: whether it is a publish (else a subscription), and the subject."""
+    found = _DENIED.search(line)
+    return None if found is None else (found[1].lower() == b"publish", _unquoted(found[2]))
+
+
+def _unquoted(text: bytes) -> bytes:
+    """A subject as nats-server quotes it in its errors."""
+    try:
+        subject: str = json.loads(text)
+    except ValueError:  # an escape that JSON does not have: such a subject is not looked for
+        return text
+    return subject.encode()
