@@ -205,6 +205,11 @@ def test_what_an_extra_needs_is_to_be_had(extra: str) -> None:
     assert closure(extra) >= closure()
 
 
+def test_spark_comes_with_what_its_functions_on_batches_need() -> None:
+    """PySpark needs pandas for mapInArrow, of which `mqtt-nats spark replay` makes use, and does not say so itself."""
+    assert closure("spark") >= {"pandas", "pyarrow", "pyspark"}
+
+
 def test_the_sdist_makes_the_same_wheel(tmp_path: Path, wheel: Path) -> None:
     with tarfile.open(build("sdist", tmp_path / "sdist")) as archive:
         archive.extractall(tmp_path, filter="data")

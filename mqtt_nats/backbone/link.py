@@ -47,7 +47,7 @@ LARGE_PART = 1024
 # it is not, where each client sends one message at a time.
 ENOUGH = 100
 
-# Above this many bytes waiting in the socket the gateway stops reading from publishers.
+# With this many bytes waiting in the socket the gateway stops reading from publishers.
 WRITE_HIGH_WATER = 4 * 1024 * 1024
 WRITE_LOW_WATER = 1024 * 1024
 
@@ -313,7 +313,11 @@ class Link(Client):
             return
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        """Note which servers there are; nats-py would keep them for ever, and without a login."""
+        """Note which servers there are: nats-py would keep them for ever. Without the TLS that is wanted, no login."""
+        if initial_connection and self.options.get("tls") is not None and not info.get("tls_required"):
+            if not info.get("tls_available"):
+                raise NatsError("the server offers no TLS, which tls:// or a nats_tls_* setting asks for")
+            self._server_info["tls_required"] = True
         if self.known is not None and info.get("connect_urls"):
             self.known.announced(info["connect_urls"])
         await super()._process_info(

@@ -375,3 +375,32 @@ async def test_tls_with_a_client_certificate(nats_factory: NatsFactory, links: L
     server.restart()
     await aeventually(lambda: links.log.count("online") == 2)
     await round_trip(link, b"x" * 300_000)
+
+
+async def test_tls_that_is_wanted_and_not_offered(nats_factory: NatsFactory, links: Links, tmp_path: Path) -> None:
+    """The login is not sent in clear."""
+    authority = Authority(tmp_path)
+    server = nats_factory(config='authorization { user: "gateway", password: "secret" }')
+    url = server.url.replace("nats://", "tls://")
+    login: dict[str, Any] = {"nats_user": "gateway", "nats_password": "secret"}
+    for options in ({"nats": (url,)}, {"nats": (server.url,), "nats_tls_ca": authority.file}):
+        with pytest.raises(NatsError, match="offers no TLS"):
+            await links.open(Settings(**options, **login))
+
+
+async def test_tls_that_a_server_offers_and_does_not_insist_on(
+    nats_factory: NatsFactory, links: Links, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    pair = authority.issue("nats.example")
+    server = nats_factory(
+        config=f'tls {{ cert_file: "{pair.certificate}", key_file: "{pair.key}" }}\nallow_non_tls: true'
+    )
+    url = server.url.replace("nats://", "tls://")
+    link = await links.open(Settings(nats=(url,), nats_tls_ca=authority.file))
+    assert link.wire is not None
+    assert link.wire.transport.get_extra_info("ssl_object") is not None
+    await round_trip(link)
+    plain = await links.url(server.url)
+    assert plain.wire is not None
+    assert plain.wire.transport.get_extra_info("ssl_object") is None
