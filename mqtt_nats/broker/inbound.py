@@ -18,7 +18,7 @@ from mqtt_nats import natstime
 from mqtt_nats.backbone.store import Op, Silent
 from mqtt_nats.broker.operations import HoldOp, Receipt, ReleaseOp, RemoveOp, RetainedOp
 from mqtt_nats.broker.patience import patiently
-from mqtt_nats.broker.publishing import RETAIN_LINE, aged, bare, message, restored
+from mqtt_nats.broker.publishing import RETAIN_LINE, aged, bare, bound, message, restored
 from mqtt_nats.broker.retaining import store_retained
 from mqtt_nats.broker.scheduling import release_of
 from mqtt_nats.broker.takers import Taken, Taker
@@ -314,6 +314,7 @@ class Inbound:
                     client.do(self._release_later(client, held, receipt))
             case _:
                 pass
+        bound(client)
 
     def _release(self, client: Client, held: HeldPublish, receipt: Receipt) -> None:
         broker = client.broker

@@ -206,6 +206,11 @@ def publish(
             client.inbound.publish(client, route.asked, route, packet_id, payload, retain, more)
     except TooLarge as error:
         raise PacketTooLarge(str(error)) from None
+    bound(client)
+
+
+def bound(client: Client) -> None:
+    """Read nothing from a client that has too much to be acknowledged."""
     if len(client.receipts) > RECEIPTS_MOST:
         client.connection.hold(Hold.WINDOW)
 
@@ -225,6 +230,7 @@ def _permitted(client: Client, guard: Guard, key: bytes, qos: int, retain: bool,
             receipt.refuse(ReasonCode.NOT_AUTHORIZED, "not authorized")
         client.receipts.append(receipt)
         client.settle()
+        bound(client)
     return False
 
 

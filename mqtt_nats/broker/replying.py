@@ -17,7 +17,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from mqtt_nats.broker.operations import Receipt
-from mqtt_nats.broker.publishing import ANSWERS, HEADERS, RECEIPTS_MOST, Extras, extras, may_answer, message
+from mqtt_nats.broker.publishing import ANSWERS, HEADERS, Extras, bound, extras, may_answer, message
 from mqtt_nats.codec import (
     MqttError,
     NotAuthorized,
@@ -32,7 +32,6 @@ from mqtt_nats.codec import (
 )
 from mqtt_nats.codec.properties import place, read_properties
 from mqtt_nats.codec.wire import Reader
-from mqtt_nats.connection.connection import Hold
 from mqtt_nats.pubsub.headers import is_status
 from mqtt_nats.pubsub.message import Message, Rich
 from mqtt_nats.pubsub.properties import RESPONSE_TOPIC, SHOWN_MOST, from_headers
@@ -242,8 +241,7 @@ class Replying:
             receipt = Receipt(client, 3 + qos, identifier, 1)
             client.receipts.append(receipt)
             self._confirm(Unconfirmed(receipt, held, broker.link.wire))
-            if len(client.receipts) > RECEIPTS_MOST:
-                client.connection.hold(Hold.WINDOW)
+            bound(client)
 
     def _send(self, client: Client, request: Request, packet: Publish, more: Extras | None) -> None:
         payload = packet.payload

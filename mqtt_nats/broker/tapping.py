@@ -24,7 +24,7 @@ from mqtt_nats.broker.operations import Passed, Receipt
 from mqtt_nats.broker.permitting import look_again
 from mqtt_nats.broker.publishing import (
     ANSWERED,
-    RECEIPTS_MOST,
+    bound,
     count,
     described,
     extras,
@@ -342,8 +342,7 @@ class Tap:
                 self._uncounted(packet, error)
             else:
                 raise
-        if len(client.receipts) > RECEIPTS_MOST:
-            client.connection.hold(Hold.WINDOW)
+        bound(client)
 
     def _uncounted(self, packet: Publish, error: MqttError) -> None:
         """Refuse a publish whose acknowledgement will be counted."""

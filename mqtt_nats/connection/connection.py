@@ -42,6 +42,9 @@ ESTABLISHED: Final = b"\x01"
 # A client that sends this much at once (bytes) waits until the others have had a turn.
 BULK: Final = 128 * 1024
 
+# Of what comes with CONNECT this much is looked at (bytes): packets take up to forty times the memory of their bytes.
+EARLY_MOST: Final = 4096
+
 
 class Hold:
     """Why nothing is read from a client: bits, plain integers for speed."""
@@ -68,6 +71,10 @@ class Hold:
     """An async hook looks at what it has published."""
 
 
+KEPT: Final = Hold.STANDSTILL | Hold.HANDSHAKE
+"""While one of these holds, what is read is kept as it is."""
+
+
 class Handler(Protocol):
     """What a connection reports to."""
 
@@ -89,6 +96,7 @@ class Connection:
         "_holds",
         "_kept",
         "_made",
+        "_unsent",
         "alive",
         "decoder",
         "handler",
@@ -135,6 +143,7 @@ class Connection:
         self._made = made
         self._holds = 0
         self._kept = b""
+        self._unsent = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has connected."""
@@ -154,14 +163,18 @@ class Connection:
         self.alive = clock.now
         if monotonic() - clock.read > STANDSTILL:
             clock.stood_still()
-        if self._holds & Hold.STANDSTILL:
+        if self._holds & KEPT:
             self._kept += data
             return
-        if len(data) > BULK:
-            # libuv would go on with this socket up to 32 times while it has data: seconds, for small packets.
-            self.hold(Hold.TURN)
-            asyncio.get_running_loop().call_soon(self.release, Hold.TURN)
         decoder = self.decoder
+        if len(data) > EARLY_MOST:
+            if not decoder.version:
+                self._greeted(data)
+                return
+            if len(data) > BULK:
+                # libuv would go on with this socket up to 32 times while it has data: seconds, for small packets.
+                self.hold(Hold.TURN)
+                asyncio.get_running_loop().call_soon(self.release, Hold.TURN)
         try:
             packets = decoder.feed(data)
             if packets:
@@ -177,6 +190,14 @@ class Connection:
             return
         if decoder.error is not None:
             handler.broken(decoder.error)
+
+    def _greeted(self, data: bytes) -> None:
+        """CONNECT and what comes with it, which waits as it is until CONNECT is answered."""
+        start = 0
+        while start < len(data) and not self._holds & KEPT and self.handler is not None:
+            Connection.data_received(self, data[start : start + EARLY_MOST])
+            start += EARLY_MOST
+        self._kept += data[start:]
 
     def eof_received(self) -> bool:
         """A half-closed connection is of no use: close it."""
@@ -223,9 +244,12 @@ class Connection:
         if not self._holds & why:
             return
         self._holds &= ~why
-        if why == Hold.STANDSTILL and self._kept:
+        if self._kept and not self._holds & KEPT:
             kept, self._kept = self._kept, b""
-            self.data_received(kept)
+            if why == Hold.STANDSTILL:
+                self.data_received(kept)
+            else:
+                Connection.data_received(self, kept)  # it was counted when it came
         if not self._holds and self.transport is not None and not self.transport.is_closing():
             self.alive = self._clock.now
             self.transport.resume_reading()
@@ -239,6 +263,12 @@ class Connection:
         """True when the client has been silent for too long."""
         if self._holds & ~Hold.OUTBOUND:
             return False
+        if self._holds and self.transport is not None:
+            # Nothing is read from it, so what it takes says that it is there.
+            unsent = self.transport.get_write_buffer_size()
+            if unsent < self._unsent:
+                self.alive = now
+            self._unsent = unsent
         if not self.decoder.version:
             return now - self.opened > connect_timeout + CLOCK_STEP
         return self.keepalive > 0 and now - self.alive > self.keepalive * 1.5 + CLOCK_STEP
