@@ -158,7 +158,7 @@ async def attach_in_place(side: DurableSide, attachment: Attachment) -> Consumer
     if found is None:
         raise MqttError("a consumer was deleted while it was being attached", ReasonCode.SERVER_BUSY)
     source = attachment.source
-    held, source.held = source.held, source.held | source.REPLAYING  # what is new comes before what is sent again
+    source.held += source.REPLAYING  # what is new comes before what is sent again
     link.unsubscribe_raw(attachment.sid)
     source.place = 0
     attachment.consumer = replace(attachment.consumer, deliver_subject=found.deliver_subject)
@@ -171,8 +171,7 @@ async def attach_in_place(side: DurableSide, attachment: Attachment) -> Consumer
     try:
         return await send_again(broker, MESSAGES, attachment.consumer, lambda: source.again)
     finally:
-        if not held & source.REPLAYING:
-            side.machine.release_held(source)
+        side.machine.release_held(source)
 
 
 async def make_anew(client: Client, side: DurableSide, attachment: Attachment) -> ConsumerInfo:

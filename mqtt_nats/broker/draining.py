@@ -107,7 +107,7 @@ def pass_on(side: DurableSide, attachment: Attachment) -> None:
     attachment.spent = True
     behind, attachment.behind = attachment.behind, []
     for other in behind:
-        side.machine.follow(other)
+        side.machine.release_held(other, Source.BEHIND)
 
 
 def watch(side: DurableSide, attachment: Attachment) -> None:

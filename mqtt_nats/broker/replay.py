@@ -69,7 +69,15 @@ class Replay:
         self.asks = not of_system(topic_filter)
         """NATS is asked for the messages."""
         self._literal = "" if "*" in subject or ">" in subject else subject
-        self._pages: AsyncIterator[list[RetainedMessage]] = client.broker.retained.matching(subject, start)
+        self._pages: AsyncIterator[list[RetainedMessage]]
+        self._source: Source | None = None
+        self._holding = False
+
+    def hold(self, source: Source) -> None:
+        """Keep back the new messages of the consumer of this subscription until :meth:`finish`."""
+        self._source = source
+        self._holding = True
+        source.held += source.REPLAYING
 
     async def first_page(self) -> None:
         """Read the first page.
@@ -86,6 +94,7 @@ class Replay:
             self.page = [] if message is None or message.seq < self.cursor else [message]
             self.complete = True
             return
+        self._pages = self.client.broker.retained.matching(self._subject, self.cursor)
         page = await anext(self._pages, None)
         if page is None:
             self.complete = True
@@ -100,12 +109,9 @@ class Replay:
 
     @property
     def source(self) -> Source | None:
-        """The consumer whose new messages wait for this replay."""
-        side = self.client.durable_side
-        record = self.client.record
-        if side is None or record is None or self.key not in record.cons:
-            return None
-        return side.attachments[record.cons[self.key].durable_name].source
+        """The consumer of the subscription that this replay is for, until that ends, whatever comes in its place."""
+        source = self._source
+        return source if source is not None and not source.end else None
 
     @property
     def stored(self) -> bool:
@@ -142,10 +148,11 @@ class Replay:
         return Choice(found, qos, ids, False)
 
     def finish(self) -> None:
-        """Everything is written: let the new messages go."""
-        source = self.source
+        """Everything is written, or is not going to be: let the new messages go."""
+        source = self._source  # also when it has ended: it may have something to bring for others
         side = self.client.durable_side
-        if source is not None and side is not None:
+        if self._holding and source is not None and side is not None:
+            self._holding = False
             side.machine.release_held(source)
 
     @property
@@ -217,6 +224,8 @@ class Replay:
             await self.room(None)
         except (ApiError, NoResponders, RequestTimeout) as error:
             log.error("%s: the retained messages of %r were not all sent: %s", client, self.filter, error)
+        except Exception:  # what is new goes all the same
+            log.exception("%s: the retained messages of %r were not all sent", client, self.filter)
         finally:
             if following is not None:
                 following.cancel()
@@ -235,7 +244,7 @@ class Replay:
             return
         wait = ROOM_STEP
         marks = self._marks
-        while self.client.alive and source is not None and self.source is source:
+        while self.client.alive and source is not None and not source.end:
             oldest = side.machine.oldest_replayed(source)
             if oldest is None and self._written:
                 self.client.do(self._note(None))
@@ -253,7 +262,7 @@ class Replay:
         record = self.client.record
         assert record is not None
         assert record.v5 is not None
-        if self.key not in record.cons:
+        if self.source is None:  # a subscription that has taken its place has its own cursor
             return
         if cursor is not None:
             record.v5.replay[self.key] = cursor

@@ -111,19 +111,23 @@ async def resume(
     if machine.releases or assignments or 2 in record.subs.values() or 2 in earlier:
         await side.attach_pubrels()
     attachments = []
+    unfinished = []
     for key, consumer in record.cons.items():
         subject = key.removesuffix(" fwc")
-        qos = record.subs.get(subject if key == subject else f"{subject}.>", 0) or 1
+        first = subject if key == subject else f"{subject}.>"
+        qos = record.subs.get(first, 0) or 1
         source = Source(qos, record.v5.start.get(key, 0), consumer.max_ack_pending)
         if consumer.durable_name in went:
             source.last = source.first = side.came_from
         was = record.v5.was.get(key)
         if was is not None:
             source.was_qos, source.until = was
-        described = record.v5.options.get(subject if key == subject else f"{subject}.>")
+        described = record.v5.options.get(first)
         if described is not None:
             set_options(source, described)
-        source.held = Source.REPLAYING if key in record.v5.replay else 0
+        if (cursor := record.v5.replay.get(key)) is not None:
+            unfinished.append(Replay(client, subject_to_filter(first), key, subject, qos, cursor))
+            unfinished[-1].hold(source)
         attachments.append(side.add(key, consumer, source))
     done = []
     for entry in record.v5.draining:
@@ -161,12 +165,10 @@ async def resume(
         if not attachment.spent:
             watch(side, attachment)
     ask_again(client)
-    unfinished = []
-    for key, cursor in record.v5.replay.items():
-        if key in record.cons:
-            subject = key.removesuffix(" fwc")
-            first = subject if subject == key else f"{subject}.>"
-            unfinished.append(Replay(client, subject_to_filter(first), key, subject, record.subs.get(first, 1), cursor))
+    for replay in unfinished:
+        if replay.source is None:  # denied
+            replay.finish()
+    unfinished = [replay for replay in unfinished if replay.source is not None]
     gates = {replay.filter: open_gate(client, client.broker.table.filters[replay.filter]) for replay in unfinished}
     for replay in unfinished:
         await replay.first_page()

@@ -121,14 +121,14 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
         codes.append(code)
     fresh = [text for text in shares if text not in (client.shares or ())]
     gates: dict[str, Gate] = {}
-    replays: list[Replay] = []
+    replays = _replays(client, wanted)
     failure = ReasonCode.UNSPECIFIED_ERROR
     try:
         if shares:
             await subscribe_shared(client, shares)
         if client.durable_side is not None and wanted:
-            refused = await _subscribe_durable(client, wanted)
-            await _abandon(client, wanted, refused)
+            refused = await _subscribe_durable(client, wanted, {replay.key: replay for replay in replays})
+            await _abandon(client, wanted, replays, refused)
         for topic_filter, wish in wanted.items():
             gates[topic_filter] = open_gate(client, client.join(topic_filter, wish.qos, wish.options))
         await patiently(client, partial(fence_wild, client))
@@ -137,12 +137,11 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
         # Read before SUBACK leaves: a newer message can then only come after these. The requests follow the
         # subscriptions on the same connection, so their replies also tell that the server has those; of the other
         # servers of a cluster only an echo tells.
-        replays = await patiently(client, partial(_first_pages, client, wanted))
+        await patiently(client, partial(_first_pages, replays))
         if not any(replay.asks for replay in replays) or client.broker.nodes.others:
             await patiently(client, partial(fence, client))
         denied = {topic_filter for topic_filter, gate in gates.items() if gate.found.denied}
-        await _abandon(client, wanted, denied)
-        replays = [replay for replay in replays if replay.filter in wanted]
+        await _abandon(client, wanted, replays, denied)
         await prepare(client, replays)
     except Conflict:
         client.taken_over()
@@ -153,9 +152,9 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
             return
         for topic_filter in wanted:
             drop_gate(client, topic_filter)
+        _drop(replays, set(wanted))
         wanted.clear()
         shares.clear()
-        replays = []
         failure = ReasonCode.QUOTA_EXCEEDED
     for index, entry in enumerate(packet.filters):
         if not codes[index]:
@@ -186,8 +185,8 @@ def _check_room(client: Client, count: int) -> None:
         raise PacketTooLarge(f"an answer with {count} reason codes is too large for the client")
 
 
-async def _abandon(client: Client, wanted: dict[str, Wish], refused: set[str]) -> None:
-    """Take out of ``wanted`` what NATS has refused, and leave nothing of it behind.
+async def _abandon(client: Client, wanted: dict[str, Wish], replays: list[Replay], refused: set[str]) -> None:
+    """Take out of ``wanted`` and ``replays`` what NATS has refused, and leave nothing of it behind.
 
     Raises:
         Conflict: the session belongs to somebody else.
@@ -196,21 +195,33 @@ async def _abandon(client: Client, wanted: dict[str, Wish], refused: set[str]) -
         for topic_filter in refused:
             del wanted[topic_filter]
         await _end(client, refused)
+        _drop(replays, refused)
 
 
-async def _first_pages(client: Client, wanted: dict[str, Wish]) -> list[Replay]:
-    """The beginning of what is retained for each subject."""
-    replays = [
+def _drop(replays: list[Replay], filters: Set[str]) -> None:
+    """Take out of ``replays`` those of some filters, which do not begin."""
+    for replay in replays:
+        if replay.filter in filters:
+            replay.finish()
+    replays[:] = [replay for replay in replays if replay.filter not in filters]
+
+
+def _replays(client: Client, wanted: dict[str, Wish]) -> list[Replay]:
+    """One for each subject of which retained messages are wanted."""
+    return [
         Replay(client, topic_filter, subject if index == 0 else second_sid(subject), subject, wish.qos)
         for topic_filter, wish in wanted.items()
         if wish.replay
         for index, subject in enumerate(wish.subjects)
     ]
+
+
+async def _first_pages(replays: list[Replay]) -> None:
+    """Read the beginning of what is retained for each subject."""
     if len(replays) == 1:
         await replays[0].first_page()
     else:
         await asyncio.gather(*(replay.first_page() for replay in replays))
-    return replays
 
 
 def _subjects(client: Client, topic_filter: str) -> tuple[tuple[str, ...] | None, int]:
@@ -254,8 +265,11 @@ class _Room:
         return True
 
 
-async def _subscribe_durable(client: Client, wanted: dict[str, Wish]) -> set[str]:
+async def _subscribe_durable(client: Client, wanted: dict[str, Wish], replays: dict[str, Replay]) -> set[str]:
     """Write the record, then make the consumers what it says.
+
+    Args:
+        replays: what is to be sent first, by key in the session record.
 
     Returns:
         The filters for which JetStream does not create a consumer.
@@ -287,6 +301,8 @@ async def _subscribe_durable(client: Client, wanted: dict[str, Wish]) -> set[str
             if known is not None and qos:
                 source = side.attachments[known.durable_name].source
                 set_options(source, described)
+                if key in replays:
+                    replays[key].hold(source)
                 if source.qos != qos:
                     # An overlapping subscription may have brought what this one's consumer has yet to bring.
                     until = max(each.last for each in side.machine.sources)
@@ -312,7 +328,8 @@ async def _subscribe_durable(client: Client, wanted: dict[str, Wish]) -> set[str
                 record.v5.start[key] = start
                 source = Source(qos, start, side.window())
                 set_options(source, described)
-                source.held = Source.REPLAYING if wish.replay else 0
+                if key in replays:
+                    replays[key].hold(source)
                 source.expected = 0
                 created.append((topic_filter, side.add(key, consumer, source)))
         record.subs[subjects[0]] = qos

@@ -15,8 +15,8 @@ class Source:
     """One durable consumer of the session, attached to this connection."""
 
     REPLAYING: Final = 1
-    BEHIND: Final = 2
-    RETURNING: Final = 1 << 20
+    BEHIND: Final = 1 << 20
+    RETURNING: Final = 1 << 40
 
     KNOWN_LEAST: Final = 64
     """Sequences that are remembered when the client takes few messages at a time."""
@@ -91,9 +91,9 @@ class Source:
         self.again = 0
         """Redeliveries that have come."""
         self.held = 0
-        """New messages are kept back: `REPLAYING` until the retained messages have been written, `BEHIND` for each
-        ended subscription that still brings older messages which are now this one's, `RETURNING` until what was
-        pending has come again."""
+        """New messages are kept back: `REPLAYING` for each replay of which retained messages are yet to be written,
+        `BEHIND` for each ended subscription that still brings older messages which are now this one's, `RETURNING`
+        until what was pending has come again."""
         self.backlog: deque[Delivery] = deque()
         self.live = False
         """Its messages come through the shared reader: see :attr:`DurableOutbound.reached`."""

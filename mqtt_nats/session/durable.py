@@ -265,16 +265,11 @@ class DurableOutbound(Recalling):
         return max(self.limit - len(self.inflight) - self.released - waiting, 0) if self.open else 0
 
     def release_held(self, source: Source, reason: int = Source.REPLAYING) -> None:
-        """What new messages of a subscription had to wait for has been sent: let them go."""
-        source.held &= ~reason
-        self._let_go(source)
-
-    def follow(self, source: Source) -> None:
-        """An ended subscription no longer stands before this one."""
-        source.held -= Source.BEHIND
-        self._let_go(source)
-
-    def _let_go(self, source: Source) -> None:
+        """One thing that new messages of a subscription had to wait for is over: let them go after the last."""
+        if reason == Source.RETURNING:  # all that is pending, whoever waits for it
+            source.held &= ~reason
+        else:
+            source.held -= reason
         while source.backlog and not source.held:
             delivery = source.backlog.popleft()
             heapq.heappush(self._waiting, (delivery.sequence, delivery))

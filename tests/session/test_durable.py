@@ -515,6 +515,22 @@ def test_retained_messages_are_sent_before_what_waits() -> None:
     assert ports.take() == [("send", ack_bytes(PUBREL, identifier)), ("ack", b"record")]
 
 
+def test_new_messages_wait_for_every_replay() -> None:
+    """The client has subscribed again while the first was under way, and NATS was lost: that counts once."""
+    one = source()
+    machine, ports = session(one)
+    one.held += 2 * Source.REPLAYING
+    one.held |= Source.RETURNING
+    one.held |= Source.RETURNING
+    machine.arrived(one, 5, 1, b"r", None, 1)
+    machine.release_held(one)
+    machine.release_held(one, Source.RETURNING)
+    machine.release_held(one, Source.RETURNING)
+    assert ports.take() == []
+    machine.release_held(one)
+    assert ports.take() == [("publish", 5, 1, False)]
+
+
 def test_a_retained_message_whose_pubrel_is_owed_is_not_sent_again() -> None:
     one = source()
     machine, ports = session(one, started=False)
@@ -592,13 +608,13 @@ def test_what_stands_behind_an_ended_subscription() -> None:
     """It is kept back until that has brought what is older, for as many as stand before it."""
     ended, heir = source(), source()
     machine, ports = session(ended, heir)
-    heir.held += 2 * Source.BEHIND
+    heir.held += 2 * Source.BEHIND + Source.REPLAYING
     machine.drain(ended)
     ended.end = 6
     machine.arrived(heir, 7, 1, b"new", None, 1)
     machine.arrived(ended, 6, 1, b"old", None, 1)
-    machine.follow(heir)
+    machine.release_held(heir, Source.BEHIND)
     machine.release_held(heir)
     assert ports.take() == [("publish", 6, 1, False)]
-    machine.follow(heir)
+    machine.release_held(heir, Source.BEHIND)
     assert ports.take() == [("publish", 7, 1, False)]

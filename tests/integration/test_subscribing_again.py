@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A durable session subscribes what it has subscribed already: new messages wait for the retained ones once more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mqtt_nats.broker import subscribing
+from mqtt_nats.broker.replay import prepare
+from mqtt_streams.api import ApiError
+from tests.harness import raw
+from tests.harness.nats import NatsServer
+from tests.harness.raw import Raw
+from tests.harness.waiting import eventually
+from tests.limits.support import PATIENCE, Inside, running
+
+
+@pytest.fixture(scope="module", params=["never", "always"])
+def inside(nats_server: NatsServer, request: pytest.FixtureRequest) -> Iterator[Inside]:
+    """A gateway that can be looked into, without and with a shared reader."""
+    with running(nats_server.url, shared_reader=request.param) as found:
+        yield found
+
+
+@pytest.fixture
+def topic(inside: Inside, request: pytest.FixtureRequest) -> str:
+    """One that no other test uses."""
+    broker = inside.gateway.broker
+    assert broker is not None
+    return f"{request.function.__name__}/{broker.settings.shared_reader}"
+
+
+def publish(writer: Raw, topic: str, payload: bytes) -> None:
+    """Have something retained."""
+    writer.send(raw.publish(topic, payload, qos=1, flags=1))
+    writer.expect(raw.PUBACK, PATIENCE)
+
+
+def take(client: Raw) -> tuple[bytes, bool]:
+    """The payload of the next message, which is acknowledged, and whether it was retained."""
+    found = client.expect(raw.PUBLISH, PATIENCE)
+    client.send(raw.ack(raw.PUBACK, found.id))
+    return found.payload, bool(found.first & 1)
+
+
+def begin(inside: Inside, client: Raw, client_id: str, topic: str) -> Any:
+    """Subscribe; the session's side, once its messages come as they are to."""
+    assert client.subscribe((topic, 1)) == [1]
+    side: Any = inside.client(client_id).durable_side
+    broker = inside.gateway.broker
+    assert broker is not None
+    if broker.live is not None and broker.settings.shared_reader == "always":
+        eventually(lambda: side.live, PATIENCE)
+    return side
+
+
+def reached(side: Any) -> int:
+    """The last message that has come for a session."""
+    found: int = max(side.machine.reached, *(one.source.last for one in side.attachments.values()))
+    return found
+
+
+def test_what_is_new_waits_for_what_is_retained(inside: Inside, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes after the retained message was read, and before that is sent: the last one is the newest."""
+    read, let = asyncio.Event(), asyncio.Event()
+
+    async def prepare_later(*given: Any) -> None:
+        read.set()
+        await let.wait()
+        await prepare(*given)
+
+    port = inside.ports[0]
+    with Raw.connected(port, topic, clean=False) as client, Raw.connected(port) as writer:
+        side = begin(inside, client, topic, topic)
+        publish(writer, topic, b"v1")
+        assert take(client) == (b"v1", False)
+        monkeypatch.setattr(subscribing, "prepare", prepare_later)
+        client.send(raw.subscribe((topic, 1), id=2))
+        eventually(lambda: inside.call(read.is_set), PATIENCE)
+        before = inside.call(lambda: reached(side))
+        publish(writer, topic, b"v2")
+        eventually(lambda: inside.call(lambda: reached(side)) > before, PATIENCE)
+        inside.call(let.set)
+        client.expect(raw.SUBACK, PATIENCE)
+        assert [take(client), take(client)] == [(b"v1", True), (b"v2", False)]
+        publish(writer, topic, b"v3")
+        assert take(client) == (b"v3", False)
+
+
+def test_what_is_new_goes_where_subscribing_again_fails(
+    inside: Inside, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The subscription is as it was before."""
+
+    async def refuse(*_: object) -> None:
+        raise ApiError(503, 10077, "maximum bytes exceeded")
+
+    port = inside.ports[0]
+    with Raw.connected(port, topic, clean=False) as client, Raw.connected(port) as writer:
+        begin(inside, client, topic, topic)
+        publish(writer, topic, b"v1")
+        assert take(client) == (b"v1", False)
+        monkeypatch.setattr(subscribing, "prepare", refuse)
+        assert client.subscribe((topic, 1), id=2) == [0x80]
+        publish(writer, topic, b"v2")
+        assert take(client) == (b"v2", False)
