@@ -238,5 +238,7 @@ def rest(joining: Joining, attachment: Attachment, handler: Handler) -> Handler:
             joining.passed.add(attachment)
         else:
             joining.wrong = True
+        if source.place <= 0:  # if the session does not become live, what comes next shows that this one is missing
+            source.place = ack.consumer_seq
 
     return arrived

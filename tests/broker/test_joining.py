@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many sessions become live at the same time."""
+"""How many sessions become live at the same time, and what their consumers bring meanwhile."""
 
 from typing import Any
 
 import pytest
 
 from mqtt_nats.broker import joining
+from mqtt_nats.broker.attachment import Attachment
 from mqtt_nats.broker.grounding import AT_ONCE
-from mqtt_nats.broker.joining import Turns
+from mqtt_nats.broker.joining import Joining, Turns, rest
+from mqtt_nats.session.delivery import Source
+from mqtt_streams.messages import subscription_consumer
 
 
 def test_the_next_begins_when_one_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,3 +39,27 @@ def test_one_that_asks_for_much_counts_for_what_it_asks_at_a_time(monkeypatch: p
     assert not turns.take(one, 1)
     turns.end(many)
     assert turns.take(one, 1)
+
+
+@pytest.mark.parametrize(
+    ("pending", "number", "passed"),
+    [(None, 1, True), (None, 2, False), (5, 6, True), (5, 4, True), (5, 8, False)],
+    ids=["first", "not the first", "first since", "told late", "not the first since"],
+)
+def test_what_is_dropped_is_missing_where_a_session_does_not_become_live(
+    pending: int | None, number: int, passed: bool
+) -> None:
+    """Also where it is the first that a consumer brings: what follows is not taken before it has come again."""
+    source = Source(1, 5, 100)
+    if pending is not None:
+        source.attached(0, pending, False)
+    consumer = subscription_consumer("hash", "a", name_nuid="n", deliver_nuid="d", max_ack_pending=100, start_seq=5)
+    attachment = Attachment("a", consumer, source)
+    joining = Joining([attachment], 10)
+    taken: list[bytes] = []
+    handler = rest(joining, attachment, lambda subject, reply, headers, payload: taken.append(payload))
+    handler(b"$MQTT.msgs.a", b"$JS.ACK.$MQTT_msgs.n.1.11.%d.1.0" % number, b"", b"dropped")
+    assert (joining.dropped, joining.wrong, attachment in joining.passed) == (True, not passed, passed)
+    assert taken == []
+    assert not source.follows(number + 1)
+    assert source.follows(number)
