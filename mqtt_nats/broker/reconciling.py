@@ -18,6 +18,7 @@ from mqtt_nats.broker.attaching import outstanding
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.resuming import reattach
 from mqtt_nats.broker.sharing import ask_groups_again
+from mqtt_nats.session.delivery import Source
 from mqtt_streams.consumers import ConsumerInfo, consumer_info
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.pubrel import CONSUMER_PREFIX
@@ -95,8 +96,10 @@ class Reconciling:
             names, side.doubtful = side.doubtful, set()  # what happens from now on is a reason to look again
             if side.stall is not None:
                 return  # everything comes again when the client reads
-            if await self._complete(side, names):
+            unclear = await self._unclear(side, names)
+            if unclear is not None:
                 side.attempts = 0
+                self._let_go(client, side, names, unclear)
                 return
             log.info("%s: deliveries or acknowledgements were lost: they come again", client)
             await reattach(client, side)
@@ -105,17 +108,32 @@ class Reconciling:
                 for name in side.attachments:
                     self.due(client, name)
 
-    async def _complete(self, side: DurableSide, names: set[str]) -> bool:
-        """Whether JetStream and this gateway agree on what the session has been given and has acknowledged."""
+    def _let_go(self, client: Client, side: DurableSide, names: set[str], unclear: set[str]) -> None:
+        """What had not come again when a consumer was attached last has come since, or is complete."""
+        for name in names if side.stall is None else ():
+            one = side.attachments.get(name)
+            if one is None or one.source.live or not one.source.held & Source.RETURNING:
+                continue
+            if name in unclear or one.missed or one.wire is not client.broker.link.wire:
+                self.due(client, name)  # or what is new would wait for good
+            else:
+                side.machine.release_held(one.source, Source.RETURNING)
+
+    async def _unclear(self, side: DurableSide, names: set[str]) -> set[str] | None:
+        """Compare what JetStream and this gateway know that the session has been given and has acknowledged.
+
+        Returns:
+            Those of which acknowledgements, or messages, may be on their way; None when something was lost.
+        """
         if any(attachment.missed for attachment in side.attachments.values()):
-            return False
+            return None
         found = await self._suspects(side, names)
         if not found:
-            return True
+            return set()
         await asyncio.sleep(SETTLE)
         again = await self._suspects(side, set(found))
         # Where acknowledgements are only on their way, the oldest that is pending is another one by now.
-        return not any(again.get(name) == floor for name, floor in found.items())
+        return None if any(again.get(name) == floor for name, floor in found.items()) else set(again)
 
     async def _suspects(self, side: DurableSide, names: set[str]) -> dict[str, int]:
         """Those that have more pending than is on its way, and up to where everything is acknowledged."""

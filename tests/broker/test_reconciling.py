@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is new waits until what was pending has come again, and no longer."""
+
+import asyncio
+from collections.abc import Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mqtt_nats.broker import reconciling
+from mqtt_nats.broker.attachment import Attachment
+from mqtt_nats.broker.reconciling import Reconciling
+from mqtt_nats.session.delivery import Delivery, Source
+from mqtt_nats.session.durable import DurableOutbound
+from mqtt_streams.consumers import ConsumerInfo, ConsumerRef
+
+CONSUMER = ConsumerRef("name", "deliver", "filter", 10)
+
+
+class Bench:
+    """A session whose consumer has not sent again all that was pending when it was attached last."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sent: list[int] = []
+        self.told: list[tuple[int, int]] = []
+        """What JetStream says, one after the other: how many are pending, and up to where all is acknowledged."""
+        self.attached = 0
+        self.next: asyncio.Future[Coroutine[Any, Any, None]] | None = None
+
+        def publish(delivery: Delivery, dup: bool) -> bool:
+            self.sent.append(delivery.sequence)
+            return True
+
+        ports: Any = SimpleNamespace(publish=publish)
+        self.machine = DurableOutbound(10, ports)
+        self.machine.open = True
+        self.source = Source(1, 1, 10)
+        self.source.held = Source.RETURNING
+        self.machine.sources.append(self.source)
+        self.attachment = Attachment("a", CONSUMER, self.source)
+        link: Any = SimpleNamespace(wire=object(), subscribe_raw=lambda *_: b"1")
+        self.attachment.wire = link.wire
+        broker: Any = SimpleNamespace(link=link, inbox=None, attached={})
+        self.client: Any = SimpleNamespace(broker=broker, alive=True, hash="h", do=self._do)
+        self.side: Any = SimpleNamespace(
+            client=self.client,
+            attachments={"name": self.attachment},
+            machine=self.machine,
+            doubtful=set(),
+            stall=None,
+            attempts=0,
+            has_pubrels=False,
+        )
+        self.client.durable_side = self.side
+        self.reconciling = Reconciling(broker)
+        self.machine.arrived(self.source, 8, 1, b"r", None, 1)
+
+        async def info(*_: object) -> ConsumerInfo:
+            pending, floor = self.told.pop(0)
+            return ConsumerInfo({"deliver_subject": "deliver"}, True, 8, 8, floor, pending, 0)
+
+        async def reattach(*_: object) -> None:
+            self.attached += 1
+            self.side.attempts = reconciling.ATTEMPTS
+
+        async def patiently(client: object, work: Any) -> Any:
+            return await work()
+
+        monkeypatch.setattr(reconciling, "consumer_info", info)
+        monkeypatch.setattr(reconciling, "reattach", reattach)
+        monkeypatch.setattr(reconciling, "patiently", patiently)
+        monkeypatch.setattr(reconciling, "SETTLE", 0)
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        if self.next is None:
+            work.close()  # the test is over
+        else:
+            self.next.set_result(work)
+
+    async def look(self, *told: tuple[int, int]) -> None:
+        """Have the look made that is due."""
+        self.told += told
+        self.next = asyncio.get_running_loop().create_future()
+        look, self.next = await self.next, None
+        await look
+        assert self.told == []
+
+
+async def test_what_is_new_goes_when_nothing_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest has come meanwhile."""
+    bench = Bench(monkeypatch)
+    bench.reconciling.due(bench.client, "name")
+    await bench.look((1, 7))
+    assert (bench.sent, bench.attached, bench.side.doubtful) == ([8], 0, set())
+
+
+async def test_what_is_new_waits_while_something_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client acknowledges something else, so that the oldest that is pending is another one each time."""
+    bench = Bench(monkeypatch)
+    bench.reconciling.due(bench.client, "name")
+    await bench.look((3, 3), (2, 4))
+    assert (bench.sent, bench.attached, bench.side.doubtful) == ([], 0, {"name"})
+    await bench.look((2, 4), (1, 6))
+    assert (bench.sent, bench.attached, bench.side.doubtful) == ([8], 0, set())
+
+
+async def test_what_does_not_come_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
+    bench.reconciling.due(bench.client, "name")
+    await bench.look((2, 4), (2, 4))
+    assert (bench.sent, bench.attached) == ([], 1)
+
+
+@pytest.mark.parametrize("why", ["live", "stalled", "missed", "elsewhere"])
+async def test_what_is_new_waits_for_something_else(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    """Until it is known whose the session is, or the client reads, or the consumer is attached once more."""
+    bench = Bench(monkeypatch)
+    if why == "live":
+        bench.source.live = True
+    elif why == "elsewhere":
+        bench.client.broker.link.wire = object()  # NATS was lost once more
+    bench.reconciling.due(bench.client, "name")
+
+    async def info(*_: object) -> ConsumerInfo:
+        if why == "stalled":
+            bench.side.stall = object()
+        elif why == "missed":
+            bench.attachment.missed = True
+        return ConsumerInfo({"deliver_subject": "deliver"}, True, 8, 8, 7, 1, 0)
+
+    monkeypatch.setattr(reconciling, "consumer_info", info)
+    await bench.look()
+    assert bench.sent == []
+    assert bench.side.doubtful == ({"name"} if why in ("missed", "elsewhere") else set())
