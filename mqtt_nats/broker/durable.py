@@ -433,7 +433,7 @@ class DurableSide:
         if any(release.comp for release in machine.releases.values()):
             return False
         machine.ports = NOWHERE
-        machine.on_complete = None
+        machine.on_complete = machine.on_room = None
         return True
 
     # -- ended subscriptions --------------------------------------------------------------------

@@ -91,12 +91,23 @@ def stop(side: DurableSide) -> None:
 
 
 def bound(side: DurableSide) -> None:
-    """Bound what is in flight where no consumer does."""
+    """Bound what is in flight where no consumer does: of what the shared reader brings, or has brought."""
     machine = side.machine
     machine.limit = min(WINDOW, side.client.terms.receive_maximum)
-    if side.live:
+    taken = not side.live and side.keeper is not None and bool(side.keeper.ledger.pending)
+    if side.live or taken:
         windows = sum(one.consumer.max_ack_pending for one in side.attachments.values())
-        machine.limit = min(machine.limit, max(windows, 1))
+        # What may have been sent before does not wait for acknowledgements of this connection [MQTT-4.4.0-1].
+        machine.limit = min(machine.limit, max(windows, machine.places if taken else 0, 1))
+    if side.catching is None:
+        machine.on_room = partial(_widen, side) if taken else None
+
+
+def _widen(side: DurableSide) -> None:
+    """Leave it to consumers to bound what is in flight, once nothing is left of what the shared reader has brought."""
+    if side.keeper is not None and not side.keeper.ledger.pending:
+        bound(side)
+        side.machine.pump()
 
 
 async def _exists(broker: Broker, consumer: ConsumerRef) -> bool:

@@ -40,8 +40,9 @@ FAREWELL: Final = 2.0
 AT_ONCE: Final = 64
 """Sessions whose consumers are set at the same time, so that nats-server answers soon."""
 
-UNSENT: Final = 1000
-"""How much of what was not sent a position names; the rest has DUP when it comes again."""
+UNSENT: Final = 5000
+"""How much of what was not sent a position names: more than waits for a session that falls behind, as what is not named
+has DUP when it comes again, and is sent without regard to the window."""
 
 ELSEWHERE: Final = 1.0
 """The same where that is a connection of another gateway, which may stand still."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.broker.attaching import bring_back
 from mqtt_nats.broker.draining import still_draining, watch
 from mqtt_nats.broker.generation import adopt, settle
-from mqtt_nats.broker.grounding import fetch_pending, ground, recall, stop
+from mqtt_nats.broker.grounding import bound, fetch_pending, ground, recall, stop
 from mqtt_nats.broker.groups import PREFIX as SHARED
 from mqtt_nats.broker.halfway import gone
 from mqtt_nats.broker.nodes import fence
@@ -158,6 +158,7 @@ async def resume(
         await withdraw(denied - shares)
     if not client.alive:  # what is not sent is not said to have been
         return
+    bound(side)
     machine.start()
     for identifier in given_up:
         machine.ask(identifier)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.broker.attaching import bring_back
 from mqtt_nats.broker.attachment import BACKSTOP
-from mqtt_nats.broker.grounding import fetch_pending, ground, stop
+from mqtt_nats.broker.grounding import bound, fetch_pending, ground, stop
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.resuming import note_kept
@@ -211,6 +211,7 @@ async def _wake(client: Client, side: DurableSide, stall: Stall) -> None:
         side.machine.release_held(one.source, Source.RETURNING)
     side.stall = None
     log.info("%s reads again", client)
+    bound(side)
     side.machine.go_on()
     ask_again(client)
     client.connection.release(Hold.JOBS)

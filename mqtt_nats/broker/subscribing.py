@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mqtt_nats.broker.announcing import asked, asked_to_end, subscribed, unsubscribed
 from mqtt_nats.broker.attachment import Attachment, backstop
 from mqtt_nats.broker.draining import drain
+from mqtt_nats.broker.grounding import bound
 from mqtt_nats.broker.groups import PREFIX as SHARED
 from mqtt_nats.broker.groups import parse_shared
 from mqtt_nats.broker.nodes import fence, fence_wild
@@ -339,6 +340,8 @@ async def _subscribe_durable(client: Client, wanted: dict[str, Wish], replays: d
     await save_record(client, client.epoch)
     if gone:
         await patiently(client, partial(side.remove, gone))
+    if created:
+        bound(side)  # each has a window of its own
     results = await patiently(client, partial(_create, client, created))
     return {created[at][0] for at, done in enumerate(results) if not done}
 

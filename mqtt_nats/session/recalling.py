@@ -86,6 +86,14 @@ class Recalling(Unsequenced):
         return [*self.inflight.values(), *self._queued.values()]
 
     @property
+    def places(self) -> int:
+        """In how large a window all that an earlier connection may have sent is sent again at once."""
+        known = [*self.on_their_way(), *self.others]
+        again = [one.sequence for one in known if one.dup]
+        last = max(again, default=0)
+        return sum(one.sequence <= max(last, 0) for one in known) if again else 0
+
+    @property
     def queued(self) -> list[Delivery]:
         """What waits for a place in the window."""
         return [*self._queued.values(), *self.others] if self._queued or self.others else []

@@ -12,7 +12,7 @@ import pytest
 from mqtt_nats.backbone.wire import Wire
 from mqtt_nats.broker import grounding
 from mqtt_nats.broker.attachment import Attachment
-from mqtt_nats.broker.grounding import all_done, fetch_pending, ground, recall
+from mqtt_nats.broker.grounding import WINDOW, all_done, bound, fetch_pending, ground, recall
 from mqtt_nats.broker.keeping import FRESH, TAKEN, Fresh
 from mqtt_nats.session.delivery import Delivery, Source
 from mqtt_nats.session.durable import DurableOutbound, packet_id
@@ -161,8 +161,8 @@ async def test_before_each_consumer_is_set(monkeypatch: pytest.MonkeyPatch, time
         attachments[name].source.live = True
     keeper = Keeping(times)
     keeper.ledger.reached = 41
-    machine = SimpleNamespace(limit=0)
-    side: Any = SimpleNamespace(keeper=keeper, attachments=attachments, live=False, frozen=True, machine=machine)
+    side: Any = SimpleNamespace(keeper=keeper, attachments=attachments, live=False, frozen=True, catching=None)
+    side.machine = SimpleNamespace(limit=0)
     record = SimpleNamespace(cons={}, v5=SimpleNamespace())
     terms = SimpleNamespace(receive_maximum=10)
     side.client = client = SimpleNamespace(client_id="c", broker=SimpleNamespace(), record=record, terms=terms)
@@ -170,6 +170,67 @@ async def test_before_each_consumer_is_set(monkeypatch: pytest.MonkeyPatch, time
     assert await ground(found, side) is (times == 2)
     assert positions == [42] * set_back
     assert keeper.gone is (times < 2)
+
+
+async def test_what_was_taken_is_sent_at_the_pace_of_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No consumer bounds what a session has from the shared reader when it leaves that."""
+
+    async def set_position(broker: object, consumer: object, start: int) -> object:
+        return consumer
+
+    monkeypatch.setattr(grounding, "set_position", set_position)
+    source = Source(1, 1, 3)
+    source.live = True
+    consumer = subscription_consumer("hash", "a", name_nuid="a", deliver_nuid="d", max_ack_pending=3, start_seq=1)
+    keeper = Keeping(2)
+    ports = Ports(keeper.ledger)
+    machine = DurableOutbound(WINDOW, ports)
+    machine.sources.append(source)
+    machine.open = True
+    side: Any = SimpleNamespace(keeper=keeper, machine=machine, catching=None, live=True, frozen=False)
+    side.attachments = {"a": Attachment("a", consumer, source)}
+    side.client = client = SimpleNamespace(client_id="c", broker=SimpleNamespace())
+    client.record = SimpleNamespace(cons={}, v5=SimpleNamespace())
+    client.terms = SimpleNamespace(receive_maximum=65535)
+    bound(side)
+    for sequence in range(1, 11):
+        keeper.ledger.take(sequence, 1)
+        machine.arrived(source, sequence, 1, TAKEN + b"%d" % sequence, None, 1)
+    side.live, side.frozen, keeper.ledger.reached = False, True, 10
+    found: Any = client
+    assert await ground(found, side)
+    machine.pump()
+    for sequence in (11, 12, 13):
+        machine.arrived(source, sequence, 1, b"$JS.ACK.%d" % sequence, None, 1)
+    for acknowledged in range(10):
+        assert [one for one, _, _ in ports.sent] == [*range(1, acknowledged + 4)]
+        machine.acknowledged(PUBACK, [packet_id(acknowledged + 1)])
+    assert keeper.ledger.pending == {}
+    assert (machine.limit, machine.on_room) == (WINDOW, None)  # consumers bound it from here on
+
+
+@pytest.mark.parametrize(("unsent", "limit"), [([], 9), ([6, 7, 8, 9], 5), ([3, 9], 8), (range(1, 10), 3)])
+async def test_what_an_earlier_connection_may_have_sent_waits_for_nothing(unsent: list[int], limit: int) -> None:
+    """It may have had a larger window [MQTT-4.4.0-1]; the rest of what was taken keeps to that of this one."""
+    ledger = Ledger()
+    machine = DurableOutbound(WINDOW, Ports(ledger))
+    machine.not_sent(unsent)
+    source = Source(1, 1, 3)
+    source.expected = 0
+    machine.sources.append(source)
+    for sequence in range(1, 10):
+        ledger.take(sequence, 1)
+        machine.arrived(source, sequence, 2, TAKEN + b"%d" % sequence, None, 1)
+    consumer = subscription_consumer("hash", "a", name_nuid="a", deliver_nuid="d", max_ack_pending=3, start_seq=1)
+    side: Any = SimpleNamespace(keeper=SimpleNamespace(ledger=ledger), machine=machine, catching=None, live=False)
+    side.attachments = {"a": Attachment("a", consumer, source)}
+    side.client = SimpleNamespace(terms=SimpleNamespace(receive_maximum=65535))
+    bound(side)
+    machine.start()
+    assert (machine.limit, len(machine.inflight)) == (limit, limit)
+    side.client.terms.receive_maximum = 2  # [MQTT-3.3.4-9] (5.0)
+    bound(side)
+    assert machine.limit == 2
 
 
 @pytest.mark.parametrize(("ours", "rounds"), [(True, 10), (False, 1)])

@@ -388,6 +388,9 @@ async def test_who_reads_again_gets_also_what_had_to_come_again_after_a_loss(mon
         stall=stall,
         frozen=False,
         keeper=None,
+        live=False,
+        catching=None,
+        client=SimpleNamespace(terms=SimpleNamespace(receive_maximum=10)),
     )
     bench.ports.take()
     await stalling._wake(client, side, stall)

@@ -127,6 +127,63 @@ async def test_window_of_mixed_states(
     await stored.settled(name)
 
 
+@pytest.mark.parametrize("end", ["behind", "lost"])
+async def test_window_is_that_of_the_subscription(
+    connect: Connector, name: str, stored: Stored, nats_server: NatsServer, gateway_factory: GatewayFactory, end: str
+) -> None:
+    """Also of what was taken when the session falls behind, or its connection ends."""
+    most = ("--max-backlog", "30") if end == "behind" else ()
+    near = gateway_factory(nats_server, "--shared-reader", "always", "--max-inflight", "5", *most)
+    client = await connect(name, clean=False, to=near)
+    await client.subscribe(name, qos=1)
+    await stored.live(name)
+    publisher = await connect(f"{name}-publisher")
+    count = 1500 if end == "lost" else 60
+    payloads = [b"%d" % number for number in range(count)]
+    await publisher.deliver_all(name, payloads, 1)
+    first = await received(client, 5)
+    if end == "lost":
+        client.drop()
+        await stored.detached(name)
+        client = await connect(name, clean=False, to=near)
+        again = await received(client, 5)
+        assert [one.packet_id for one in again] == [one.packet_id for one in first]
+        first = again
+    else:
+
+        async def plain() -> None:
+            (info,) = await stored.session_consumers(name)
+            assert info.num_ack_pending == 5
+
+        await until(plain)
+    got = list(first)
+    for number in range(count):
+        await client.quiet()
+        await client.complete(got[number])
+        if len(got) < count:
+            got += await received(client, 1)
+    assert [one.payload for one in got] == payloads
+    assert [one.dup for one in got] == [end == "lost"] * 5 + [False] * (count - 5)
+    await client.quiet()
+    await stored.settled(name)
+
+
+async def test_further_subscription_has_a_window_of_its_own(
+    connect: Connector, name: str, stored: Stored, nats_server: NatsServer, gateway_factory: GatewayFactory
+) -> None:
+    """Also while that of the first one is full."""
+    near = gateway_factory(nats_server, "--shared-reader", "always", "--max-inflight", "5")
+    client = await connect(name, clean=False, to=near)
+    await client.subscribe(f"{name}/a", qos=1)
+    await stored.live(name)
+    publisher = await connect(f"{name}-publisher")
+    await publisher.deliver_all(f"{name}/a", [b"%d" % number for number in range(5)], 1)
+    await received(client, 5)
+    await client.subscribe(f"{name}/b", qos=1)
+    await publisher.deliver(f"{name}/b", b"answer", 1)
+    await client.message(f"{name}/b", b"answer")
+
+
 async def test_released_before_it_is_stored_never(connect: Connector, name: str, stored: Stored) -> None:
     """PUBREL is sent when the position that has it as owed is stored [MQTT-4.3.3-1]."""
     client = await connect(name, clean=False)
