@@ -8,6 +8,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.broker.grounding import AT_ONCE, parts
+from mqtt_nats.broker.keeping import TAKEN
 from mqtt_nats.broker.record import save_record
 from mqtt_streams.consumers import consumer_info, parse_ack
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from mqtt_nats.broker.context import Broker
     from mqtt_nats.broker.durable import DurableSide
     from mqtt_nats.pubsub.message import Stored
+    from mqtt_nats.session.durable import DurableOutbound
+    from mqtt_nats.session.ledger import Ledger
 
 KEPT_BACK: Final = 10_000
 """Messages that are kept back for a session meanwhile, at most."""
@@ -164,6 +167,18 @@ def consumer_of(reply: bytes) -> str:
     """The consumer that an acknowledgement subject is of."""
     ack = parse_ack(reply)
     return "" if ack is None else ack.consumer
+
+
+def take_over(joining: Joining, machine: DurableOutbound, ledger: Ledger) -> None:
+    """What consumers have brought, and is on its way, is pending in the session's position from now on."""
+    names = {one.consumer.durable_name for one in joining.attachments}
+    sources = {one.source for one in joining.attachments}
+    for delivery in machine.on_their_way():
+        if delivery.source in sources and delivery.sequence > 0 and not delivery.reply.startswith(TAKEN):
+            ledger.take(delivery.sequence, delivery.qos)
+            others = [one for one in delivery.others or () if consumer_of(one) not in names]
+            delivery.reply = TAKEN + b"%d" % delivery.sequence
+            delivery.others = others or None
 
 
 async def beyond(broker: Broker, subject: str, start: int, since: int) -> bool:

@@ -22,13 +22,13 @@ from mqtt_nats.broker.joining import (
     Joining,
     Member,
     Turns,
-    consumer_of,
     far_apart,
     left,
     much_left,
     name_position,
     rest,
     settled,
+    take_over,
 )
 from mqtt_nats.broker.keeping import TAKEN, Keeper
 from mqtt_nats.broker.reader import Reader
@@ -424,14 +424,8 @@ class Live:
         keeper = side.keeper
         assert keeper is not None
         ledger = keeper.ledger
-        names = {one.consumer.durable_name for one in joining.attachments}
         sources = {one.source for one in joining.attachments}
-        for delivery in side.machine.on_their_way():
-            if delivery.source in sources and delivery.sequence > 0 and not delivery.reply.startswith(TAKEN):
-                ledger.take(delivery.sequence, delivery.qos)
-                others = [one for one in delivery.others or () if consumer_of(one) not in names]
-                delivery.reply = TAKEN + b"%d" % delivery.sequence
-                delivery.others = others or None
+        take_over(joining, side.machine, ledger)
         link = self.broker.link
         for one in joining.attachments:
             link.unsubscribe_raw(one.sid)
@@ -477,10 +471,7 @@ class Live:
                 one.since = max(one.since, since)
         for sequence, message in joining.kept:
             if sequence > since:
-                try:
-                    self.put_through(member, sequence, message, TAKEN + b"%d" % sequence)
-                except Exception as error:
-                    self.failed(member, sequence, message.qos, error)
+                self._take_kept(member, sequence, message)
         self._settle(member)
         log.debug("%s has caught up at sequence %d", member.client, since)
 
@@ -491,9 +482,15 @@ class Live:
             self.catching.discard(catching)
             catching.end()
 
-    def _take_kept(self, member: Member, sequence: int, message: Stored, sources: set[Source]) -> None:
+    def _take_kept(self, member: Member, sequence: int, message: Stored, sources: set[Source] | None = None) -> None:
+        """Give a session what was kept back for it; where ``sources`` are named, only what is theirs."""
         client = member.client
-        own = bool(client.no_local or client.options) and message.sender == client.client_id
-        owner, _ = member.side.overlap.owner(message.subject, sequence, own)
-        if owner is not None and owner.source in sources:
+        try:
+            if sources is not None:
+                own = bool(client.no_local or client.options) and message.sender == client.client_id
+                owner, _ = member.side.overlap.owner(message.subject, sequence, own)
+                if owner is None or owner.source not in sources:
+                    return
             self.put_through(member, sequence, message, TAKEN + b"%d" % sequence)
+        except Exception as error:  # what follows is the session's all the same
+            self.failed(member, sequence, message.qos, error)

@@ -259,3 +259,31 @@ def test_one_session_that_fails_takes_nothing_from_the_others(inside: Inside, ca
         assert "a defect" in caplog.text
         with Raw.connected(port, "fails", clean=False) as again:
             assert again.expect(raw.PUBLISH, PATIENCE).payload == b"0"
+
+
+def test_a_message_that_fails_as_a_session_becomes_live(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session ends, and has that one and what was kept back behind it when it comes back."""
+    live = served(inside)
+    let = asyncio.Event()
+
+    async def passed(broker: object, joining: Joining, attachment: object) -> bool:
+        return let.is_set()
+
+    monkeypatch.setattr(becoming, "_passed", passed)
+    port = inside.ports[0]
+    with Raw.connected(port, "switched", clean=False) as client, Raw.connected(port) as writer:
+        assert client.subscribe(("switched/+", 1)) == [1]
+        side: Any = inside.client("switched").durable_side
+
+        def joining() -> list[Joining]:
+            return [one.joining for one in live.members.values() if one.side is side and one.joining]
+
+        eventually(lambda: inside.call(joining), PATIENCE)
+        inside.call(lambda: side.overlap._matching.update({"switched.a": [None]}))
+        publish(writer, "switched/a", range(1))
+        publish(writer, "switched/b", range(1, 3))
+        eventually(lambda: inside.call(lambda: len(joining()[0].kept) == 3), PATIENCE)
+        inside.call(let.set)
+        assert client.expect_closed(PATIENCE) == []
+    with Raw.connected(port, "switched", clean=False) as again:
+        take(again, range(3))
