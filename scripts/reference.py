@@ -20,7 +20,7 @@ from mqtt_nats.codec.reasons import ConnackCode, ReasonCode, connack_code
 from mqtt_nats.config import Settings, flag_name, has_flag
 from mqtt_nats.limits.settings import ClientLimits
 from mqtt_nats.listeners.settings import ListenerSettings
-from mqtt_streams.definitions import STREAMS, load_definition
+from mqtt_streams.definitions import EVERY, load_definition
 
 ROOT: Final = Path(__file__).parents[1]
 
@@ -199,7 +199,7 @@ def texts() -> str:
 def streams() -> str:
     """The definitions of the streams."""
     rows = []
-    for name in STREAMS:
+    for name in EVERY:
         found = load_definition(name)
         subjects = ", ".join(f"`{one}`" for one in found["subjects"])
         rows.append((f"`{name}`", found["description"], subjects, found["retention"], _features(found)))

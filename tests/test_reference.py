@@ -6,6 +6,7 @@ import re
 import pytest
 
 from mqtt_nats.config import env_name
+from mqtt_streams.definitions import EVERY
 from scripts.reference import TABLES, WHEN, pages, said
 from tests.harness.nats import ROOT
 
@@ -22,6 +23,12 @@ def test_every_table_is_in_a_page() -> None:
     text = "".join(text for _, text in PAGES.values())
     assert sorted(re.findall(r"<!-- begin: (\w+) -->", text)) == sorted(TABLES)
     assert text.count("<!-- end -->") == len(TABLES)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/streams.md", "docs/internals/architecture.md"])
+def test_every_stream_is_described(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert [name for name in EVERY if f"`{name}`" not in text] == []
 
 
 def test_the_page_of_settings_says_how_variables_are_called() -> None:

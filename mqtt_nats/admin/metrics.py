@@ -25,7 +25,7 @@ from mqtt_nats.broker.reporting import report
 from mqtt_nats.building import build
 from mqtt_nats.errors import StartupError
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
-from mqtt_streams.definitions import STREAMS
+from mqtt_streams.definitions import EVERY
 
 if TYPE_CHECKING:
     from mqtt_nats.admin.listener import AdminListener
@@ -173,8 +173,8 @@ async def _streams_of(broker: Broker) -> dict[str, dict[str, Any]]:
         found: dict[str, Any] = info["state"]
         return found
 
-    found = await asyncio.gather(*(state(name) for name in STREAMS))
-    return {name: one for name, one in zip(STREAMS, found, strict=True) if one is not None}
+    found = await asyncio.gather(*(state(name) for name in EVERY))
+    return {name: one for name, one in zip(EVERY, found, strict=True) if one is not None}
 
 
 def families(

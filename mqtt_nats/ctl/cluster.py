@@ -15,7 +15,7 @@ from mqtt_nats.ctl.tables import ago, table
 from mqtt_nats.ctl.verb import Arguments, Refused, Verb
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
-from mqtt_streams.definitions import STREAMS
+from mqtt_streams.definitions import EVERY
 from mqtt_streams.gateways import PREFIX, STREAM, Entry, GatewayStore
 
 PATIENCE: Final = 0.5
@@ -49,7 +49,7 @@ async def status(inbox: Inbox) -> dict[str, Any]:
         "urls": inbox.link.known.known if inbox.link.known is not None else [],
         "servers": found,
     }
-    streams = await asyncio.gather(*(_stream(inbox, name) for name in STREAMS))
+    streams = await asyncio.gather(*(_stream(inbox, name) for name in EVERY))
     return {"gateways": gateways, "nats": nats, "streams": [one for one in streams if one is not None]}
 
 

@@ -14,7 +14,7 @@ from mqtt_nats.ctl.servers import servers
 from mqtt_nats.ctl.tables import plain, quantity, span, table
 from mqtt_nats.ctl.verb import Arguments, Length, Refused, Verb
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
-from mqtt_streams.definitions import BY_SIZE, STREAMS
+from mqtt_streams.definitions import BY_SIZE, EVERY
 from mqtt_streams.messages import STREAM as MESSAGES
 
 PATIENCE: Final = 0.5
@@ -56,7 +56,7 @@ class Change(Arguments):
 
 async def listed(inbox: Inbox, asked: Listing) -> dict[str, Any]:
     """The streams, and what does not match what is promised; one line each."""
-    infos = await asyncio.gather(*(_info(inbox, name) for name in STREAMS))
+    infos = await asyncio.gather(*(_info(inbox, name) for name in EVERY))
     found = [one for one in infos if one is not None]
     if not found:
         raise Refused("there are no streams: no gateway has run here yet", 404)
@@ -214,10 +214,10 @@ async def change(inbox: Inbox, asked: Change) -> dict[str, Any]:
     """
     if asked.replicas is None and asked.retention is None:
         raise Refused("nothing is asked for: give --replicas or --retention")
-    names = [name for name in STREAMS if asked.stream in ("all", name)]
+    names = [name for name in EVERY if asked.stream in ("all", name)]
     if not names:
         raise Refused(
-            f"there is no stream {plain(asked.stream)} of gateways: it is all, or one of {', '.join(STREAMS)}", 404
+            f"there is no stream {plain(asked.stream)} of gateways: it is all, or one of {', '.join(EVERY)}", 404
         )
     if asked.retention is not None and MESSAGES not in names:
         raise Refused(f"--retention is about {MESSAGES}: the others keep what belongs to a session or a topic")

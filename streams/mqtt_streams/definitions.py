@@ -31,7 +31,10 @@ from mqtt_streams.wills import STREAM as WILLS
 STREAMS: Final = (SESSIONS, MESSAGES, RETAINED, QOS2IN, OUT, TIMERS, WILLS, SHARED, GATEWAYS, BANS, FLEET)
 
 OPTIONAL: Final = (POSITIONS,)
-"""Streams that only some settings need."""
+"""Streams that only some settings need; gateways go on where they are not there."""
+
+EVERY: Final = STREAMS + OPTIONAL
+"""All that there may be: what operators see and change."""
 
 NEVER_AGAIN: Final = (SESSIONS, QOS2IN)
 """Streams whose sequences stand for records elsewhere: as epochs of sessions, as ids of releases.
@@ -122,7 +125,7 @@ class EnsureReport:
 
 
 def load_definition(stream: str) -> dict[str, Any]:
-    """The definition of one of STREAMS or OPTIONAL, as a new dict."""
+    """The definition of one of EVERY, as a new dict."""
     resource = files("mqtt_streams").joinpath("definitions", f"{stream.removeprefix('$')}.json")
     definition: dict[str, Any] = orjson.loads(resource.read_bytes())
     return definition
@@ -151,7 +154,7 @@ async def ensure_streams(
     the same at the same time. Raises StreamSetupError, StreamConflict; NotAnswering while there is no leader.
     """
     report = EnsureReport(await _domain(js))
-    streams = STREAMS + OPTIONAL if positions else STREAMS
+    streams = EVERY if positions else STREAMS
     infos = {stream: await _info(js, stream) for stream in streams}
     level = _Replicas(replicas, (info for info in infos.values() if info))
     for stream in streams:

@@ -88,6 +88,7 @@ def test_what_passes_is_counted(admin: Admin) -> None:
         assert value(now, "mqtt_nats_sessions", kind="durable") == 1
         assert value(now, "mqtt_nats_subscriptions") == 2
         assert value(now, "mqtt_nats_stream_messages", stream="$MQTT_msgs") >= 3
+        assert value(now, "mqtt_nats_stream_messages", stream="$MQTT_pos") >= 0
         assert value(now, "mqtt_nats_nats_connected", link="main") == 1
     gone = {"how": "lost"}
     eventually(lambda: value(admin.metrics(), "mqtt_nats_disconnects_total", **gone) >= 3, PATIENCE, what="the ends")

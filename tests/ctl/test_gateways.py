@@ -8,6 +8,7 @@ import re
 import pytest
 
 from mqtt_nats.ctl.streams import _warnings
+from mqtt_streams.definitions import EVERY
 from tests.ctl.conftest import Fleet
 from tests.ctl.test_trace import Watching
 from tests.harness.raw5 import Raw5, publish
@@ -124,6 +125,16 @@ def test_streams_set(fleet: Fleet) -> None:
     refused = fleet.run("streams", "set", "$MQTT_sess", "--replicas", "3")
     assert refused.status == 1
     assert refused.text.startswith("$MQTT_sess is not changed: ")
+
+
+def test_positions_are_a_stream_like_the_others(fleet: Fleet) -> None:
+    """Not every gateway needs it; where it is, it is seen and changed."""
+    names = [one["name"] for one in fleet.json("streams")["streams"]]
+    assert names == list(EVERY)
+    assert "$MQTT_pos" in names
+    assert [one["name"] for one in fleet.json("cluster", "status")["streams"]] == names
+    assert fleet.text("streams", "set", "$MQTT_pos", "--replicas", "1") == "$MQTT_pos: 1 replica (as before)\n"
+    assert [one["name"] for one in fleet.json("streams", "set", "all", "--replicas", "1")["streams"]] == names
 
 
 def test_what_streams_are_warned_of() -> None:

@@ -21,6 +21,7 @@ from mqtt_nats.linking import connect_link
 from mqtt_streams.api import ApiError, Reply, call, publish
 from mqtt_streams.consumers import ConsumerRef, create_consumer
 from mqtt_streams.definitions import (
+    EVERY,
     STREAMS,
     EnsureReport,
     NotAnswering,
@@ -58,7 +59,7 @@ async def create(js: NatsPyJetStream, stream: str, **changes: object) -> None:
 
 
 def test_definitions_are_what_the_nats_cli_reads() -> None:
-    for stream in STREAMS:
+    for stream in EVERY:
         definition = load_definition(stream)
         assert definition["name"] == stream
         assert definition["storage"] == "file"
