@@ -81,7 +81,15 @@ async def _clients(control: Control, question: dict[str, Any]) -> AsyncIterator[
 async def _connected(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
     async for client in sliced(list(control.broker.clients.values())):
         if client.alive:
-            yield client.client_id
+            yield _loaded(client) if question.get("loads") else client.client_id
+
+
+def _loaded(client: Client) -> dict[str, Any]:
+    """What is in memory for a client, and up to where it has been given what it has missed, if it still is."""
+    inflight, queued, _ = load(client)
+    catching = client.durable_side.catching if client.durable_side is not None else None
+    taken = None if catching is None else catching.position
+    return {"value": client.client_id, "inflight": inflight, "queued": queued, "taken": taken}
 
 
 async def _client(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:

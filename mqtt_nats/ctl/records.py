@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple
@@ -11,9 +11,7 @@ from typing import Any, Final, NamedTuple
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_streams import headers, stored
 from mqtt_streams.api import ApiError, call
-from mqtt_streams.consumers import consumer_info
 from mqtt_streams.hashing import name_hash
-from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import PREFIX, STREAM, PoisonedRecord, SessionRecord, decode
 from mqtt_streams.timers import EXPIRY, timer_subject
 from mqtt_streams.timers import STREAM as TIMERS
@@ -81,21 +79,6 @@ async def deadlines(inbox: Inbox, client_hash: str = "*") -> dict[str, float]:
         except ValueError:
             continue
         found[message.subject.rpartition(".")[2]] = at
-    return found
-
-
-async def queues(inbox: Inbox, names: Collection[str] | None = None) -> dict[str, tuple[int, int]]:
-    """Messages that wait in a consumer, and those that are delivered and not acknowledged; by its name."""
-    if names is None:
-        return {
-            one["name"]: (int(one.get("num_pending", 0)), int(one.get("num_ack_pending", 0)))
-            async for one in consumers(inbox, MESSAGES)
-        }
-    found = {}
-    for name in names:
-        info = await consumer_info(inbox, MESSAGES, name)
-        if info is not None:
-            found[name] = (info.num_pending, info.num_ack_pending)
     return found
 
 

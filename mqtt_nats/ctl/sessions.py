@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import Field
 
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.ctl.asking import ask, ask_one, known, progress
 from mqtt_nats.ctl.orphans import find, remove
-from mqtt_nats.ctl.records import Found, deadlines, fits, queues, records
+from mqtt_nats.ctl.records import Found, deadlines, fits, records
 from mqtt_nats.ctl.tables import ago, cut, plain, rest, sheet, span, table
 from mqtt_nats.ctl.verb import Arguments, Refused, Verb
+from mqtt_nats.ctl.waiting import AT_ONCE as LOOKS
+from mqtt_nats.ctl.waiting import Load, Waiting, Waits
 from mqtt_streams.sessions import second_sid
 from mqtt_streams.subjects import subject_to_filter
 
@@ -60,64 +63,79 @@ class Cleaned(Arguments):
     dry_run: bool = Field(default=False, description="Only show what it would be.")
 
 
-async def _connected(inbox: Inbox, *, surely: bool = False) -> tuple[dict[str, str], list[str]]:
-    """The gateway of every client that is connected, and the gateways that have not answered.
+class Client(NamedTuple):
+    """Where a client is connected."""
+
+    gateway: str
+    load: Load | None
+    """None: it was not asked for, or the gateway does not know of it."""
+
+
+async def _connected(inbox: Inbox, *, surely: bool = False, loads: bool = False) -> tuple[dict[str, Client], list[str]]:
+    """Where every client is that is connected, and the gateways that have not answered.
 
     Nobody is connected where no gateway runs.
 
     Args:
         surely: gateways whose leases have lapsed count too; they may run all the same.
+        loads: with what they have in memory for each.
 
     Raises:
         Refused: nobody answers, and ``surely`` somebody may run.
     """
     there = await known(inbox) if surely else None
     try:
-        answers = await ask(inbox, "connected")
+        answers = await ask(inbox, "connected", {"loads": loads})
     except Refused as refused:
         if refused.status != 503 or (surely and (there is None or there.live or there.lapsed)):
             raise
         return {}, []
     lapsed = there.lapsed - answers.heard if there is not None else set()
-    return {one["value"]: one["gateway"] for one in answers.items}, sorted({*answers.silent, *lapsed})
+    there_now = {one["value"]: Client(one["gateway"], Load.told(one)) for one in answers.items}
+    return there_now, sorted({*answers.silent, *lapsed})
 
 
 async def listed(inbox: Inbox, asked: Listing) -> dict[str, Any]:
     """The sessions, those first for which most messages wait; and the gateways that have not answered."""
-    connected, silent = await _connected(inbox)
-    waiting = {} if asked.quick else await queues(inbox)
+    waiting = None if asked.quick else await Waiting.look(inbox)
+    connected, silent = await _connected(inbox, loads=not asked.quick)
     due = await deadlines(inbox)
-    found = []
+    chosen = []
     async for one in records(inbox):
         state = "connected" if one.client_id in connected else "disconnected"
-        if not fits(asked.match, one.client_id) or asked.state not in ("all", state):
-            continue
-        found.append(_brief(one, connected, due, None if asked.quick else waiting))
+        if fits(asked.match, one.client_id) and asked.state in ("all", state):
+            chosen.append(one)
+    found = []
+    for start in range(0, len(chosen), LOOKS):
+        some = chosen[start : start + LOOKS]
+        each = await asyncio.gather(*(_waits(one, connected, waiting) for one in some))
+        found += [_brief(one, connected, due, waits) for one, waits in zip(some, each, strict=True)]
     found.sort(key=lambda one: (-(one["queued"] or 0), one["client"]))
     return cut({"sessions": found, "silent": silent}, "sessions", asked.limit)
 
 
-def _brief(
-    one: Found, connected: dict[str, str], due: dict[str, float], waiting: dict[str, tuple[int, int]] | None
-) -> dict[str, Any]:
+async def _waits(one: Found, connected: dict[str, Client], waiting: Waiting | None) -> Waits | None:
+    """What waits for a session; None: that is not known, or was not asked for."""
+    client = connected.get(one.client_id)
+    if waiting is None or one.record is None or (client is not None and client.load is None):
+        return None
+    return await waiting.of(one, client.load if client is not None else None)
+
+
+def _brief(one: Found, connected: dict[str, Client], due: dict[str, float], waits: Waits | None) -> dict[str, Any]:
     record = one.record
     v5 = record.v5 if record is not None else None
-    queued: int | None = None
-    inflight: int | None = None
-    if waiting is not None and record is not None:
-        states = [waiting[ref.durable_name] for ref in record.cons.values() if ref.durable_name in waiting]
-        queued, inflight = sum(state[0] for state in states), sum(state[1] for state in states)
     return {
         "client": one.client_id,
         "connected": one.client_id in connected,
-        "gateway": connected.get(one.client_id, ""),
+        "gateway": connected[one.client_id].gateway if one.client_id in connected else "",
         "owner": v5.owner if v5 is not None else "",
         "durable": record is not None and not record.clean,
         "expiry": v5.expiry if v5 is not None else None,
         "ends": None if one.client_id in connected else due.get(one.hash),
         "subscriptions": 0 if record is None else len(record.subs) + (len(v5.shared) if v5 is not None else 0),
-        "queued": queued,
-        "inflight": inflight,
+        "queued": None if waits is None else waits.queued,
+        "inflight": None if waits is None else waits.inflight,
         "written": one.written,
         "problem": one.problem,
     }
@@ -164,30 +182,33 @@ async def show(inbox: Inbox, asked: Who) -> dict[str, Any]:
         found = one
     if found is None:
         raise Refused(f"there is no session of {plain(asked.client_id)}: `mqtt-nats ctl sessions list` shows all", 404)
-    connected, silent = await _connected(inbox)
+    waiting = await Waiting.look(inbox, found)
+    connected, silent = await _connected(inbox, loads=True)
     record = found.record
-    names = [] if record is None else [ref.durable_name for ref in record.cons.values()]
-    waiting = await queues(inbox, names)
-    about = _brief(found, connected, await deadlines(inbox, found.hash), waiting)
+    waits = await _waits(found, connected, waiting)
+    about = _brief(found, connected, await deadlines(inbox, found.hash), waits)
     subscriptions = []
     for subject, qos in (record.subs if record is not None else {}).items():
         pair = (subject, second_sid(subject.removesuffix(".>")) if subject.endswith(".>") else "")
-        keys = [key for key in pair if record is not None and key in record.cons]
-        states = [waiting.get(record.cons[key].durable_name) for key in keys] if record is not None else []
-        known = [state for state in states if state is not None]
+        consumers = [record.cons[key] for key in pair if record is not None and key in record.cons]
+        there = about["connected"] and any(waiting.speaks_for(found, one) for one in consumers)
+        # Of what a gateway has taken for its client it does not say for which subscription.
+        own = await waiting.of_subscription(found, consumers) if consumers and not there else None
         subscriptions.append(
             {
                 "filter": _filter(subject),
                 "qos": qos,
-                "queued": sum(state[0] for state in known) if keys else None,
-                "inflight": sum(state[1] for state in known) if keys else None,
-                "consumers": len(keys),
-                "missing": len(states) - len(known),
+                "queued": None if own is None else own.queued,
+                "inflight": None if own is None else own.inflight,
+                "in_gateway": there,
+                "consumers": len(consumers),
+                "missing": sum(one.durable_name not in waiting.states for one in consumers),
             }
         )
     if record is not None and record.v5 is not None:
         subscriptions += [
-            {"filter": text, "qos": one.qos, "queued": None, "inflight": None, "consumers": 0, "missing": 0}
+            {"filter": text, "qos": one.qos, "queued": None, "inflight": None, "in_gateway": False}
+            | {"consumers": 0, "missing": 0}
             for text, one in record.v5.shared.items()
         ]
     return {**about, "subscribed": subscriptions, "silent": silent}
@@ -220,12 +241,18 @@ def shown_one(one: dict[str, Any]) -> str:
             str(each["qos"]),
             "" if each["queued"] is None else f"{each['queued']:,}",
             "" if each["inflight"] is None else f"{each['inflight']:,}",
-            f"{each['missing']} of {each['consumers']} consumers are gone" if each["missing"] else "",
+            _remark(each),
         ]
         for each in one["subscribed"]
     ]
     lines += ["", *table(["subscription", "QoS", "queued", "in flight", ""], rows)]
     return "\n".join([*lines, *(f"gateway {each} has not answered" for each in one["silent"])])
+
+
+def _remark(each: dict[str, Any]) -> str:
+    if each["missing"]:
+        return f"{each['missing']} of {each['consumers']} consumers are gone"
+    return "its gateway has them, counted above" if each["in_gateway"] else ""
 
 
 async def clean(inbox: Inbox, asked: Cleaned) -> dict[str, Any]:

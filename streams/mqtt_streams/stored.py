@@ -186,6 +186,21 @@ async def direct_page(
     return page, bool(page)
 
 
+async def count_from(js: JetStream, stream: str, subject: str, start_seq: int) -> int:
+    """How many messages of a subject (wildcards allowed) there are from a sequence on, by direct get."""
+    body = orjson.dumps({"next_by_subj": subject, "seq": start_seq, "batch": 1})
+    answers = js.stream(f"{js.api_prefix}.DIRECT.GET.{stream}", body)
+    try:
+        async for reply in answers:
+            if _from_direct(reply) is None:
+                _expect(reply, 204, 404)
+                break
+            return int(headers.get_last(reply.headers, headers.NUM_PENDING) or 0) + 1
+    finally:
+        await answers.aclose()
+    return 0
+
+
 async def delete(js: JetStream, stream: str, seq: int) -> bool:
     """Remove one message by sequence; False when it was gone already."""
     try:
