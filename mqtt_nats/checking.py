@@ -74,7 +74,8 @@ async def _read_files(settings: Settings) -> None:
     from mqtt_nats.linking import nats_options
 
     await Gateway(settings).access.close()
-    nats_options(settings)
+    for account in (settings, *map(settings.of, settings.tenants)):
+        nats_options(account)
 
 
 def _plugins(settings: Settings) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -13,6 +13,7 @@ from nats.errors import Error as NatsError
 from mqtt_nats.backbone.link import Link, open_link
 from mqtt_nats.config import Settings
 from mqtt_nats.errors import StartupError
+from mqtt_nats.natskeys import creds_file, nkey_file
 
 if TYPE_CHECKING:
     from mqtt_nats.authenticators.natsusers import NatsAccess
@@ -48,7 +49,11 @@ async def connect_link(
 
 
 def nats_options(settings: Settings) -> dict[str, Any]:
-    """The settings as nats-py's ``connect`` takes them."""
+    """The settings as nats-py's ``connect`` takes them.
+
+    Raises:
+        StartupError: a file cannot be used.
+    """
     options: dict[str, Any] = {"servers": list(settings.nats)}
     if settings.nats_user is not None:
         options["user"] = settings.nats_user
@@ -57,9 +62,9 @@ def nats_options(settings: Settings) -> dict[str, Any]:
     if settings.nats_token is not None:
         options["token"] = settings.nats_token.get_secret_value()
     if settings.nats_nkey is not None:
-        options["nkeys_seed"] = str(settings.nats_nkey)
+        options["nkeys_seed"] = nkey_file(settings.nats_nkey)
     if settings.nats_creds is not None:
-        options["user_credentials"] = str(settings.nats_creds)
+        options["user_credentials"] = creds_file(settings.nats_creds)
     context = _tls(settings)
     if context is not None:
         options["tls"] = context

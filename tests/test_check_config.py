@@ -135,6 +135,15 @@ WRONG: dict[str, tuple[str, str]] = {
         "the ACL file {directory}/acl.toml: defalt: unknown setting: did you mean",
     ),
     "seed": ('nats_nkey = "{directory}/none"', "nats_nkey = '{directory}/none': path does not point to a file"),
+    "no seed": ('nats_nkey = "{directory}/acl.toml"', "nats_nkey: {directory}/acl.toml does not hold the seed of"),
+    "no credentials": (
+        'nats_creds = "{directory}/acl.toml"',
+        "nats_creds: {directory}/acl.toml is not a credentials file",
+    ),
+    "credentials of a tenant": (
+        '[tenants.acme]\nnats_creds = "{directory}/acl.toml"',
+        "nats_creds: {directory}/acl.toml is not a credentials file",
+    ),
     "users": ('password_file = "{directory}/acl.toml"', "{directory}/acl.toml"),
     "certificate": (
         '[[listeners]]\nlisten = "127.0.0.1:0"\ntype = "tls"\ntls_cert = "{directory}/acl.toml"\n'

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of ``nats_nkey`` and ``nats_creds``, looked at before nats-py reads them: it raises what says nothing."""
+
+from __future__ import annotations
+
+from base64 import b32decode
+from binascii import crc_hqx
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from mqtt_nats.errors import StartupError
+
+SEED_BYTES: Final = 36
+"""Two say what it is, 32 are the seed, two the checksum of the others."""
+
+_JWT: Final = b"BEGIN NATS USER JWT"
+_SEED: Final = b"BEGIN USER NKEY SEED"
+
+
+def nkey_file(path: Path) -> str:
+    """The path of a file that holds the seed of a user's nkey.
+
+    Raises:
+        StartupError: it does not.
+    """
+    if not _is_seed(_read("nats_nkey", path).strip()):
+        raise StartupError(
+            f"nats_nkey: {path} does not hold the seed of a user's nkey, which begins with SU: give the file that "
+            "`nk -gen user` has written"
+        )
+    return str(path)
+
+
+def creds_file(path: Path) -> str:
+    """The path of a credentials file.
+
+    Raises:
+        StartupError: it is none.
+    """
+    lines = _read("nats_creds", path).splitlines(keepends=True)
+    jwt, seed = _behind(lines, _JWT), _behind(lines, _SEED)
+    # As nats-py reads it: a line without its last byte.
+    if not jwt.strip() or not _is_seed(seed[:-1]):
+        lacks = "the seed of a user" if jwt.strip() else "a NATS USER JWT"
+        raise StartupError(
+            f"nats_creds: {path} is not a credentials file, it needs {lacks}: give the file that "
+            "`nsc generate creds` has written"
+        )
+    return str(path)
+
+
+def _read(setting: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StartupError(
+            f"{setting}: {path} cannot be read: {error.strerror}; let the user read it that runs this"
+        ) from None
+
+
+def _behind(lines: list[bytes], heading: bytes) -> bytes:
+    """The line after a heading; empty where there is none."""
+    return next((after for line, after in pairwise(lines) if heading in line), b"")
+
+
+def _is_seed(seed: bytes) -> bool:
+    try:
+        raw = b32decode(seed + b"=" * (-len(seed) % 8))
+    except ValueError:
+        return False
+    whole = len(raw) == SEED_BYTES and crc_hqx(raw[:-2], 0) == int.from_bytes(raw[-2:], "little")
+    return whole and seed.startswith(b"SU")
