@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from nats.errors import AuthorizationError, NoServersError
 from nats.errors import Error as NatsError
 
-from mqtt_nats.backbone.link import Link, open_link
+from mqtt_nats.backbone.link import CONNECT_TIMEOUT, Link, open_link
 from mqtt_nats.config import Settings
 from mqtt_nats.errors import StartupError
 from mqtt_nats.natskeys import creds_file, nkey_file
@@ -44,6 +44,11 @@ async def connect_link(
         text = " ".join(str(error).split()) or type(error).__name__
         if "authorization violation" in text.lower():
             raise StartupError(refused) from None
+        if isinstance(error, TimeoutError) or "info message" in text.lower():
+            reason = f"what answers there did not greet as a nats-server does, within {CONNECT_TIMEOUT:g} s"
+            raise StartupError(
+                f"cannot connect to nats-server at {urls}: {reason}; set --nats to where one is"
+            ) from None
         reason = "no server answers" if isinstance(error, NoServersError) else text
         raise StartupError(f"cannot connect to nats-server at {urls}: {reason}; start it or set --nats") from None
 

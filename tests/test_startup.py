@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A nats-server that cannot be used: one line that says what to do, exit status 1, no traceback."""
 
+import asyncio
 import json
 import socket
 import threading
@@ -10,6 +11,9 @@ import nats
 import pytest
 from nats.js.api import RetentionPolicy, StreamConfig
 
+from mqtt_nats.config import Settings
+from mqtt_nats.ctl.connecting import connected
+from mqtt_nats.errors import StartupError
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
@@ -75,6 +79,23 @@ def test_unreachable(gateway_factory: GatewayFactory) -> None:
     line = refusal(gateway_factory, f"nats://127.0.0.1:{port}")
     assert f"nats://127.0.0.1:{port}" in line
     assert "--nats" in line
+
+
+@pytest.mark.parametrize("greeting", [b"", b"SSH-2.0-OpenSSH_9.9\r\n"])
+async def test_what_answers_is_no_nats_server(greeting: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an MQTT broker, which waits for CONNECT, or something else that begins to speak."""
+    monkeypatch.setattr("mqtt_nats.backbone.link.CONNECT_TIMEOUT", 0.2)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(greeting)
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        url = f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(StartupError, match=f"at {url}: what answers there did not greet as a nats-server does"):
+            async with connected(Settings(nats=(url,))):
+                pass
 
 
 def test_without_jetstream(nats_factory: NatsFactory, gateway_factory: GatewayFactory) -> None:
