@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -21,6 +21,9 @@ from mqtt_nats.errors import StartupError
 DEFAULT: Final = "default"
 
 HIDDEN: Final = "(hidden)"
+
+OTHERS: Final = frozenset(f"{ENV_PREFIX}{name}" for name in ("SPARK_PASSWORD", "SPARK_TOKEN", "BENCH_PASSWORD"))
+"""Variables of `mqtt-nats spark` and `mqtt-nats bench`."""
 
 _KUBERNETES: Final = re.compile(r"(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_[A-Z]+(_(PROTO|PORT|ADDR))?)?)")
 """Variables that Kubernetes makes for services whose names begin with ours."""
@@ -49,7 +52,7 @@ def check(flags: Mapping[str, Any], config: Path | None) -> list[Row]:
     _check_environment()
     tables = dict(_plugins(settings))
     anyio.run(_read_files, settings, backend="asyncio", backend_options={"use_uvloop": True})
-    return [row for name in Settings.model_fields for row in _rows(settings, name, origins.get(name, ()), tables)]
+    return [row for name in Settings.model_fields for row in _rows(settings, name, origins, tables)]
 
 
 def shown(rows: list[Row]) -> str:
@@ -58,7 +61,7 @@ def shown(rows: list[Row]) -> str:
 
 
 def _check_environment() -> None:
-    known = {env_name(name) for name in (*Settings.model_fields, "config")}
+    known = {env_name(name) for name in (*Settings.model_fields, "config")} | OTHERS
     unknown = []
     for variable in sorted(os.environ):
         rest = variable.removeprefix(ENV_PREFIX)
@@ -70,12 +73,14 @@ def _check_environment() -> None:
 
 
 async def _read_files(settings: Settings) -> None:
+    from mqtt_nats.admin import check as check_admin
     from mqtt_nats.gateway import Gateway  # not needed where settings are wrong
     from mqtt_nats.linking import nats_options
 
     await Gateway(settings).access.close()
     for account in (settings, *map(settings.of, settings.tenants)):
         nats_options(account)
+    check_admin(settings)
 
 
 def _plugins(settings: Settings) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -99,8 +104,15 @@ def _open(options: BaseModel) -> dict[str, Any]:
     return {name: value if kinds[name].repr else HIDDEN for name, value in options.model_dump(mode="json").items()}
 
 
-def _rows(settings: Settings, name: str, found: Any, plugins: dict[str, dict[str, Any]]) -> Iterator[Row]:
+def _rows(
+    settings: Settings, name: str, origins: Mapping[str, Sequence[str]], plugins: dict[str, dict[str, Any]]
+) -> Iterator[Row]:
+    found = origins.get(name, ())
     origin = found[0] if found else DEFAULT
+
+    def of(entry: str) -> str:
+        return origins.get(f"{name}.{entry}", (origin,))[0]
+
     value = getattr(settings, name)
     if name not in TABLES or not value:
         yield Row(name, _text(name, value), origin)
@@ -108,16 +120,16 @@ def _rows(settings: Settings, name: str, found: Any, plugins: dict[str, dict[str
     if name == "plugins":
         for plugin, options in plugins.items():
             for option, one in options.items():
-                yield Row(f"{name}.{plugin}.{option}", _text(option, one), origin)
+                yield Row(f"{name}.{plugin}.{option}", _text(option, one), of(plugin))
         return
     if name == "mappings":
         for source, target in value.items():
-            yield Row(f"{name}.{source}", _text(source, target), origin)
+            yield Row(f"{name}.{source}", _text(source, target), of(source))
         return
     if name == "tenants":
         for tenant, entry in value.items():
             for option, one in entry:
-                own = origin if option in entry.model_fields_set else DEFAULT
+                own = of(tenant) if option in entry.model_fields_set else DEFAULT
                 yield Row(f"{name}.{tenant}.{option}", _text(option, one), own)
         return
     for number, entry in enumerate(value, 1):

@@ -311,6 +311,8 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, AccountSettings, Bas
 def gather(flags: Mapping[str, Any], config: Path | None = None) -> tuple[dict[str, Any], dict[str, list[str]]]:
     """What flags, environment and file say, and where each value comes from; of the file with its lines.
 
+    An entry of a table that has names in the file is there by both names too, as `tenants.acme`.
+
     The arguments are those of :meth:`Settings.load`.
 
     Raises:
@@ -331,6 +333,8 @@ def gather(flags: Mapping[str, Any], config: Path | None = None) -> tuple[dict[s
         text = " and ".join(map(env_name, names))
         raise StartupError(f"{text} is not valid JSON: expected {what}") from None
     given = {name: value for name, value in flags.items() if value is not None}
+    # What is said elsewhere takes the place of a table as a whole.
+    origins = {name: where for name, where in origins.items() if name.partition(".")[0] not in environment | given}
     origins |= {name: [env_name(name)] for name in environment} | {name: [flag_name(name)] for name in given}
     return values | environment | given, origins
 

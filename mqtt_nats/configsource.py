@@ -7,7 +7,7 @@ import difflib
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -49,7 +49,7 @@ def read_toml(path: Path, what: str) -> tuple[dict[str, Any], str]:
 
 
 def read_file(path: Path, known: Iterable[str]) -> tuple[dict[str, Any], dict[str, list[int]]]:
-    """What the configuration file says, and the lines of each setting in it.
+    """What the configuration file says, and the lines of each setting in it, and of each entry of a table.
 
     Raises:
         StartupError: it cannot be read, or has settings that are not among ``known``.
@@ -65,7 +65,7 @@ def read_file(path: Path, known: Iterable[str]) -> tuple[dict[str, Any], dict[st
     ]
     if unknown:
         raise StartupError("; ".join(unknown))
-    return values, where
+    return values, where | entries_of(text, values)
 
 
 def _line(lines: Sequence[int]) -> str:
@@ -86,6 +86,32 @@ def lines_of(text: str, values: Iterable[str]) -> dict[str, list[int]]:
         if header and top:
             top = not _begins("".join(lines[: number - 1]))
     return found
+
+
+def entries_of(text: str, values: Mapping[str, Any]) -> dict[str, list[int]]:
+    """The line, from 1, where each entry of a table of the top level begins, by the names of both: `tenants.acme`."""
+    found: dict[str, list[int]] = {}
+    lines = text.splitlines(keepends=True)
+    for table, entries in values.items():
+        for entry in entries if isinstance(entries, dict) else ():
+            for number, line in enumerate(lines, 1):
+                if entry in line and _defines(lines, number, table, entry):
+                    found[f"{table}.{entry}"] = [number]
+                    break
+    return found
+
+
+def _defines(lines: Sequence[str], number: int, table: str, entry: str) -> bool:
+    """Whether what begins in a line is the first that a TOML text says of an entry of a table."""
+    if not _begins("".join(lines[: number - 1])):
+        return False
+    for end in range(number, len(lines) + 1):  # a list or a text may go on in other lines
+        try:
+            said = tomllib.loads("".join(lines[:end]))
+        except tomllib.TOMLDecodeError:
+            continue
+        return entry in said.get(table, {})
+    return False
 
 
 def _begins(before: str) -> bool:

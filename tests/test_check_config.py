@@ -4,16 +4,22 @@
 import json
 import os
 import re
+import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
+from mqtt_nats.checking import OTHERS
 from mqtt_nats.cli import command
 from mqtt_nats.config import Settings
-from mqtt_nats.configsource import lines_of
+from mqtt_nats.configsource import entries_of, lines_of
 from mqtt_nats.errors import StartupError
+from mqtt_nats.load.command import bench
+from pyspark_mqtt_nats.jobs.flags import HIDDEN, secret_name
 from tests.plugins.conftest import install  # noqa: F401  # a fixture: plugins are there however this is installed
 
 FILE = """\
@@ -41,6 +47,17 @@ rules = [{ filter = "x/#", regex = "x/(.+)", to = "y/$1" }]
 
 ["plugins".delayed]
 load = false
+
+# acme and duck
+[tenants.acme]
+nats_user = "a"
+
+[tenants."duck"]
+nats_user = "d"
+
+[mappings]
+"old.*" = "acme.{{wildcard(1)}}"
+older = "acme.older"
 """
 
 
@@ -90,7 +107,12 @@ def test_every_value_has_its_origin(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("listeners[1].type", '"tcp"', "default"),
         ("listeners[2].listen", '"127.0.0.1:9"', f"{file}:17"),
         ("plugins.rewrite.load", "true", f"{file}:20"),
-        ("plugins.delayed.load", "false", f"{file}:20"),
+        ("plugins.delayed.load", "false", f"{file}:23"),
+        ("tenants.acme.nats_user", '"a"', f"{file}:27"),
+        ("tenants.acme.nats_token", "", "default"),
+        ("tenants.duck.nats_user", '"d"', f"{file}:30"),
+        ("mappings.old.*", '"acme.{{wildcard(1)}}"', f"{file}:34"),
+        ("mappings.older", '"acme.older"', f"{file}:35"),
     ):
         assert rows[name] == (value, origin), name
     assert '"regex":"x/(.+)"' in rows["plugins.rewrite.rules"][0]
@@ -150,8 +172,30 @@ WRONG: dict[str, tuple[str, str]] = {
         'tls_key = "{directory}/acl.toml"',
         "{directory}/acl.toml",
     ),
+    "certificate of the admin listener": (
+        'admin_listen = "127.0.0.1:0"\nadmin_tls_cert = "{directory}/acl.toml"\nadmin_tls_key = "{directory}/acl.toml"',
+        "{directory}/acl.toml",
+    ),
     "authority": ('nats_tls_ca = "{directory}/acl.toml"', "the TLS files for NATS cannot be used: "),
 }
+
+
+def test_the_admin_listener_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "mqtt_nats.admin.listener", raising=False)
+    monkeypatch.delattr("mqtt_nats.admin.listener", raising=False)
+    assert run("--admin-listen", "127.0.0.1:0").startswith("admin_listen needs the extra `admin`: pip install ")
+    assert "max_inflight" in run()
+
+
+def test_variables_of_other_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are in the environment of who uses these as well."""
+    variables = [secret_name(name) for name in HIDDEN]
+    variables += [one.envvar for one in bench.params if isinstance(one, click.Option) and isinstance(one.envvar, str)]
+    assert set(variables) == OTHERS
+    for variable in variables:
+        monkeypatch.setenv(variable, "hunter2")
+    assert "hunter2" not in run()
 
 
 @pytest.mark.usefixtures("install")
@@ -191,3 +235,25 @@ def test_unknown_variables_are_errors_here(monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_lines(text: str, lines: dict[str, Any]) -> None:
     assert lines_of(text, ["a", "b"]) == lines
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("[t]\nx.y = 1\n[t.z]\n", {"t.x": [2], "t.z": [3]}),
+        ("t.x.y = 1\nt.z.x = [\n 1,\n]\n", {"t.x": [1], "t.z": [2]}),
+        ("t = { x = 1, z = 2 }\n", {"t.x": [1], "t.z": [1]}),
+        ('# [t.x]\na = """\n[t.x]\n"""\n[t.x.z]\n[t."z"]\n', {"t.x": [5], "t.z": [6]}),
+        ("[t.x]\ny = 1\n[t.x.z]\n", {"t.x": [1]}),
+        ("[[t]]\nx = 1\n", {}),
+    ],
+)
+def test_lines_of_entries(text: str, lines: dict[str, Any]) -> None:
+    assert entries_of(text, tomllib.loads(text)) == lines
+
+
+def test_a_variable_takes_the_place_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path, '[tenants.acme]\nnats_user = "a"\n')
+    monkeypatch.setenv("MQTT_NATS_TENANTS", '{"acme": {"nats_user": "b"}}')
+    rows = {row["name"]: (row["value"], row["origin"]) for row in json.loads(run("--config", file, "--json"))}
+    assert rows["tenants.acme.nats_user"] == ('"b"', "MQTT_NATS_TENANTS")

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from mqtt_nats.errors import StartupError
 
 if TYPE_CHECKING:
+    from mqtt_nats.config import Settings
     from mqtt_nats.gateway import Gateway
     from mqtt_nats.listeners.settings import Bound
 
@@ -28,14 +30,28 @@ async def administered(
     if gateway.settings.admin_listen is None:
         yield on_ready
         return
-    try:
-        from mqtt_nats.admin.listener import AdminListener
-    except ImportError as error:
-        raise StartupError(f"admin_listen needs the extra `admin`: pip install 'mqtt-nats[admin]' ({error})") from None
-    async with AdminListener(gateway) as listener:
+    async with _parts().AdminListener(gateway) as listener:
 
         def ready(addresses: list[Bound]) -> None:
             listener.ready = True
             on_ready([*addresses, listener.bound])
 
         yield ready
+
+
+def check(settings: Settings) -> None:
+    """Whether there could be the admin listener that the settings ask for, but for its address.
+
+    Raises:
+        StartupError: the extra is not installed, or a file cannot be used.
+    """
+    if settings.admin_listen is not None:
+        _parts().context_of(settings)
+
+
+def _parts() -> ModuleType:
+    try:
+        from mqtt_nats.admin import listener
+    except ImportError as error:
+        raise StartupError(f"admin_listen needs the extra `admin`: pip install 'mqtt-nats[admin]' ({error})") from None
+    return listener

@@ -24,6 +24,7 @@ from mqtt_nats.place import own_place
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
+    from mqtt_nats.config import Settings
     from mqtt_nats.gateway import Gateway
 
 log = logging.getLogger("mqtt_nats.admin")
@@ -48,6 +49,25 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave signals to the gateway."""
         yield
+
+
+def context_of(settings: Settings) -> ssl.SSLContext | None:
+    """The certificate that the admin listener has by the settings; None: it does without TLS.
+
+    Raises:
+        StartupError: a file cannot be used.
+    """
+    if settings.admin_listen is None or settings.admin_tls_cert is None:
+        return None
+    return make_context(
+        ListenerSettings(
+            listen=settings.admin_listen,
+            type="tls",
+            tls_cert=settings.admin_tls_cert,
+            tls_key=settings.admin_tls_key,
+            tls_client_ca=settings.admin_tls_client_ca,
+        )
+    )
 
 
 class AdminListener:
@@ -76,7 +96,7 @@ class AdminListener:
             StartupError: a file cannot be used, or the address is not to be had.
         """
         settings = self.settings
-        tls = self._tls = self._context()
+        tls = self._tls = context_of(settings)
         listening = self._bind()
         host, port = listening.getsockname()[:2]
         self.bound = Bound(host, port, "admin")
@@ -104,20 +124,6 @@ class AdminListener:
         log.info("administrators are listened for on %s", join_address(host, port))
         return self
 
-    def _context(self) -> ssl.SSLContext | None:
-        settings = self.settings
-        if settings.admin_tls_cert is None:
-            return None
-        return make_context(
-            ListenerSettings(
-                listen=self.listen,
-                type="tls",
-                tls_cert=settings.admin_tls_cert,
-                tls_key=settings.admin_tls_key,
-                tls_client_ca=settings.admin_tls_client_ca,
-            )
-        )
-
     def reload(self) -> None:
         """Read the certificate again, for connections to come.
 
@@ -125,7 +131,7 @@ class AdminListener:
             StartupError: it cannot be used.
         """
         if self._tls is not None:
-            self._context()
+            context_of(self.settings)
             self._tls.load_cert_chain(str(self.settings.admin_tls_cert), self.settings.admin_tls_key)
 
     def _bind(self) -> socket.socket:
