@@ -94,7 +94,6 @@ class Gateway:
 
     def reload(self) -> list[str]:
         """Read files again that may change while the gateway runs; what is wrong with them, which is logged too."""
-        log.info("files are read again")
         problems = []
         for part in self.reloads:
             try:
@@ -102,6 +101,7 @@ class Gateway:
             except StartupError as error:
                 problems.append(str(error))
                 log.error("not changed: %s", error)
+        log.info("what other files say now is in force" if problems else "files are read again")
         return problems
 
     async def connect(self) -> None:

@@ -12,7 +12,7 @@ from pydantic import Field
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.broker.control import RELOAD
 from mqtt_nats.ctl.asking import chosen, have_done
-from mqtt_nats.ctl.verb import Arguments, Verb
+from mqtt_nats.ctl.verb import Arguments, Refused, Verb
 from mqtt_streams.fleet import FleetStore, Wish
 
 
@@ -45,25 +45,25 @@ class Where(Arguments):
 
 
 async def reload(inbox: Inbox, asked: Where) -> list[dict[str, Any]]:
-    """Have gateways read their files again; what each has found wrong.
+    """Have gateways read their files again.
 
     Raises:
-        Refused: no gateway is there, or not all have answered.
+        Refused: no gateway is there, not all have answered, or one keeps what it had, as a file is wrong.
     """
     wanted = await chosen(inbox, asked.gateway)
     wish = Wish("reload", secrets.token_hex(8))
     if not asked.gateway:
         await _wish(inbox, wish)
-    return await have_done(inbox, RELOAD, {"id": wish.identity, "gateway": asked.gateway}, wanted)
+    found = await have_done(inbox, RELOAD, {"id": wish.identity, "gateway": asked.gateway}, wanted)
+    wrong = [f"gateway {one['id']}: not changed: {problem}" for one in found for problem in one["problems"]]
+    if wrong:
+        read = ", ".join(one["id"] for one in found if not one["problems"])
+        raise Refused("; ".join([*wrong, *([f"gateway {read}: files are read again"] if read else [])]), 409)
+    return found
 
 
 def _shown(found: list[dict[str, Any]]) -> str:
-    lines = []
-    for one in found:
-        lines += [f"gateway {one['id']}: not changed: {problem}" for problem in one["problems"]]
-        if not one["problems"]:
-            lines.append(f"gateway {one['id']}: files are read again")
-    return "\n".join(lines)
+    return "\n".join(f"gateway {one['id']}: files are read again" for one in found)
 
 
 VERBS: Final = (

@@ -159,12 +159,12 @@ def test_reload_says_what_is_wrong(nats_server: NatsServer, tmp_path: Path) -> N
     with running(settings) as one, running(settings.model_copy(update={"acl_file": None})) as two:
         acl.write_text("default = 7\n", encoding="utf-8")
         status, text = run_ctl(nats_server.url, "reload")
-        assert status == 0
-        lines = text.splitlines()
-        assert len(lines) == 2
-        assert f"gateway {two.broker.identity}: files are read again" in lines
-        (wrong,) = (line for line in lines if one.broker.identity in line)
-        assert wrong.startswith(f"gateway {one.broker.identity}: not changed: the ACL file {acl}: default: ")
+        assert status == 1
+        (line,) = text.splitlines()
+        wrong, right = line.split("; ")
+        assert wrong.startswith(f"mqtt-nats: gateway {one.broker.identity}: not changed: the ACL file {acl}: default: ")
+        assert right == f"gateway {two.broker.identity}: files are read again"
+        assert run_ctl(nats_server.url, "reload", "--json") == (status, text)
         assert not refused(one.port)
         (answer,) = ask(nats_server, "reload", gateway=two.broker.identity)
         assert answer["id"] == two.broker.identity
