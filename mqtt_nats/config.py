@@ -127,7 +127,9 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, AccountSettings, Bas
     )
     max_inflight: Inflight = Field(
         default=100,
-        description="QoS 1 and 2 messages sent but not acknowledged, per durable subscription and per regular session.",
+        description="QoS 1 and 2 messages sent but not acknowledged, per durable subscription and per regular session. "
+        "A filter that ends in `/#` counts as two subscriptions, as it is two subjects of NATS (`s/#`: `s.>` and `s`). "
+        "With `shared_reader` a session has what its subscriptions have together.",
     )
     max_queued: int = Field(
         default=10_000, ge=1, description="QoS 1 and 2 messages waiting in memory for a regular session."

@@ -20,7 +20,7 @@ from mqtt_streams.hashing import name_hash
 from mqtt_streams.positions import Position, PositionStore, decode
 from tests.conftest import GatewayFactory
 from tests.ctl.conftest import Fleet
-from tests.harness.nats import NatsServer
+from tests.harness.nats import ROOT, NatsServer
 from tests.harness.raw5 import PUBACK, SESSION_EXPIRY, Message, Raw5, ack, prop, publish
 from tests.harness.waiting import eventually
 
@@ -106,6 +106,20 @@ def test_a_client_that_is_connected(fleet: Fleet, name: str) -> None:
         client.send(b"".join(ack(PUBACK, one.id) for one in messages[:60]))
         received(client, 60)
         assert said(url, name).listed == said(url, name).shown == (90, WINDOW)
+
+
+def test_a_filter_of_two_subjects_has_two_windows(fleet: Fleet, name: str) -> None:
+    """As docs/configuration.md says of max_inflight."""
+    url, port = fleet.server.url, fleet.one.port
+    with Raw5.open(port, name, DURABLE, clean=False) as client:
+        assert client.subscribed((f"{name}/#", 1)) == (1,)
+        eventually(lambda: len(position(url, name).live) == 2)
+        publish_all(port, f"{name}/a", 250)
+        received(client, 2 * WINDOW)
+        assert said(url, name) == Said((50, 200), (50, 200), (None, None))
+        client.quiet()
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert "A filter that ends in `/#` counts as two subscriptions" in page
 
 
 def test_a_client_that_has_yet_to_get_what_it_missed(fleet: Fleet, name: str) -> None:
