@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import NamedTuple
 
 import orjson
 import pytest
@@ -20,7 +21,7 @@ from mqtt_nats.hooks.points import POINTS
 from mqtt_nats.plugins.delayed import DelayedOptions
 from mqtt_nats.plugins.rewrite import RewriteOptions, Rule
 from mqtt_nats.plugins.subscriptions import SubscriptionOptions, Wanted
-from tests.conftest import GatewayFactory
+from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness.nats import ROOT, NatsServer
 from tests.harness.rawclient import RawClient
 from tests.plugins.conftest import run_ctl
@@ -32,8 +33,16 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.anyio
-async def test_the_template(nats_server: NatsServer, gateway_factory: GatewayFactory, tmp_path: Path) -> None:
+class Template(NamedTuple):
+    """The plugin of the page, and its table."""
+
+    env: dict[str, str]
+    """Where Python finds it."""
+    table: str
+
+
+@pytest.fixture
+def template(tmp_path: Path) -> Template:
     package, site = tmp_path / "package", tmp_path / "site"
     package.mkdir()
     (project,) = [one for one in blocks("toml") if "[build-system]" in one]
@@ -45,18 +54,25 @@ async def test_the_template(nats_server: NatsServer, gateway_factory: GatewayFac
     subprocess.run(
         [*install, "--no-build-isolation", "--no-index", "--target", str(site), str(package)], check=True, timeout=80
     )
-    config = tmp_path / "gateway.toml"
-    config.write_text(table, encoding="utf-8")
     path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH", ""))))
-    gateway = gateway_factory(nats_server, "--config", str(config), env={"PYTHONPATH": path})
+    return Template({"PYTHONPATH": path}, table)
 
-    def loaded() -> list[tuple[str, str]]:
-        status, text = run_ctl(nats_server.url, "plugins", "list", "--json")
-        assert status == 0, text
-        (one,) = orjson.loads(text)
-        return [(plugin["name"], plugin["package"]) for plugin in one["plugins"] if plugin["loaded"]]
 
-    assert loaded() == [("shout", "mqtt-nats-shout 1.0")]
+def loaded(server: NatsServer) -> list[tuple[str, str]]:
+    status, text = run_ctl(server.url, "plugins", "list", "--json")
+    assert status == 0, text
+    (one,) = orjson.loads(text)
+    return [(plugin["name"], plugin["package"]) for plugin in one["plugins"] if plugin["loaded"]]
+
+
+@pytest.mark.anyio
+async def test_the_template(
+    template: Template, nats_server: NatsServer, gateway_factory: GatewayFactory, tmp_path: Path
+) -> None:
+    config = tmp_path / "gateway.toml"
+    config.write_text(template.table, encoding="utf-8")
+    gateway = gateway_factory(nats_server, "--config", str(config), env=template.env)
+    assert loaded(nats_server) == [("shout", "mqtt-nats-shout 1.0")]
     async with await RawClient.connect(gateway.port, "listener") as client:
         await client.subscribe("loud/#", "greetings/guest")  # its own greeting may be on its way still
         client.publish("loud/a", b"hello")
@@ -64,12 +80,32 @@ async def test_the_template(nats_server: NatsServer, gateway_factory: GatewayFac
         async with await RawClient.connect(gateway.port, "guest"):
             await client.message("greetings/guest", b"HELLO")
         assert run_ctl(nats_server.url, "plugins", "unload", "shout")[0] == 0
-        assert loaded() == []
+        assert loaded(nats_server) == []
         client.publish("loud/a", b"hello")
         await client.message("loud/a", b"hello")
         assert run_ctl(nats_server.url, "plugins", "load", "shout")[0] == 0
         client.publish("loud/a", b"hello")
         await client.message("loud/a", b"HELLO")
+
+
+def test_the_template_is_loaded_later(
+    template: Template, nats_factory: NatsFactory, gateway_factory: GatewayFactory, tmp_path: Path
+) -> None:
+    """As the page says: where the table is, and says that it is not loaded at the start."""
+    assert "With `load = false` in that table too" in PAGE
+    server = nats_factory()
+    config = tmp_path / "gateway.toml"
+    config.write_text(f"{template.table}load = false\n", encoding="utf-8")
+    gateway = gateway_factory(server, "--config", str(config), env=template.env)
+    assert loaded(server) == []
+    assert run_ctl(server.url, "plugins", "load", "shout")[0] == 0
+    assert loaded(server) == [("shout", "mqtt-nats-shout 1.0")]
+    assert run_ctl(server.url, "plugins", "unload", "shout")[0] == 0
+    assert gateway.term() == 0
+    gateway_factory(server, env=template.env)
+    status, text = run_ctl(server.url, "plugins", "load", "shout")
+    assert status == 1
+    assert "plugin 'shout': topics: field required" in text
 
 
 def test_a_plugin_without_what_it_needs_stops_the_start(
