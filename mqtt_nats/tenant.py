@@ -40,7 +40,15 @@ from mqtt_nats.logs import GATEWAY
 from mqtt_nats.plugins.manager import Plugins
 from mqtt_nats.pubsub.fanout import SEEN_FOR
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.definitions import BY_SIZE, EnsureReport, NotAnswering, StreamSetupError, ensure_streams, with_ids
+from mqtt_streams.definitions import (
+    BY_SIZE,
+    EnsureReport,
+    NotAnswering,
+    StreamSetupError,
+    ensure_streams,
+    shown,
+    with_ids,
+)
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.retained import STREAM as RETAINED
@@ -172,7 +180,7 @@ class Tenant:
             replicas = report.configs[stream].get("num_replicas", 1)
             log.info("%screated stream %s, replicas: %d", self._of, stream, replicas)
         for stream, names in report.upgraded.items():
-            changes = ", ".join(f"{name} = {report.configs[stream][name]}" for name in names)
+            changes = ", ".join(f"{name} = {shown(name, report.configs[stream][name])}" for name in names)
             log.warning("%schanged stream %s: %s", self._of, stream, changes)
 
     async def _ensure_streams(self, inbox: Inbox) -> EnsureReport:

@@ -55,6 +55,9 @@ _NS: Final = 1_000_000_000
 IDS_WINDOW: Final = 30 * _NS
 """Duplicate window where every message has an id: each costs the server memory for as long."""
 
+_DURATIONS: Final = ("max_age", "duplicate_window", "subject_delete_marker_ttl")
+_UNITS: Final = (("d", 86400 * _NS), ("h", 3600 * _NS), ("m", 60 * _NS), ("s", _NS), ("ms", 1_000_000))
+
 _DEFAULT_WINDOW: Final = 120 * _NS
 
 _HINTS: Final[Mapping[int, str]] = {
@@ -79,7 +82,9 @@ class StreamConflict(StreamSetupError):
 
     def __init__(self, stream: str, setting: str, has: object, needs: object, remedy: str = "") -> None:
         remedy = remedy or f"change it with `nats stream edit '{stream}'`, or remove the stream if its content may go"
-        super().__init__(f"stream {stream}: {setting} is {_text(has)} but must be {_text(needs)}; {remedy}")
+        super().__init__(
+            f"stream {stream}: {setting} is {shown(setting, has)} but must be {shown(setting, needs)}; {remedy}"
+        )
         self.stream = stream
         self.setting = setting
 
@@ -279,6 +284,16 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else orjson.dumps(value).decode()
 
 
+def shown(setting: str, value: Any) -> str:
+    """The value of a setting of a stream for people: nanoseconds as `3d`, `90s`."""
+    if setting not in _DURATIONS or not isinstance(value, int):
+        return _text(value)
+    if value <= 0:
+        return "unlimited"
+    unit, size = next(((unit, size) for unit, size in _UNITS if not value % size), ("ns", 1))
+    return f"{value // size}{unit}"
+
+
 def _limit(value: Any) -> float:
     """A limit as a number that compares: -1 and 0 mean none."""
     return value if isinstance(value, int) and value > 0 else float("inf")
@@ -334,12 +349,12 @@ def _changes(
     if config.get("num_replicas", 1) < definition["num_replicas"]:
         changes["num_replicas"] = definition["num_replicas"]
     elif config.get("num_replicas", 1) > definition["num_replicas"]:
-        remarks.append(f"num_replicas is {config['num_replicas']}, the setting says {definition['num_replicas']}")
+        remarks.append(f"num_replicas is {config['num_replicas']}, stream_replicas says {definition['num_replicas']}")
     to_limits = upgrade_retention and definition["retention"] == "limits" and config["retention"] == "interest"
     if to_limits:
         changes["retention"] = "limits"
     elif config["retention"] != definition["retention"]:
-        remarks.append(f"retention is {config['retention']}, the setting says {definition['retention']}")
+        remarks.append(f"retention is {config['retention']}, the setting retention says {definition['retention']}")
     # The age limit may grow; it shrinks only where nothing is stored, or with the permission to change the policy.
     for limit in ("max_age", "max_bytes", "max_msgs", "max_msg_size"):
         has, wants = _limit(config.get(limit)), _limit(definition[limit])
@@ -355,7 +370,8 @@ def _changes(
         if own and (wants > has or empty or to_limits):
             changes[limit] = definition[limit]
         else:
-            remarks.append(f"{limit} is {config.get(limit)}, the definition says {definition[limit]}")
+            says = "message_retention says" if own else "the definition says"
+            remarks.append(f"{limit} is {shown(limit, config.get(limit))}, {says} {shown(limit, definition[limit])}")
     window = changes.get("max_age", 0)
     if window and config.get("duplicate_window", 0) > window:
         changes["duplicate_window"] = window

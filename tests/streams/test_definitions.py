@@ -29,6 +29,7 @@ from mqtt_streams.definitions import (
     StreamSetupError,
     ensure_streams,
     load_definition,
+    shown,
     with_ids,
 )
 from mqtt_streams.hashing import name_hash
@@ -167,12 +168,28 @@ async def test_an_age_limit_grows_but_never_shrinks_under_messages(js: NatsPyJet
     await publish(js, "$MQTT.msgs.a", b"x", PUB_BLOCKS[1])
     report = await ensure_streams(js, message_retention=60)
     assert report.upgraded == {}
-    assert len(report.kept) == 1
-    assert "max_age" in report.kept[0]
+    assert report.kept == ["stream $MQTT_msgs: max_age is 2h, message_retention says 1m"]
     assert (await config_of(js, "$MQTT_msgs"))["max_age"] == 7200 * 10**9
     await call(js, "STREAM.PURGE.$MQTT_msgs")
     report = await ensure_streams(js, message_retention=60)
     assert report.upgraded == {"$MQTT_msgs": ["max_age", "duplicate_window"]}
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "text"),
+    [
+        ("max_age", 259_200 * 10**9, "3d"),
+        ("max_age", 5400 * 10**9, "90m"),
+        ("max_age", 3601 * 10**9, "3601s"),
+        ("duplicate_window", 250 * 10**6, "250ms"),
+        ("duplicate_window", 7, "7ns"),
+        ("max_age", 0, "unlimited"),
+        ("max_bytes", 86_400, "86400"),
+        ("discard", "old", "old"),
+    ],
+)
+def test_settings_for_people(setting: str, value: object, text: str) -> None:
+    assert shown(setting, value) == text
 
 
 async def test_limits_of_the_operator_stay(js: NatsPyJetStream) -> None:
@@ -198,7 +215,7 @@ async def test_interest_becomes_limits_only_when_asked(js: NatsPyJetStream) -> N
     assert (config["retention"], config["max_age"]) == ("limits", DAY_NS)
     report = await ensure_streams(js, retention="interest")
     assert (await config_of(js, "$MQTT_msgs"))["retention"] == "limits"
-    assert any("retention is limits" in line for line in report.kept)
+    assert "stream $MQTT_msgs: retention is limits, the setting retention says interest" in report.kept
 
 
 @pytest.mark.parametrize(
@@ -440,7 +457,7 @@ async def test_replicas_by_the_size_of_the_cluster(tmp_path: Path) -> None:
             await call(js, "STREAM.UPDATE.$MQTT_sess", report.configs["$MQTT_sess"] | {"num_replicas": 1})
             report = await until_ready(js, replicas=1)
             assert not report.upgraded
-            assert f"stream {STREAMS[1]}: num_replicas is 3, the setting says 1" in report.kept
+            assert f"stream {STREAMS[1]}: num_replicas is 3, stream_replicas says 1" in report.kept
             assert await replicas(js) == {1, 3}
             report = await until_ready(js)
             assert report.upgraded == {"$MQTT_sess": ["num_replicas"]}
