@@ -183,7 +183,6 @@ WRONG: dict[str, tuple[str, str]] = {
 def test_the_admin_listener_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "mqtt_nats.admin.listener", raising=False)
-    monkeypatch.delattr("mqtt_nats.admin.listener", raising=False)
     assert run("--admin-listen", "127.0.0.1:0").startswith("admin_listen needs the extra `admin`: pip install ")
     assert "max_inflight" in run()
 

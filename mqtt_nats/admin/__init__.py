@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from types import ModuleType
+from ssl import SSLContext
 from typing import TYPE_CHECKING
 
 from mqtt_nats.errors import StartupError
 
 if TYPE_CHECKING:
+    from mqtt_nats.admin.listener import AdminListener
     from mqtt_nats.config import Settings
     from mqtt_nats.gateway import Gateway
     from mqtt_nats.listeners.settings import Bound
@@ -30,7 +31,8 @@ async def administered(
     if gateway.settings.admin_listen is None:
         yield on_ready
         return
-    async with _parts().AdminListener(gateway) as listener:
+    made, _ = _parts()
+    async with made(gateway) as listener:
 
         def ready(addresses: list[Bound]) -> None:
             listener.ready = True
@@ -46,12 +48,13 @@ def check(settings: Settings) -> None:
         StartupError: the extra is not installed, or a file cannot be used.
     """
     if settings.admin_listen is not None:
-        _parts().context_of(settings)
+        _, context_of = _parts()
+        context_of(settings)
 
 
-def _parts() -> ModuleType:
+def _parts() -> tuple[type[AdminListener], Callable[[Settings], SSLContext | None]]:
     try:
-        from mqtt_nats.admin import listener
+        from mqtt_nats.admin.listener import AdminListener, context_of
     except ImportError as error:
         raise StartupError(f"admin_listen needs the extra `admin`: pip install 'mqtt-nats[admin]' ({error})") from None
-    return listener
+    return AdminListener, context_of
