@@ -13,7 +13,7 @@ from nats.errors import Error as NatsError
 from mqtt_nats.backbone.link import CONNECT_TIMEOUT, Link, open_link
 from mqtt_nats.config import Settings
 from mqtt_nats.errors import StartupError
-from mqtt_nats.natskeys import creds_file, nkey_file
+from mqtt_nats.natskeys import creds_login, nkey_file
 
 if TYPE_CHECKING:
     from mqtt_nats.authenticators.natsusers import NatsAccess
@@ -69,7 +69,7 @@ def nats_options(settings: Settings) -> dict[str, Any]:
     if settings.nats_nkey is not None:
         options["nkeys_seed"] = nkey_file(settings.nats_nkey)
     if settings.nats_creds is not None:
-        options["user_credentials"] = creds_file(settings.nats_creds)
+        options |= creds_login(settings.nats_creds)
     context = _tls(settings)
     if context is not None:
         options["tls"] = context

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from base64 import b32decode
+from base64 import b32decode, b64encode
 from binascii import crc_hqx
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -32,22 +33,41 @@ def nkey_file(path: Path) -> str:
     return str(path)
 
 
-def creds_file(path: Path) -> str:
-    """The path of a credentials file.
+def creds_login(path: Path) -> dict[str, Callable[..., bytes]]:
+    """A credentials file as the options of nats-py's ``connect`` that ask for what is in it, each time.
+
+    nats-py itself would look for ever for what is not in the file, where that is being replaced.
 
     Raises:
-        StartupError: it is none.
+        StartupError: it is none; what is called later raises that too.
     """
-    lines = _read("nats_creds", path).splitlines(keepends=True)
-    jwt, seed = _behind(lines, _JWT), _behind(lines, _SEED)
-    # As nats-py reads it: a line without its last byte.
-    if not jwt.strip() or not _is_seed(seed[:-1]):
-        lacks = "the seed of a user" if jwt.strip() else "a NATS USER JWT"
+
+    def jwt() -> bytes:
+        return _creds(path)[0]
+
+    def sign(nonce: str) -> bytes:
+        import nkeys  # takes memory that gateways without such a file do not need
+
+        pair = nkeys.from_seed(bytearray(_creds(path)[1]))
+        signed = b64encode(pair.sign(nonce.encode()))
+        pair.wipe()
+        return signed
+
+    _creds(path)
+    return {"user_jwt_cb": jwt, "signature_cb": sign}
+
+
+def _creds(path: Path) -> tuple[bytes, bytes]:
+    """The user's JWT and seed."""
+    lines = _read("nats_creds", path).splitlines()
+    jwt, seed = _behind(lines, _JWT).strip(), _behind(lines, _SEED).strip()
+    if not jwt or not _is_seed(seed):
+        lacks = "the seed of a user" if jwt else "a NATS USER JWT"
         raise StartupError(
             f"nats_creds: {path} is not a credentials file, it needs {lacks}: give the file that "
             "`nsc generate creds` has written"
         )
-    return str(path)
+    return jwt, seed
 
 
 def _read(setting: str, path: Path) -> bytes:

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
+from functools import partial
 from pathlib import Path
 
+import nkeys
 import pytest
 
 from mqtt_nats.config import Settings
 from mqtt_nats.errors import StartupError
 from mqtt_nats.linking import nats_options
-from mqtt_nats.natskeys import creds_file, nkey_file
+from mqtt_nats.natskeys import creds_login, nkey_file
 from tests.backbone.certificates import ACCOUNT, USER, nkey
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.test_startup import refusal
@@ -28,7 +31,13 @@ def test_what_can_be_used(tmp_path: Path) -> None:
     file.write_bytes(b"\n" + seed + b"\n")
     assert nats_options(Settings(nats_nkey=file))["nkeys_seed"] == str(file)
     file.write_bytes(creds(seed))
-    assert nats_options(Settings(nats_creds=file))["user_credentials"] == str(file)
+    options = nats_options(Settings(nats_creds=file))
+    assert options["user_jwt_cb"]() == b"eyJ0.eyJq.c2ln"
+    assert options["signature_cb"]("nonce") == b64encode(nkeys.from_seed(bytearray(seed)).sign(b"nonce"))
+    file.write_bytes(b"")
+    for callback in (options["user_jwt_cb"], partial(options["signature_cb"], "nonce")):
+        with pytest.raises(StartupError, match=r"^nats_creds: .* is not a credentials file"):
+            callback()
 
 
 def wrong_seeds() -> dict[str, bytes]:
@@ -53,7 +62,7 @@ def test_what_is_no_seed(kind: str, tmp_path: Path) -> None:
         nkey_file(file)
     file.write_bytes(creds(seed))
     with pytest.raises(StartupError, match=r"^nats_creds: .*/user is not a credentials file, it needs the seed"):
-        creds_file(file)
+        creds_login(file)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +74,7 @@ def test_what_is_no_credentials_file(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "user"
     file.write_bytes(content)
     with pytest.raises(StartupError, match=r"^nats_creds: .*/user is not a credentials file, it needs a NATS USER JWT"):
-        creds_file(file)
+        creds_login(file)
 
 
 @pytest.mark.parametrize("setting", ["nats_nkey", "nats_creds"])

@@ -25,6 +25,7 @@ from nats.aio.transport import TcpTransport
 from nats.errors import Error as NatsError
 from nats.errors import NoServersError, UnexpectedEOF
 
+from mqtt_nats.backbone.complaints import Complaints
 from mqtt_nats.backbone.lines import denied
 from mqtt_nats.backbone.servers import Servers
 from mqtt_nats.backbone.wire import STANDSTILL, Wire
@@ -51,18 +52,11 @@ ENOUGH = 100
 WRITE_HIGH_WATER = 4 * 1024 * 1024
 WRITE_LOW_WATER = 1024 * 1024
 
-# A server must take a connection, and greet, in this time (seconds).
-CONNECT_TIMEOUT = 5.0
+# A server must greet in this time (seconds), and take what is still to be sent when the connection is closed.
+CONNECT_TIMEOUT = LINGER = 5.0
 
 # Between two rounds of attempts to connect to any of the servers, and after a connection that was as short (seconds).
 ROUND_PAUSE = 0.25
-
-# What is to be sent as the connection is closed has so long (seconds).
-LINGER = 5.0
-
-# A refusal that NATS repeats, as it does for each publish, is logged again after this long (seconds).
-COMPLAIN_AGAIN = 60.0
-COMPLAINTS_MOST = 1000
 
 
 class Link(Client):
@@ -102,7 +96,7 @@ class Link(Client):
         self.on_writable: Callable[[bool], None] | None = None
         self.on_denied: Callable[[bool, bytes], None] | None = None
         """``on_denied(publish, subject)``: the server does not allow a publish, or else a subscription."""
-        self._complaints: dict[str, float] = {}
+        self._complaints = Complaints()
         self._scheduled = False
         self._foreign: asyncio.Queue[tuple[int, bytes, bytes, bytes, bytes]] | None = None
         self._foreign_task: asyncio.Task[None] | None = None
@@ -338,6 +332,10 @@ class Link(Client):
                 # nats-py leaves a refused connection open, or waits for ever for the end of its TLS.
                 self._transport.close()  # type: ignore[no-untyped-call]
                 self._transport = None
+            if self._was_connected and isinstance(error, Exception):
+                if self._complaints.new(text := str(error) or type(error).__name__):
+                    log.warning("a nats-server is there, and cannot be used: %s", text)
+                raise NatsError(text) from error  # other errors, as of a file, would end nats-py's attempts
             raise
         transport = self._transport
         if not isinstance(transport, TcpTransport) or transport._io_writer is None or transport._io_reader is None:
@@ -391,11 +389,7 @@ class Link(Client):
     async def _process_err(self, err_msg: str) -> None:
         """Log what the server refuses; a connection that it ends is reconnected, never given up."""
         if "permissions violation" in err_msg or "invalid" in err_msg:
-            now = time()
-            if now - self._complaints.get(err_msg, 0.0) > COMPLAIN_AGAIN:
-                if len(self._complaints) >= COMPLAINTS_MOST:
-                    self._complaints.clear()
-                self._complaints[err_msg] = now
+            if self._complaints.new(err_msg):
                 log.error("NATS refused a command: %s", err_msg)
             await self._error_cb(NatsError(f"nats: {err_msg}"))
             return

@@ -350,6 +350,35 @@ async def test_credentials_file(nats_factory: NatsFactory, links: Links, tmp_pat
     await round_trip(link)
 
 
+@pytest.mark.parametrize("kind", ["nkey", "creds"])
+async def test_a_file_that_is_being_replaced(
+    nats_factory: NatsFactory, links: Links, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """It says nothing when the connection is lost, and the right thing later."""
+    operator, account, user = nkey(OPERATOR), nkey(ACCOUNT), nkey(USER)
+    file = tmp_path / "file"
+    if kind == "nkey":
+        server = nats_factory(config=f"authorization {{ users: [{{ nkey: {user.public} }}] }}")
+        text = user.seed.decode()
+    else:
+        of_account = token(operator, account, "account", "A")
+        server = nats_factory(
+            config=f'operator: "{token(operator, operator, "operator", "O")}"\n'
+            f'resolver: MEMORY\nresolver_preload {{ {account.public}: "{of_account}" }}\njetstream: false'
+        )
+        text = credentials(token(account, user, "user", "U"), user)
+    file.write_text(text, encoding="utf-8")
+    link = await links.open(Settings.model_validate({"nats": (server.url,), f"nats_{kind}": file}))
+    file.write_text(content := text[: len(text) // 2], encoding="utf-8")
+    server.restart()
+    await aeventually(lambda: "a nats-server is there, and cannot be used" in caplog.text)
+    assert links.log == ["offline"]
+    assert content not in caplog.text
+    file.write_text(text, encoding="utf-8")
+    await aeventually(lambda: links.log == ["offline", "online"])
+    await round_trip(link)
+
+
 async def test_tls_with_a_client_certificate(nats_factory: NatsFactory, links: Links, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     server_pair, client_pair = authority.issue("nats.example"), authority.issue("gateway")
