@@ -447,15 +447,16 @@ class DurableSide:
                 broker.attached.pop(name, None)
                 broker.link.unsubscribe_raw(attachment.sid)
                 self.machine.forget(attachment.source)
+        if self.keeper is not None and broker.live is not None:
+            # Before anything more comes: the subscription that is left is given whatever the session wants.
+            broker.live.refresh(self.client)
         await asyncio.gather(*(delete_consumer(broker.inbox, MESSAGES, name) for name in names))
         record = self.client.record
         if record is not None and record.v5 is not None:
             record.v5.draining = [entry for entry in record.v5.draining if entry.name not in names]
-        live = self.client.broker.live
-        if self.keeper is not None and live is not None:
+        if self.keeper is not None and broker.live is not None:
             self.keeper.live.difference_update(names)
             self.keeper.ledger.dirty = True
-            live.refresh(self.client)
         self.machine.pump()
 
     # -- the shared reader ----------------------------------------------------------------------

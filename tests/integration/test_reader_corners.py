@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from mqtt_nats.broker import durable
 from mqtt_nats.broker import joining as becoming
 from mqtt_nats.broker.joining import Joining
 from mqtt_nats.broker.live import PASSED, Live
 from mqtt_nats.codec import Publish
+from mqtt_streams.consumers import delete_consumer
 from mqtt_streams.hashing import name_hash
 from tests.conftest import GatewayFactory, _gateway_factory
 from tests.harness import raw
@@ -287,3 +289,30 @@ def test_a_message_that_fails_as_a_session_becomes_live(inside: Inside, monkeypa
         assert client.expect_closed(PATIENCE) == []
     with Raw.connected(port, "switched", clean=False) as again:
         take(again, range(3))
+
+
+def test_a_subscription_that_is_being_removed(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its messages do not come through the one that is left: rules may deny them from now on."""
+    let = asyncio.Event()
+    waiting: list[str] = []
+
+    async def delete(inbox: Any, stream: str, name: str) -> bool:
+        waiting.append(name)
+        await let.wait()
+        return await delete_consumer(inbox, stream, name)
+
+    port = inside.ports[0]
+    with Raw.connected(port, "removes", clean=False) as client, Raw.connected(port) as writer:
+        assert client.subscribe(("removed/a", 1), ("removed/b", 1)) == [1, 1]
+        eventually(lambda: count(inside, "removes") == 2, PATIENCE)
+        publish(writer, "removed/b", range(1))
+        take(client, range(1))
+        monkeypatch.setattr(durable, "delete_consumer", delete)
+        client.send(raw.unsubscribe("removed/a", id=2))
+        eventually(lambda: waiting, PATIENCE)
+        publish(writer, "removed/a", range(1, 2))
+        publish(writer, "removed/b", range(2, 3))
+        take(client, range(2, 3))
+        inside.call(let.set)
+        client.expect(raw.UNSUBACK, PATIENCE)
+        client.ping()
