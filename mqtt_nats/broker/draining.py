@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.session.delivery import Delivery, Source
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -164,7 +166,7 @@ def finish(side: DurableSide, attachment: Attachment) -> None:
 async def _remove(side: DurableSide, attachment: Attachment) -> None:
     name = attachment.consumer.durable_name
     if side.attachments.get(name) is attachment and not side.machine.holds(attachment.source):
-        await side.remove([name])
+        await patiently(side.client, partial(side.remove, [name]))
         try:
             await save_record(side.client, side.client.epoch)
         except Conflict:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.link import Handler
@@ -23,6 +24,7 @@ from mqtt_nats.broker.keeping import KEPT, TAKEN, Keeper
 from mqtt_nats.broker.lingering import MARKS, RECORD, Lingering
 from mqtt_nats.broker.operations import ConfirmOp, PubrelOp
 from mqtt_nats.broker.overflowing import pass_over
+from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.tailoring import extras_of, pack
 from mqtt_nats.pubsub.message import Stored
 from mqtt_nats.session.delivery import Delivery, Source
@@ -193,8 +195,9 @@ class DurableSide:
 
     async def _look(self, source: Source, sequence: int) -> None:
         names = [name for name, attachment in self.attachments.items() if attachment.source is source]
-        try:
-            info = await consumer_info(self.client.broker.inbox, MESSAGES, names[0]) if names else None
+        inbox = self.client.broker.inbox
+        try:  # what waits for the answer waits for nothing else
+            info = await patiently(self.client, partial(consumer_info, inbox, MESSAGES, names[0])) if names else None
         except (ApiError, NoResponders, RequestTimeout):
             source.asked = False
             return

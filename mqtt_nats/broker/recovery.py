@@ -7,11 +7,13 @@ import asyncio
 import logging
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.broker.gap import expect_gap, repair
 from mqtt_nats.broker.ownership import still_owner
+from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.reconciling import Reconciling
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.resuming import reattach
@@ -59,15 +61,16 @@ def watch_consumers(broker: Broker) -> None:
 async def _mend(client: Client, side: DurableSide) -> None:
     side.damaged = False
     record = client.record
+    inbox = client.broker.inbox
     anew = False
-    for one in side.attachments.values():
+    for one in list(side.attachments.values()):
         if not one.source.live or record is None:
             continue
-        if await consumer_info(client.broker.inbox, MESSAGES, one.consumer.durable_name) is None:
+        if await patiently(client, partial(consumer_info, inbox, MESSAGES, one.consumer.durable_name)) is None:
             side.settle()
             again = replace(one.consumer, start_seq=one.source.last + 1)
             try:
-                await create_consumer(client.broker.inbox, MESSAGES, again)
+                await patiently(client, partial(create_consumer, inbox, MESSAGES, again))
             except ConsumerExists:  # the stream was restored from a backup meanwhile, and it with that
                 continue
             record.cons[one.key] = one.consumer = again
