@@ -25,7 +25,7 @@ REFUSED: Final = 10.0
 """Seconds for which JetStream has refused a reader after which sessions are left to their consumers."""
 
 CROWD_MOST: Final = 100_000
-"""Messages that wait in all sessions; beyond it those in which most wait are behind."""
+"""Messages that wait in all live sessions; beyond it those in which most wait are behind."""
 
 FALLING_MOST: Final = 64
 """Sessions that are left to their consumers at the same time, where that is not their own doing."""
@@ -49,7 +49,9 @@ def look(live: Live) -> None:
     now = asyncio.get_running_loop().time()
     reader = live.reader
     refused = not live.allowed or (reader.refused and now - reader.refused > REFUSED)
-    crowd = sum(member.side.machine.crowd for member in live.members.values())
+    sides = [member.side for member in live.members.values()]
+    # What waits in those that have fallen behind already is there until their clients have had it.
+    crowd = sum(side.machine.crowd for side in sides if side.keeper is not None and side.keeper.taking)
     renewed = 0
     for client in list(live.broker.clients.values()):
         side = client.durable_side

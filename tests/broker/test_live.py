@@ -3,17 +3,22 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mqtt_nats.broker import joining as becoming
+from mqtt_nats.broker import upkeep
 from mqtt_nats.broker.attachment import Attachment
 from mqtt_nats.broker.joining import Joining, left
 from mqtt_nats.broker.live import Live
 from mqtt_nats.session.delivery import Source
 from mqtt_streams.messages import subscription_consumer
+
+MOST = upkeep.CROWD_MOST
 
 
 def bench() -> tuple[Live, Any]:
@@ -68,3 +73,33 @@ async def test_a_leader_that_does_not_count_all_of_it_yet(monkeypatch: pytest.Mo
     attachment = Attachment("a", consumer, Source(1, 3, 100))
     assert await left(broker, Joining([attachment], 10), [attachment]) == [attachment]
     assert (decided, found) == ([1], [])
+
+
+@dataclass(eq=False)
+class Someone:
+    """A client."""
+
+    number: int
+    durable_side: Any
+
+
+@pytest.mark.parametrize(("crowds", "behind"), [((MOST, MOST), []), ((9, MOST + 1), [1])])
+async def test_who_is_behind_already_leaves_others_where_they_are(crowds: tuple[int, int], behind: list[int]) -> None:
+    """Of two sessions the second is live; much may wait in the other one until its client has acknowledged it."""
+    given_back: list[int] = []
+    live: Any = SimpleNamespace(
+        allowed=True,
+        reader=SimpleNamespace(refused=0),
+        falling=set(),
+        reached=lambda side: 0,
+        begin=lambda client, side, now: None,
+        give_back=lambda client, side: given_back.append(client.number),
+        members={},
+    )
+    for number, crowd in enumerate(crowds):
+        keeper = SimpleNamespace(taking=number == 1)
+        side = SimpleNamespace(keeper=keeper, machine=SimpleNamespace(crowd=crowd, reached=0))
+        live.members[Someone(number, side)] = SimpleNamespace(side=side, renewal=math.inf)
+    live.broker = SimpleNamespace(clients=dict(enumerate(live.members)))
+    upkeep.look(live)
+    assert given_back == behind
