@@ -18,6 +18,9 @@ PIECE: Final = 256 * 1024 + 1
 # Where chunks have so many bytes, a write for each costs less than to join them.
 LARGE: Final = 128 * 1024
 
+# So few clients are written to before NATS is, which takes a processor from those that wait for them (outlets).
+FEW: Final = 16
+
 
 class Outlet:
     """The outgoing bytes of one connection.
@@ -175,7 +178,7 @@ def _packets(data: bytes) -> int:
 class Round:
     """The outlets that have something to write, flushed once per turn of the event loop."""
 
-    __slots__ = ("_schedule", "_scheduled", "dirty", "dropped", "held", "lost", "most", "overfull")
+    __slots__ = ("_schedule", "_scheduled", "ahead", "dirty", "dropped", "held", "lost", "most", "overfull")
 
     def __init__(self, schedule: Callable[[Callable[[], None]], object]) -> None:
         """``schedule`` runs a function at the end of the turn (``loop.call_soon``)."""
@@ -189,6 +192,8 @@ class Round:
         """Bytes that wait for all clients that do not read."""
         self.most = sys.maxsize
         """Above this ``overfull`` is called, for each message that is added."""
+        self.ahead: Callable[[], None] = lambda: None
+        """Called before more than `FEW` are written to."""
         self.overfull: Callable[[], None] = lambda: None
 
     def add(self, outlet: Outlet) -> None:
@@ -208,5 +213,7 @@ class Round:
         """Write to every client that has something to get."""
         self._scheduled = False
         dirty, self.dirty = self.dirty, []
+        if len(dirty) > FEW:
+            self.ahead()
         for outlet in dirty:
             outlet.flush()

@@ -215,8 +215,8 @@ class Client(Member):
             broker.block(self)
         if self.outlet.held > UNREAD_MOST:
             self.connection.hold(Hold.OUTBOUND)
-        broker.link.push()
         broker.round.start()
+        broker.link.push()
 
     def _before(self, packets: list[Packet]) -> None:
         """CONNECT and what comes with it [MQTT-3.1.4-5] (3.1.1), [MQTT-3.1.4-6] (5.0), [MQTT-3.2.0-1] (3.1.1, 5.0)."""

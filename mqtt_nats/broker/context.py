@@ -130,6 +130,7 @@ class Broker:
         self.standing = False
         """The gateway stood still, and has not found out yet what has moved."""
         self.round = Round(loop.call_soon)
+        self.round.ahead = link.write_out
         self.table = Table(
             settings.local_dispatch,
             settings.max_topic_levels,
