@@ -42,6 +42,9 @@ _SINGLE: Final = {
     names.USER.encode(): 7,
 }
 
+_RETAINED: Final = (b"Nmqtt-RTopic:", b"Nmqtt-RFlags:", b"Nmqtt-ROrigin:", b"Nmqtt-Client:")
+"""The headers that the record of a retained message begins with, where it has no properties."""
+
 _NO_SINGLE: Final[list[bytes | None]] = [None] * 7
 
 
@@ -88,6 +91,10 @@ def from_headers(headers: bytes) -> tuple[bytes, int]:
             at = 3
             if lines[3].startswith(b"Nmqtt-Client:"):
                 at = 4
+    elif size > 3 and lines[1].startswith(b"Nmqtt-RTopic:"):  # what they have that were retained
+        for start in _RETAINED:
+            if lines[at].startswith(start):
+                at += 1
     if size == at + 2 and not lines[at]:
         return _NOTHING
     single = _NO_SINGLE.copy()

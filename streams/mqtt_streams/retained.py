@@ -32,7 +32,8 @@ _LAG: Final = 2.0
 _TAIL: Final = 64
 """So many of the newest messages may be missing on a replica that lags."""
 
-_TOMBSTONE: Final = "-1"
+_FLAGS: Final = f"\r\n{headers.R_FLAGS}:".encode()
+_QOS: Final = {b"%x\r\n" % nibble: nibble >> 1 & 3 for nibble in range(16) if nibble >> 1 & 3 != 3}
 _MARKER: Final = f"\r\n{headers.MARKER_REASON}:".encode()
 
 
@@ -79,11 +80,24 @@ def parse(message: StoredMessage) -> RetainedMessage | None:
     """Read a stored record; None for a tombstone, an expiry marker or anything unusable, its subject included."""
     block = message.headers
     payload = message.payload
+    if not payload or _MARKER in block:
+        return None
+    name = message.subject
+    if not name.isascii() and any("\ud800" <= sign <= "\udfff" for sign in name):
+        return None
+    at = block.find(_FLAGS)
+    qos = -1 if at < 0 else _QOS.get(block[at + len(_FLAGS) : at + len(_FLAGS) + 3], -1)
+    if qos < 0:  # not as gateways and today's nats-servers write it
+        unusual = _unusual(block, payload)
+        if unusual is None:
+            return None
+        qos, payload = unusual
+    return RetainedMessage(name.removeprefix(PREFIX), qos, payload, block, message.seq, message.time_ns)
+
+
+def _unusual(block: bytes, payload: bytes) -> tuple[int, bytes] | None:
+    """QoS and message of a record with flags in some other form, or none; None for a tombstone or anything unusable."""
     flags = headers.get(block, headers.R_FLAGS)
-    if not payload or flags == _TOMBSTONE or _MARKER in block:
-        return None
-    if not message.subject.isascii() and any("\ud800" <= sign <= "\udfff" for sign in message.subject):
-        return None
     if flags is None:
         body = _json_body(payload)
         if body is None:
@@ -94,9 +108,7 @@ def parse(message: StoredMessage) -> RetainedMessage | None:
     else:
         return None
     qos = nibble >> 1 & 3
-    if qos == 3:
-        return None
-    return RetainedMessage(message.subject.removeprefix(PREFIX), qos, payload, block, message.seq, message.time_ns)
+    return None if qos == 3 else (qos, payload)
 
 
 def _json_body(payload: bytes) -> tuple[int, bytes] | None:
