@@ -144,7 +144,7 @@ class Inbox:
         def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
             if not replies:
                 come.set()
-            replies.append(Reply(subject.decode(), headers, payload, reply.decode()))
+            replies.append(Reply(subject.decode(errors="surrogateescape"), headers, payload, reply.decode()))
 
         # A subscription of its own: a pull consumer's messages arrive under their stream subject.
         inbox = b"%bs%b" % (self.prefix[:-1], self.token())

@@ -27,7 +27,7 @@ from mqtt_streams.sessions import Conflict
 from mqtt_streams.subjects import wire_topic
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
     from mqtt_nats.broker.client import Client
     from mqtt_nats.pubsub.table import Filter
@@ -69,7 +69,7 @@ class Replay:
         self.asks = not of_system(topic_filter)
         """NATS is asked for the messages."""
         self._literal = "" if "*" in subject or ">" in subject else subject
-        self._pages: AsyncIterator[list[RetainedMessage]]
+        self._pages: AsyncGenerator[list[RetainedMessage], None] | None = None
         self._source: Source | None = None
         self._holding = False
 
@@ -94,14 +94,14 @@ class Replay:
             self.page = [] if message is None or message.seq < self.cursor else [message]
             self.complete = True
             return
-        self._pages = self.client.broker.retained.matching(self._subject, self.cursor)
-        page = await anext(self._pages, None)
+        pages = self._pages = self.client.broker.retained.matching(self._subject, self.cursor)
+        page = await anext(pages, None)
         if page is None:
             self.complete = True
             return
         self.page = page
         if len(page) <= INLINE:
-            following = await anext(self._pages, None)
+            following = await anext(pages, None)
             if following is None:
                 self.complete = True
             else:
@@ -207,8 +207,8 @@ class Replay:
         following: asyncio.Task[list[RetainedMessage]] | None = None
         try:
             while self.page:
-                if not self.complete:
-                    following = asyncio.create_task(self._read())
+                if not self.complete and self._pages is not None:
+                    following = asyncio.create_task(self._read(self._pages))
                     for _ in range(3):  # it asks, that is collected, and leaves: the server reads while this is sent
                         await asyncio.sleep(0)
                 for message in self.page:
@@ -230,11 +230,13 @@ class Replay:
             if following is not None:
                 following.cancel()
                 await asyncio.gather(following, return_exceptions=True)
+            if self._pages is not None:
+                await self._pages.aclose()
         self._written = True
 
-    async def _read(self) -> list[RetainedMessage]:
+    async def _read(self, pages: AsyncGenerator[list[RetainedMessage], None]) -> list[RetainedMessage]:
         """The page after the one that is being sent; empty at the end."""
-        return await anext(self._pages, [])
+        return await anext(pages, [])
 
     async def _follow(self) -> None:
         """Note in the session record how far the client has acknowledged, page by page, and at last that it has all."""

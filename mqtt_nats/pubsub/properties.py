@@ -92,8 +92,8 @@ def from_headers(headers: bytes) -> tuple[bytes, int]:
             if lines[3].startswith(b"Nmqtt-Client:"):
                 at = 4
     elif size > 3 and lines[1].startswith(b"Nmqtt-RTopic:"):  # what they have that were retained
-        for start in _RETAINED:
-            if lines[at].startswith(start):
+        for own in _RETAINED:
+            if at < size and lines[at].startswith(own):
                 at += 1
     if size == at + 2 and not lines[at]:
         return _NOTHING

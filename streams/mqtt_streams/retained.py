@@ -6,13 +6,14 @@ memory and see nothing else; who wrote the tombstone deletes it.
 """
 
 from base64 import b64decode
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, Final, NamedTuple
 
 import orjson
 
 from mqtt_streams import headers, stored
-from mqtt_streams.api import JetStream, call
+from mqtt_streams.api import ApiError, JetStream, NoResponders, RequestTimeout, call
+from mqtt_streams.pages import Pages
 from mqtt_streams.stored import StoredMessage
 from mqtt_streams.subjects import readable_topic, starts_with_wildcard, visible_to_wildcard
 
@@ -21,11 +22,7 @@ PREFIX: Final = "$MQTT.rmsgs."
 PAGE_FIRST: Final = 256
 PAGE_MESSAGES: Final = 2048
 PAGE_BYTES: Final = 2 * 1024 * 1024
-"""Bounds of one page of `matching`, so that memory does not grow with the number of retained messages.
-
-A page is twice as long as the one before, from `PAGE_FIRST` to `PAGE_MESSAGES`: for each the server counts all messages
-that are left, so many short pages would cost the square of their number.
-"""
+"""Bounds of one page of `matching`, so that memory does not grow with the number of retained messages."""
 
 _LAG: Final = 2.0
 """Seconds after which every replica that is read has a message."""
@@ -129,6 +126,42 @@ def _age(info: dict[str, Any]) -> float:
     return (stored.time_ns(info["ts"]) - stored.time_ns(info["state"]["last_ts"])) / 1e9
 
 
+class _Rest:
+    """The pages of one `matching`: one by direct get, which is all for most, and those behind it by a consumer."""
+
+    def __init__(self, js: JetStream, subject: str) -> None:
+        self._js = js
+        self._subject = subject
+        self._pages: Pages | None = None
+        self._direct = True
+        """The next page is read by direct get."""
+        self._refused = False
+
+    async def page(self, seq: int) -> tuple[list[StoredMessage], bool]:
+        """The page that begins at a sequence, and whether there may be more.
+
+        Raises ApiError, NoResponders, RequestTimeout.
+        """
+        if not self._direct:
+            try:
+                if self._pages is None:
+                    self._refused = True  # unless it can be had
+                    self._pages = await Pages.open(self._js, STREAM, self._subject, seq)
+                    self._refused = False
+                return await self._pages.page(PAGE_MESSAGES, PAGE_BYTES)
+            except (ApiError, NoResponders, RequestTimeout):
+                await self.close()
+        self._direct = self._refused
+        length = PAGE_MESSAGES if self._refused else PAGE_FIRST
+        return await stored.direct_page(self._js, STREAM, self._subject, {"seq": seq}, messages=length, size=PAGE_BYTES)
+
+    async def close(self) -> None:
+        """Remove the consumer, if there is one."""
+        pages, self._pages = self._pages, None
+        if pages is not None:
+            await pages.close()
+
+
 class RetainedStore:
     """Reads retained messages by direct get; needs `allow_direct` on the stream.
 
@@ -145,12 +178,13 @@ class RetainedStore:
         message = await look(self._js, STREAM, PREFIX + subject)
         return None if message is None else parse(message)
 
-    async def matching(self, filter_subject: str, start_seq: int = 0) -> AsyncIterator[list[RetainedMessage]]:
+    async def matching(self, filter_subject: str, start_seq: int = 0) -> AsyncGenerator[list[RetainedMessage], None]:
         """Pages of the retained messages that match, oldest first, from stream sequence `start_seq` on.
 
         Ends at what was the newest message when it began, so it ends also while messages are being retained. A page is
-        fetched only when the caller asks for it. Subjects hidden from wildcards are left out. In a cluster the newest
-        messages are asked for at the leader as well, where they are so new that a replica may lack them.
+        fetched only when the caller asks for it; a caller that does not take all of them closes the generator. Subjects
+        hidden from wildcards are left out. In a cluster the newest messages are asked for at the leader as well, where
+        they are so new that a replica may lack them.
         """
         if "*" not in filter_subject and ">" not in filter_subject:
             message = await self.get(filter_subject)
@@ -163,25 +197,25 @@ class RetainedStore:
         seq = max(start_seq, 1)
         tail = max(seq, last_seq - _TAIL + 1)
         found: set[int] = set()
+        rest = _Rest(self._js, PREFIX + filter_subject)
         more = True
-        length = PAGE_FIRST
-        while more and seq <= last_seq:
-            raw, more = await stored.direct_page(
-                self._js, STREAM, PREFIX + filter_subject, {"seq": seq}, messages=length, size=PAGE_BYTES
-            )
-            length = min(2 * length, PAGE_MESSAGES)
-            page = [
-                message
-                for message in map(parse, raw)
-                if message is not None
-                and message.seq <= last_seq
-                and (not everything or visible_to_wildcard(message.subject))
-            ]
-            if raw:
-                seq = raw[-1].seq + 1
-                found.update(message.seq for message in raw if message.seq >= tail)
-            if page:
-                yield page
+        try:
+            while more and seq <= last_seq:
+                raw, more = await rest.page(seq)
+                page = [
+                    message
+                    for message in map(parse, raw)
+                    if message is not None
+                    and message.seq <= last_seq
+                    and (not everything or visible_to_wildcard(message.subject))
+                ]
+                if raw:
+                    seq = raw[-1].seq + 1
+                    found.update(message.seq for message in raw if message.seq >= tail)
+                if page:
+                    yield page
+        finally:
+            await rest.close()
         if self.replicated and _age(info) < _LAG:
             page = []
             async for late in stored.scan(self._js, STREAM, PREFIX + filter_subject, tail):

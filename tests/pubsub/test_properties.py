@@ -120,6 +120,18 @@ def users(headers: bytes) -> list[tuple[str, str]]:
     return decoded(from_headers(headers)[0]).get("user_property", [])
 
 
+@pytest.mark.parametrize("properties", [b"", b"Content-Type:text/plain\r\n"])
+@pytest.mark.parametrize("count", range(8))
+def test_what_a_retained_message_begins_with_is_no_property(count: int, properties: bytes) -> None:
+    """Whatever of it is there, in whatever order, and even in a block that is cut off."""
+    own = [b"Nmqtt-RTopic:a/b", b"Nmqtt-RFlags:3", b"Nmqtt-ROrigin:7BA7vU7Z", b"Nmqtt-Client:me", b"Nats-Msg-Id:1"]
+    for lines in (own[:count], own[count:], own[count:] + own[:count]):
+        block = b"NATS/1.0\r\n" + b"".join(line + b"\r\n" for line in lines)
+        expected = b"\x03\0\x0atext/plain" if properties else b""
+        assert from_headers(block + properties + b"\r\n") == (expected, -1)
+        assert from_headers((block + properties).removesuffix(b"\r\n")) == (expected, -1)
+
+
 class TestBothWays:
     @given(property_sets)
     def test_headers_give_the_same_properties(self, properties: Properties) -> None:

@@ -3,6 +3,7 @@
 
 import base64
 import time
+from collections.abc import AsyncGenerator
 
 import orjson
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqtt_streams import headers, retained
-from mqtt_streams.api import NoResponders, call, publish
+from mqtt_streams.api import NoResponders, Reply, call, publish
+from mqtt_streams.consumers import consumer_names, delete_consumer
 from mqtt_streams.definitions import ensure_streams
 from mqtt_streams.retained import RetainedMessage, RetainedStore, parse, retained_subject, set_block, tombstone_block
 from mqtt_streams.stored import StoredMessage
@@ -158,29 +160,119 @@ async def test_matching_filters(js: NatsPyJetStream) -> None:
     assert await topics(store, "#", third.seq) == [["a.b.c", "b.b", "a/_b./~s"]]
 
 
-async def test_more_matches_than_one_multi_get_allows(js: NatsPyJetStream) -> None:
+async def many(js: NatsPyJetStream, count: int, payload: bytes = b"x") -> list[str]:
+    """Store so many retained messages, every third of them cleared again; returns the subjects of the others."""
     await ensure_streams(js)
-    store = RetainedStore(js)
     expected = []
-    for number in range(1100):
-        await put(js, f"many/{number}", b"%d" % number)
+    for number in range(count):
+        await put(js, f"many/{number}", payload)
         if number % 3 == 0:
             await publish(js, retained_subject(f"many.{number}"), b"", tombstone_block(f"many/{number}", ORIGIN))
         else:
             expected.append(f"many.{number}")
-    pages = await topics(store, "many/#")
+    return expected
+
+
+async def consumers(js: NatsPyJetStream) -> list[str]:
+    return await consumer_names(js, retained.STREAM)
+
+
+async def test_more_matches_than_one_multi_get_allows(js: NatsPyJetStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retained, "PAGE_MESSAGES", 300)
+    expected = await many(js, 1100)
+    pages = await topics(RetainedStore(js), "many/#")
     assert [subject for page in pages for subject in page] == expected
-    assert len(pages) >= 3
-    assert max(map(len, pages)) <= retained.PAGE_MESSAGES
+    assert len(pages) >= 4
+    assert max(map(len, pages)) <= 300
+    assert await consumers(js) == []
 
 
-async def test_pages_are_bounded_in_bytes(js: NatsPyJetStream) -> None:
+async def test_a_reader_that_ends_early_leaves_nothing(js: NatsPyJetStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retained, "PAGE_FIRST", 10)
+    monkeypatch.setattr(retained, "PAGE_MESSAGES", 10)
+    await many(js, 60)
+    pages = RetainedStore(js).matching("many.>")
+    await anext(pages)
+    await anext(pages)
+    assert len(await consumers(js)) == 1
+    await pages.aclose()
+    assert await consumers(js) == []
+
+
+async def test_the_reader_is_lost_between_two_pages(js: NatsPyJetStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retained, "PAGE_FIRST", 10)
+    monkeypatch.setattr(retained, "PAGE_MESSAGES", 20)
+    expected = await many(js, 150)
+    found, names = [], set()
+    async for page in RetainedStore(js).matching("many.>"):
+        found += [message.subject for message in page]
+        for name in await consumers(js):
+            names.add(name)
+            await delete_consumer(js, retained.STREAM, name)
+    assert found == expected
+    assert len(names) > 2
+
+
+class Losing(NatsPyJetStream):
+    """Every fifth message of a consumer does not arrive; or no consumer can be had."""
+
+    def __init__(self, js: NatsPyJetStream, refuses: bool) -> None:
+        super().__init__(js.client, js.api_prefix)
+        self.refuses = refuses
+        self.came = self.refused = self.got = 0
+
+    async def _answers(
+        self, subject: str, payload: bytes, headers: bytes, timeout: float, inbox: str
+    ) -> AsyncGenerator[Reply, None]:
+        if self.refuses and ".CONSUMER.CREATE." in subject:
+            self.refused += 1
+            error = b'{"code":400,"err_code":10026,"description":"maximum consumers limit reached"}'
+            yield Reply(inbox, b"", b'{"error":%b}' % error)
+            return
+        self.got += ".DIRECT.GET." in subject
+        async for answer in super()._answers(subject, payload, headers, timeout, inbox):
+            if answer.reply.startswith("$JS.ACK."):
+                self.came += 1
+                if self.came % 5 == 0:
+                    continue
+            yield answer
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+async def test_what_a_consumer_does_not_bring(
+    js: NatsPyJetStream, monkeypatch: pytest.MonkeyPatch, refuses: bool
+) -> None:
+    monkeypatch.setattr(retained, "PAGE_FIRST", 10)
+    monkeypatch.setattr(retained, "PAGE_MESSAGES", 20)
+    expected = await many(js, 90)
+    losing = Losing(js, refuses)
+    assert [subject for page in await topics(RetainedStore(losing), "many/#") for subject in page] == expected
+    assert losing.refused == refuses
+    assert losing.came > 10 or refuses
+    assert losing.got > 2
+    assert await consumers(js) == []
+
+
+async def test_pages_are_bounded_in_bytes(js: NatsPyJetStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retained, "PAGE_FIRST", 2)
     await ensure_streams(js)
     for number in range(12):
         await put(js, f"big/{number}", bytes(900_000))
     sizes = [sum(len(message.payload) for message in page) async for page in RetainedStore(js).matching("big.*")]
     assert sum(sizes) == 12 * 900_000
     assert max(sizes) <= retained.PAGE_BYTES + 1_000_000
+    assert len(sizes) > 4
+
+
+async def test_a_message_larger_than_a_page(js: NatsPyJetStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retained, "PAGE_FIRST", 2)
+    monkeypatch.setattr(retained, "PAGE_BYTES", 10_000)
+    await ensure_streams(js)
+    for number in range(20):
+        await put(js, f"some/{number}", bytes(50_000 if number in (5, 6, 19) else 1_000))
+    sizes = [[len(message.payload) for message in page] async for page in RetainedStore(js).matching("some.*")]
+    assert sum(map(len, sizes)) == 20
+    assert [page for page in sizes if 50_000 in page] == [[50_000]] * 3
 
 
 async def test_ends_although_messages_keep_coming(js: NatsPyJetStream) -> None:
