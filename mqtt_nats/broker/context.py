@@ -26,6 +26,7 @@ from mqtt_nats.broker.leaving import Leaving
 from mqtt_nats.broker.nodes import Nodes
 from mqtt_nats.broker.presence import Presence
 from mqtt_nats.broker.readiness import Readiness
+from mqtt_nats.broker.recent import Recent
 from mqtt_nats.broker.replying import Replying
 from mqtt_nats.broker.service import Service
 from mqtt_nats.broker.system import System
@@ -37,14 +38,10 @@ from mqtt_nats.hooks.registry import Hooks
 from mqtt_nats.outlet import Round
 from mqtt_nats.place import own_place
 from mqtt_nats.pubsub.fanout import Fanout
-from mqtt_nats.pubsub.headers import publish_qos
 from mqtt_nats.pubsub.mapping import parse_mappings
-from mqtt_nats.pubsub.message import Stored
 from mqtt_nats.pubsub.table import Table
 from mqtt_nats.rooted import rooted
-from mqtt_nats.session.durable import packet_id
 from mqtt_streams.hashing import nuid
-from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.positions import PositionStore
 from mqtt_streams.pubrel import PubrelStore
 from mqtt_streams.qos2 import Qos2Store
@@ -69,10 +66,6 @@ log = logging.getLogger("mqtt_nats.broker")
 
 # A connection is heard at least this often: nats-py pings every ten seconds.
 SILENCE: Final = 12.0
-
-# Stored messages kept for the next consumer that brings them; there is no more to it than a lookup saved.
-STORED_MOST: Final = 4096
-STORED_BYTES: Final = 16 * 1024 * 1024
 
 
 class Broker:
@@ -138,6 +131,10 @@ class Broker:
             parse_mappings(settings.mappings),
         )
         self.fanout = Fanout(self.table, link, self.round)
+        recent = Recent(self.table)
+        self.stored = recent.messages
+        """Messages that consumers have brought lately, by stream sequence."""
+        self.stored_message = recent.message
         self.place = own_place()
         self.counters = Counters(self.fanout.sent, self.fanout.sent_bytes)
         store.on_timed = self.counters.stored.observe
@@ -177,9 +174,6 @@ class Broker:
         """Those whose session may have moved while NATS was away."""
         self.connections: set[Client] = set()
         """Everything with an open socket, also before CONNECT."""
-        self.stored: dict[int, Stored] = {}
-        """Messages that consumers have brought lately, by stream sequence."""
-        self._stored_bytes = 0
         self.left = asyncio.Event()
         """Set when a client has left."""
         self.retaining: set[Op] = set()
@@ -281,28 +275,6 @@ class Broker:
             clients, self._blocked_clients = self._blocked_clients, []
             for client in clients:
                 client.connection.release(Hold.NATS)
-
-    def stored_message(self, sequence: int, stamp: bytes, subject: bytes, headers: bytes, payload: bytes) -> Stored:
-        """A message of ``$MQTT_msgs``, made once however many consumers of this gateway bring it.
-
-        ``stamp`` is its store time: a stream that was made anew counts from 1 again.
-        """
-        found = self.stored.get(sequence)
-        if found is not None and found.stamp == stamp:
-            return found
-        bare = subject[len(STORED_PREFIX) :]
-        route = self.table.by_subject.get(bare) or self.table.route_of_subject(bare)
-        if route is None:
-            return Stored("", b"", b"", 0, 0)
-        found = Stored(
-            route.subject, route.key, payload, publish_qos(headers), packet_id(sequence), False, stamp, headers
-        )
-        self._stored_bytes += len(payload)
-        if len(self.stored) >= STORED_MOST or self._stored_bytes > STORED_BYTES:
-            self.stored.clear()
-            self._stored_bytes = len(payload)
-        self.stored[sequence] = found
-        return found
 
     def lost(self, link: Link) -> None:
         """A connection is lost, and with it whatever the server sent after it was last heard."""

@@ -12,8 +12,10 @@ def publish_qos(headers: bytes) -> int:
     if start < 0:
         return 0
     start += 12
-    digit = headers[start : start + 2].lstrip()[:1]
-    return 1 if digit == b"1" else 2 if digit == b"2" else 0
+    digit = headers[start] if start < len(headers) else 0
+    if digit == 0x20 or digit == 0x09:
+        digit = headers[start + 1] if start + 1 < len(headers) else 0
+    return 1 if digit == 0x31 else 2 if digit == 0x32 else 0
 
 
 def header(headers: bytes, name: bytes) -> bytes:
@@ -27,7 +29,8 @@ def header(headers: bytes, name: bytes) -> bytes:
 
 def identity(headers: bytes) -> bytes:
     """What tells a message from every other: the release id of a QoS 2 message or a will, else its own id."""
-    if b"\r\nNats-Msg-Id:q2-" in headers or b"\r\nNats-Msg-Id:will-" in headers:
+    start = headers.find(b"\r\nNats-Msg-Id:")
+    if start >= 0 and headers.startswith((b"q2-", b"will-"), start + 14):
         return header(headers, b"Nats-Msg-Id:")
     return header(headers, b"Nmqtt-Id:")
 
