@@ -84,7 +84,7 @@ async def _read_files(settings: Settings) -> None:
 
 
 def _plugins(settings: Settings) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The options of each plugin that has a table; nothing of them is shown where the plugin is not installed."""
+    """The options of each plugin that has a table; none where it is not loaded and cannot be: a gateway starts so."""
     from mqtt_nats.plugins.manager import PluginError, checked
 
     for name, given in settings.plugins.items():
@@ -94,8 +94,11 @@ def _plugins(settings: Settings) -> Iterator[tuple[str, dict[str, Any]]]:
         try:
             _, options = checked(name, given)
         except PluginError as error:
-            raise StartupError(str(error)) from None
-        yield name, {"load": load, **_open(options)}
+            if load:
+                raise StartupError(str(error)) from None
+            yield name, {"load": load}
+        else:
+            yield name, {"load": load, **_open(options)}
 
 
 def _open(options: BaseModel) -> dict[str, Any]:

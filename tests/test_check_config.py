@@ -256,3 +256,14 @@ def test_a_variable_takes_the_place_of_a_table(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("MQTT_NATS_TENANTS", '{"acme": {"nats_user": "b"}}')
     rows = {row["name"]: (row["value"], row["origin"]) for row in json.loads(run("--config", file, "--json"))}
     assert rows["tenants.acme.nats_user"] == ('"b"', "MQTT_NATS_TENANTS")
+
+
+def test_a_plugin_that_is_not_loaded_need_not_be_there(tmp_path: Path) -> None:
+    file = tmp_path / "mqtt-nats.toml"
+    file.write_text('[plugins.absent]\nload = false\ncolour = "red"\n')
+    shown = run("--config", file)
+    assert "plugins.absent.load" in shown
+    assert "colour" not in shown
+    file.write_text("[plugins.absent]\nload = true\n")
+    assert "absent" in run("--config", file)
+    assert "plugins.absent.load" not in run("--config", file)
