@@ -99,7 +99,7 @@ class Guard:
     def _presents(self, scope: Scope, headers: Headers) -> bool:
         kind, _, given = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
-            return hmac.compare_digest(given.strip().encode("latin-1", "replace"), self._token)
+            return hmac.compare_digest(given.strip(" \t").encode("latin-1", "replace"), self._token)
         if scope["type"] != "websocket":
             return False
         for one in scope["subprotocols"]:
