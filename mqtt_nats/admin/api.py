@@ -16,7 +16,7 @@ from starlette.responses import Response
 from mqtt_nats import __version__
 from mqtt_nats.admin.guard import problem, read_body
 from mqtt_nats.admin.tracing import LINES, Lines
-from mqtt_nats.ctl.verb import Refused, Verb
+from mqtt_nats.ctl.verb import OVER_HTTP, Refused, Verb
 from mqtt_nats.errors import StartupError
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
@@ -67,6 +67,7 @@ class Api:
             return found
         if verb.method != "GET":
             log.warning("%s by %s over HTTP", verb.name, request.client.host if request.client else "somebody")
+        OVER_HTTP.set(True)  # each request has a task, so a context, of its own
         try:
             result = await verb.run(await self._listener.inbox(), arguments)
         except Refused as error:

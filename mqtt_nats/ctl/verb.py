@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
@@ -14,6 +15,10 @@ from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.errors import StartupError
 
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+OVER_HTTP: Final[ContextVar[bool]] = ContextVar("mqtt_nats_over_http", default=False)
+"""Whether a gateway asks for somebody, and not somebody at this machine."""
 
 
 class Refused(StartupError):

@@ -134,6 +134,13 @@ def test_verbs_over_http(admin: Admin, caplog: pytest.LogCaptureFixture) -> None
     assert TOKEN not in caplog.text
 
 
+def test_a_ban_over_http_names_no_user_of_the_gateway(admin: Admin) -> None:
+    banned = admin.post("/bans", kind="user", who="mallory")
+    assert (banned.status_code, banned.json()["by"]) == (200, "an administrator, over HTTP")
+    assert admin.post("/bans", kind="user", who="mallory", by="ann").json()["by"] == "ann"
+    assert admin.http.delete("/api/v1/bans/user/mallory").status_code == 200
+
+
 async def talk(admin: Admin, *asked: Any, until: str) -> list[dict[str, Any]]:
     """What the bridge answers, up to the first answer of a kind."""
     token = base64.urlsafe_b64encode(TOKEN.encode()).decode().rstrip("=")
