@@ -13,6 +13,7 @@ from mqtt_nats.broker.announcing import session
 from mqtt_nats.broker.closing import end_session
 from mqtt_nats.broker.controlling import Refusal, sliced
 from mqtt_nats.broker.counters import snapshot
+from mqtt_nats.broker.injecting import unretain
 from mqtt_nats.codec import MqttError, validate_topic_filter, validate_topic_name
 from mqtt_nats.codec.topics import MAX_BYTES
 from mqtt_nats.hooks.points import CLIENT_AUTHORIZE, SESSION_TERMINATED
@@ -168,14 +169,13 @@ async def _publish(control: Control, question: dict[str, Any]) -> AsyncIterator[
 
 
 async def _unretain(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
-    host = Host(control.broker, "mqtt-nats ctl")
     for topic in list(question.get("topics") or ()):
         try:
             _check(str(topic))
-            await host.publish(str(topic), b"", 0, True)
+            told = await unretain(control.broker, str(topic))
         except (MqttError, ValueError) as error:
             raise Refusal(f"{topic!r}: {error}") from None
-        yield {"topic": topic}
+        yield {"topic": topic, "told": told}
 
 
 async def _end_sessions(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
