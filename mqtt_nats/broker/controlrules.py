@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.audit")
 
+CONNECTED: Final = "the client is connected"
+RECONNECTED: Final = "the client has connected meanwhile"
+"""Why a session is not ended."""
+
 
 async def _counters(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
     yield await snapshot(control.broker)
@@ -196,19 +200,19 @@ async def _end(control: Control, name: str, written: object) -> str:
     """
     broker = control.broker
     if name in broker.clients:
-        return "the client is connected"
+        return CONNECTED
     try:
         found = await broker.sessions.load(name_hash(name), name)
         if found is None:
             return "there is no such session"
         record, sequence = found
         if written is not None and sequence != written:
-            return "the client has connected meanwhile"
+            return RECONNECTED
         if record.v5 is None and await _is_heard(broker, record):
             return "the client seems to be connected to nats-server's own listener"
         await end_session(broker, *found)
         if await broker.sessions.load(name_hash(name), name) is not None:
-            return "the client has connected meanwhile"
+            return RECONNECTED
     except PoisonedRecord as error:
         return str(error)
     log.warning("the session of %r is ended by an administrator", name)

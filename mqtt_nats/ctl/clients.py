@@ -171,6 +171,13 @@ def shown_kicked(found: dict[str, Any]) -> str:
     return "\n".join([*lines, *(f"gateway {one} has not answered: its clients stay" for one in found["silent"])])
 
 
+def left(asked: Kicked, found: dict[str, Any]) -> str:
+    """Who was to be disconnected, and is not known to be."""
+    parts = [f"{plain(one)} is not connected" for one in found["absent"]]
+    parts += [f"gateway {one} has not answered" for one in found["silent"]]
+    return f"not everybody who is meant: {'; '.join(parts)}" if parts else ""
+
+
 VERBS: Final = (
     Verb("clients.list", "GET", "/clients", Listing, listed, "Show who is connected, the slowest first.", shown),
     Verb(
@@ -191,5 +198,6 @@ VERBS: Final = (
         "Disconnect clients. Their sessions stay, and they may come back at once: see `bans add`.",
         shown_kicked,
         ("clients",),
+        lacking=left,
     ),
 )

@@ -35,6 +35,10 @@ class Arguments(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def _nothing(asked: Any, found: Any) -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Verb:
     """One question, or one change.
@@ -43,7 +47,8 @@ class Verb:
     messages too, or a gateway that asks all would not hear itself. An argument that ``path`` names may hold slashes:
     they are percent-encoded there. ``show`` makes of a result what a person reads. ``positional`` are the arguments
     that the command line takes without a name, besides those of ``path``, all in the order of the model. With ``lines``
-    the result is not one object, but lines as they come, for HTTP alone.
+    the result is not one object, but lines as they come, for HTTP alone. ``lacking`` says in one line, of the arguments
+    and the result, what was not done of what was asked for; the command line then fails, when it has printed the rest.
     """
 
     name: str
@@ -55,6 +60,7 @@ class Verb:
     show: Callable[[Any], str]
     positional: tuple[str, ...] = ()
     lines: bool = False
+    lacking: Callable[[Any, Any], str] = _nothing
 
     @property
     def in_path(self) -> tuple[str, ...]:

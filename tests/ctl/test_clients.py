@@ -10,7 +10,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from mqtt_nats.ctl.asking import PROGRESS
+from mqtt_nats.ctl import clients
+from mqtt_nats.ctl.asking import PROGRESS, Answers
 from mqtt_nats.ctl.bar import bar
 from tests.ctl.conftest import Fleet
 from tests.harness.raw5 import DISCONNECT, SESSION_EXPIRY, SUBSCRIPTION_ID, Raw5, prop, publish, will
@@ -116,7 +117,8 @@ def test_kick(fleet: Fleet, several: list[Raw5]) -> None:
     would = fleet.json("clients", "kick", "--match", "c-several-*", "--dry-run")
     assert (len(would["clients"]), would["dry_run"]) == (3, True)
     assert "3 clients would be disconnected" in fleet.text("clients", "kick", "--match", "c-several-*", "--dry-run")
-    found = fleet.json("clients", "kick", "c-several-0", "c-nobody", "--reason", "firmware")
+    found, complaint = fleet.part("clients", "kick", "c-several-0", "c-nobody", "--reason", "firmware")
+    assert complaint == "not everybody who is meant: c-nobody is not connected"
     assert found["clients"] == [{"client": "c-several-0", "gateway": fleet.ids[0]}]
     assert found["absent"] == ["c-nobody"]
     several[0].answer(DISCONNECT, reason=KICKED)
@@ -133,6 +135,20 @@ def test_everybody(fleet: Fleet, several: list[Raw5]) -> None:
     found = fleet.json("clients", "kick", "--everybody", "--gateway", two)
     assert {each["client"] for each in found["clients"]} == {"c-several-1", "c-several-2"}
     assert names(fleet, "--match", "c-several-*") == {"c-several-0": one}
+
+
+def test_kicking_where_a_gateway_does_not_answer(
+    fleet: Fleet, several: list[Raw5], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its clients stay, so not all is done."""
+
+    async def ask(*given: object, **more: object) -> Answers:
+        return Answers(items=[{"gateway": "there", "value": "c-several-0"}], silent=["gone"])
+
+    monkeypatch.setattr(clients, "ask", ask)
+    found, complaint = fleet.part("clients", "kick", "--match", "c-several-*")
+    assert (len(found["clients"]), found["silent"]) == (1, ["gone"])
+    assert complaint == "not everybody who is meant: gateway gone has not answered"
 
 
 @pytest.mark.parametrize(
