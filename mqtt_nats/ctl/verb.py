@@ -49,6 +49,7 @@ class Verb:
     that the command line takes without a name, besides those of ``path``, all in the order of the model. With ``lines``
     the result is not one object, but lines as they come, for HTTP alone. ``lacking`` says in one line, of the arguments
     and the result, what was not done of what was asked for; the command line then fails, when it has printed the rest.
+    What ``waits`` is cancelled when who asks over HTTP has gone.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Verb:
     positional: tuple[str, ...] = ()
     lines: bool = False
     lacking: Callable[[Any, Any], str] = _nothing
+    waits: bool = False
 
     @property
     def in_path(self) -> tuple[str, ...]:

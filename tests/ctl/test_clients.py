@@ -3,16 +3,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
-from mqtt_nats.ctl import clients
+from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.config import Settings
+from mqtt_nats.ctl import asking, clients
 from mqtt_nats.ctl.asking import PROGRESS, Answers
 from mqtt_nats.ctl.bar import bar
+from mqtt_nats.ctl.connecting import connected
 from tests.ctl.conftest import Fleet
 from tests.harness.raw5 import DISCONNECT, SESSION_EXPIRY, SUBSCRIPTION_ID, Raw5, prop, publish, will
 from tests.harness.waiting import eventually
@@ -149,6 +154,33 @@ def test_kicking_where_a_gateway_does_not_answer(
     found, complaint = fleet.part("clients", "kick", "--match", "c-several-*")
     assert (len(found["clients"]), found["silent"]) == (1, ["gone"])
     assert complaint == "not everybody who is meant: gateway gone has not answered"
+
+
+def test_kicking_that_is_stopped(fleet: Fleet, several: list[Raw5], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the command: the gateways do not go on by themselves; until then they are told to."""
+    monkeypatch.setattr(clients, "RENEWED", 0.1)
+    told: list[dict[str, Any]] = []
+
+    def note(inbox: Inbox, what: str, arguments: dict[str, Any]) -> None:
+        told.append(arguments)
+        asking.tell(inbox, what, arguments)
+
+    monkeypatch.setattr(clients, "tell", note)
+    asked = clients.Kicked(match="c-several-*", gateway=fleet.ids[1], over=4.0)
+
+    async def begin() -> None:
+        async with connected(Settings(nats=(fleet.server.url,))) as inbox:
+            kicking = asyncio.ensure_future(clients.kick(inbox, asked))
+            await asyncio.sleep(1)
+            kicking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await kicking
+
+    asyncio.run(begin())
+    assert told[0] == {"kick": told[0]["kick"]}
+    assert told[-1] == {"kick": told[0]["kick"], "stop": True}
+    eventually(lambda: "nobody waits for it any more: 1 clients stay" in fleet.two.log)
+    assert len(names(fleet, "--match", "c-several-*", "--gateway", fleet.ids[1])) == 1
 
 
 @pytest.mark.parametrize(
