@@ -6,7 +6,6 @@ Nothing but success lets a client in: who fails, for whatever reason, denies.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Collection, Sequence
@@ -23,7 +22,7 @@ from mqtt_nats.access.authenticator import (
 from mqtt_nats.access.scram import METHOD, ScramExchange, Users
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.connection.connection import Connection
-from mqtt_nats.errors import describe, ends_task
+from mqtt_nats.errors import describe
 
 log = logging.getLogger("mqtt_nats.access")
 
@@ -62,9 +61,7 @@ class Chain:
                 verdict = await one.check(credentials)
             except MqttError as error:
                 return Denied(str(error), error.reason)
-            except (Exception, asyncio.CancelledError) as error:
-                if ends_task(error):
-                    raise
+            except Exception as error:
                 log.error("authenticator %r failed, so access is denied: %s", one.name, describe(error))
                 return Denied(f"authenticator {one.name!r} failed")
             if isinstance(verdict, Allow | Denied):

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from mqtt_nats.access.authenticator import Allow, Credentials, Denied
+from mqtt_nats.broker.authenticating import _decision
 from mqtt_nats.broker.tapping import Tap
-from mqtt_nats.codec import ReasonCode, Subscription, Will
+from mqtt_nats.codec import NotAuthorized, ReasonCode, Subscription, Will
 from mqtt_nats.hooks import (
     CLIENT_AUTHENTICATE,
     CLIENT_AUTHORIZE,
@@ -87,6 +88,20 @@ async def test_a_hook_that_fails_refuses_connections(inside: InProcess, add: Add
     assert entry.failures == 1
     async with await RawClient.open(inside.port):
         assert entry.failures == 1
+
+
+@pytest.mark.parametrize("immediate", [True, False])
+async def test_an_authenticator_that_waits_for_what_is_cancelled(immediate: bool) -> None:
+    """Denies, as any that fails."""
+
+    async def check() -> bool:
+        inner = asyncio.get_running_loop().create_task(asyncio.sleep(100))
+        inner.cancel()
+        await inner
+        return True
+
+    with pytest.raises(NotAuthorized):
+        await _decision(check(), immediate=immediate)
 
 
 async def test_a_job_that_waits_for_what_is_cancelled(inside: InProcess) -> None:
