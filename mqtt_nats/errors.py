@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors that end the gateway, or another command; and what is said of those that do not."""
 
+import asyncio
 from pathlib import Path
 
 
@@ -17,6 +18,12 @@ def first_error(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def ends_task(error: BaseException) -> bool:
+    """Whether this is the cancellation of the present task, and not of something else that it has waited for."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling() > 0)
 
 
 def describe(error: BaseException) -> str:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from functools import partial
 
 import anyio
 from anyio.abc import TaskStatus
@@ -21,7 +22,26 @@ from mqtt_nats.place import PLACE, Place
 from mqtt_nats.workers import DRAINED, FAILED, READY
 
 
-async def run(settings: Settings) -> bool:
+class Report:
+    """What the supervisor is told once, by the descriptor that it has given: what has come of the start."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_inheritable(descriptor, False)  # whom a plugin starts would keep the supervisor waiting
+        self._descriptor: int | None = descriptor
+
+    def say(self, line: str) -> None:
+        """Tell it, unless it has been told something."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is None:
+            return
+        try:
+            with open(descriptor, "w", encoding="utf-8") as pipe:
+                pipe.write(f"{line}\n")
+        except OSError:
+            pass  # it is gone, which is seen elsewhere
+
+
+async def run(report: Report, settings: Settings) -> bool:
     """Serve until SIGTERM, or until the supervisor is gone; True when something else has ended it: it was drained."""
     from mqtt_nats.gateway import serve
 
@@ -30,7 +50,7 @@ async def run(settings: Settings) -> bool:
     told = False
 
     def say_ready(addresses: list[Bound]) -> None:
-        print(READY, flush=True)
+        report.say(READY)
 
     async def stop_on_signal(*, task_status: TaskStatus[None]) -> None:
         nonlocal told
@@ -62,6 +82,7 @@ async def run(settings: Settings) -> bool:
 def main() -> int:
     """Read the settings, serve; the exit status."""
     given = json.loads(sys.stdin.readline())
+    report = Report(given["tell"])
     settings = Settings(**given["settings"])
     PLACE.set(Place(given["group"], given["number"], settings.workers))
     configure(settings.log_level, settings.log_format, given["number"])
@@ -69,11 +90,11 @@ def main() -> int:
     failure: BaseException | None = None
     drained = False
     try:
-        drained = run_to_end(run, settings)
+        drained = run_to_end(partial(run, report), settings)
     except* StartupError as group:
         failure = first_error(group)
     if failure is not None:
-        print(f"{FAILED} {failure}", flush=True)
+        report.say(f"{FAILED} {failure}")
         return 1
     return DRAINED if drained else 0
 

@@ -4,8 +4,8 @@
 The workers share the port by SO_REUSEPORT: the kernel deals new connections out. Each is a gateway of its own, with
 its own connections to NATS and its own lease; what one leaves behind when it dies, another takes over, as between
 machines. A worker gets its settings, secrets among them, on its standard input, and lives while that is open: it
-ends in good order when the supervisor is gone, and at once when it was ending already. On its standard output it
-says that it is ready, or why it is not.
+ends in good order when the supervisor is gone, and at once when it was ending already. On a pipe of its own it says
+that it is ready, or why it is not; its standard output is the supervisor's, since plugins may print there.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Worker:
     def __init__(self, number: int, settings: Settings, group: str) -> None:
         self.number = number
         self._ending = ENDING + settings.drain_time
-        self._values = json.dumps({"number": number, "group": group, "settings": dump(settings)})
+        self._values = {"number": number, "group": group, "settings": dump(settings)}
         self._process: asyncio.subprocess.Process | None = None
         self._ready = False
         self._changed = False
@@ -157,29 +157,51 @@ class Worker:
             StartupError: it does not.
         """
         self._ready = self._changed = False
-        process = self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "mqtt_nats.worker",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C in the terminal is for the supervisor
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
         try:
-            process.stdin.write(self._values.encode() + b"\n")
-            await process.stdin.drain()
-            line = (await process.stdout.readline()).decode().rstrip("\n")
-        except (BrokenPipeError, ConnectionResetError):
-            line = ""
+            line = await self._begin()
+        except (OSError, RuntimeError) as error:  # no process, descriptor or memory is to be had
+            raise StartupError(f"worker {self.number} cannot be started: {error}") from None
+        assert self._process is not None
         word, _, text = line.partition(" ")
         if word != READY:
-            code = await process.wait()
+            if word != FAILED:
+                self._signal(signal.SIGKILL)  # whatever it does: it is not a worker
+            code = await self._process.wait()
             raise StartupError(text or f"worker {self.number} ended with status {code} before it was ready")
         self._ready = True
         if self._changed:
             self._signal(signal.SIGHUP)
+
+    async def _begin(self) -> str:
+        """Start the process; the line in which it says what has come of it, empty where it ends without one.
+
+        Raises:
+            OSError, RuntimeError: it cannot be started.
+        """
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                values = json.dumps({**self._values, "tell": theirs.fileno()})
+                process = self._process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    "mqtt_nats.worker",
+                    stdin=asyncio.subprocess.PIPE,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,  # Ctrl-C in the terminal is for the supervisor
+                )
+            ours.setblocking(False)
+            said = b""
+            try:
+                assert process.stdin is not None
+                process.stdin.write(values.encode() + b"\n")
+                await process.stdin.drain()
+                loop = asyncio.get_running_loop()
+                while not said.endswith(b"\n") and (some := await loop.sock_recv(ours, 4096)):
+                    said += some
+            except (OSError, RuntimeError):
+                pass  # it has ended already; RuntimeError is how uvloop says so
+        return said.decode(errors="replace").rstrip("\n")
 
     def reload(self) -> None:
         """Have it read its files again."""

@@ -1,21 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """``serve --workers``: several gateways on one port, and what becomes of them when one dies, or their supervisor."""
 
+import asyncio
+import errno
 import os
+import shutil
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from mqtt_nats.config import Settings
+from mqtt_nats.errors import StartupError
+from mqtt_nats.workers import READY, Worker
 from tests.conftest import GatewayFactory
 from tests.harness import raw5
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.raw5 import SESSION_EXPIRY, Raw5, prop
-from tests.harness.waiting import eventually
+from tests.harness.waiting import aeventually, eventually
 
 CLIENTS = 60
 KEPT = prop(SESSION_EXPIRY, 600)
@@ -121,6 +128,63 @@ def test_workers_that_cannot_start(gateway_factory: GatewayFactory) -> None:
     assert gateway.wait() == 1
     (line,) = gateway.log.splitlines()
     assert line.startswith("mqtt-nats: cannot connect to nats-server at nats://127.0.0.1:1")
+
+
+NOISY = """
+from mqtt_nats.hooks import MESSAGE_PUBLISH
+from mqtt_nats.plugins import Plugin
+
+class Noisy(Plugin):
+    async def load(self):
+        print("noisy is loaded", flush=True)
+        self.gateway.on(MESSAGE_PUBLISH, self.see)
+
+    def see(self, event, message):
+        print("noisy saw", message.topic, "x" * 20_000, flush=True)
+"""
+
+
+def test_a_plugin_that_prints(nats_server: NatsServer, gateway_factory: GatewayFactory, tmp_path: Path) -> None:
+    """Neither does the supervisor take that for an answer, nor does the worker wait for somebody to read it."""
+    about = tmp_path / "noisy-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: noisy\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[mqtt_nats.plugins]\nnoisy = noisy:Noisy\n")
+    (tmp_path / "noisy.py").write_text(NOISY)
+    paths = os.pathsep.join([str(tmp_path), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    env = {"PYTHONPATH": paths, "MQTT_NATS_PLUGINS": '{"noisy": {}}'}
+    gateway = gateway_factory(nats_server, "--workers", "2", env=env)
+    with Raw5.open(gateway.port) as client:
+        for _ in range(40):  # more than a pipe holds
+            client.deliver("noisy", b"x")
+    eventually(lambda: gateway.log.count("noisy saw noisy") == 40)
+    assert gateway.log.count("noisy is loaded") == 2
+
+
+async def test_a_worker_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """That is a failed start, which is tried again, and nothing that ends the others."""
+    worker = Worker(1, Settings(), "")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", str(tmp_path / "nothing"))
+        with pytest.raises(StartupError, match=r"worker 1 cannot be started: .*No such file"):
+            await worker.start()
+        patch.setattr(sys, "executable", shutil.which("false"))
+        with pytest.raises(StartupError, match="worker 1 ended with status 1 before it was ready"):
+            await worker.start()
+    failures = [OSError(errno.EAGAIN, "nothing to be had"), RuntimeError("the handler is closed")]
+
+    async def begin() -> str:
+        if failures:
+            raise failures.pop(0)
+        return READY
+
+    monkeypatch.setattr(worker, "_begin", begin)
+    monkeypatch.setattr("mqtt_nats.workers.AGAIN_FIRST", 0.01)
+    keeping = asyncio.get_running_loop().create_task(worker.keep())
+    await aeventually(lambda: not failures and worker._ready)
+    keeping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await keeping
 
 
 def test_an_address_that_somebody_has(nats_server: NatsServer, gateway_factory: GatewayFactory) -> None:

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote
 
@@ -12,11 +13,12 @@ import orjson
 from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive
 
 from mqtt_nats import __version__
 from mqtt_nats.admin.guard import problem, read_body
 from mqtt_nats.admin.tracing import LINES, Lines
-from mqtt_nats.ctl.verb import Refused, Verb
+from mqtt_nats.ctl.verb import OVER_HTTP, Refused, Verb
 from mqtt_nats.errors import StartupError
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
@@ -67,8 +69,9 @@ class Api:
             return found
         if verb.method != "GET":
             log.warning("%s by %s over HTTP", verb.name, request.client.host if request.client else "somebody")
+        OVER_HTTP.set(True)  # each request has a task, so a context, of its own
         try:
-            result = await verb.run(await self._listener.inbox(), arguments)
+            result = await _done(verb, verb.run(await self._listener.inbox(), arguments), request.receive)
         except Refused as error:
             return problem(error.status, str(error))
         except StartupError as error:  # NATS cannot be reached
@@ -115,6 +118,30 @@ class Api:
             if verb.method == request.method:
                 return verb, dict(values)
         raise BadRequest(f"{request.method} is not for {request.url.path}", 405)
+
+
+async def _done(verb: Verb, running: Awaitable[Any], receive: Receive) -> Any:
+    """The result of a verb; of one that waits, only while somebody is there for it.
+
+    Raises:
+        Refused: nobody is.
+    """
+    if not verb.waits:
+        return await running
+    work, gone = asyncio.ensure_future(running), asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise Refused("who has asked is gone")
+        return work.result()
+    finally:
+        gone.cancel()
+        work.cancel()
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _matched(template: list[str], parts: list[str]) -> dict[str, str] | None:

@@ -24,6 +24,12 @@ log = logging.getLogger("mqtt_nats.admin")
 BODY_MOST: Final = 1024 * 1024
 """Bytes of a request's body."""
 
+REQUESTS_MOST: Final = 200
+"""Requests under way; more are answered with status 503."""
+
+LIVE: Final = "/healthz"
+"""Is answered anyhow: who watches over processes would end a gateway that is only asked too much."""
+
 SUBPROTOCOL: Final = "mqtt-nats"
 
 TOKEN: Final = "token."
@@ -64,6 +70,7 @@ class Guard:
         self._token = token.encode()
         self._proved = proved
         self._reminded = -REMIND
+        self._busy = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or refuse it."""
@@ -73,7 +80,11 @@ class Guard:
         if refused is not None:
             await (refused(scope, receive, _marked(send)) if scope["type"] == "http" else _close(receive, send))
         elif scope["type"] == "http":
-            await self._app(scope, receive, _marked(send))
+            self._busy += 1
+            try:
+                await self._app(scope, receive, _marked(send))
+            finally:
+                self._busy -= 1
         else:
             await self._app(scope, receive, send)
 
@@ -91,6 +102,8 @@ class Guard:
             found = problem(401, "a bearer token is needed")
             found.headers["www-authenticate"] = 'Bearer realm="mqtt-nats"'
             return found
+        if self._busy >= REQUESTS_MOST and scope["type"] == "http" and scope["path"] != LIVE:
+            return problem(503, "too many requests are under way")
         size = headers.get("content-length", "0")
         if not (size.isascii() and size.isdecimal()) or int(size) > BODY_MOST:
             return problem(413, f"the body has more than {BODY_MOST} bytes")
@@ -99,7 +112,7 @@ class Guard:
     def _presents(self, scope: Scope, headers: Headers) -> bool:
         kind, _, given = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
-            return hmac.compare_digest(given.strip().encode("latin-1", "replace"), self._token)
+            return hmac.compare_digest(given.strip(" \t").encode("latin-1", "replace"), self._token)
         if scope["type"] != "websocket":
             return False
         for one in scope["subprotocols"]:

@@ -15,6 +15,7 @@ import anyio
 import uvicorn
 
 from mqtt_nats.admin.app import make_app
+from mqtt_nats.admin.connections import MOST_CONNECTIONS, AdminProtocol, notice_the_end
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.errors import StartupError
 from mqtt_nats.linking import connect_link
@@ -29,14 +30,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.admin")
 
-MOST_CONNECTIONS: Final = 200
-"""Connections and requests under way; more are answered with status 503."""
-
 HEAD_MOST: Final = 16 * 1024
 """Bytes of a request before its body."""
 
 MESSAGE_MOST: Final = 1024 * 1024
 """Bytes of one WebSocket message."""
+
+PING_INTERVAL: Final = 20.0
+PING_TIMEOUT: Final = 20.0
+"""Seconds between two pings of a WebSocket, and in which its browser has to answer."""
 
 ENDING: Final = 2
 """Seconds that requests have to end when the gateway does."""
@@ -104,15 +106,16 @@ class AdminListener:
             log.warning("admin listener %s: the token crosses the network as it is; TLS would hide it", self.listen)
         config = uvicorn.Config(
             make_app(self),
-            http="h11",
+            http=AdminProtocol,
             ws="wsproto",
             ws_max_size=MESSAGE_MOST,
+            ws_ping_interval=PING_INTERVAL,
+            ws_ping_timeout=PING_TIMEOUT,
             lifespan="off",
             log_config=None,
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            limit_concurrency=MOST_CONNECTIONS,
             h11_max_incomplete_event_size=HEAD_MOST,
             timeout_graceful_shutdown=ENDING,
             ssl_context_factory=None if tls is None else _given(tls),
@@ -144,6 +147,7 @@ class AdminListener:
                 found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if self.place.workers > 1:
                     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                notice_the_end(found)
                 found.bind(address)
                 found.listen(MOST_CONNECTIONS)
                 found.setblocking(False)

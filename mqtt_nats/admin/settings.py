@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pydantic import BaseModel, Field, FilePath, SecretStr
+from pydantic import BaseModel, Field, FilePath, SecretStr, field_validator
 
 from mqtt_nats.access.settings import is_loopback
 from mqtt_nats.listeners.settings import Address, parse_address
@@ -36,6 +36,14 @@ class AdminSettings(BaseModel):
         description="PEM file with the authorities that vouch for administrators: nobody connects to the admin "
         "listener without a certificate of theirs.",
     )
+
+    @field_validator("admin_token")
+    @classmethod
+    def _can_be_presented(cls, token: SecretStr | None) -> SecretStr | None:
+        text = "" if token is None else token.get_secret_value()
+        if not text.isprintable() or " " in text:
+            raise ValueError("it has white space or control characters, perhaps a line break at its end")
+        return token
 
     def check_admin(self, taken: list[str]) -> None:
         """Whether only administrators get in.

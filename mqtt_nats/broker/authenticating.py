@@ -28,7 +28,7 @@ from mqtt_nats.codec import (
     encode,
 )
 from mqtt_nats.connection.connection import Hold
-from mqtt_nats.errors import describe
+from mqtt_nats.errors import describe, ends_task
 from mqtt_nats.logs import about
 
 if TYPE_CHECKING:
@@ -92,7 +92,9 @@ async def _decision(work: Coroutine[Any, Any, T], *, immediate: bool = False) ->
             return await work
         async with asyncio.timeout(AUTHENTICATION):
             return await work
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:
+        if ends_task(error):
+            raise
         log.error("the authenticator failed, so access is denied: %s", describe(error))
         raise NotAuthorized("the authenticator failed") from None
 

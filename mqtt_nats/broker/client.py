@@ -46,6 +46,7 @@ from mqtt_nats.codec import (
     Unsubscribe,
 )
 from mqtt_nats.connection.connection import Connection, Hold
+from mqtt_nats.errors import ends_task
 from mqtt_nats.pubsub.message import Message
 from mqtt_nats.pubsub.table import PLAIN, Choice, Filter, Member, Options
 from mqtt_nats.session.regular import Late, RegularOutbound
@@ -65,7 +66,6 @@ log = logging.getLogger("mqtt_nats.broker")
 
 # Bytes that a client has not read; beyond this nothing is read from it, since answers would only be added.
 UNREAD_MOST: Final = 1024 * 1024
-
 # SUBSCRIBE and UNSUBSCRIBE packets, and repairs, that wait for NATS; beyond this nothing is read from the client.
 JOBS_MOST: Final = 100
 JOBS_LOW: Final = 50
@@ -277,8 +277,6 @@ class Client(Member):
         if self.shares and kind != 6:
             acknowledged(self)
 
-    # -- publishing -----------------------------------------------------------------------------
-
     def settle(self) -> None:
         """Send every acknowledgement that is due, in order [MQTT-4.6.0-2] [MQTT-4.6.0-3]."""
         receipts = self.receipts
@@ -412,7 +410,9 @@ class Client(Member):
                     self.broken(error)
                 except (ApiError, RequestTimeout, NoResponders, TimeoutError) as error:
                     self.broken(MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE))
-                except Exception:
+                except (Exception, asyncio.CancelledError) as failure:
+                    if ends_task(failure):
+                        raise failure
                     if self.alive:
                         log.exception("%s: a job failed", self)
                         self.broken(MqttError("internal error", ReasonCode.UNSPECIFIED_ERROR))

@@ -79,6 +79,8 @@ class Control:
         self.powers = powers
         self.traces: dict[str, controltrace.Trace] = {}
         """By the name that who wants to see it has given it."""
+        self.kicks: dict[str, float] = {}
+        """When clients are left in peace that are being disconnected one after the other, by the name of that."""
         subscribe = broker.link.subscribe_raw
         self._sids = [(subscribe(WHO, self._who), WHO), (subscribe(LOOK, self._look), LOOK)]
         self._sids.append((subscribe(PLUGINS, self._plugins), PLUGINS))

@@ -24,6 +24,9 @@ log = logging.getLogger("mqtt_nats.audit")
 HEARD: Final = 5.0
 """Seconds after which who has asked hears that something is still being done."""
 
+PATIENCE: Final = 20.0
+"""Seconds after which clients are left in peace when who has asked for their end says nothing any more."""
+
 VERSIONS: Final = {3: "3.1", 4: "3.1.1", 5: "5.0"}
 
 HOLDS: Final = {
@@ -178,20 +181,38 @@ async def _kick(control: Control, question: dict[str, Any]) -> AsyncIterator[Any
     why = str(question.get("reason") or "disconnected by an administrator")
     error = MqttError(why, ReasonCode.ADMINISTRATIVE_ACTION)
     pause = float(question.get("over") or 0.0) / max(len(found), 1)
+    name = str(question.get("kick") or "") if pause else ""  # only newer command lines give one, and renew it
+    clock = asyncio.get_running_loop().time
     if found:
         log.warning("%d clients are disconnected: %s", len(found), why)
-    for number, client in enumerate(found, 1):
-        if client.alive:
-            client.end(error)
-            yield client.client_id
-        if pause:
-            due = asyncio.get_running_loop().time() + pause
-            while (left := due - asyncio.get_running_loop().time()) > 0:
+    if name:
+        control.kicks[name] = clock() + PATIENCE
+    try:
+        for number, client in enumerate(found, 1):
+            if client.alive:
+                client.end(error)
+                yield client.client_id
+            due = clock() + pause
+            while pause and (left := due - clock()) > 0:
                 await asyncio.sleep(min(left, HEARD))
+                if name and clock() > control.kicks[name]:
+                    log.warning("nobody waits for it any more: %d clients stay", len(found) - number)
+                    return
                 if left > HEARD:
                     yield Total(len(found))  # or who has asked would take the gateway for gone
-        elif not number % SLICE:
-            await asyncio.sleep(0)
+            if not pause and not number % SLICE:
+                await asyncio.sleep(0)
+    finally:
+        control.kicks.pop(name, None)
+
+
+async def _kicking(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+    """Go on with disconnecting clients one after the other, or stop."""
+    name = str(question.get("kick"))
+    known = name in control.kicks
+    if known:
+        control.kicks[name] = 0.0 if question.get("stop") else asyncio.get_running_loop().time() + PATIENCE
+    yield {"known": known}
 
 
 ANSWERS: Final = {
@@ -202,4 +223,5 @@ ANSWERS: Final = {
     "topics": _topics,
     "filters": _filters,
     "kick": _kick,
+    "kicking": _kicking,
 }

@@ -13,6 +13,7 @@ from mqtt_nats.broker.announcing import session
 from mqtt_nats.broker.closing import end_session
 from mqtt_nats.broker.controlling import Refusal, sliced
 from mqtt_nats.broker.counters import snapshot
+from mqtt_nats.broker.injecting import unretain
 from mqtt_nats.codec import MqttError, validate_topic_filter, validate_topic_name
 from mqtt_nats.codec.topics import MAX_BYTES
 from mqtt_nats.hooks.points import CLIENT_AUTHORIZE, SESSION_TERMINATED
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from mqtt_nats.broker.control import Control
 
 log = logging.getLogger("mqtt_nats.audit")
+
+CONNECTED: Final = "the client is connected"
+RECONNECTED: Final = "the client has connected meanwhile"
+"""Why a session is not ended."""
 
 
 async def _counters(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
@@ -168,14 +173,13 @@ async def _publish(control: Control, question: dict[str, Any]) -> AsyncIterator[
 
 
 async def _unretain(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
-    host = Host(control.broker, "mqtt-nats ctl")
     for topic in list(question.get("topics") or ()):
         try:
             _check(str(topic))
-            await host.publish(str(topic), b"", 0, True)
+            told = await unretain(control.broker, str(topic))
         except (MqttError, ValueError) as error:
             raise Refusal(f"{topic!r}: {error}") from None
-        yield {"topic": topic}
+        yield {"topic": topic, "told": told}
 
 
 async def _end_sessions(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
@@ -196,19 +200,19 @@ async def _end(control: Control, name: str, written: object) -> str:
     """
     broker = control.broker
     if name in broker.clients:
-        return "the client is connected"
+        return CONNECTED
     try:
         found = await broker.sessions.load(name_hash(name), name)
         if found is None:
             return "there is no such session"
         record, sequence = found
         if written is not None and sequence != written:
-            return "the client has connected meanwhile"
+            return RECONNECTED
         if record.v5 is None and await _is_heard(broker, record):
             return "the client seems to be connected to nats-server's own listener"
         await end_session(broker, *found)
         if await broker.sessions.load(name_hash(name), name) is not None:
-            return "the client has connected meanwhile"
+            return RECONNECTED
     except PoisonedRecord as error:
         return str(error)
     log.warning("the session of %r is ended by an administrator", name)

@@ -164,7 +164,7 @@ async def _of_clients(clients: list[Client]) -> dict[str, Any]:
     durable = regular = inflight = queued = receipts = subscriptions = stalled = clogged = 0
     for start in range(0, len(clients), SLICE):
         for client in clients[start : start + SLICE]:
-            subscriptions += len(client.filters)
+            subscriptions += len(client.filters) + len(client.shares or ())
             receipts += len(client.receipts)
             clogged += client.outlet.clogged
             side = client.durable_side

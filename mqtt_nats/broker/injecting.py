@@ -10,14 +10,15 @@ from mqtt_nats.backbone.store import Future, Op, TooLarge
 from mqtt_nats.broker.operations import RetainedOp
 from mqtt_nats.broker.publishing import HEADERS, RETAIN_LINE, Extras
 from mqtt_nats.broker.retaining import retain
-from mqtt_nats.codec import PacketTooLarge
+from mqtt_nats.codec import PacketTooLarge, TopicNameInvalid
 from mqtt_nats.pubsub.message import Message, Rich
+from mqtt_nats.pubsub.table import Route
 from mqtt_streams.api import ApiError
 from mqtt_streams.headers import percent_decode
+from mqtt_streams.subjects import topic_to_subject
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.context import Broker
-    from mqtt_nats.pubsub.table import Route
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -134,6 +135,36 @@ def inject(
         broker.fanout.local(route, message)
 
 
+async def unretain(broker: Broker, topic: str) -> bool:
+    """Remove the retained message that is stored under a topic; False: nobody is told of it.
+
+    Where mappings lead elsewhere what is published there, only what is stored goes: an empty message would reach, and
+    clear, another topic.
+
+    Raises:
+        MqttError: the topic is not for clients.
+        ValueError: it is too long.
+        ApiError: JetStream does not do it.
+    """
+    encoded = topic.encode()
+    key = len(encoded).to_bytes(2) + encoded
+    operation = Awaited()
+    try:
+        route: Route | None = broker.table.route(key)
+    except TopicNameInvalid:  # it is mapped to what is no topic
+        route = None
+    told = route is not None and route.topic == topic
+    if route is not None and told:
+        inject(broker, route, b"", 0, True, b"", None, b"", operation)
+    else:
+        operation.left = 1
+        retain(broker, Route(key, topic, topic_to_subject(topic)), b"", 0, RetainedOp(broker, operation, True), b"")
+    broker.link.kick()
+    broker.round.start()
+    await operation.done
+    return told
+
+
 def _message(route: Route, payload: bytes, qos: int, retained: bool, sender: bytes, more: Extras | None) -> Message:
     name = percent_decode(sender.partition(b":")[2].strip().decode("latin-1"))
     if more is None and not retained:
@@ -149,4 +180,4 @@ def sender_line(headers: bytes) -> bytes:
     return first + newline if first.startswith(b"Nmqtt-Client:") else b""
 
 
-__all__ = ["Awaited", "Counting", "Lonely", "TooLarge", "check_size", "inject", "sender_line"]
+__all__ = ["Awaited", "Counting", "Lonely", "TooLarge", "check_size", "inject", "sender_line", "unretain"]

@@ -11,6 +11,7 @@ from this client; so its messages, and all else that it sends, stay in their ord
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from typing import TYPE_CHECKING
@@ -52,6 +53,7 @@ from mqtt_nats.codec import (
 )
 from mqtt_nats.connection.connection import Handler, Hold
 from mqtt_nats.connection.pacing import Counting
+from mqtt_nats.errors import ends_task
 from mqtt_nats.hooks.chain import DecisionChain, HookFailed, Point
 from mqtt_nats.hooks.events import Acked, ClientView, Drop, Published, Publishing
 from mqtt_nats.hooks.points import CLIENT_AUTHORIZE, MESSAGE_ACKED, MESSAGE_DROPPED, MESSAGE_PUBLISH
@@ -204,7 +206,9 @@ class Tap:
                 await self._one(waiting.popleft())
         except MqttError as error:
             client.broken(error)
-        except Exception:
+        except (Exception, asyncio.CancelledError) as error:
+            if ends_task(error):
+                raise
             log.exception("a client's packet could not be handled")
             client.broken(MqttError("internal error", ReasonCode.UNSPECIFIED_ERROR))
         finally:

@@ -161,6 +161,14 @@ async def ask(inbox: Inbox, what: str, arguments: dict[str, Any] | None = None, 
     return answers
 
 
+def tell(inbox: Inbox, what: str, arguments: dict[str, Any]) -> None:
+    """Say something to all gateways; nobody waits for an answer."""
+    body = orjson.dumps({**arguments, "ask": what, "gateway": ""})
+    reply = inbox.prefix + b"all." + inbox.token()
+    inbox.link.out.append(b"PUB %b %b %d\r\n%b\r\n" % (ASK, reply, len(body), body))
+    inbox.link.kick()
+
+
 async def chosen(inbox: Inbox, gateway: str) -> set[str]:
     """The gateways that are there (``gateway`` empty), or the one that is named.
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import time
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
@@ -12,7 +13,7 @@ from pydantic import Field
 
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.ctl.tables import plain, table
-from mqtt_nats.ctl.verb import Arguments, Length, Refused, Verb
+from mqtt_nats.ctl.verb import OVER_HTTP, Arguments, Length, Refused, Verb
 from mqtt_nats.limits.bans import Ban, ban
 from mqtt_streams.bans import BanStore
 
@@ -41,9 +42,19 @@ def _end(until: float) -> str:
 
 def _checked(kind: str, value: str, until: float = 0.0, reason: str = "", by: str = "") -> Ban:
     try:
-        return ban(kind, value, until, reason, by or f"{getpass.getuser()}, by hand")
+        return ban(kind, value, until, reason, by)
     except ValueError as error:
         raise Refused(str(error)) from None
+
+
+def _somebody() -> str:
+    """Who sets a ban without saying so: for the admin listener whoever is let in, else the user of this machine."""
+    if OVER_HTTP.get():
+        return "an administrator, over HTTP"
+    try:
+        return f"{getpass.getuser()}, by hand"
+    except (KeyError, OSError):  # its number has no name here, as in many containers
+        return f"uid {os.getuid()}, by hand"
 
 
 class Who(Arguments):
@@ -64,7 +75,7 @@ class NewBan(Who):
     reason: str = Field(default="", description="Why, for those who look at the list.")
     by: str = Field(
         default="",
-        description="Who sets it; otherwise the user of this machine.",
+        description="Who sets it; otherwise the user of this machine, or who asks over HTTP.",
         json_schema_extra={"metavar": "NAME"},
     )
 
@@ -77,7 +88,9 @@ async def add(inbox: Inbox, asked: NewBan) -> dict[str, Any]:
         ApiError, NoResponders, RequestTimeout: JetStream does not do it.
     """
     now = time.time()
-    one = _checked(asked.kind, asked.who, now + asked.lasts if asked.lasts else 0.0, asked.reason, asked.by)
+    one = _checked(
+        asked.kind, asked.who, now + asked.lasts if asked.lasts else 0.0, asked.reason, asked.by or _somebody()
+    )
     await BanStore(inbox).add(*one, now)
     return one._asdict()
 

@@ -3,15 +3,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 import time
 from typing import Any, Final
 
 from pydantic import Field
 
 from mqtt_nats.backbone.inbox import Inbox
-from mqtt_nats.ctl.asking import ask, missing
+from mqtt_nats.ctl.asking import Answers, ask, missing, tell
 from mqtt_nats.ctl.tables import ago, cut, plain, quantity, rest, sheet, table
 from mqtt_nats.ctl.verb import Arguments, Length, Refused, Verb
+
+RENEWED: Final = 5.0
+"""Seconds between two times that gateways are told that somebody still wants them to go on."""
 
 
 class Selection(Arguments):
@@ -57,7 +62,8 @@ class Kicked(Selection):
     )
     over: Length = Field(
         default=0.0,
-        description="Spread over so much time, so that not all of them come back at once.",
+        description="Spread over so much time, so that not all of them come back at once. Ctrl-C ends it: who is still "
+        "connected stays.",
         json_schema_extra={"metavar": "TIME", "default": "at once"},
     )
     dry_run: bool = Field(default=False, description="Only show whom it would be.")
@@ -152,12 +158,32 @@ async def kick(inbox: Inbox, asked: Kicked) -> dict[str, Any]:
     chosen = (asked.clients, asked.match, asked.user, asked.address, asked.listener, asked.slow, asked.everybody)
     if not any(chosen):
         raise Refused("nobody is named: give client ids, --match, --user, --address, --listener, --slow or --everybody")
-    answers = await ask(inbox, "kick", asked.model_dump(exclude={"gateway"}), gateway=asked.gateway)
+    answers = await _kick(inbox, asked)
     kicked = [{"client": one["value"], "gateway": one["gateway"]} for one in answers.items]
     absent = sorted(set(asked.clients) - {one["client"] for one in kicked})
     if absent and not kicked:
         raise Refused(f"not connected: {', '.join(map(plain, absent))}", 404)
     return {"clients": kicked, "absent": absent, "silent": answers.silent, "dry_run": asked.dry_run}
+
+
+async def _kick(inbox: Inbox, asked: Kicked) -> Answers:
+    """Have it done; gateways go on for as long as somebody waits here."""
+    question = asked.model_dump(exclude={"gateway"})
+    if not asked.over or asked.dry_run:
+        return await ask(inbox, "kick", question, gateway=asked.gateway)
+    name = secrets.token_hex(8)
+    renewing = asyncio.create_task(_renew(inbox, name))
+    try:
+        return await ask(inbox, "kick", {**question, "kick": name}, gateway=asked.gateway)
+    finally:
+        renewing.cancel()
+        tell(inbox, "kicking", {"kick": name, "stop": True})
+
+
+async def _renew(inbox: Inbox, name: str) -> None:
+    while True:
+        await asyncio.sleep(RENEWED)
+        tell(inbox, "kicking", {"kick": name})
 
 
 def shown_kicked(found: dict[str, Any]) -> str:
@@ -169,6 +195,13 @@ def shown_kicked(found: dict[str, Any]) -> str:
         lines += [f"  {plain(one['client'])} at gateway {one['gateway']}" for one in found["clients"]]
     lines += [f"{plain(one)} is not connected" for one in found["absent"]]
     return "\n".join([*lines, *(f"gateway {one} has not answered: its clients stay" for one in found["silent"])])
+
+
+def left(asked: Kicked, found: dict[str, Any]) -> str:
+    """Who was to be disconnected, and is not known to be."""
+    parts = [f"{plain(one)} is not connected" for one in found["absent"]]
+    parts += [f"gateway {one} has not answered" for one in found["silent"]]
+    return f"not everybody who is meant: {'; '.join(parts)}" if parts else ""
 
 
 VERBS: Final = (
@@ -191,5 +224,7 @@ VERBS: Final = (
         "Disconnect clients. Their sessions stay, and they may come back at once: see `bans add`.",
         shown_kicked,
         ("clients",),
+        lacking=left,
+        waits=True,
     ),
 )

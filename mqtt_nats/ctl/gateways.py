@@ -231,6 +231,13 @@ def shown_drained(found: dict[str, Any]) -> str:
     return f"{about} within {span(found['seconds'])}, and ends then: {found['left']:,} are left"
 
 
+def left(asked: Drained, found: dict[str, Any]) -> str:
+    """What was waited for in vain."""
+    if found["ended"] or not asked.wait:
+        return ""
+    return f"gateway {found['gateway']} has not ended in {span(asked.wait)}: {found['left']:,} connections are left"
+
+
 VERBS: Final = (
     Verb(
         "status",
@@ -269,5 +276,6 @@ VERBS: Final = (
         drain,
         "Have GATEWAY move everybody off and end, as on SIGTERM: before maintenance.",
         shown_drained,
+        lacking=left,
     ),
 )

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, NamedTuple
 from pydantic import Field
 
 from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.broker.controlrules import CONNECTED, RECONNECTED
 from mqtt_nats.ctl.asking import ask, ask_one, known, progress
 from mqtt_nats.ctl.orphans import find, remove
 from mqtt_nats.ctl.records import Found, deadlines, fits, records
@@ -22,6 +23,9 @@ from mqtt_streams.subjects import subject_to_filter
 
 AT_ONCE: Final = 32
 """Sessions that a gateway is asked to end at a time."""
+
+RETURNED: Final = frozenset((CONNECTED, RECONNECTED))
+"""Why a session is not ended any more that somebody has come back for."""
 
 
 class Listing(Arguments):
@@ -282,7 +286,7 @@ async def clean(inbox: Inbox, asked: Cleaned) -> dict[str, Any]:
         consumers, broken = await find(inbox, connected)
         wanted |= {one: None for one in broken if one in written}
     # The gateway that ends them knows only of its own clients.
-    kept = [{"client": one, "why": "the client is connected"} for one in wanted if one in connected]
+    kept = [{"client": one, "why": CONNECTED} for one in wanted if one in connected]
     names = [name for name in wanted if name not in connected]
     result: dict[str, Any] = {"dry_run": asked.dry_run, "sessions": [], "kept": kept}
     if asked.dry_run:
@@ -314,6 +318,12 @@ def shown_cleaned(found: dict[str, Any]) -> str:
     return "\n".join([*lines, *(f"{plain(one['client'])}: {plain(one['why'])}" for one in found["kept"])])
 
 
+def left(asked: Cleaned, found: dict[str, Any]) -> str:
+    """Sessions that were to be ended, and are not; one by a pattern is not meant while its client is connected."""
+    kept = [one for one in found["kept"] if one["client"] in asked.clients or one["why"] not in RETURNED]
+    return "; ".join(f"the session of {plain(one['client'])} is kept: {plain(one['why'])}" for one in kept)
+
+
 VERBS: Final = (
     Verb(
         "sessions.list",
@@ -342,5 +352,6 @@ VERBS: Final = (
         "End sessions of clients that are not connected, with all that waits for them.",
         shown_cleaned,
         ("clients",),
+        lacking=left,
     ),
 )

@@ -223,30 +223,54 @@ async def change(inbox: Inbox, asked: Change) -> dict[str, Any]:
         raise Refused(f"--retention is about {MESSAGES}: the others keep what belongs to a session or a topic")
     if asked.retention is not None and asked.retention < 1:
         raise Refused("messages are kept for a second at least")
-    changed = []
+    found: list[dict[str, Any]] = []
+    refused: list[dict[str, str]] = []
     for name in names:
         try:
-            config = (await call(inbox, f"STREAM.INFO.{name}"))["config"]
+            one = await _change(inbox, name, asked)
+        except (ApiError, NoResponders, RequestTimeout) as error:
+            if asked.stream != "all" or not (found or isinstance(error, ApiError)):
+                raise  # it is not about this stream: nobody answers
+            refused.append({"name": name, "why": " ".join(str(error).split()) or "it does not answer"})
+        except Refused as error:
+            refused.append({"name": name, "why": str(error)})
+        else:
+            found += [one] if one is not None else []
+    if refused and not found:
+        raise Refused("; ".join(f"{one['name']} is not changed: {one['why']}" for one in refused), 409)
+    return {"streams": found, "refused": refused}
+
+
+async def _change(inbox: Inbox, name: str, asked: Change) -> dict[str, Any] | None:
+    """Change one stream; None: of all, it is not there.
+
+    Raises:
+        Refused: the servers do not do it.
+    """
+    try:
+        config = (await call(inbox, f"STREAM.INFO.{name}"))["config"]
+    except ApiError as error:
+        if error.err_code == STREAM_NOT_FOUND and asked.stream == "all":
+            return None
+        raise
+    wanted = _wanted(name, config, asked)
+    before = {key: config.get(key) for key in wanted}
+    if before != wanted:
+        try:
+            config = (await call(inbox, f"STREAM.UPDATE.{name}", config | wanted))["config"]
         except ApiError as error:
-            if error.err_code == STREAM_NOT_FOUND and asked.stream == "all":
-                continue
-            raise
-        wanted = _wanted(name, config, asked)
-        before = {key: config.get(key) for key in wanted}
-        if any(config.get(key) != value for key, value in wanted.items()):
-            try:
-                config = (await call(inbox, f"STREAM.UPDATE.{name}", config | wanted))["config"]
-            except ApiError as error:
-                raise Refused(f"{name} is not changed: {' '.join(str(error).split())}", 409) from None
-        changed.append(
-            {
-                "name": name,
-                "replicas": config.get("num_replicas", 1),
-                "max_age": config.get("max_age", 0) / NS,
-                "changed": before != {key: config.get(key) for key in wanted},
-            }
-        )
-    return {"streams": changed}
+            raise Refused(" ".join(str(error).split()), 409) from None
+    return {
+        "name": name,
+        "replicas": config.get("num_replicas", 1),
+        "max_age": config.get("max_age", 0) / NS,
+        "changed": before != {key: config.get(key) for key in wanted},
+    }
+
+
+def left(asked: Change, found: dict[str, Any]) -> str:
+    """The streams that are as they were."""
+    return "; ".join(f"{one['name']} is not changed: {plain(one['why'])}" for one in found["refused"])
 
 
 def _wanted(name: str, config: dict[str, Any], asked: Change) -> dict[str, Any]:
@@ -294,5 +318,6 @@ VERBS: Final = (
         change,
         "Change the replicas of STREAM, or of all, and how long messages are kept, while everything runs.",
         shown_changed,
+        lacking=left,
     ),
 )

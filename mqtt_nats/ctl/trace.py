@@ -14,8 +14,7 @@ from typing import Any, Final
 import orjson
 
 from mqtt_nats.backbone.inbox import Inbox
-from mqtt_nats.broker.control import ASK
-from mqtt_nats.ctl.asking import ask
+from mqtt_nats.ctl.asking import ask, tell
 from mqtt_nats.ctl.tables import plain
 from mqtt_nats.ctl.topics import checked
 
@@ -128,7 +127,7 @@ async def trace(inbox: Inbox, seconds: float, *, client: str = "", topic: str = 
         with suppress(asyncio.CancelledError):
             await renewing
         link.unsubscribe_raw(sid)
-        _tell(inbox, {**question, "stop": True})
+        tell(inbox, "trace", {**question, "stop": True})
         with suppress(TimeoutError):
             await link.fence()
 
@@ -154,14 +153,6 @@ async def _ordered(waiting: asyncio.Queue[Event], end: float) -> AsyncIterator[E
             yield event
 
 
-def _tell(inbox: Inbox, question: dict[str, Any]) -> None:
-    """Say something to all gateways; nobody waits for an answer."""
-    body = orjson.dumps({**question, "ask": "trace", "gateway": ""})
-    reply = inbox.prefix + b"all." + inbox.token()
-    inbox.link.out.append(b"PUB %b %b %d\r\n%b\r\n" % (ASK, reply, len(body), body))
-    inbox.link.kick()
-
-
 async def _renew(inbox: Inbox, question: dict[str, Any], sid: bytes, waiting: asyncio.Queue[Event]) -> None:
     """Have the trace go on while somebody looks; a gateway that starts meanwhile begins with it then."""
     link = inbox.link
@@ -172,7 +163,7 @@ async def _renew(inbox: Inbox, question: dict[str, Any], sid: bytes, waiting: as
             wire = link.wire
             link.renew(sid, question["to"].encode())
         if waiting.qsize() < WAITING_MOST:
-            _tell(inbox, question)
+            tell(inbox, "trace", question)
 
 
 def line(event: Event) -> str:

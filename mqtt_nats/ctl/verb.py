@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
@@ -14,6 +15,10 @@ from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.errors import StartupError
 
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+OVER_HTTP: Final[ContextVar[bool]] = ContextVar("mqtt_nats_over_http", default=False)
+"""Whether a gateway asks for somebody, and not somebody at this machine."""
 
 
 class Refused(StartupError):
@@ -30,6 +35,10 @@ class Arguments(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def _nothing(asked: Any, found: Any) -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Verb:
     """One question, or one change.
@@ -38,7 +47,9 @@ class Verb:
     messages too, or a gateway that asks all would not hear itself. An argument that ``path`` names may hold slashes:
     they are percent-encoded there. ``show`` makes of a result what a person reads. ``positional`` are the arguments
     that the command line takes without a name, besides those of ``path``, all in the order of the model. With ``lines``
-    the result is not one object, but lines as they come, for HTTP alone.
+    the result is not one object, but lines as they come, for HTTP alone. ``lacking`` says in one line, of the arguments
+    and the result, what was not done of what was asked for; the command line then fails, when it has printed the rest.
+    What ``waits`` is cancelled when who asks over HTTP has gone.
     """
 
     name: str
@@ -50,6 +61,8 @@ class Verb:
     show: Callable[[Any], str]
     positional: tuple[str, ...] = ()
     lines: bool = False
+    lacking: Callable[[Any, Any], str] = _nothing
+    waits: bool = False
 
     @property
     def in_path(self) -> tuple[str, ...]:

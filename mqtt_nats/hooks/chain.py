@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 
-from mqtt_nats.errors import describe
+from mqtt_nats.errors import describe, ends_task
 
 log = logging.getLogger("mqtt_nats.hooks")
 
@@ -178,7 +178,7 @@ class DecisionChain(Chain, Generic[E, V]):
             entry.calls += 1
             try:
                 result = entry.callback(event, value)
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:  # it may ask for the result of a task
                 self._fail(entry, describe(error))
                 continue
             if result is not None:
@@ -203,7 +203,9 @@ class DecisionChain(Chain, Generic[E, V]):
             except TimeoutError:
                 self._fail(entry, f"no answer in {entry.timeout:g} seconds")
                 continue
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
+                if ends_task(error):
+                    raise
                 self._fail(entry, describe(error))
                 continue
             if result is not None:
@@ -271,7 +273,7 @@ class NoticeChain(Chain, Generic[E]):
             entry.calls += 1
             try:
                 result = entry.callback(event)
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
                 self._failed(entry, describe(error))
                 continue
             if result is not None and self._stops(entry, result):
@@ -295,7 +297,9 @@ class NoticeChain(Chain, Generic[E]):
             except TimeoutError:
                 self._failed(entry, f"no answer in {entry.timeout:g} seconds")
                 continue
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
+                if ends_task(error):
+                    raise
                 self._failed(entry, describe(error))
                 continue
             if result is not None and self._stops(entry, result):

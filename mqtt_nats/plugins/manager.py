@@ -14,7 +14,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from mqtt_nats.configsource import unknown_key
-from mqtt_nats.errors import StartupError, describe
+from mqtt_nats.errors import StartupError, describe, ends_task
 from mqtt_nats.plugins.base import Plugin
 from mqtt_nats.plugins.host import Host
 
@@ -104,7 +104,7 @@ class Plugins:
                     raise PluginError(f"plugin {name!r} does not load within {PATIENCE:g} seconds") from None
                 if isinstance(error, ValueError):  # it is about the options, and meant to be read
                     raise PluginError(f"plugin {name!r}: {' '.join(str(error).split())}") from None
-                if isinstance(error, Exception):
+                if isinstance(error, Exception) or (isinstance(error, asyncio.CancelledError) and not ends_task(error)):
                     raise PluginError(f"plugin {name!r} cannot be loaded: {describe(error)}") from None
                 raise
             self._loaded[name] = plugin
@@ -127,7 +127,9 @@ class Plugins:
                     await plugin.unload()
             except TimeoutError:
                 raise PluginError(f"plugin {name!r} is unloaded, but did not end within {PATIENCE:g} seconds") from None
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:  # it may wait for a task that was just cancelled
+                if ends_task(error):
+                    raise
                 raise PluginError(f"plugin {name!r} is unloaded, but failed: {describe(error)}") from None
 
     def state(self) -> list[dict[str, Any]]:

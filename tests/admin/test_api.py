@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,8 +14,9 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from pydantic import Field
 from starlette.applications import Starlette
 from starlette.routing import Route
+from starlette.types import Message
 
-from mqtt_nats.admin.api import PREFIX, Api, describe
+from mqtt_nats.admin.api import PREFIX, Api, _done, describe
 from mqtt_nats.admin.app import METHODS
 from mqtt_nats.admin.listener import AdminListener
 from mqtt_nats.backbone.inbox import Inbox
@@ -140,6 +143,30 @@ async def test_what_is_wrong(method: str, path: str, given: dict[str, Any], stat
     assert "\n" not in answer.json()["error"]
     if status == 405:
         assert answer.headers["allow"] == "DELETE, GET"
+
+
+async def test_what_waits_ends_with_who_has_asked() -> None:
+    """Nothing else does: it would be half done."""
+    ends: list[str] = []
+
+    async def run(name: str) -> str:
+        try:
+            await asyncio.sleep(0.1)
+        except asyncio.CancelledError:
+            ends.append(name)
+            raise
+        return name
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    plain = verb("plain", "POST", "/plain", Nothing)
+    assert await _done(plain, run("plain"), receive) == "plain"
+    with pytest.raises(Refused, match="gone"):
+        await _done(replace(plain, waits=True), run("waits"), receive)
+    await asyncio.sleep(0)
+    assert ends == ["waits"]
+    assert [one.name for one in VERBS if one.waits] == ["clients.kick"]
 
 
 def test_the_description_names_every_verb() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from typing import Any
 
@@ -10,6 +11,7 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+from mqtt_nats.admin import guard as guards
 from mqtt_nats.admin.guard import BODY_MOST, HEADERS, Guard, read_body
 from tests.admin.support import TOKEN
 
@@ -40,6 +42,26 @@ async def status(guard: Guard, path: str = "/metrics", base: str = NEAR, **given
 
 def guard(token: str = "", proved: bool = False) -> Guard:
     return Guard(behind, {"/healthz"}, token, proved)
+
+
+async def test_too_many_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not make the gateway look dead."""
+    monkeypatch.setattr(guards, "REQUESTS_MOST", 2)
+    gate = asyncio.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/slow":
+            await gate.wait()
+        await behind(scope, receive, send)
+
+    found = Guard(slow, {"/healthz"}, "", False)
+    under_way = [asyncio.ensure_future(status(found, "/slow")) for _ in range(2)]
+    await asyncio.sleep(0.05)
+    assert await status(found) == 503
+    assert await status(found, "/healthz") == 200
+    gate.set()
+    assert await asyncio.gather(*under_way) == [200, 200]
+    assert await status(found) == 200
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_what_passes_is_counted(admin: Admin) -> None:
         Raw5.open(admin.port, "publisher") as publisher,
     ):
         assert durable.subscribed(("counted", 1)) == (1,)
-        assert regular.subscribed(("counted", 1)) == (1,)
+        assert regular.subscribed(("counted", 1), ("$share/group/counted/shared", 1)) == (1, 1)
         for number in range(3):
             publisher.deliver("counted", b"12345%d" % number)
             durable.receive_message(b"12345%d" % number)
@@ -86,7 +86,7 @@ def test_what_passes_is_counted(admin: Admin) -> None:
             assert grown == {"received": 18, "sent": 36}[kind]
         assert value(now, "mqtt_nats_store_seconds_count") > value(before, "mqtt_nats_store_seconds_count")
         assert value(now, "mqtt_nats_sessions", kind="durable") == 1
-        assert value(now, "mqtt_nats_subscriptions") == 2
+        assert value(now, "mqtt_nats_subscriptions") == 3  # a shared one too
         assert value(now, "mqtt_nats_stream_messages", stream="$MQTT_msgs") >= 3
         assert value(now, "mqtt_nats_stream_messages", stream="$MQTT_pos") >= 0
         assert value(now, "mqtt_nats_nats_connected", link="main") == 1
@@ -132,6 +132,13 @@ def test_verbs_over_http(admin: Admin, caplog: pytest.LogCaptureFixture) -> None
         assert stranger.get("/nothing").status_code == 401
     assert admin.http.get("/nothing").json() == {"error": "there is nothing at /nothing"}
     assert TOKEN not in caplog.text
+
+
+def test_a_ban_over_http_names_no_user_of_the_gateway(admin: Admin) -> None:
+    banned = admin.post("/bans", kind="user", who="mallory")
+    assert (banned.status_code, banned.json()["by"]) == (200, "an administrator, over HTTP")
+    assert admin.post("/bans", kind="user", who="mallory", by="ann").json()["by"] == "ann"
+    assert admin.http.delete("/api/v1/bans/user/mallory").status_code == 200
 
 
 async def talk(admin: Admin, *asked: Any, until: str) -> list[dict[str, Any]]:

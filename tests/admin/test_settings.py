@@ -22,6 +22,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"admin_listen": "gateway.test:9883"}, "can be reached by others"),
     ({"admin_listen": "[::]:9883", **FILES}, "can be reached by others"),
     ({"admin_listen": "127.0.0.1:9883", "admin_token": "short"}, "admin_token: "),
+    ({"admin_listen": "127.0.0.1:9883", "admin_token": f"{TOKEN}\n"}, "admin_token: it has white space or control"),
+    ({"admin_listen": "127.0.0.1:9883", "admin_token": f"a {TOKEN}"}, "admin_token: it has white space or control"),
+    ({"admin_listen": "127.0.0.1:9883", "admin_token": f"{TOKEN}\x7f"}, "admin_token: it has white space or control"),
     ({"admin_listen": "9883"}, "expected HOST:PORT"),
     ({"admin_token": TOKEN}, "admin_token needs admin_listen"),
     (FILES, "admin_tls_cert needs admin_listen"),
@@ -47,6 +50,7 @@ def test_what_is_wrong(given: dict[str, Any], text: str) -> None:
     assert text in str(failure.value)
     assert "\n" not in str(failure.value)
     assert "short" not in str(failure.value)
+    assert TOKEN not in str(failure.value)
 
 
 @pytest.mark.parametrize("given", RIGHT)

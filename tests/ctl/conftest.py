@@ -62,6 +62,8 @@ class Done(NamedTuple):
     """0, 1 for what cannot be done, 2 for wrong usage."""
     text: str
     """What it prints, or complains."""
+    output: str = ""
+    """What it has printed before it complained."""
 
 
 class Fleet:
@@ -90,7 +92,7 @@ class Fleet:
         done = CliRunner().invoke(command, ["ctl", "--nats", self.server.url, *arguments], input=stdin)
         if isinstance(done.exception, StartupError):
             assert "\n" not in str(done.exception)
-            return Done(1, str(done.exception))
+            return Done(1, str(done.exception), done.output)
         assert done.exit_code in (0, 2), (done.output, done.exc_info)
         return Done(done.exit_code, done.output)
 
@@ -99,6 +101,12 @@ class Fleet:
         done = self.run(*arguments, stdin=stdin)
         assert done.status == 0, done.text
         return done.text
+
+    def part(self, *arguments: str) -> tuple[Any, str]:
+        """The same of a command line that does only a part of it; what it has printed, and what it complains about."""
+        done = self.run(*arguments, "--json")
+        assert done.status == 1, done.text
+        return orjson.loads(done.output), done.text
 
     def json(self, *arguments: str, stdin: bytes = b"") -> Any:
         """The same for programs."""

@@ -3,15 +3,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
-from mqtt_nats.ctl.asking import PROGRESS
+from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.config import Settings
+from mqtt_nats.ctl import asking, clients
+from mqtt_nats.ctl.asking import PROGRESS, Answers
 from mqtt_nats.ctl.bar import bar
+from mqtt_nats.ctl.connecting import connected
 from tests.ctl.conftest import Fleet
 from tests.harness.raw5 import DISCONNECT, SESSION_EXPIRY, SUBSCRIPTION_ID, Raw5, prop, publish, will
 from tests.harness.waiting import eventually
@@ -116,7 +122,8 @@ def test_kick(fleet: Fleet, several: list[Raw5]) -> None:
     would = fleet.json("clients", "kick", "--match", "c-several-*", "--dry-run")
     assert (len(would["clients"]), would["dry_run"]) == (3, True)
     assert "3 clients would be disconnected" in fleet.text("clients", "kick", "--match", "c-several-*", "--dry-run")
-    found = fleet.json("clients", "kick", "c-several-0", "c-nobody", "--reason", "firmware")
+    found, complaint = fleet.part("clients", "kick", "c-several-0", "c-nobody", "--reason", "firmware")
+    assert complaint == "not everybody who is meant: c-nobody is not connected"
     assert found["clients"] == [{"client": "c-several-0", "gateway": fleet.ids[0]}]
     assert found["absent"] == ["c-nobody"]
     several[0].answer(DISCONNECT, reason=KICKED)
@@ -133,6 +140,47 @@ def test_everybody(fleet: Fleet, several: list[Raw5]) -> None:
     found = fleet.json("clients", "kick", "--everybody", "--gateway", two)
     assert {each["client"] for each in found["clients"]} == {"c-several-1", "c-several-2"}
     assert names(fleet, "--match", "c-several-*") == {"c-several-0": one}
+
+
+def test_kicking_where_a_gateway_does_not_answer(
+    fleet: Fleet, several: list[Raw5], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its clients stay, so not all is done."""
+
+    async def ask(*given: object, **more: object) -> Answers:
+        return Answers(items=[{"gateway": "there", "value": "c-several-0"}], silent=["gone"])
+
+    monkeypatch.setattr(clients, "ask", ask)
+    found, complaint = fleet.part("clients", "kick", "--match", "c-several-*")
+    assert (len(found["clients"]), found["silent"]) == (1, ["gone"])
+    assert complaint == "not everybody who is meant: gateway gone has not answered"
+
+
+def test_kicking_that_is_stopped(fleet: Fleet, several: list[Raw5], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the command: the gateways do not go on by themselves; until then they are told to."""
+    monkeypatch.setattr(clients, "RENEWED", 0.1)
+    told: list[dict[str, Any]] = []
+
+    def note(inbox: Inbox, what: str, arguments: dict[str, Any]) -> None:
+        told.append(arguments)
+        asking.tell(inbox, what, arguments)
+
+    monkeypatch.setattr(clients, "tell", note)
+    asked = clients.Kicked(match="c-several-*", gateway=fleet.ids[1], over=4.0)
+
+    async def begin() -> None:
+        async with connected(Settings(nats=(fleet.server.url,))) as inbox:
+            kicking = asyncio.ensure_future(clients.kick(inbox, asked))
+            await asyncio.sleep(1)
+            kicking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await kicking
+
+    asyncio.run(begin())
+    assert told[0] == {"kick": told[0]["kick"]}
+    assert told[-1] == {"kick": told[0]["kick"], "stop": True}
+    eventually(lambda: "nobody waits for it any more: 1 clients stay" in fleet.two.log)
+    assert len(names(fleet, "--match", "c-several-*", "--gateway", fleet.ids[1])) == 1
 
 
 @pytest.mark.parametrize(

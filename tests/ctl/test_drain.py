@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import ExitStack
 
 import orjson
 import pytest
@@ -41,6 +42,19 @@ def test_drain(fleet: Fleet, gateway_factory: GatewayFactory) -> None:
     assert identity not in {one["id"] for one in fleet.json("cluster", "status")["gateways"]}
     with Raw5.open(fleet.two.port, "c-moved", prop(SESSION_EXPIRY, 0), clean=False) as client:
         assert client.present
+
+
+def test_a_gateway_that_takes_longer(fleet: Fleet, gateway_factory: GatewayFactory) -> None:
+    """Than who drains it waits: that is said, with what is left."""
+    third = launched(gateway_factory, fleet, "--drain-time", "20")
+    gateways = {one["listen"][0]: one["id"] for one in fleet.json("cluster", "status")["gateways"] if one["listen"]}
+    identity = gateways[f"127.0.0.1:{third.port}"]
+    with ExitStack() as stack:
+        for number in range(3):
+            stack.enter_context(Raw5.open(third.port, f"c-staying-{number}"))
+        found, complaint = fleet.part("drain", identity, "--wait", "1s")
+        assert (found["ended"], found["left"] > 0) == (False, True)
+        assert complaint == f"gateway {identity} has not ended in 1 s: {found['left']} connections are left"
 
 
 def test_workers_are_drained_one_by_one(fleet: Fleet, gateway_factory: GatewayFactory) -> None:

@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
+from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.ctl.streams import _warnings
+from mqtt_streams import api
+from mqtt_streams.api import ApiError
 from mqtt_streams.definitions import EVERY
 from tests.ctl.conftest import Fleet
 from tests.ctl.test_trace import Watching
@@ -125,6 +129,23 @@ def test_streams_set(fleet: Fleet) -> None:
     refused = fleet.run("streams", "set", "$MQTT_sess", "--replicas", "3")
     assert refused.status == 1
     assert refused.text.startswith("$MQTT_sess is not changed: ")
+    assert fleet.run("streams", "set", "all", "--replicas", "3").text.count(" is not changed: ") == len(EVERY)
+
+
+def test_streams_of_which_one_is_refused(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are changed all the same, and which is said."""
+
+    async def call(inbox: Inbox, what: str, *more: Any) -> Any:
+        if what == "STREAM.INFO.$MQTT_rmsgs":
+            raise ApiError(503, 10008, "system temporarily unavailable")
+        return await api.call(inbox, what, *more)
+
+    monkeypatch.setattr("mqtt_nats.ctl.streams.call", call)
+    found, complaint = fleet.part("streams", "set", "all", "--replicas", "1")
+    assert [one["name"] for one in found["streams"]] == [name for name in EVERY if name != "$MQTT_rmsgs"]
+    assert [one["name"] for one in found["refused"]] == ["$MQTT_rmsgs"]
+    assert complaint.startswith("$MQTT_rmsgs is not changed: ")
+    assert "temporarily unavailable" in complaint
 
 
 def test_positions_are_a_stream_like_the_others(fleet: Fleet) -> None:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import orjson
 import pytest
 
 from mqtt_nats.backbone.inbox import Inbox
@@ -89,7 +90,8 @@ def test_a_session_of_a_client_that_is_connected(fleet: Fleet, which: int) -> No
         assert (found["connected"], found["gateway"], found["ends"]) == (True, fleet.ids[which], None)
         assert "never" in fleet.text("sessions", "show", "c-here")
         for arguments in (("--dry-run",), ()):
-            kept = fleet.json("sessions", "clean", "c-here", *arguments)
+            kept, complaint = fleet.part("sessions", "clean", "c-here", *arguments)
+            assert complaint == "the session of c-here is kept: the client is connected"
             assert kept["sessions"] == []
             assert kept["kept"] == [{"client": "c-here", "why": "the client is connected"}]
         assert client.subscribed(("letters/still", 1)) == (1,)
@@ -111,8 +113,11 @@ def test_a_client_that_connects_meanwhile_keeps_its_session(fleet: Fleet, monkey
 
     try:
         monkeypatch.setattr(sessions, "_connected", connects)
-        for arguments in (("c-late",), ("--match", "c-late*")):
-            found = fleet.json("sessions", "clean", *arguments)
+        # Of a pattern, only those are meant whose clients are away; who is named is meant anyhow.
+        for arguments, status in (("c-late",), 1), (("--match", "c-late*"), 0):
+            done = fleet.run("sessions", "clean", *arguments, "--json")
+            assert done.status == status
+            found = orjson.loads(done.output or done.text)
             assert found["sessions"] == []
             (kept,) = found["kept"]
             # The gateway that is asked may be the one where it is connected.
@@ -150,7 +155,8 @@ def test_clean(fleet: Fleet, away: str) -> None:
         assert on_nats(fleet, lambda inbox, name=name: consumer_names(inbox, MESSAGES, name_hash(name))) == []
     with Raw5.open(fleet.one.port, "c-away", prop(SESSION_EXPIRY, 1000), clean=False) as client:
         assert not client.present
-    gone = fleet.json("sessions", "clean", "c-nobody")
+    gone, complaint = fleet.part("sessions", "clean", "c-nobody")
+    assert complaint == "the session of c-nobody is kept: there is no such session"
     assert gone["kept"] == [{"client": "c-nobody", "why": "there is no such session"}]
 
 
@@ -222,7 +228,7 @@ def test_a_record_that_cannot_be_read(fleet: Fleet) -> None:
         text = fleet.text("sessions")
         assert f"({client_hash})" in text
         assert "is not a JSON object" in fleet.text("sessions", "show", "c-poisoned")
-        kept = fleet.json("sessions", "clean", "c-poisoned")["kept"]
+        kept = fleet.part("sessions", "clean", "c-poisoned")[0]["kept"]
         assert kept[0]["why"] == "session record is not a JSON object"
     finally:
         on_nats(fleet, lambda inbox: stored.delete(inbox, STREAM, sequence))

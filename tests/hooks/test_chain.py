@@ -175,6 +175,72 @@ async def test_an_async_callback_that_raises(hooks: Hooks) -> None:
     assert entry.failures == 1
 
 
+async def cancelled() -> None:
+    """Waits for something that is cancelled meanwhile."""
+    inner = asyncio.get_running_loop().create_task(asyncio.sleep(100))
+    asyncio.get_running_loop().call_later(0.01, inner.cancel)
+    await inner
+
+
+@pytest.mark.parametrize("point", [OPEN, STRICT])
+async def test_an_async_callback_that_is_cancelled_from_within_has_failed(
+    hooks: Hooks, point: Decision[str, int]
+) -> None:
+    """Nobody would be answered otherwise; where the whole task is cancelled, it ends."""
+
+    async def waiting(event: str, value: int) -> Returned:
+        await cancelled()
+        return None
+
+    entry = hooks.add(point, waiting)
+    chain = hooks.deciding(point)
+    assert chain is not None
+    if point.strict:
+        with pytest.raises(HookFailed):
+            await chain.decide_later("event", 1)
+    else:
+        assert await chain.decide_later("event", 1) == 1
+    assert entry.failures == 1
+    task = asyncio.get_running_loop().create_task(chain.decide_later("event", 1))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert entry.failures == 1
+
+
+async def test_a_callback_that_asks_a_cancelled_task_has_failed(hooks: Hooks) -> None:
+    task = asyncio.get_running_loop().create_task(asyncio.sleep(100))
+    task.cancel()
+    await asyncio.wait([task])
+    asking = hooks.add(OPEN, lambda event, value: task.result())
+    noticing = hooks.add(TOLD, lambda event: task.result())
+    assert decide(hooks, 1) == 1
+    chain = hooks.noticing(TOLD)
+    assert chain is not None
+    chain.emit(1)
+    assert (asking.failures, noticing.failures) == (1, 1)
+
+
+async def test_notices_go_on_after_one_that_is_cancelled_from_within() -> None:
+    tasks: list[asyncio.Task[None]] = []
+    hooks = Hooks(lambda work, name: tasks.append(asyncio.get_running_loop().create_task(work)))
+    seen: list[int] = []
+
+    async def waiting(event: int) -> None:
+        if event == 1:
+            await cancelled()
+
+    entry = hooks.add(TOLD, waiting, priority=1)
+    hooks.add(TOLD, seen.append)
+    chain = hooks.noticing(TOLD)
+    assert chain is not None
+    for event in (1, 2):
+        chain.emit(event)
+    await asyncio.wait(tasks)
+    assert (seen, entry.failures) == ([1, 2], 1)
+
+
 def test_who_cannot_wait_takes_no_async_callback(hooks: Hooks) -> None:
     async def later(event: Any, value: bool) -> None:
         raise AssertionError

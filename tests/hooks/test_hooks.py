@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from mqtt_nats.access.authenticator import Allow, Credentials, Denied
+from mqtt_nats.broker.authenticating import _decision
 from mqtt_nats.broker.tapping import Tap
-from mqtt_nats.codec import ReasonCode, Subscription, Will
+from mqtt_nats.codec import NotAuthorized, ReasonCode, Subscription, Will
 from mqtt_nats.hooks import (
     CLIENT_AUTHENTICATE,
     CLIENT_AUTHORIZE,
@@ -70,19 +72,49 @@ async def test_a_connection_that_is_refused(inside: InProcess, add: Add) -> None
     assert seen[0].address == "127.0.0.1"
 
 
-@pytest.mark.parametrize("result", ["raises", "nonsense"])
+@pytest.mark.parametrize("result", ["raises", "nonsense", "is cancelled"])
 async def test_a_hook_that_fails_refuses_connections(inside: InProcess, add: Add, result: str) -> None:
     def broken(event: Connecting, reason: ReasonCode) -> Any:
         if result == "raises":
             raise RuntimeError
         return Continue("yes")
 
-    entry = add(CLIENT_CONNECT, broken)
+    async def cancelled(event: Connecting, reason: ReasonCode) -> Any:
+        raise asyncio.CancelledError
+
+    entry = add(CLIENT_CONNECT, cancelled if result == "is cancelled" else broken)
     async with await RawClient5.connect5(inside.port, "any", code=NOT_AUTHORIZED) as client:
         await client.expect_closed()
     assert entry.failures == 1
     async with await RawClient.open(inside.port):
         assert entry.failures == 1
+
+
+@pytest.mark.parametrize("immediate", [True, False])
+async def test_an_authenticator_that_waits_for_what_is_cancelled(immediate: bool) -> None:
+    """Denies, as any that fails."""
+
+    async def check() -> bool:
+        inner = asyncio.get_running_loop().create_task(asyncio.sleep(100))
+        inner.cancel()
+        await inner
+        return True
+
+    with pytest.raises(NotAuthorized):
+        await _decision(check(), immediate=immediate)
+
+
+async def test_a_job_that_waits_for_what_is_cancelled(inside: InProcess) -> None:
+    """The client hears of it: its jobs do not just end."""
+
+    async def job() -> None:
+        inner = asyncio.get_running_loop().create_task(asyncio.sleep(100))
+        inner.cancel()
+        await inner
+
+    async with await RawClient5.connect5(inside.port, "job") as client:
+        inside.call(lambda: inside.broker.clients["job"].do(job()))
+        await client.expect_disconnect(ReasonCode.UNSPECIFIED_ERROR)
 
 
 async def test_who_is_let_in_by_a_hook(inside: InProcess, add: Add) -> None:

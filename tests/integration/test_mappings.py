@@ -6,7 +6,9 @@ from contextlib import ExitStack
 
 import nats
 import pytest
+from click.testing import CliRunner
 
+from mqtt_nats.cli import command
 from mqtt_nats.pubsub.mapping import mapped, parse_mappings
 from tests.conftest import _nats_factory
 from tests.harness import raw5
@@ -139,6 +141,27 @@ def test_retained_messages(pair: tuple[Running, Running]) -> None:
     with Raw5.open(pair[1].port) as reader:
         reader.subscribed(("new/kept", 1))
         reader.quiet()
+
+
+def test_a_retained_message_that_an_administrator_removes(server: NatsServer, pair: tuple[Running, Running]) -> None:
+    """That of the topic that is named, though what is published there goes elsewhere; subscribers are not misled."""
+
+    def ctl(*arguments: str) -> str:
+        done = CliRunner().invoke(command, ["ctl", "--nats", server.url, "retained", *arguments])
+        assert done.exit_code == 0, (done.output, done.exception)
+        return done.output
+
+    with Raw5.open(pair[0].port) as reader, Raw5.open(pair[1].port) as writer:
+        writer.deliver("right/a", b"stored at left", flags=1)
+        writer.deliver("left/a", b"stored at right", flags=1)
+        reader.subscribed(("left/a", 1))
+        reader.receive_message(b"stored at left")
+        assert ctl("delete", "right/a") == "1 retained message removed\n"
+        assert ctl("get", "left/a").endswith("\nstored at left\n")
+        assert "right/a" not in ctl("list", "right/#")
+        reader.quiet()
+        ctl("delete", "left/a")
+        assert ctl("list", "+/a").count("/a") == 0
 
 
 def test_wills(pair: tuple[Running, Running]) -> None:

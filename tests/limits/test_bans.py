@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -217,6 +218,27 @@ def test_the_commands(nats_server: NatsServer, pair: tuple[Inside, Inside]) -> N
     assert "is not banned any more" in run("remove", "user", "mal\x1blory")
     assert run("remove", "user", "mal\x1blory").startswith("user mal\ufffdlory is not banned: ")
     assert "is no time" in run("add", "client", "x", "--for", "ever")
+
+
+def test_who_has_no_name_bans(
+    nats_server: NatsServer, pair: tuple[Inside, Inside], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container whose user id is in no list of users; who lifts a ban is not looked up at all."""
+
+    def nobody() -> str:
+        raise KeyError("getpwuid(): uid not found")
+
+    monkeypatch.setattr("getpass.getuser", nobody)
+
+    def run(*arguments: str) -> str:
+        done = CliRunner().invoke(cli, ["ctl", "--nats", nats_server.url, "bans", *arguments])
+        assert done.exit_code == 0, (done.output, done.exception)
+        return done.output
+
+    run("add", "user", "nameless")
+    (found,) = orjson.loads(run("list", "--json"))
+    assert found["by"] == f"uid {os.getuid()}, by hand"
+    run("remove", "user", "nameless")
 
 
 def test_what_is_stored_by_others_does_no_harm(pair: tuple[Inside, Inside], nats_server: NatsServer) -> None:

@@ -73,6 +73,35 @@ class Failing(Plugin[NoOptions]):
             Failing.ended = True
 
 
+class Waiting(Plugin[NoOptions]):
+    """Waits for a task of its own that is cancelled, in all that it does."""
+
+    async def load(self) -> None:
+        """Begin."""
+        self._task = self.gateway.spawn(self._wait())
+        self.gateway.on(MESSAGE_PUBLISH, self._see)
+
+    async def unload(self) -> None:
+        """Wait for what has been cancelled already."""
+        await self._task
+
+    async def _see(self, event: Publishing, message: Published | Drop) -> None:
+        await self._task
+
+    async def _wait(self) -> None:
+        await asyncio.sleep(1000)
+
+
+class Hasty(Plugin[NoOptions]):
+    """Cancels what it waits for while it is loaded."""
+
+    async def load(self) -> None:
+        """Fail."""
+        task = self.gateway.spawn(asyncio.sleep(1000))
+        task.cancel()
+        await task
+
+
 class Picky(Plugin[NoOptions]):
     """Does not like its options."""
 

@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
+from mqtt_nats.codec import Publish, ReasonCode
 from mqtt_nats.errors import StartupError
 from mqtt_nats.plugins.manager import PluginError
 from tests.harness.inprocess import InProcess
 from tests.harness.nats import NatsServer
-from tests.harness.rawclient import RawClient
+from tests.harness.rawclient import PUBACK, RawClient, key_of
 from tests.harness.rawclient5 import RawClient5
 from tests.harness.waiting import aeventually
 from tests.plugins import samples
@@ -58,6 +60,7 @@ async def test_a_plugin_is_loaded_and_unloaded_under_the_feet_of_clients(start: 
 
 BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "failing": (HERE + "Failing", {}, "plugin 'failing' cannot be loaded: RuntimeError at samples.py:"),
+    "hasty": (HERE + "Hasty", {}, "plugin 'hasty' cannot be loaded: CancelledError"),
     "picky": (HERE + "Picky", {}, "plugin 'picky': the moon is full"),
     "none": (HERE + "NoPlugin", {}, "plugin 'none' is no subclass of mqtt_nats.plugins.Plugin"),
     "gone": (HERE + "Gone", {}, "plugin 'gone' cannot be imported: AttributeError"),
@@ -106,6 +109,19 @@ async def test_a_plugin_that_fails_while_it_ends_is_gone_all_the_same(start: Sta
     inside.run(plugins.load("stubborn"))
     with pytest.raises(PluginError, match="is loaded already"):
         inside.run(plugins.load("stubborn"))
+
+
+async def test_who_waits_for_a_plugin_that_is_unloaded_is_answered(start: Start, install: Install) -> None:
+    """A message that its hook has, and whoever unloads it: its tasks are cancelled, and so is what waits for them."""
+    install("waiting", HERE + "Waiting")
+    inside = start({"waiting": {}})
+    async with await RawClient5.connect5(inside.port, "client") as client:
+        client.send(Publish(1, False, False, key_of("x"), 1, b"a"))
+        await asyncio.sleep(0.2)
+        with pytest.raises(PluginError, match="is unloaded, but failed: CancelledError"):
+            inside.run(plugins_of(inside).unload("waiting"))
+        await client.expect_refusal(PUBACK, 1, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR)
+    assert nothing_left(inside)
 
 
 def test_what_load_may_be(start: Start) -> None:

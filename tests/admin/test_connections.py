@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections to the admin listener that want nothing, want too much, or are not there any more."""
+
+from __future__ import annotations
+
+import base64
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import httpx
+import pytest
+
+from mqtt_nats.admin import bridge, connections, listener
+from mqtt_nats.admin.connections import MOST_CONNECTIONS, SPARE, notice_the_end
+from tests.admin.support import PATIENCE, TOKEN, Admin, serving
+from tests.harness.nats import NatsServer
+from tests.harness.waiting import eventually
+
+MANY = MOST_CONNECTIONS + SPARE + 30
+BEGINNINGS = (b"", b"GET / HT", b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET / HT")
+
+
+@pytest.fixture
+def admin(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Admin]:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 3.0)
+    monkeypatch.setattr(listener, "PING_INTERVAL", 0.3)
+    monkeypatch.setattr(listener, "PING_TIMEOUT", 0.3)
+    monkeypatch.setattr(bridge, "BRIDGES", 1)
+    with serving(nats_server.url) as found:
+        yield found
+
+
+def opened(admin: Admin, data: bytes = b"") -> socket.socket:
+    port = httpx.URL(admin.url).port
+    found = socket.create_connection(("127.0.0.1", port), PATIENCE)
+    found.sendall(data)
+    return found
+
+
+def fresh(admin: Admin, path: str) -> int:
+    """The status of an answer on a connection of its own."""
+    with httpx.Client(base_url=admin.url, timeout=PATIENCE, headers=admin.http.headers) as http:
+        return http.get(path).status_code
+
+
+@pytest.mark.parametrize("beginning", BEGINNINGS)
+def test_who_sends_no_request_keeps_nobody_out(admin: Admin, beginning: bytes) -> None:
+    """However many there are; and after a while they are gone."""
+    with ExitStack() as stack:
+        found = [stack.enter_context(opened(admin, beginning)) for _ in range(MANY)]
+        begun = time.monotonic()
+        for path in ("/healthz", "/readyz", "/metrics", "/api/v1/hooks"):
+            assert fresh(admin, path) == 200
+        assert time.monotonic() - begun < 2.5
+        for one in found:
+            try:
+                while one.recv(65_536):
+                    pass
+            except ConnectionResetError:
+                pass
+    assert fresh(admin, "/healthz") == 200
+
+
+def test_who_is_asked_for_something_stays(admin: Admin) -> None:
+    """A connection with a request under way does not make room, nor one that only took long to say what it wants."""
+    ask = f"GET /api/v1/trace?topic=x&lasts=3600 HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+    with opened(admin) as asking, ExitStack() as stack:
+        time.sleep(1)
+        asking.sendall(ask.encode())
+        said = asking.recv(65_536)
+        assert b"200 OK" in said
+        for _ in range(MANY):
+            stack.enter_context(opened(admin))
+        asking.settimeout(20)
+        time.sleep(4)
+        while b"\r\n\r\n" not in said or b"tracing" not in said:
+            said += asking.recv(65_536)
+        assert asking.recv(65_536)  # an empty line: it goes on
+
+
+def test_a_browser_that_has_vanished_is_not_counted(admin: Admin) -> None:
+    """It answers no ping. Another page finds room then."""
+    token = base64.urlsafe_b64encode(TOKEN.encode()).decode().rstrip("=")
+    ask = (
+        "GET /bridge HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n"
+        f"Sec-WebSocket-Protocol: mqtt-nats, token.{token}\r\n\r\n"
+    )
+
+    def let_in() -> bool:
+        with opened(admin, ask.encode()) as page:
+            said = b""
+            while b"connected" not in said and b"pages are here" not in said:
+                some = page.recv(65_536)
+                assert some, said
+                said += some
+        return b"connected" in said
+
+    eventually(let_in, PATIENCE, what="the gateway")
+    with opened(admin, ask.encode()) as vanished:
+        while b"connected" not in vanished.recv(65_536):
+            pass
+        assert not let_in()
+        eventually(let_in, 10, what="room")
+
+
+def test_the_kernel_looks_whether_somebody_is_there() -> None:
+    """Accepted connections have what the socket has that listens."""
+    with socket.socket() as listening:
+        notice_the_end(listening)
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        with socket.create_connection(listening.getsockname()), listening.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 120_000
