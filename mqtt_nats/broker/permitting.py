@@ -157,11 +157,15 @@ def change_rules(broker: Broker, rules: Rules) -> None:
 
 
 def look_again(broker: Broker) -> None:
-    """Hold everybody who is connected against the rules, and hooks, of now."""
-    for client in list(broker.clients.values()):
-        if client.alive:
+    """Hold everybody who is connected against the rules, and hooks, of now.
+
+    Who is connecting, and has been identified, has nothing yet that could be taken away: it is only identified anew.
+    """
+    for client in list(broker.connections):
+        if client.alive and client.client_id:
             identify(client)
-            _check(client)
+            if broker.clients.get(client.client_id) is client:
+                _check(client)
 
 
 def revoke(broker: Broker) -> None:

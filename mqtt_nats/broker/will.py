@@ -86,7 +86,7 @@ async def keep_will(client: Client, will: Will) -> None:
     )
     subject = route.origin.encode()
     headers = will_block(subject, found.qos, found.retain, found.epoch, found.delay, found.lines)
-    operation = KeepOp(client, found)
+    operation = KeepOp(client, found, route)
     broker.store.put(b"HPUB %b " % will_subject(found.gateway, client.hash).encode(), headers, will.payload, operation)
     broker.link.kick()
     await operation.done
@@ -95,18 +95,23 @@ async def keep_will(client: Client, will: Will) -> None:
 class KeepOp(Future):
     """The store of a will, which may be stored after its connection has ended: nobody deals with it then."""
 
-    __slots__ = ("client", "will")
+    __slots__ = ("client", "guard", "route", "will")
 
-    def __init__(self, client: Client, will: StoredWill) -> None:
+    def __init__(self, client: Client, will: StoredWill, route: Route) -> None:
         super().__init__()
         self.client = client
         self.will = will
+        self.route = route
+        self.guard = client.guarded
 
     def stored(self, ack: bytes) -> None:
-        """It is the connection's, if that is still there."""
-        self.client.will = self.will._replace(seq=sequence(ack))
-        if not self.client.alive:
-            drop_will(self.client)
+        """It is the connection's, if that is still there, and the rules have not changed meanwhile."""
+        client, will = self.client, self.will
+        client.will = will._replace(seq=sequence(ack))
+        other = client.guarded if client.guarded is not self.guard else None
+        denied = other is not None and not other.may_publish(self.route.asked, will.qos, will.retain)
+        if denied or not client.alive:
+            drop_will(client)
         super().stored(ack)
 
 

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules that change while a gateway waits for NATS to connect a client, or to subscribe something."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqtt_nats.broker.client import Client
+from mqtt_streams.wills import will_subject
+from tests.conftest import NatsFactory
+from tests.harness import raw, raw5
+from tests.harness.nats import NatsServer
+from tests.harness.raw5 import CONNACK, SESSION_EXPIRY, Raw5, prop
+from tests.harness.waiting import eventually
+from tests.integration.inprocess import Running, running
+
+OPEN = "[[rules]]\neffect = 'allow'\ntopics = '#'\n"
+SECRET = "[[rules]]\neffect = 'deny'\ntopics = 'secret/#'\n" + OPEN
+NOT_AUTHORIZED, PATIENCE = 0x87, 30.0
+
+
+class Ruled:
+    """A gateway with rules, and its NATS server."""
+
+    def __init__(self, server: NatsServer, inside: Running, file: Path) -> None:
+        self.server, self.inside, self.file = server, inside, file
+
+    def write(self, rules: str) -> None:
+        """Have other rules."""
+        self.file.write_text(rules, encoding="utf-8")
+        self.inside.reload()
+
+    def client(self, name: str) -> Client | None:
+        """What the gateway has of a client, once it is identified."""
+        broker: Any = self.inside.gateway.broker
+        return next((one for one in list(broker.connections) if one.client_id == name), None)
+
+
+@pytest.fixture
+def ruled(nats_factory: NatsFactory, tmp_path: Path) -> Iterator[Ruled]:
+    server, file = nats_factory(), tmp_path / "acl.toml"
+    file.write_text(OPEN, encoding="utf-8")
+    with running(nats=(server.url,), acl_file=file, allow_anonymous=True) as inside:
+        yield Ruled(server, inside, file)
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_of_a_client_that_connects(ruled: Ruled, durable: bool) -> None:
+    """It is held to them from its first packet on, not only after its next connect."""
+    properties = prop(SESSION_EXPIRY, 600) if durable else b""
+    if durable:
+        with Raw5.open(ruled.inside.port, "late", properties) as before:
+            before.subscribed(("secret/+", 1), ("open/+", 1))
+        eventually(lambda: ruled.client("late") is None)
+    with Raw5(ruled.inside.port, patience=PATIENCE) as client:
+        ruled.server.pause()
+        try:
+            client.send(raw5.connect("late", properties, clean=not durable))
+            eventually(lambda: ruled.client("late") is not None)
+            ruled.write(SECRET)
+        finally:
+            ruled.server.resume()
+        client.answer(CONNACK, reason=0)
+        client.send(raw5.publish("secret/x", b"", qos=1, id=1))
+        client.answer(raw.PUBACK, 1, reason=NOT_AUTHORIZED)
+        assert client.subscribed(("secret/x", 0)) == (NOT_AUTHORIZED,)
+        found = ruled.client("late")
+        assert found is not None
+        eventually(lambda: {one.text for one in found.filters} == ({"open/+"} if durable else set()))
+
+
+def test_of_a_will_that_is_being_stored(ruled: Ruled, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is removed, as those are that were stored before."""
+
+    def subject(gateway: str, client_hash: str) -> str:
+        ruled.file.write_text(SECRET, encoding="utf-8")
+        ruled.inside.gateway.reload()
+        return will_subject(gateway, client_hash)
+
+    with Raw5.open(ruled.inside.port, "observer") as observer:
+        observer.subscribed(("#", 1))
+        monkeypatch.setattr("mqtt_nats.broker.will.will_subject", subject)
+        for name, topic in (("w1", "secret/w1"), ("w2", "open/w2")):
+            ruled.write(OPEN)
+            doomed = Raw5(ruled.inside.port)
+            doomed.send(raw5.connect(name, flags=0x0C, tail=raw5.will(topic, name.encode())))
+            doomed.answer(CONNACK, reason=0)
+            found = ruled.client(name)
+            assert found is not None
+            assert (found.will is None) == (name == "w1")
+            ruled.write(OPEN)  # at the end nothing but the missing will keeps it from being published
+            observer.subscribed(("#", 1))
+            doomed.close()
+        assert observer.message().payload == b"w2"
