@@ -102,11 +102,11 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
     codes: list[int] = []
     present = {found.text for found in client.filters}
     shares: dict[str, SharedSubscription] = {}
+    guard = client.guarded
     for place, entry in enumerate(packet.filters):
         subjects, code = _subjects(client, entry.topic_filter)
         if place in refused_by_hooks:
             subjects, code = None, refused_by_hooks[place]
-        guard = client.guarded
         if subjects is not None and guard is not None and not guard.may_subscribe(entry.topic_filter, entry.qos):
             subjects, code = None, ReasonCode.NOT_AUTHORIZED
         if subjects is None or not room.take(entry.topic_filter, subjects):
@@ -124,6 +124,7 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
     gates: dict[str, Gate] = {}
     replays = _replays(client, wanted)
     failure = ReasonCode.UNSPECIFIED_ERROR
+    lost: set[str] = set()
     try:
         if shares:
             await subscribe_shared(client, shares)
@@ -144,6 +145,9 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
         denied = {topic_filter for topic_filter, gate in gates.items() if gate.found.denied}
         await _abandon(client, wanted, replays, denied)
         await prepare(client, replays)
+        while client.guarded is not guard:
+            guard = client.guarded
+            lost |= await _hold_again(client, wanted, shares, replays)
     except Conflict:
         client.taken_over()
         return
@@ -158,7 +162,9 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
         shares.clear()
         failure = ReasonCode.QUOTA_EXCEEDED
     for index, entry in enumerate(packet.filters):
-        if not codes[index]:
+        if not codes[index] and entry.topic_filter in lost:
+            codes[index] = ReasonCode.NOT_AUTHORIZED
+        elif not codes[index]:
             # [MQTT-3.8.4-5] [MQTT-3.9.3-1] (3.1.1), [MQTT-3.8.4-6] [MQTT-3.8.4-7] [MQTT-3.9.3-1] (5.0)
             granted = entry.topic_filter in wanted or entry.topic_filter in shares
             codes[index] = entry.qos if granted else failure
@@ -197,6 +203,29 @@ async def _abandon(client: Client, wanted: dict[str, Wish], replays: list[Replay
             del wanted[topic_filter]
         await _end(client, refused)
         _drop(replays, refused)
+
+
+async def _hold_again(
+    client: Client, wanted: dict[str, Wish], shares: dict[str, SharedSubscription], replays: list[Replay]
+) -> set[str]:
+    """The rules have changed meanwhile: give up what they do not permit any more.
+
+    Returns:
+        The filters that are taken out of ``wanted`` and ``shares``.
+
+    Raises:
+        Conflict: the session belongs to somebody else.
+    """
+    guard = client.guarded
+    if guard is None:
+        return set()
+    denied = {text for text, wish in wanted.items() if not guard.may_subscribe(text, wish.qos)}
+    refused = {text for text, one in shares.items() if not guard.may_subscribe(text, one.qos)}
+    for text in refused:
+        del shares[text]
+    await unsubscribe_shared(client, [text for text in refused if text in (client.shares or ())])
+    await _abandon(client, wanted, replays, denied)
+    return denied | refused
 
 
 def _drop(replays: list[Replay], filters: Set[str]) -> None:
@@ -396,11 +425,11 @@ def _unsuback_code(client: Client, topic_filter: str, present: set[str]) -> int:
 
 
 async def withdraw(client: Client, filters: Set[str]) -> None:
-    """End subscriptions, shared ones among them, that the client may not have any more."""
+    """End subscriptions, shared ones among them, that the client may not have any more; they may have ended already."""
     shares = filters & set(client.shares or ())
     try:
         await unsubscribe_shared(client, list(shares))
-        await _end(client, filters - shares)
+        await _end(client, {text for text in filters if not text.startswith(SHARED)})
     except Conflict:
         client.taken_over()
 

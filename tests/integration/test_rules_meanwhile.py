@@ -14,6 +14,7 @@ from mqtt_streams.wills import will_subject
 from tests.conftest import NatsFactory
 from tests.harness import raw, raw5
 from tests.harness.nats import NatsServer
+from tests.harness.raw import Raw
 from tests.harness.raw5 import CONNACK, SESSION_EXPIRY, Raw5, prop
 from tests.harness.waiting import eventually
 from tests.integration.inprocess import Running, running
@@ -96,3 +97,43 @@ def test_of_a_will_that_is_being_stored(ruled: Ruled, monkeypatch: pytest.Monkey
             observer.subscribed(("#", 1))
             doomed.close()
         assert observer.message().payload == b"w2"
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("durable", [False, True])
+def test_of_a_subscription_that_is_made(ruled: Ruled, version: int, durable: bool) -> None:
+    """SUBACK says what the rules of its own moment say, and nothing is left of what they deny."""
+    code = NOT_AUTHORIZED if version == 5 else 0x80
+    filters = ("secret/+", 1), ("open/+", 1), ("$share/g/secret/x", 1), ("$share/g/open/x", 1)
+    with Raw(ruled.inside.port, patience=PATIENCE) as client:
+        if version == 5:
+            client.send(raw5.connect("sub", *([prop(SESSION_EXPIRY, 600)] if durable else [])))
+        else:
+            client.send(raw.connect("sub", clean=not durable))
+        client.expect(CONNACK)
+        found = ruled.client("sub")
+        assert found is not None
+        eventually(lambda: found._idle is None)
+        ruled.server.pause()
+        try:
+            client.send((raw5 if version == 5 else raw).subscribe(*filters))
+            eventually(lambda: found._idle is False)
+            ruled.write(SECRET)
+        finally:
+            ruled.server.resume()
+        answer = client.expect(raw.SUBACK)
+        assert answer.body[-4:] == bytes((code, 1, code, 1))
+        eventually(lambda: found._idle is None)
+        assert {one.text for one in found.filters} == {"open/+"}
+        assert set(found.shares or ()) == {"$share/g/open/x"}
+        record = found.record
+        assert record is not None
+        assert record.v5 is not None
+        assert set(record.subs) == ({"open.*"} if durable else set())
+        assert set(record.v5.shared) == {"$share/g/open/x"}
+        ruled.write(OPEN)
+        with Raw5.open(ruled.inside.port, "pub") as publisher:
+            publisher.deliver("secret/y", b"no")
+            publisher.deliver("open/y", b"yes")
+        got = client.expect(raw.PUBLISH)
+        assert (raw5.message(got).payload if version == 5 else got.payload) == b"yes"
