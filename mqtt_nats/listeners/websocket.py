@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection
+from time import monotonic
 from typing import Any, Final, cast
 
 from wsproto import ConnectionType, WSConnection
@@ -19,6 +20,7 @@ from wsproto.events import (
     BytesMessage,
     CloseConnection,
     Ping,
+    Pong,
     RejectConnection,
     Request,
     TextMessage,
@@ -27,6 +29,7 @@ from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import ProtocolError, RemoteProtocolError
 
 from mqtt_nats.connection.connection import LINGER, Connection
+from mqtt_nats.limits.bucket import Bucket
 
 log = logging.getLogger("mqtt_nats.listeners")
 
@@ -41,6 +44,11 @@ FRAMES: Final = 128
 
 PONGS_MOST: Final = 64 * 1024
 """Bytes that the client has not read, beyond which its pings are not answered."""
+
+
+BARREN_RATE: Final = 10.0
+BARREN_MOST: Final = 1000
+"""Frames that bring nothing of MQTT, pings and empty ones: per second, and at once. `byte_rate` counts payload only."""
 
 
 class Refused(Exception):
@@ -100,6 +108,8 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
         """They are handled in the next turn."""
         self._paused = False
         self._eof = False
+        self._barren: Bucket | None = None
+        """Frames that brought nothing; most clients send none."""
 
     # -- the socket's side ------------------------------------------------------------------------
 
@@ -218,13 +228,19 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
         frames = self._frames
         payload: list[bytes] = []
         farewell: CloseConnection | None = None
+        barren = 0
         try:
             for number, event in enumerate(frames.events(), 1):
                 if isinstance(event, BytesMessage):
                     if event.data:
                         payload.append(bytes(event.data))
+                    else:
+                        barren += 1
                 elif isinstance(event, Ping):
+                    barren += 1
                     self._pong(event)
+                elif isinstance(event, Pong):
+                    barren += 1
                 elif isinstance(event, CloseConnection):
                     farewell = CloseConnection(code=event.code, reason=event.reason)
                     break
@@ -238,6 +254,8 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
             hint = error.event_hint
             code = hint.code if isinstance(hint, CloseConnection) else CloseReason.PROTOCOL_ERROR
             farewell = CloseConnection(code=code)
+        if barren and farewell is None and self._flooded(barren):
+            farewell = CloseConnection(code=CloseReason.POLICY_VIOLATION)
         if payload and not self._ended:
             self._connection.data_received(payload[0] if len(payload) == 1 else b"".join(payload))
         if farewell is not None:
@@ -252,6 +270,17 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
         if not self._busy and not self._held:
             self._busy = True
             asyncio.get_running_loop().call_soon(self._turn)
+
+    def _flooded(self, count: int) -> bool:
+        """Count frames that brought nothing; whether they are too many."""
+        now = monotonic()
+        if self._barren is None:
+            self._barren = Bucket(BARREN_RATE, BARREN_MOST, now)
+        if not self._barren.pour(count, now):
+            return False
+        if not self._ended:
+            log.info("WebSocket: %s sends too many pings or empty frames", self.get_extra_info("peername"))
+        return True
 
     def _pong(self, ping: Ping) -> None:
         transport = self._transport
