@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.codec import MqttError, ReasonCode
-from mqtt_nats.limits.bans import Ban, Bans, ban
+from mqtt_nats.limits.bans import PAIRS, Ban, Bans, ban, pair
 from mqtt_nats.limits.flapping import Flapping
 from mqtt_nats.limits.networks import household, parse_host
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -67,7 +67,7 @@ class Banning:
         """Keep a client out that is banned, and slow one down that connects too often.
 
         Args:
-            known: it has been authenticated: before, anybody could have a client banned in whose name he comes.
+            known: it has been authenticated, so what it does counts for its user too; before, for its address only.
 
         Raises:
             MqttError: it is banned.
@@ -77,19 +77,20 @@ class Banning:
         user = client.granted.user if known else None
         # Where users may be of other tenants, a client id says nothing before that is known.
         named = client_id if known or self._broker.tenant or len(self._broker.tenants) < 2 else ""
-        self._refuse(self.bans.find(now, client=named, user=user, host=host))
+        self._refuse(self.bans.find(now, client=named, user=user, host=host, proved=known))
         delay: float | None = 0.0
         if known and self._by_id is not None:
-            delay = self._by_id.connects(client_id, now)
+            kind, value = pair(client_id, user, host)
+            delay = self._by_id.connects(f"{kind} {value}", now)
             if delay is None:
-                self._refuse(self._flaps("client", client_id))
+                self._refuse(self._flaps(kind, value))
         elif not known and self._by_address is not None and parse_host(host) is not None:
             delay = self._by_address.connects(household(host), now)
             if delay is None:
                 self._refuse(self._flaps("address", household(host) + ("/64" if ":" in household(host) else "")))
         if delay:
             await asyncio.sleep(delay)
-            self._refuse(self.bans.find(time.time(), client=named, user=user, host=host))
+            self._refuse(self.bans.find(time.time(), client=named, user=user, host=host, proved=known))
 
     def _refuse(self, found: Ban | None) -> None:
         if found is not None:
@@ -124,6 +125,8 @@ class Banning:
             return client.client_id == one.value
         if one.kind == "user":
             return client.granted.user == one.value
+        if one.kind in PAIRS:
+            return pair(client.client_id, client.granted.user, client.connection.host) == (one.kind, one.value)
         alone = Bans()
         alone.put(one)
         return alone.find(0.0, host=client.connection.host) is not None

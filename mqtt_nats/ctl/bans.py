@@ -60,8 +60,8 @@ def _somebody() -> str:
 class Who(Arguments):
     """Whom a ban is about."""
 
-    kind: Literal["client", "user", "address"]
-    who: str = Field(description="A client id, a user name, an address or a network.")
+    kind: Literal["client", "user", "address", "user-client", "address-client"]
+    who: str = Field(description="A client id, a user name, an address or a network; USER/CLIENT or ADDRESS/CLIENT.")
 
 
 class NewBan(Who):
@@ -126,7 +126,7 @@ VERBS: Final = (
         "/bans",
         NewBan,
         add,
-        "Ban WHO, a client id, a user name, an address or a network, at all gateways.",
+        "Ban WHO, a client id, a user name, an address or a network, or a client id of one of them, at all gateways.",
         _added,
         ("kind", "who"),
     ),

@@ -6,18 +6,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from mqtt_nats.limits.networks import Networks, parse_network
+from mqtt_nats.limits.networks import Networks, household, parse_network
+from mqtt_streams.headers import percent_encode
 
-KINDS: Final = ("client", "user", "address")
+KINDS: Final = ("client", "user", "address", "user-client", "address-client")
+
+PAIRS: Final = KINDS[3:]
 
 
 class Ban(NamedTuple):
-    """A client id, a user name or a network that may not connect."""
+    """A client id, a user name or a network that may not connect, or a client id of a user or an address."""
 
     kind: str
     """One of `KINDS`."""
     value: str
-    """For an address a network, as `parse_network` writes it."""
+    """For an address a network, as `parse_network` writes it; for a client id of somebody what `pair` says."""
     until: float
     """Unix time in seconds; 0 = for good."""
     reason: str = ""
@@ -32,6 +35,16 @@ class Ban(NamedTuple):
         return f"{self.kind} {self.value!r}"
 
 
+def pair(client: str, user: str | None, host: str) -> tuple[str, str]:
+    """Kind and value of a ban of a client id as used by a user, or by anonymous clients of an address.
+
+    Anybody who is let in may choose a client id, so by itself it says nothing about whose client it is.
+    """
+    if user:
+        return "user-client", f"{percent_encode(user)}/{client}"
+    return "address-client", f"{household(host)}/{client}"
+
+
 def ban(kind: str, value: str, until: float, reason: str = "", by: str = "") -> Ban:
     """A ban that can be put into `Bans`.
 
@@ -44,6 +57,8 @@ def ban(kind: str, value: str, until: float, reason: str = "", by: str = "") -> 
         value = str(parse_network(value))
     elif not value:
         raise ValueError("an empty name cannot be banned")
+    elif kind in PAIRS and not value.partition("/")[2]:
+        raise ValueError(f"{value!r} is not {kind.upper().replace('-', '/')}")
     return Ban(kind, value, until, reason, by)
 
 
@@ -80,11 +95,19 @@ class Bans:
         for one in [one for one in self._found.values() if not one.holds(now)]:
             self.remove(one.kind, one.value)
 
-    def find(self, now: float, *, client: str = "", user: str | None = None, host: str = "") -> Ban | None:
-        """The ban that keeps somebody out at Unix time ``now``, of those about what is given."""
+    def find(
+        self, now: float, *, client: str = "", user: str | None = None, host: str = "", proved: bool = False
+    ) -> Ban | None:
+        """The ban that keeps somebody out at Unix time ``now``, of those about what is given.
+
+        Args:
+            proved: ``user`` is known, or known to be nobody.
+        """
         if not self._found:
             return None
         found = [self._found.get(("client", client)), self._found.get(("user", user)) if user else None]
+        if proved:
+            found.append(self._found.get(pair(client, user, host)))
         if host:
             found += self._networks.covering(host)
         return next((one for one in found if one is not None and one.holds(now)), None)

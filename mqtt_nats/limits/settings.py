@@ -100,8 +100,8 @@ class ClientLimits(BaseModel):
     )
     flapping_connects: Count | None = Field(
         default=None,
-        description="Connections of one client id within `flapping_window` that get it banned; those beyond half of "
-        "it wait.",
+        description="Connections of one client id of a user, or of an address for anonymous clients, within "
+        "`flapping_window` that get it banned; those beyond half of it wait.",
     )
     flapping_connects_per_address: Count | None = Field(
         default=None, description="The same for an address, also counting those that are not let in."

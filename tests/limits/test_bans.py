@@ -48,7 +48,7 @@ def pair(nats_server: NatsServer) -> Iterator[tuple[Inside, Inside]]:
         yield one, two
 
 
-Kind = Literal["client", "user", "address"]
+Kind = Literal["client", "user", "address", "user-client", "address-client"]
 
 
 class Command:
@@ -271,12 +271,59 @@ def test_clients_that_flap(nats_factory: NatsFactory, monkeypatch: pytest.Monkey
         assert len(codes) >= limits["flapping_connects"]
         assert max(times) > 0.6
         everywhere([two], lambda port: banned(port, "flapping"))
-        stored = Command(server).stored("client", "flapping")
+        stored = Command(server).stored("address-client", "127.0.0.1/flapping")
         assert isinstance(stored, dict)
         assert stored["reason"] == "it connects too often"
         calm.quiet()
         Raw.connected(one.ports[0], "yet-another").close()
         everywhere([one, two], lambda port: let_in(port, "flapping"))
+
+
+def test_users_cannot_have_others_banned(nats_factory: NatsFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client id counts for the user who has come with it, or for the address of anonymous clients."""
+    monkeypatch.setattr("mqtt_nats.limits.flapping.SLOWEST", 0.2)
+    server = nats_factory()
+    limits = {"flapping_connects": 4, "flapping_window": 600, "flapping_ban": 600}
+
+    async def believe(credentials: Credentials) -> Allow:
+        return Allow(credentials.username)
+
+    def code(port: int, client_id: str, user: str | None, host: str = "192.0.2.1") -> int:
+        with Raw(port, patience=PATIENCE) as client:
+            more: dict[str, Any] = {} if user is None else {"flags": 0x82, "tail": (user,)}
+            client.send(header(host) + raw.connect(client_id, **more))
+            return client.expect(raw.CONNACK).body[1]
+
+    with running(server.url, {**PROXIED}, **limits) as one, running(server.url, {**PROXIED}) as two:
+        for inside in (one, two):
+            door = inside.gateway.doors[inside.gateway.listeners[0]]
+            inside.call(partial(setattr, door, "authenticate", believe))
+        near, far = one.ports[0], two.ports[0]
+        assert code(near, "lamp", "ann") == 0
+        for user, host in (("o/p", "192.0.2.66"), (None, "192.0.2.67")):
+            found = [code(near, "lamp", user, host) for _ in range(6)]
+            assert found[:3] == [0] * 3
+            assert found[-1] == NOT_AUTHORIZED
+            eventually(lambda u=user, h=host: code(far, "lamp", u, h) == NOT_AUTHORIZED)  # type: ignore[misc]
+            for port in (near, far):
+                assert code(port, "other", user, host) == 0
+        for port in (near, far):
+            assert code(port, "lamp", None, "192.0.2.1") == 0
+            assert code(port, "lamp", "ann", "192.0.2.67") == 0
+        command = Command(server)
+        assert {(each["kind"], each["value"]) for each in command.listed()} == {
+            ("user-client", "o%2Fp/lamp"),
+            ("address-client", "192.0.2.67/lamp"),
+        }
+        command.remove("user-client", "o%2Fp/lamp")
+        eventually(lambda: code(near, "lamp", "o/p") == 0)
+        with Raw(far, patience=PATIENCE) as client:
+            client.send(header("192.0.2.2") + raw.connect("lamp", flags=0x82, tail=("ann",)))
+            assert client.expect(raw.CONNACK).body == b"\0\0"
+            command.add("address-client", "192.0.2.2/lamp")
+            assert client.ping() == []
+            command.add("user-client", "ann/lamp")
+            assert client.expect_closed(PATIENCE) == []
 
 
 def test_strangers_cannot_have_others_banned(nats_factory: NatsFactory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mqtt_nats.config import Settings
 from mqtt_nats.limits.admission import Door, House, Verdict
-from mqtt_nats.limits.bans import Ban, Bans, ban
+from mqtt_nats.limits.bans import Ban, Bans, ban, pair
 from mqtt_nats.limits.bucket import Bucket, Buckets, depth
 from mqtt_nats.limits.flapping import SLOWEST, Flapping
 from mqtt_nats.limits.networks import Networks, admitted, household, parse_host, parse_rules
@@ -128,6 +128,13 @@ def test_bans() -> None:
     assert bans.find(10.0, host="192.0.3.9") is None
     assert bans.find(10.0, host="2001:db8::1") is not None
     assert bans.find(10.0, host="2001:db8::2") is None
+    bans.put(ban(*pair("a/b", "u/v", "2001:db8::1"), 100.0))
+    bans.put(ban(*pair("lamp", None, "2001:db8:1::1"), 100.0))
+    assert bans.find(10.0, client="a/b", user="u/v", proved=True) == Ban("user-client", "u%2Fv/a/b", 100.0)
+    assert bans.find(10.0, client="a/b", user="u", proved=True) is None
+    assert bans.find(10.0, client="lamp", host="2001:db8:1::2", proved=True) is not None
+    assert bans.find(10.0, client="lamp", host="2001:db8:1::2") is None
+    assert bans.find(10.0, client="lamp", user="u", host="2001:db8:1::2", proved=True) is None
     bans.remove("address", "192.0.2.0/24")
     bans.remove("address", "203.0.113.0/24")
     assert bans.find(10.0, host="192.0.2.9") is None
@@ -136,7 +143,15 @@ def test_bans() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "value"), [("client", ""), ("planet", "x"), ("address", "x"), ("address", "10.1.2.3/8")]
+    ("kind", "value"),
+    [
+        ("client", ""),
+        ("planet", "x"),
+        ("address", "x"),
+        ("address", "10.1.2.3/8"),
+        ("user-client", "x"),
+        ("address-client", "192.0.2.1/"),
+    ],
 )
 def test_bans_of_nobody(kind: str, value: str) -> None:
     with pytest.raises(ValueError, match=r"."):
