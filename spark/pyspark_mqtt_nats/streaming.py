@@ -181,8 +181,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
             loss(self.options, text, until.next - first)
             return []
-        # As with a batch read: what was the oldest message may grow too old while it is being read.
+        # As with a batch read: what was the oldest message may grow too old while it is being read; and when the first
+        # batch is read again, what was the oldest message then is not looked for.
         floating = not begin.known and self.options.starting_sequence is None
+        if floating:
+            first = min(max(first, found.first), until.next)
         return batch.parts(self.options, replace(found, start=first, end=until.next, floating=floating))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

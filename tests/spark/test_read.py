@@ -352,6 +352,10 @@ def test_what_was_read_before_it_went_is_no_loss(store: Store, way: str, monkeyp
         ({"max_bytes": 8000}, {}, True),
         ({"max_msgs": 5000}, {}, False),
         ({"max_age": 3_600_000_000_000}, {}, False),
+        ({"allow_msg_ttl": True}, {}, True),
+        ({"allow_msg_ttl": True}, {"startingSequence": 1}, False),
+        ({"retention": "workqueue"}, {}, True),
+        ({"retention": "workqueue"}, {"startingSequence": 1}, False),
         ({}, {}, False),
     ],
 )
@@ -393,6 +397,31 @@ def test_what_is_too_old_goes_first(nats_server: NatsServer) -> None:
         reading.snapshot = old.between(old.start, old.end)
         with pytest.raises(DataLossError):
             reading.sequences()
+
+
+def test_everything_is_too_old(nats_server: NatsServer) -> None:
+    """The stream is empty then, and only knows when the last message came."""
+    with Store(nats_server.url, max_age=1_000_000_000) as store:
+        store.put(range(50))
+        reading = Reading(store)
+        eventually(lambda: not store.state["messages"])
+        assert reading.sequences() == []
+        assert (reading.total("aged"), reading.total("lost")) == (50, 0)
+
+
+def test_messages_with_an_expiry_go_first(nats_server: NatsServer) -> None:
+    """As gateways store them: each with a time of its own to go; not those that the user has named."""
+    with Store(nats_server.url, allow_msg_ttl=True) as store:
+        headers = b"NATS/1.0\r\nNmqtt-Pub:1\r\nNmqtt-Expiry:1\r\nNats-TTL:1s\r\n\r\n"
+        for number in range(5):
+            store.publish(Publish(f"{store.prefix}a".encode(), headers, b"%d" % number))
+        store.put(range(10))
+        reading, named = Reading(store), Reading(store, startingSequence=1)
+        eventually(lambda: store.state["first_seq"] == 6)
+        assert reading.sequences() == list(range(6, 16))
+        assert (reading.total("aged"), reading.total("lost"), reading.total("gaps")) == (5, 0, 0)
+        with pytest.raises(DataLossError):
+            named.sequences()
 
 
 def test_a_stream_that_replaces_has_no_losses_in_front(nats_server: NatsServer) -> None:

@@ -124,6 +124,23 @@ def test_a_first_batch_that_was_planned_and_not_completed_is_the_same_after_a_re
         assert query.batch() == list(range(11, 16))
 
 
+def test_a_first_batch_begins_with_what_is_left_when_it_is_read_again(store: Store) -> None:
+    """The first batch that was planned is in the checkpoint for good, and what it began with may be too old by now."""
+    store.put(range(10))
+    early, named = Query(store, startingOffsets="earliest"), Query(store, startingSequence=1)
+    planned = early.plan(), named.plan()
+    store.purge_before(4)
+    early.start()
+    assert early.read(planned[0]) == list(range(4, 11))
+    with pytest.raises(DataLossError):
+        named.read(planned[1])
+    store.purge_before(11)
+    store.put(range(5))
+    assert early.read(planned[0]) == []
+    early.checkpoint = planned[0]
+    assert early.batch() == list(range(11, 16))
+
+
 def test_available_now_ends_at_what_was_there_when_it_began(store: Store) -> None:
     store.put(range(10))
     query = Query(store, startingOffsets="earliest", maxMessagesPerTrigger=4)

@@ -75,7 +75,7 @@ class Watch:
         missing = until - 1 - self._covered - came
         if not missing:
             return
-        if self._snapshot.floating and _by_limits(info):
+        if self._snapshot.floating and _by_itself(info):
             self.aged += missing
             return
         self.lost += missing
@@ -92,13 +92,20 @@ class Watch:
         loss(self._options, f"stream {self._snapshot.stream} ends with {last} and had {end - 1} before", missing)
 
 
-def _by_limits(info: dict[str, Any]) -> bool:
-    """Whether the stream's own limits explain that its oldest messages have gone: it is full, or as old as may be."""
+def _by_itself(info: dict[str, Any]) -> bool:
+    """Whether the stream itself explains that its oldest messages have gone.
+
+    It is full, or as old as may be. Or each message may have a time of its own to go, or goes when it is consumed:
+    nothing that is left tells which of them have.
+    """
     config, state = info["config"], info["state"]
-    if not state["messages"]:
+    if config.get("allow_msg_ttl") or config["retention"] != "limits":
+        return True
+    if not state["last_seq"]:
         return False
     age = config.get("max_age", 0)
-    if age > 0 and time_ns(state["first_ts"]) - AGE_SLACK <= time_ns(info["ts"]) - age:
+    oldest = state["first_ts" if state["messages"] else "last_ts"]
+    if age > 0 and time_ns(oldest) - AGE_SLACK <= time_ns(info["ts"]) - age:
         return True
     return any(
         0 < config.get(limit, -1) * _FULL <= state[has]
