@@ -14,6 +14,7 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
+from mqtt_streams.stored import StoredMessage
 from pyspark_mqtt_nats.hints import Projection
 from pyspark_mqtt_nats.nats.connection import Connection
 from pyspark_mqtt_nats.nats.jetstream import get_message, stream_info
@@ -69,28 +70,26 @@ class FilteringReader(Reader):
 
 
 def _rows(options: Options, snapshot: Snapshot, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-    """Batches with the column `subject`, in which no subject comes twice."""
+    """Batches with the column `subject`, in which no subject comes twice.
+
+    Nothing is kept open while rows are handed over: that may take minutes, and nats-server ends a connection that does
+    not answer it.
+    """
     met: set[str] = set()
-    with Connection(options.access) as connection:
-        start, end = snapshot.start, _end(options, connection)
-        for _ in range(ROUNDS):
-            part = replace(snapshot, start=start, end=end)
-            for batch in read_range(options, part, Range(start, end), columns):
-                yield _unmet(batch, met)
-            start, end = end, _end(options, connection)
-            if start == end:
-                return
-        shown = visible(options.subjects, options.subject_prefix)
-        left = [subject for subject in _subjects(options, connection) - met if shown is None or shown(subject)]
-        batches = Batches(columns, options.subject_prefix, retained=True)
-        for at in range(0, len(left), options.batch_size):
-            found = [
-                message
-                for subject in left[at : at + options.batch_size]
-                if (message := get_message(connection, options.stream, last_by_subj=options.subject_prefix + subject))
-            ]
-            if not found:
-                continue
+    start, end = snapshot.start, _end(options)
+    for _ in range(ROUNDS):
+        part = replace(snapshot, start=start, end=end)
+        for batch in read_range(options, part, Range(start, end), columns):
+            yield _unmet(batch, met)
+        start, end = end, _end(options)
+        if start == end:
+            return
+    shown = visible(options.subjects, options.subject_prefix)
+    left = [subject for subject in _subjects(options) - met if shown is None or shown(subject)]
+    batches = Batches(columns, options.subject_prefix, retained=True)
+    for at in range(0, len(left), options.batch_size):
+        found = _last(options, left[at : at + options.batch_size])
+        if found:
             yield batches.batch(
                 pa.array([message.seq for message in found], pa.int64()),
                 pa.array([message.time_ns for message in found], pa.int64()),
@@ -100,8 +99,19 @@ def _rows(options: Options, snapshot: Snapshot, columns: tuple[str, ...]) -> Ite
             )
 
 
-def _end(options: Options, connection: Connection) -> int:
-    return bounds(stream_info(connection, options.stream))[1] + 1
+def _end(options: Options) -> int:
+    with Connection(options.access) as connection:
+        return bounds(stream_info(connection, options.stream))[1] + 1
+
+
+def _last(options: Options, subjects: list[str]) -> list[StoredMessage]:
+    """The last message of each subject, without the prefix, that has one."""
+    with Connection(options.access) as connection:
+        found = (
+            get_message(connection, options.stream, last_by_subj=options.subject_prefix + subject)
+            for subject in subjects
+        )
+        return [message for message in found if message is not None]
 
 
 def _unmet(batch: pa.RecordBatch, met: set[str]) -> pa.RecordBatch:
@@ -112,14 +122,15 @@ def _unmet(batch: pa.RecordBatch, met: set[str]) -> pa.RecordBatch:
     return batch.filter(pa.array([not one for one in known], pa.bool_())) if any(known) else batch
 
 
-def _subjects(options: Options, connection: Connection) -> set[str]:
+def _subjects(options: Options) -> set[str]:
     """All subjects that the stream has now and the topic filters match, without the prefix."""
     found: set[str] = set()
-    for asked in options.subjects or (">",):
-        offset, total = 0, 1
-        while offset < total:
-            info = stream_info(connection, options.stream, subjects_filter=asked, offset=offset)
-            page = info["state"].get("subjects") or {}
-            found.update(subject.removeprefix(options.subject_prefix) for subject in page)
-            offset, total = offset + len(page), int(info.get("total", 0)) if page else 0
+    with Connection(options.access) as connection:
+        for asked in options.subjects or (">",):
+            offset, total = 0, 1
+            while offset < total:
+                info = stream_info(connection, options.stream, subjects_filter=asked, offset=offset)
+                page = info["state"].get("subjects") or {}
+                found.update(subject.removeprefix(options.subject_prefix) for subject in page)
+                offset, total = offset + len(page), int(info.get("total", 0)) if page else 0
     return found

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`mode` retained: the retained message of each topic as a table."""
 
+import itertools
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from mqtt_streams.retained import set_block, tombstone_block
 from pyspark_mqtt_nats import retained
 from pyspark_mqtt_nats.nats.jetstream import Publish
 from pyspark_mqtt_nats.source import MqttNatsSource
+from tests.conftest import NatsFactory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.raw import PUBACK, Raw, publish
@@ -102,6 +104,22 @@ def test_topics_that_are_retained_anew_while_they_are_read(
     assert set(found) == expected
     assert found["site/moving"] == (b"later" if rounds else b"first")
     assert set(found.values()) <= {b"first", b"later"}
+
+
+@pytest.mark.parametrize("rounds", [retained.ROUNDS, 0])
+def test_a_server_that_ends_connections_while_rows_are_handed_over(
+    nats_factory: NatsFactory, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does with those that do not answer it for minutes; no way of reading relies on one from before."""
+    monkeypatch.setattr(retained, "ROUNDS", rounds)
+    server = nats_factory()
+    with Store(server.url, max_msgs_per_subject=1) as store:
+        values = {f"site/{number}": b"%d" % number for number in range(20)}
+        retain(store, values)
+        batches = plan(store, batchSize=10)
+        first = next(batches)
+        server.restart()
+        assert table(itertools.chain([first], batches)) == values
 
 
 @pytest.mark.timeout(150)
