@@ -2,9 +2,11 @@
 """Streaming reads: micro-batches of consecutive sequences.
 
 Offsets. `next` is the sequence that comes next, `first` the one that the query began with, `created` when the stream
-was made, which tells it from a later one of the same name. They are in Spark's checkpoint, as JSON. The offset before
-the first batch says nothing: Spark asks for it twice, and once more when the query stops before the end of its first
-batch, and each time the answer would be another one. What has been found out is in the end of the first batch.
+was made, which tells it from a later one of the same name. `time` is when the message before `next` was stored: a
+stream that has gone back to an earlier state, and grown again since, has another one there, or one where there was
+none. They are in Spark's checkpoint, as JSON. The offset before the first batch says nothing: Spark asks for it twice,
+and once more when the query stops before the end of its first batch, and each time the answer would be another one.
+What has been found out is in the end of the first batch.
 
 What is complete. Spark tells with `commit` only when the next batch is planned, so never of the last one. But it asks
 for the `latestOffset` after a start only when everything before that start is complete, also after a restart: there it
@@ -31,6 +33,7 @@ from pyspark_mqtt_nats.admission import Limits, admit
 from pyspark_mqtt_nats.errors import ApiError, ConnectError, RequestTimeout, SourceError
 from pyspark_mqtt_nats.hints import Projection
 from pyspark_mqtt_nats.nats.connection import Connection
+from pyspark_mqtt_nats.nats.jetstream import get_message
 from pyspark_mqtt_nats.options import Options
 from pyspark_mqtt_nats.reading.ranges import Snapshot, log, loss, snapshot
 from pyspark_mqtt_nats.reading.read import OUTAGE, passes
@@ -38,18 +41,25 @@ from pyspark_mqtt_nats.release import Release
 
 
 class Offset(NamedTuple):
-    """A place in a stream; see above."""
+    """A place in a stream; see above. `time`: in ns since 1970, NOTHING where there was no message, 0: not known.
+
+    `turn`: how often the query has begun again, with what the stream had become.
+    """
 
     created: str
     first: int
     next: int
+    time: int = 0
+    turn: int = 0
 
     @classmethod
     def of(cls, found: dict[str, Any]) -> Self:
         """Read what a checkpoint has."""
         try:
-            return cls(str(found["created"]), int(found["first"]), int(found["next"]))
-        except (KeyError, TypeError, ValueError):
+            created, first, then = str(found["created"]), int(found["first"]), int(found["next"])
+            # Earlier versions wrote neither time nor turn.
+            return cls(created, first, then, int(found.get("time", 0)), int(found.get("turn", 0)))
+        except (AttributeError, KeyError, TypeError, ValueError):
             text = f"the checkpoint (option checkpointLocation) is not one of this source: {found!r}"[:300]
             raise SourceError(text, "checkpointLocation") from None
 
@@ -59,6 +69,7 @@ class Offset(NamedTuple):
         return bool(self.created)
 
 
+NOTHING: Final = -1
 BEGINNING: Final = Offset("", 0, 0)
 _STARTS: Final = ("starting_sequence", "starting_timestamp", "starting_offsets")
 _PAUSE: Final = 0.5  # seconds between two attempts
@@ -117,9 +128,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last = Offset(found.created, begin.first, end)
         if self._target is not None:
             end = min(end, self._target)
-        if begin.next >= end:
-            return begin
-        return begin._replace(next=admit(connection, self.options, found.between(begin.next, end), limits))
+        offer, until = begin, begin.next
+        if until < end:
+            until = admit(connection, self.options, found.between(until, end), limits)
+        if until > begin.next or begin != start:
+            offer = begin._replace(next=until, time=_time_before(connection, found, until))
+        if until == self._last.next:
+            self._last = offer
+        return offer
 
     def _begin(self, connection: Connection, start: Offset, found: Snapshot) -> Offset:
         """Where to go on: at `start`, unless that is not known yet, or not any more."""
@@ -134,10 +150,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             text = f"the checkpoint is of a stream made at {start.created}, stream {name} was made at {found.created}"
         elif start.next > found.last + 1:
             text = f"stream {name} ends with {found.last}, the checkpoint is at {start.next}: it was restored or purged"
+        elif _is_other(connection, found, start):
+            text = f"stream {name} has another message at {start.next - 1} than the checkpoint: it was restored"
         else:
             return start
         loss(self.options, f"{text}; give a new checkpointLocation, or", max(0, found.first - 1))
-        return Offset(found.created, found.first, found.first)
+        return Offset(found.created, found.first, found.first, turn=start.turn + 1)
 
     def _look(self, connection: Connection) -> Snapshot:
         """The stream as it is now; the starting options mean nothing here."""
@@ -170,15 +188,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """What the tasks of a batch read; also of one that was planned before the query was started again."""
         begin, until = Offset.of(start), Offset.of(end)
         first = begin.next
-        if begin.created != until.created or not until.first <= first <= until.next:
+        anew = begin.created != until.created or begin.turn != until.turn
+        if anew or not until.first <= first <= until.next:
             first = until.first
         if first == until.next:
             return []
         found = self._ask(self._look)
+        text = ""
         if found.created != until.created:
             text = (
                 f"the batch was planned of a stream made at {until.created}, {found.stream} was made at {found.created}"
             )
+        elif self._ask(lambda connection: _is_other(connection, found, until)):
+            text = f"stream {found.stream} has another message at {until.next - 1} than when the batch was planned"
+        if text:
             loss(self.options, text, until.next - first)
             return []
         # As with a batch read: what was the oldest message may grow too old while it is being read; and when the first
@@ -200,3 +223,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+
+def _time_before(connection: Connection, found: Snapshot, sequence: int) -> int:
+    """When the message before this sequence was stored, NOTHING where there is none, 0 when it is still to come."""
+    if sequence - 1 > found.last:
+        return 0
+    message = get_message(connection, found.stream, seq=sequence - 1) if sequence > found.first else None
+    return NOTHING if message is None else message.time_ns
+
+
+def _is_other(connection: Connection, found: Snapshot, offset: Offset) -> bool:
+    """Whether the message before the offset is not the one that was there: no sequence is ever given twice."""
+    if not offset.time:
+        return False
+    return _time_before(connection, found, offset.next) not in (offset.time, NOTHING, 0)

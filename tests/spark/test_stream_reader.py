@@ -4,8 +4,10 @@
 import json
 import logging
 import pickle
+import shutil
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from pyspark.sql.types import StructType
 from pyspark_mqtt_nats.errors import ConnectError, DataLossError, OptionError, SourceError
 from pyspark_mqtt_nats.release import CONSUMER
 from pyspark_mqtt_nats.source import MqttNatsSource
-from pyspark_mqtt_nats.streaming import StreamReader
+from pyspark_mqtt_nats.streaming import NOTHING, StreamReader
 from tests.conftest import NatsFactory
 from tests.harness.nats import NatsServer
 from tests.spark.storing import Store, sequences
@@ -254,6 +256,69 @@ def test_a_stream_that_ends_before_the_checkpoint(store: Store) -> None:
     with pytest.raises(DataLossError, match=r"ends with 10, the checkpoint is at 500.*failOnDataLoss"):
         strict.plan()
     assert lenient.batch() == list(range(1, 11))
+
+
+def test_a_stream_that_has_gone_back_and_grown_again(nats_factory: NatsFactory, tmp_path: Path) -> None:
+    """As after a snapshot of its disk was restored: the sequences of what was lost are given again."""
+    server = nats_factory()
+    kept, data = tmp_path / "kept", server.directory / "store"
+    with Store(server.url) as before:
+        before.put(range(10))
+        server.stop()
+        shutil.copytree(data, kept)
+        server.start()
+    with Store(server.url) as store:
+        store.stream, store.prefix = before.stream, before.prefix
+        store.put(range(10))
+        lenient, behind, strict, old, planned = (
+            Query(store, startingOffsets="earliest", failOnDataLoss=flag) for flag in (False, True, True, True, True)
+        )
+        assert behind.batch(ReadAllAvailable()) == list(range(1, 21))
+        assert behind.checkpoint is not None
+        for query in (lenient, strict, old, planned):
+            query.checkpoint = behind.checkpoint
+        # What the earlier versions wrote has no time, and is believed.
+        old.checkpoint = {name: value for name, value in behind.checkpoint.items() if name != "time"}
+        store.put(range(5))
+        end = planned.plan()
+        server.stop()
+        shutil.rmtree(data)
+        shutil.copytree(kept, data)
+        server.start()
+    with Store(server.url) as store:
+        store.stream, store.prefix = before.stream, before.prefix
+        store.put(range(100, 120))
+        for query in (lenient, strict, old, planned):
+            query.start()
+            store.closing.callback(query.reader.stop)
+        with pytest.raises(DataLossError, match=r"another message at 20 than the checkpoint.*failOnDataLoss"):
+            strict.plan()
+        with pytest.raises(DataLossError, match=r"another message at 25 than when the batch was planned"):
+            planned.read(end)
+        assert old.batch() == list(range(21, 31))
+        assert lenient.batch() == list(range(1, 31))
+        store.put(range(2))
+        assert lenient.batch() == [31, 32]
+
+
+def test_a_message_where_there_was_none(store: Store) -> None:
+    """A query that has stopped at a gap, and one whose last message is deleted."""
+    store.put(range(10))
+    store.delete([10])
+    query = Query(store, startingOffsets="earliest")
+    assert query.batch() == list(range(1, 10))
+    assert query.checkpoint is not None
+    assert query.checkpoint["time"] == NOTHING
+    store.put(range(2))
+    assert query.batch() == [11, 12]
+    assert query.checkpoint["time"] > 0
+    store.delete([12])
+    assert query.plan() == query.checkpoint
+    store.put(range(2))
+    assert query.batch() == [13, 14]
+    query.checkpoint = query.checkpoint | {"next": 12, "time": NOTHING}
+    with pytest.raises(DataLossError, match="another message at 11"):
+        query.plan()
 
 
 @pytest.mark.parametrize("bad", [{}, {"created": "x"}, {"created": "x", "first": None, "next": 1}, [1]])
