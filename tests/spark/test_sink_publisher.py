@@ -12,6 +12,7 @@ from pyspark_mqtt_nats.errors import ApiError, ConnectError, RequestTimeout
 from pyspark_mqtt_nats.options import Options
 from pyspark_mqtt_nats.publishing.encoding import Encoder, Identities
 from pyspark_mqtt_nats.publishing.publisher import PATIENCE, Publisher
+from tests.harness.waiting import eventually
 from tests.spark.servers import listener, says_hello
 
 
@@ -52,8 +53,17 @@ class Script:
         self.behave = behave
         self.connections: list[list[Sent]] = []
 
+    def until(self, connections: int) -> None:
+        """Wait for so many connections."""
+        eventually(lambda: len(self.connections) >= connections)
+
+    def end(self) -> None:
+        """End the latest connection, whatever came on it."""
+        self.client.shutdown(socket.SHUT_RDWR)
+
     def __call__(self, client: socket.socket) -> None:
         says_hello(client)
+        self.client = client
         self.connections.append([])
         buffer = b""
         while data := client.recv(65_536):
@@ -213,6 +223,41 @@ def test_connections_that_end_again_and_again() -> None:
                 session.finish()
     assert len(script.connections) > 2
     assert all(script.seen(number) == ["b:A", "s:A"] for number in range(len(script.connections)))
+
+
+def test_connections_that_end_while_nothing_waits() -> None:
+    """As often as they like, as long as there is another one each time."""
+    script = Script(lambda _script, sent: acked(sent) if sent.reply else b"")
+    with listener(script) as url:
+        session = Session(url, timeout=0.1)
+        with session.publisher:
+            for number in range(3):
+                if number != 1:
+                    session.publish("A")
+                    session.finish()
+                script.until(number + 1)
+                script.end()
+                session.publisher._exchange(1.0)
+                time.sleep(0.1 * PATIENCE + 0.05)
+            session.publish("B")
+            session.finish()
+    assert [script.seen(number) for number in range(4)] == [both("A"), [], both("A"), both("B")]
+
+
+def test_what_waits_is_sent_at_once_on_the_next_connection() -> None:
+    """The next message may be long in coming."""
+    script = Script(lambda script, sent: acked(sent) if sent.reply and len(script.connections) > 1 else b"")
+    with listener(script) as url:
+        session = Session(url, timeout=5)
+        with session.publisher:
+            session.publish("A")
+            script.until(1)
+            eventually(lambda: script.seen() == both("A"))
+            script.end()
+            session.publisher._exchange(1.0)
+            script.until(2)
+            eventually(lambda: script.seen() == both("A"))
+            session.finish()
 
 
 def test_patience_begins_anew_once_something_was_confirmed() -> None:

@@ -276,17 +276,26 @@ class Publisher:
 
     def _again(self, error: ConnectError) -> None:
         """The connection was lost: what is not confirmed goes out again on another one, bare copies too."""
-        if self._fails():
-            raise error
-        self._connection.close()
-        try:
-            self._connection = self._connect()
-        except ConnectError as failure:
-            raise ConnectError(f"{error}; {failure}", failure.option) from None
-        self._partial = b""
-        self._passing = ""
-        self._ping = 0
-        self._out = [part for waiting in self._waiting.values() for part in (waiting.bare, waiting.frame)]
+        while True:
+            if self._fails():
+                raise error
+            self._connection.close()
+            try:
+                self._connection = self._connect()
+            except ConnectError as failure:
+                raise ConnectError(f"{error}; {failure}", failure.option) from None
+            self._partial = b""
+            self._passing = ""
+            self._ping = 0
+            if not self._waiting:  # nothing that could be confirmed: being connected is all there is
+                self._failing = 0.0
+            self._out = [part for waiting in self._waiting.values() for part in (waiting.bare, waiting.frame)]
+            try:
+                self._write()
+            except ConnectError as failure:
+                error = failure
+            else:
+                return
 
     def _fails(self) -> bool:
         """Note that something has failed; whether it has done so for too long."""
