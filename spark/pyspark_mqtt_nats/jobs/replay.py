@@ -202,7 +202,7 @@ def publish(
                 break
             try:
                 message = encoder.message((f"{job.prefix}{row[0]}", *row[1:]))
-                identity = identities.next(message) if message.qos or message.retain else b""
+                identity = identities.of(message, sequence, stored) if message.qos or message.retain else b""
                 publisher.publish(encoder, message, identity, sequence)
             except Refused as error:
                 raise SourceError(f"sequence {sequence}: {error}", error.column) from None

@@ -237,8 +237,9 @@ class Encoder:
 class Identities:
     """Identifiers of the rows of one partition of one write: the same ones whenever the task is run.
 
-    They are made of what is in a row, and how many like it came before, not of its number: after a shuffle a task that
-    is run again may have its rows in another order. Equal rows are counted in blocks, so that memory is bounded.
+    Those of `next` are made of what is in a row, and how many like it came before, not of its number: after a shuffle
+    a task that is run again may have its rows in another order. Equal rows are counted in blocks, so that memory is
+    bounded.
     """
 
     BLOCK: Final = 131_072
@@ -257,17 +258,24 @@ class Identities:
             self._salt = blake2b(block, digest_size=16).digest()
             self._seen.clear()
         self._number += 1
-        target, payload, qos, retain, lines = message[:5]
-        content = b"%b\0%d%d%d\0%b%b" % (target.subject, qos, retain, len(lines), lines, payload)
-        digest = self._digest(content)
+        digest = self._digest(_content(message))
         before = self._seen.get(digest, 0)
         self._seen[digest] = before + 1
         if before:
             digest = self._digest(b"\0%b%d" % (digest, before))  # no subject begins with NUL
         return digest.hex().encode()
 
+    def of(self, message: Message, sequence: int, stored: int) -> bytes:
+        """The identifier of a message of an archive, by its place there: whatever is published before it."""
+        return self._digest(b"\0%d %d\0%b" % (sequence, stored, _content(message))).hex().encode()
+
     def _digest(self, data: bytes) -> bytes:
         return blake2b(data, digest_size=16, person=self._query, salt=self._salt).digest()
+
+
+def _content(message: Message) -> bytes:
+    target, payload, qos, retain, lines = message[:5]
+    return b"%b\0%d%d%d\0%b%b" % (target.subject, qos, retain, len(lines), lines, payload)
 
 
 def _short(topic: str) -> str:
