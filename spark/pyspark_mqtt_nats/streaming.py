@@ -37,6 +37,7 @@ from pyspark_mqtt_nats.nats.jetstream import get_message
 from pyspark_mqtt_nats.options import Options
 from pyspark_mqtt_nats.reading.ranges import Snapshot, log, loss, snapshot
 from pyspark_mqtt_nats.reading.read import OUTAGE, passes
+from pyspark_mqtt_nats.reading.rows import Interrupted
 from pyspark_mqtt_nats.release import Release
 
 
@@ -159,7 +160,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _look(self, connection: Connection) -> Snapshot:
         """The stream as it is now; the starting options mean nothing here."""
-        return snapshot(self._anywhere, connection)
+        found = snapshot(self._anywhere, connection)
+        self._answered = True
+        return found
 
     def _ask(self, question: Callable[[Connection], T]) -> T:
         """The answer to a question, on a connection that is kept.
@@ -171,10 +174,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             try:
                 if self._connection is None:
                     self._connection = Connection(self.options.access)
-                answer = question(self._connection)
-                self._answered = True
-                return answer
-            except (ConnectError, RequestTimeout, ApiError) as error:
+                return question(self._connection)
+            except (Interrupted, ConnectError, RequestTimeout, ApiError) as error:
                 self.stop()
                 began = began or time.monotonic()
                 if not self._answered or not passes(error) or time.monotonic() - began > OUTAGE:

@@ -14,7 +14,10 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from pyspark.sql.types import StructType
 
+from pyspark_mqtt_nats import admission
 from pyspark_mqtt_nats.errors import ConnectError, DataLossError, OptionError, SourceError
+from pyspark_mqtt_nats.reading import pull
+from pyspark_mqtt_nats.reading.rows import Bounds, Rows
 from pyspark_mqtt_nats.release import CONSUMER
 from pyspark_mqtt_nats.source import MqttNatsSource
 from pyspark_mqtt_nats.streaming import NOTHING, StreamReader
@@ -190,6 +193,29 @@ def test_bytes_of_a_batch(store: Store, mode: str) -> None:
     assert max(map(len, both.batches())) <= 15
     everything = Query(store, startingOffsets="earliest", maxBytesPerTrigger="21k", readMode=mode)
     assert len(everything.batch(ALL)) == 101
+
+
+def test_a_consumer_that_is_lost_while_sizes_are_looked_at(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the server that has it goes away: already with the first batch."""
+    lost = 0
+    whole = pull.read
+
+    def read(*given: Any) -> Iterator[Rows]:
+        nonlocal lost
+        for rows in whole(*given):
+            yield rows
+            if lost < 2:
+                lost += 1
+                for name in store.api("CONSUMER.NAMES")["consumers"]:
+                    store.api(f"CONSUMER.DELETE .{name}")
+
+    monkeypatch.setattr(pull, "read", read)
+    monkeypatch.setattr(admission, "Bounds", lambda: Bounds(100, 1 << 20))
+    store.put_payloads([("a", b"x" * 100)] * 1000)
+    disturbed, quiet = (Query(store, startingOffsets="earliest", maxBytesPerTrigger="100k") for _ in range(2))
+    assert 100 < disturbed.plan()["next"] < 1000
+    assert lost == 2
+    assert disturbed.plan() == quiet.plan()
 
 
 def test_a_start_that_is_gone_matters_only_to_a_new_query(store: Store, caplog: pytest.LogCaptureFixture) -> None:
