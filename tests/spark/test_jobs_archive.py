@@ -86,6 +86,29 @@ def test_there_and_back_again(spark: "SparkSession", nats_server: NatsServer, ga
     replays(spark, gateway, job, sent)
 
 
+def test_a_replay_holds_little_of_large_messages(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver's JVM has a gigabyte, and messages may have a megabyte each."""
+    large = spark.range(300).selectExpr(
+        "300 - id AS sequence",
+        "timestamp_seconds(id) AS timestamp",
+        "'a' AS topic",
+        "CAST(repeat('x', 10000) AS BINARY) AS payload",
+    )
+    large.write.parquet(str(tmp_path / "large"))
+    messages = replay.selected(spark.read.parquet(str(tmp_path / "large")), Replay("", {}))
+    assert replay.measured(messages) == (300, 3_000_000)
+    assert replay.measured(messages.limit(0)) == (0, 0)
+    monkeypatch.setattr(replay, "_PART_BYTES", 250_000)
+    batches = list(replay.in_order(messages, 300, 3_000_000))
+    assert [number for batch in batches for number in batch.column("sequence").to_pylist()] == list(range(1, 301))
+    assert max(batch.num_rows for batch in batches) <= 60
+    monkeypatch.setattr(replay, "_PART", 30)
+    assert len(list(replay.in_order(messages, 300, 0))) == 10
+    assert not list(replay.in_order(messages.limit(0), 0, 0))
+
+
 def belongs(spark: "SparkSession", job: Archive, tmp_path: Path) -> None:
     """Messages would be lost silently where output and checkpoint are not those of one archive."""
     output = Path(job.output)

@@ -27,7 +27,10 @@ from pyspark_mqtt_nats.publishing.encoding import Encoder, Identities, Refused
 from pyspark_mqtt_nats.publishing.publisher import Publisher
 from pyspark_mqtt_nats.topics import pattern
 
-_PART: Final = 50_000  # messages that the driver holds at a time, about
+# What the driver holds of the archive at a time, about: messages, and bytes of payloads. The next part is on its way
+# meanwhile, and the JVM has several copies of each.
+_PART: Final = 50_000
+_PART_BYTES: Final = 16 << 20
 _LOOK: Final = 0.2  # seconds between two looks at the connection and the wish to stop
 _TICK: Final = 0.002  # seconds by which a message may be early
 _SHOWN: Final = 100  # messages between two updates of the progress line
@@ -91,8 +94,14 @@ def run(spark: SparkSession, job: Replay, progress: Progress) -> Replayed:
     """Publish everything, or until the user stops it; raises JobError, OptionError, SourceError."""
     options = Options.parse(job.sink)
     messages = selected(spark.read.format(job.format).load(job.input), job)
-    total = watch(spark, progress, "counting", messages.count)
-    return publish(job, options, in_order(messages, total), total, progress)
+    total, size = watch(spark, progress, "counting", lambda: measured(messages))
+    return publish(job, options, in_order(messages, total, size), total, progress)
+
+
+def measured(messages: DataFrame) -> tuple[int, int]:
+    """How many messages there are, and how many bytes of payloads."""
+    row = messages.agg(F.count(F.lit(1)), F.sum(F.length("payload"))).collect()[0]
+    return row[0], row[1] or 0
 
 
 def selected(archive: DataFrame, job: Replay) -> DataFrame:
@@ -132,9 +141,10 @@ def _moment(nanoseconds: int) -> datetime:
     return _EPOCH + timedelta(microseconds=-(-nanoseconds // 1000))
 
 
-def in_order(messages: DataFrame, total: int) -> Iterator[pa.RecordBatch]:
-    """The messages by sequence, as record batches, of which the driver holds a few at a time."""
-    parts = messages.repartitionByRange(-(-total // _PART) or 1, "sequence").sortWithinPartitions("sequence")
+def in_order(messages: DataFrame, total: int, size: int) -> Iterator[pa.RecordBatch]:
+    """The messages by sequence, as record batches, of which the driver holds a few at a time; `size`: of payloads."""
+    number = max(1, -(-total // _PART), -(-size // _PART_BYTES))
+    parts = messages.repartitionByRange(number, "sequence").sortWithinPartitions("sequence")
     for row in parts.mapInArrow(_packed, "batch BINARY").toLocalIterator(prefetchPartitions=True):
         with pa.ipc.open_stream(row[0]) as reader:
             yield from reader
