@@ -23,7 +23,7 @@ from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.config import Settings, cannot_listen
 from mqtt_nats.connection.connection import Connection, Handler
 from mqtt_nats.connection.pacing import PacedConnection, paced
-from mqtt_nats.errors import StartupError
+from mqtt_nats.errors import StartupError, describe
 from mqtt_nats.hangup import Hangup
 from mqtt_nats.limits.admission import House
 from mqtt_nats.listeners.listener import Listener
@@ -101,6 +101,9 @@ class Gateway:
             except StartupError as error:
                 problems.append(str(error))
                 log.error("not changed: %s", error)
+            except Exception as error:  # what is in force goes on
+                problems.append(describe(error))
+                log.exception("not changed")
         log.info("what other files say now is in force" if problems else "files are read again")
         return problems
 

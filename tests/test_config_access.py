@@ -111,6 +111,10 @@ def test_what_is_not_open_by_itself(values: dict[str, Any]) -> None:
             {"authenticators": [{"type": "nats", "servers": ["nats://me:secret@h"]}]},
             "authenticators[1].servers: expected URLs",
         ),
+        (
+            {"authenticators": [{"type": "nats", "servers": ["nats://h"]}]},
+            "servers need an account, whose users come in",
+        ),
         ({"authenticators": "password"}, "authenticators: input should be a valid tuple"),
     ],
 )

@@ -18,6 +18,9 @@ Algorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "HS256", "HS384", "HS512"
 ]
 
+ANY: Final = "*"
+"""As account of :class:`NatsSettings`: users of every account."""
+
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches an address by that name."""
@@ -184,15 +187,23 @@ class NatsSettings(_Settings):
     account: str | None = Field(
         default=None,
         min_length=1,
-        description="Account that users have to be of; unset: that of the gateway, or of `tenant`.",
+        description="Account that users have to be of, `*` for any; unset: that of the gateway, or of `tenant`. "
+        "`servers` need it.",
     )
     permissions: Literal["needed", "wanted"] = Field(
         default="needed",
         description="What becomes of users who may not ask nats-server for their permissions: with `needed` they are "
-        "denied; with `wanted`, and `servers`, the ACL file alone says what they may do.",
+        "denied; with `wanted`, and an `account` of `*`, the ACL file alone says what they may do. Who comes with a "
+        "JWT is denied in either case.",
     )
     timeout: float = Field(default=5, gt=0, le=9, description="Seconds in which nats-server must have answered.")
     concurrency: int = Field(default=10, ge=1, le=1000, description="Connections at the same time.")
+
+    @model_validator(mode="after")
+    def _whose_users(self) -> Self:
+        if self.servers is not None and self.account is None:
+            raise ValueError(f"servers need an account, whose users come in; {ANY!r} = those of any")
+        return self
 
 
 AnySettings = PasswordSettings | TokenSettings | HttpSettings | NatsSettings

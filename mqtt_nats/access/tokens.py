@@ -101,7 +101,10 @@ def parse_keys(data: bytes, algorithms: Sequence[str]) -> Keys:
         raise ValueError(f"it has more than {KEYS_MOST} keys")
     keys: list[Key] = []
     for number, values in enumerate(found, 1):
-        if values.get("use", "sig") != "sig" or "verify" not in values.get("key_ops", ["verify"]):
+        operations = values.get("key_ops", ["verify"])
+        if not isinstance(operations, list):
+            raise ValueError(f"key {number} cannot be read")
+        if values.get("use", "sig") != "sig" or "verify" not in operations:
             continue
         key = Key(values, hashlib.sha256(orjson.dumps(values, option=orjson.OPT_SORT_KEYS)).digest())
         served = [one for one in algorithms if key.serves(one)]

@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 import orjson
 
 from mqtt_nats.access.authenticator import IGNORE, Allow, Credentials, Denied, Ignore
-from mqtt_nats.access.settings import NatsSettings
+from mqtt_nats.access.settings import ANY, NatsSettings
 from mqtt_nats.authenticators.crowd import Crowd
 from mqtt_nats.authenticators.subjectrules import SubjectRules, Subjects
 from mqtt_nats.codec import MqttError, ReasonCode
@@ -106,6 +106,8 @@ class NatsUsers:
             return Denied(why, ReasonCode.SERVER_UNAVAILABLE)
         if info is None:
             if wanted and account is None:
+                if "jwt" in login:  # nobody has compared it with the user name of CONNECT
+                    return Denied("nats-server does not say whose JWT it is: it may not ask on $SYS.REQ.USER.INFO")
                 return Allow(user or None)
             return Denied("nats-server does not say what the user may do: it may not ask on $SYS.REQ.USER.INFO")
         if account is not None and info.account != account:
@@ -114,7 +116,9 @@ class NatsUsers:
 
     async def _own_account(self) -> str | None:
         """The account that users have to be of; None: any."""
-        if self._account is None and self._settings.servers is None:
+        if self._account == ANY:
+            return None
+        if self._account is None:
             login = self._access.login
             info = None if login is None else await self._ask(login)
             if info is None:

@@ -77,6 +77,8 @@ def admit(client: Client, granted: Allow) -> None:
     """
     if not client.alive:
         raise NotAuthorized("the client has gone")
+    if not granted.valid():  # files were read again while it proved who it is
+        raise NotAuthorized("the credentials are not good any more")
     client.granted, client.user = granted, granted.user
     if granted.expires is not None:
         left = granted.expires - time()

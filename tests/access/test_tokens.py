@@ -259,6 +259,11 @@ def small(signer: Signer) -> dict[str, Any]:
             "no key in it",
         ),
         (
+            lambda signer: json.dumps({"keys": [{**signer.jwks[1], "key_ops": None}]}).encode(),
+            ["RS256"],
+            "key 1 cannot be read",
+        ),
+        (
             lambda signer: json.dumps({"keys": [{**signer.jwks[1], "alg": "RS512"}]}).encode(),
             ["RS256"],
             "no key in it",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from scramp import ScramClient
 
-from mqtt_nats.access.verifiers import set_password
+from mqtt_nats.access.verifiers import delete_user, set_password
 from tests.conftest import GatewayFactory
 from tests.harness import raw, raw5
 from tests.harness.gateway import Gateway
@@ -26,6 +26,7 @@ from tests.harness.raw5 import (
     auth,
     prop,
 )
+from tests.integration.inprocess import running
 
 SCRAM = "SCRAM-SHA-256"
 CONTINUE, AGAIN = 0x18, 0x19
@@ -454,3 +455,22 @@ def test_startup_errors(nats_server: NatsServer, gateway_factory: GatewayFactory
         assert line.startswith("mqtt-nats: ")
         assert named in line
         assert "nna" not in line
+
+
+def test_a_user_that_is_removed_before_it_has_proven_anything(nats_server: NatsServer, tmp_path: Path) -> None:
+    """What the file says when the proof comes decides, not what it said when the challenge was sent."""
+    file = tmp_path / "users"
+    set_password(file, "ann", "nna")
+    set_password(file, "bob", "bob")
+    ann, bob = credentials("ann"), credentials("bob")
+    with (
+        running(nats=(nats_server.url,), scram_file=file) as gateway,
+        begin(gateway.port, ann) as late,
+        begin(gateway.port, bob) as good,
+    ):
+        delete_user(file, "ann")
+        gateway.reload()
+        late.send(final(ann))
+        assert raw5.answer(late.expect_closed()[0]).reason == 0x87
+        good.send(final(bob))
+        good.answer(CONNACK, 0, 0)

@@ -106,7 +106,7 @@ def test_what_a_user_may_do_is_not_known(accounts: NatsServer, tmp_path: Path) -
     with running(**settings(accounts, permissions="wanted"), acl_file=acl) as gateway:
         refused(gateway.port, "stranger", "pw", NOT)
         refused(gateway.port, "silent", "pw", NOT)  # its account is not known either
-    every = settings(accounts, permissions="wanted", servers=[accounts.url])
+    every = settings(accounts, permissions="wanted", servers=[accounts.url], account="*")
     with running(**every, acl_file=acl) as gateway:
         with entered(gateway.port, "silent", "pw") as client:
             assert may_publish(client, "a")
@@ -114,6 +114,9 @@ def test_what_a_user_may_do_is_not_known(accounts: NatsServer, tmp_path: Path) -
         with entered(gateway.port, "stranger", "pw") as client:
             assert not may_publish(client, "a")
         refused(gateway.port, "silent", "wrong", BAD)
+    of_one = settings(accounts, permissions="wanted", servers=[accounts.url], account="A")
+    with running(**of_one, acl_file=acl) as gateway:
+        refused(gateway.port, "stranger", "pw", NOT)
 
 
 def test_a_server_that_lets_everybody_in_proves_nothing(
@@ -197,7 +200,7 @@ def test_jwts(nats_server: NatsServer, nats_factory: NatsFactory) -> None:
     permissions = {"pub": {"allow": ["out.>", "$SYS.REQ.USER.INFO"]}, "sub": {"allow": ["in.>", "_INBOX.>"]}}
 
     def bearer(issuer: Any, **more: Any) -> str:
-        return token(issuer, user, "user", "lamp", bearer_token=True, **permissions, **more)
+        return token(issuer, user, "user", "lamp", bearer_token=True, **(permissions | more))
 
     values = settings(nats_server, user=None, servers=[server.url], account=account.public)
     with running(**values) as gateway:
@@ -210,3 +213,9 @@ def test_jwts(nats_server: NatsServer, nats_factory: NatsFactory) -> None:
         good = bearer(account)
         refused(gateway.port, "x", good[:-4] + "AAAA", BAD)
         refused(gateway.port, "x", "password", BAD)
+    values = settings(nats_server, user=None, servers=[server.url], account="*", permissions="wanted")
+    with running(**values) as gateway:
+        entered(gateway.port, "admin", bearer(account)).close()
+        silent = bearer(account, pub={"allow": ["out.>"]})  # nothing but itself says that it is the lamp's
+        refused(gateway.port, "admin", silent, NOT)
+        refused(gateway.port, "lamp", silent, NOT)
