@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Final, NamedTuple
+from urllib.parse import quote
 
 from mqtt_nats.limits.networks import Networks, household, parse_network
-from mqtt_streams.headers import percent_encode
 
 KINDS: Final = ("client", "user", "address", "user-client", "address-client")
 
@@ -41,7 +41,7 @@ def pair(client: str, user: str | None, host: str) -> tuple[str, str]:
     Anybody who is let in may choose a client id, so by itself it says nothing about whose client it is.
     """
     if user:
-        return "user-client", f"{percent_encode(user)}/{client}"
+        return "user-client", f"{quote(user, safe='')}/{client}"
     return "address-client", f"{household(host)}/{client}"
 
 
