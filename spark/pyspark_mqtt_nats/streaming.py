@@ -123,6 +123,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _offer(self, connection: Connection, start: Offset, limits: Limits) -> Offset:
         found = self._look(connection)
         begin = self._begin(connection, start, found)
+        if not begin.known:
+            return begin
         if begin == start:
             self._release.until(connection, found, begin.next)
         end = found.last + 1
@@ -144,8 +146,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             options = self.options
             if not any(name in options.given for name in _STARTS):
                 options = replace(options, starting_offsets="latest")
-            begin = snapshot(options, connection).start
-            return Offset(found.created, begin, begin)
+            wanted = options.starting_timestamp
+            if wanted is not None and 0 < _time_before(connection, found, found.last + 1) < wanted:
+                return start  # the first message that is wanted is still to come
+            begin = snapshot(options, connection)
+            if wanted is not None and begin.start > begin.last:
+                return start
+            return Offset(found.created, begin.start, begin.start)
         name = found.stream
         if start.created != found.created:
             text = f"the checkpoint is of a stream made at {start.created}, stream {name} was made at {found.created}"

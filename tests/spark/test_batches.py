@@ -36,8 +36,10 @@ def block(*lines: bytes) -> bytes:
     return b"".join((b"NATS/1.0\r\n", *(line + b"\r\n" for line in lines), b"\r\n"))
 
 
-def gateway_block(qos: int, message_id: bytes, client: str, properties: Properties, retain: bool = False) -> bytes:
-    """What a gateway stores."""
+def gateway_block(
+    qos: int, message_id: bytes, client: str, properties: Properties, retain: bool = False, *after: bytes
+) -> bytes:
+    """What a gateway stores; in a cluster the identifier once more, and what says how long it stays, come `after`."""
     lines = [b"Nmqtt-Pub:%d" % qos]
     if qos == 2:
         lines.append(b"Nats-Msg-Id:q2-17")
@@ -47,7 +49,7 @@ def gateway_block(qos: int, message_id: bytes, client: str, properties: Properti
     lines += header_lines(properties).split(b"\r\n")[:-1]
     if retain:
         lines.append(b"Nmqtt-Retain:1")
-    return block(*lines)
+    return block(*lines, *after)
 
 
 def batch(
@@ -182,6 +184,8 @@ def test_no_block_fails_a_batch_and_each_is_read_by_itself(blocks: list[bytes]) 
 @given(ANY_BLOCK)
 @example(block(b"Nmqtt-Pub:1", b"Nmqtt-Id:" + ID[1:], b"X:1"))
 @example(block(b"Nmqtt-Pub:1", b"Nmqtt-Id:" + ID + b"0", b"X:1"))
+@example(block(b"Nmqtt-Pub:1", b"Nmqtt-Id:" + ID, b"X:1", b"Nats-Msg-Id:" + ID))
+@example(block(b"Nmqtt-Pub:1", b"Nmqtt-Id:" + ID, b"Nats-Msg-Id:" + ID[1:], b"X:1"))
 def test_lines_that_vary_change_no_column(raw: bytes) -> None:
     assert decode_headers(without_varying(raw)) == decode_headers(raw)
     (key,) = header_keys([raw]).to_pylist()
@@ -193,6 +197,26 @@ def test_messages_of_one_publisher_have_one_key(qos: int) -> None:
     """So they are decoded once, although each has an id of its own."""
     keys = header_keys([gateway_block(qos, b"%032x" % number, "me", {"content_type": "a"}) for number in range(9)])
     assert len(set(keys.to_pylist())) == 1
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [],
+        [gateway_block(1, b"f" * 32, "me", {})],  # of a server alone
+        [gateway_block(1, b"f" * 32, "me", {}, False, b"Nats-Msg-Id:" + b"f" * 32, b"Nats-TTL:9s")],
+        [gateway_block(2, b"f" * 32, "me", {})],
+        [b"", b"junk"],
+    ],
+)
+def test_messages_of_one_publisher_in_a_cluster_have_one_key(others: list[bytes]) -> None:
+    """There each has its identifier twice; whatever else is in the batch."""
+    ids = [b"%032x" % number for number in range(9)]
+    blocks = [gateway_block(1, one, "me", {"content_type": "a"}, False, b"Nats-Msg-Id:" + one) for one in ids]
+    keys = header_keys([*blocks, *others]).to_pylist()
+    assert len(set(keys[:9])) == 1
+    assert len(set(keys)) == 1 + len(others)
+    assert [decode_headers(one) for one in keys] == [decode_headers(one) for one in (*blocks, *others)]
 
 
 @settings(deadline=None)

@@ -145,6 +145,14 @@ def test_what_cannot_be_published_is_named_by_its_sequence(nats_server: NatsServ
     assert run(nats_server, [bad], speed=0, prefix="old/").messages == 3
 
 
+def test_text_of_an_archive_that_is_not_utf8_is_named_by_its_sequence(nats_server: NatsServer) -> None:
+    good = archive("ok", [0.0] * 3)
+    kinds = pa.array([b"a", b"a", b"\xff"], pa.binary()).view(pa.string())
+    bad = good.set_column(COLUMNS.index("content_type"), "content_type", kinds)
+    with pytest.raises(SourceError, match=re.escape("sequence 12: column content_type: it is not UTF-8")):
+        run(nats_server, [good, bad], speed=0)
+
+
 def test_nothing_to_publish(nats_server: NatsServer) -> None:
     found = run(nats_server, [])
     assert (found.messages, found.last, found.seconds) == (0, 0, 0.0)

@@ -2,8 +2,10 @@
 """Rows as frames: what is refused, what headers say, and what tells one message from another. No server is needed."""
 
 import re
+from itertools import islice
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -192,6 +194,37 @@ def test_refused(row: Row, text: str) -> None:
         frames({"topic": "a/b", "payload": b""} | dict(row), max_payload=most)
     assert str(caught.value) == text
     assert caught.value.column == text.split()[1].rstrip(":")
+
+
+def test_text_need_not_be_utf8_where_bytes_are_allowed() -> None:
+    batch = odd(payload=[b"\xff"], correlation_data=[b"\xfe"], topic=[b"a"])
+    ((topic, payload, *_, correlation, _, _),) = columns.rows(batch, batch.schema.names)
+    assert (topic, payload, correlation) == ("a", b"\xff", b"\xfe")
+
+
+def test_text_that_is_not_utf8_is_refused_in_its_place() -> None:
+    """What comes before it is given; of two columns the one that is wrong first."""
+    topics, kinds = [b"a", b"b", b"\xff", b"d"], [b"1", b"2", b"3", b"\xff"]
+    for columns_ in ({"topic": topics, "content_type": kinds}, {"content_type": kinds, "topic": topics}):
+        batch = odd(payload=[b"x"] * 4, **columns_)
+        found = columns.rows(batch, batch.schema.names)
+        assert [row[0] for row in islice(found, 2)] == ["a", "b"]
+        with pytest.raises(Refused, match=r"^column topic: it is not UTF-8$"):
+            next(found)
+    pairs = pa.array([[{"key": "k", "value": "v"}], [{"key": "k", "value": None}]])
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))
+    bad = pa.array([[{"key": b"k", "value": b"v"}], [{"key": b"\xff", "value": b"v"}]]).view(kind)
+    for array, good in ((pairs, 2), (bad, 1)):
+        batch = pa.record_batch({"user_properties": array})
+        found = columns.rows(batch, ["user_properties"])
+        assert len(list(islice(found, good))) == good
+    with pytest.raises(Refused, match="user_properties"):
+        next(found)
+
+
+def odd(**texts: list[bytes]) -> pa.RecordBatch:
+    """Columns of text with whatever bytes."""
+    return pa.record_batch({name: pa.array(found, pa.binary()).view(pa.string()) for name, found in texts.items()})
 
 
 def test_as_large_as_the_server_takes() -> None:

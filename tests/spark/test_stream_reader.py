@@ -6,7 +6,9 @@ import logging
 import pickle
 import shutil
 import threading
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_mqtt_nats import admission
 from pyspark_mqtt_nats.errors import ConnectError, DataLossError, OptionError, SourceError
+from pyspark_mqtt_nats.nats.jetstream import get_message
 from pyspark_mqtt_nats.reading import pull
 from pyspark_mqtt_nats.reading.rows import Bounds, Rows
 from pyspark_mqtt_nats.release import CONSUMER
@@ -115,6 +118,29 @@ def test_a_query_begins_where_it_was_told_and_goes_on_from_its_checkpoint(store:
         assert query.batch() == list(range(11, 16))
         assert query.plan() == query.checkpoint
         assert query.reader.reportLatestOffset() == query.checkpoint
+
+
+def test_a_query_that_begins_at_a_time_to_come_waits_for_it(store: Store) -> None:
+    """What is stored before is not read; nor is anything lost when the query is stopped meanwhile."""
+    store.put(range(3))
+    begin = time.time_ns() + 1_000_000_000
+    query = Query(store, startingTimestamp=datetime.fromtimestamp(begin / 1e9, UTC).isoformat(timespec="microseconds"))
+    begin -= begin % 1000
+    assert query.batch() == []
+    store.put(range(3))
+    assert query.batch() == []
+    known: dict[int, int] = {}
+    while not known or max(known.values()) < begin + 100_000_000:
+        (sequence,) = store.put([1])
+        message = get_message(store.connection, store.stream, seq=sequence)
+        assert message is not None
+        known[sequence] = message.time_ns
+        query.start()
+        assert query.reader.latestOffset(query.begin, ALL) != query.begin or message.time_ns < begin
+    assert sorted(query.batch()) == [one for one, stored in known.items() if stored >= begin]
+    assert len(known) > len([one for one, stored in known.items() if stored >= begin])
+    (last,) = store.put([2])
+    assert query.batch() == [last]
 
 
 def test_a_first_batch_that_was_planned_and_not_completed_is_the_same_after_a_restart(store: Store) -> None:

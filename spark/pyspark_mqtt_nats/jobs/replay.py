@@ -232,4 +232,10 @@ def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, int, tuple[o
         names = [name for name in batch.schema.names if name in columns.COLUMNS]
         sequences = batch.column("sequence").to_pylist()
         times = batch.column("timestamp").cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_pylist()
-        yield from zip(sequences, times, columns.rows(batch.select(names), names), strict=True)
+        done = 0
+        try:
+            for found in zip(sequences, times, columns.rows(batch.select(names), names), strict=True):
+                yield found
+                done += 1
+        except Refused as error:
+            raise SourceError(f"sequence {sequences[done]}: {error}", error.column) from None

@@ -3,7 +3,9 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
-from typing import Any, Final, NamedTuple
+from functools import partial
+from itertools import chain
+from typing import Any, Final, NamedTuple, NoReturn
 
 import pyarrow as pa
 from pyspark.sql.types import (
@@ -19,6 +21,7 @@ from pyspark.sql.types import (
 )
 
 from pyspark_mqtt_nats.errors import OptionError
+from pyspark_mqtt_nats.publishing.encoding import Refused
 
 
 class Column(NamedTuple):
@@ -102,7 +105,37 @@ def check(schema: StructType, has_topic: bool) -> tuple[str, ...]:
 
 
 def rows(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """The rows of a batch whose columns are called `names`, as values in the order of COLUMNS; None for no value."""
-    found = {name: batch.column(index).to_pylist() for index, name in enumerate(names)}
-    missing = [None] * batch.num_rows
-    return zip(*(found.get(name, missing) for name in COLUMNS), strict=True)
+    """The rows of a batch whose columns are called `names`, as values in the order of COLUMNS; None for no value.
+
+    Raises Refused in the place of the first row with text that is not UTF-8, as Spark's STRING need not be. Where bytes
+    are allowed it is bytes.
+    """
+    found: dict[str, list[Any]] = {}
+    count, bad = batch.num_rows, ""
+    for index, name in enumerate(names):
+        array = batch.column(index).slice(0, count)
+        if COLUMNS[name].fits(BinaryType()):
+            array = array.cast(pa.binary())
+        try:
+            found[name] = array.to_pylist()
+        except UnicodeDecodeError:
+            found[name] = _readable(array)
+            count, bad = len(found[name]), name
+    missing = [None] * count
+    values = zip(*(found.get(name, missing) for name in COLUMNS), strict=not bad)
+    return chain(values, iter(partial(_refuse, bad), None)) if bad else values
+
+
+def _readable(array: pa.Array) -> list[Any]:
+    """The values before the first that is not UTF-8."""
+    values = []
+    for value in array:
+        try:
+            values.append(value.as_py())
+        except UnicodeDecodeError:
+            break
+    return values
+
+
+def _refuse(column: str) -> NoReturn:
+    raise Refused(column, "it is not UTF-8")

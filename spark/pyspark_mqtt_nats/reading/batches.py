@@ -24,7 +24,11 @@ from pyspark_mqtt_nats.schema import COLUMNS, HEADERS, MESSAGE_ID, arrow_schema
 _COMMON: Final = b"NATS/1.0\r\nNmqtt-Pub:1\r\nNmqtt-Id:"
 """How the block of a QoS 1 message of a gateway begins; 32 digits and a line end follow."""
 
+_TWICE: Final = b"\r\nNats-Msg-Id:"
+"""Where ids are replicated the same 32 digits follow once more, most often at the end of the block."""
+
 _ID_END: Final = len(_COMMON) + 32
+_TWICE_START: Final = -len(_TWICE) - 32 - 4
 _PUB_END: Final = _COMMON.index(b"\r\nNmqtt-Id")
 _VISIBLE: Final = "visible"
 
@@ -124,16 +128,26 @@ def header_keys(blocks: list[bytes]) -> pa.Array:
     common = pc.and_(pc.starts_with(array, _COMMON), pc.equal(pc.binary_slice(array, _ID_END, _ID_END + 2), b"\r\n"))
     found = pc.sum(common).as_py() or 0
     if found == len(blocks):
-        return pc.binary_replace_slice(array, _PUB_END, _ID_END, b"")
+        keys = pc.binary_replace_slice(array, _PUB_END, _ID_END, b"")
+        if not any(_TWICE in block for block in (*blocks[:1], *blocks[-1:])):
+            return keys
+        if pc.all(_ending_with_id(array)).as_py():
+            return pc.binary_replace_slice(keys, _TWICE_START, -4, b"")
     if not found:
         return pa.array(list(map(without_varying, blocks)), pa.binary())
     return pa.array(
         [
-            block[:_PUB_END] + block[_ID_END:] if short else without_varying(block)
+            block[:_PUB_END] + block[_ID_END:] if short and _TWICE not in block else without_varying(block)
             for block, short in zip(blocks, common.to_pylist(), strict=True)
         ],
         pa.binary(),
     )
+
+
+def _ending_with_id(array: pa.Array) -> pa.Array:
+    """Which of the blocks of the usual form have nothing but their own id, once more, in the last line."""
+    line = pc.binary_join_element_wise(_TWICE, pc.binary_slice(array, len(_COMMON), _ID_END), b"\r\n\r\n", b"")
+    return pc.equal(pc.binary_slice(array, _TWICE_START), line)
 
 
 def ids_column(blocks: list[bytes]) -> pa.Array:
