@@ -6,7 +6,8 @@ was made, which tells it from a later one of the same name. `time` is when the m
 stream that has gone back to an earlier state, and grown again since, has another one there, or one where there was
 none. They are in Spark's checkpoint, as JSON. The offset before the first batch says nothing: Spark asks for it twice,
 and once more when the query stops before the end of its first batch, and each time the answer would be another one.
-What has been found out is in the end of the first batch.
+What has been found out is in the end of the first batch. That is no place yet while the time to begin with, `since`, is
+still to come: what the stream has by then is not known.
 
 What is complete. Spark tells with `commit` only when the next batch is planned, so never of the last one. But it asks
 for the `latestOffset` after a start only when everything before that start is complete, also after a restart: there it
@@ -35,7 +36,7 @@ from pyspark_mqtt_nats.hints import Projection
 from pyspark_mqtt_nats.nats.connection import Connection
 from pyspark_mqtt_nats.nats.jetstream import get_message
 from pyspark_mqtt_nats.options import Options
-from pyspark_mqtt_nats.reading.ranges import Snapshot, log, loss, snapshot
+from pyspark_mqtt_nats.reading.ranges import Snapshot, log, loss, sequence_at, snapshot
 from pyspark_mqtt_nats.reading.read import OUTAGE, passes
 from pyspark_mqtt_nats.reading.rows import Interrupted
 from pyspark_mqtt_nats.release import Release
@@ -44,7 +45,7 @@ from pyspark_mqtt_nats.release import Release
 class Offset(NamedTuple):
     """A place in a stream; see above. `time`: in ns since 1970, NOTHING where there was no message, 0: not known.
 
-    `turn`: how often the query has begun again, with what the stream had become.
+    `turn`: how often the query has begun again, with what the stream had become. `since`: a time that is waited for.
     """
 
     created: str
@@ -52,14 +53,15 @@ class Offset(NamedTuple):
     next: int
     time: int = 0
     turn: int = 0
+    since: int = 0
 
     @classmethod
     def of(cls, found: dict[str, Any]) -> Self:
         """Read what a checkpoint has."""
         try:
             created, first, then = str(found["created"]), int(found["first"]), int(found["next"])
-            # Earlier versions wrote neither time nor turn.
-            return cls(created, first, then, int(found.get("time", 0)), int(found.get("turn", 0)))
+            # Earlier versions wrote none of these.
+            return cls(created, first, then, *(int(found.get(name, 0)) for name in ("time", "turn", "since")))
         except (AttributeError, KeyError, TypeError, ValueError):
             text = f"the checkpoint (option checkpointLocation) is not one of this source: {found!r}"[:300]
             raise SourceError(text, "checkpointLocation") from None
@@ -143,16 +145,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _begin(self, connection: Connection, start: Offset, found: Snapshot) -> Offset:
         """Where to go on: at `start`, unless that is not known yet, or not any more."""
         if not start.known:
-            options = self.options
-            if not any(name in options.given for name in _STARTS):
-                options = replace(options, starting_offsets="latest")
-            wanted = options.starting_timestamp
-            if wanted is not None and 0 < _time_before(connection, found, found.last + 1) < wanted:
-                return start  # the first message that is wanted is still to come
-            begin = snapshot(options, connection)
-            if wanted is not None and begin.start > begin.last:
-                return start
-            return Offset(found.created, begin.start, begin.start)
+            return self._first(connection, start, found)
         name = found.stream
         if start.created != found.created:
             text = f"the checkpoint is of a stream made at {start.created}, stream {name} was made at {found.created}"
@@ -164,6 +157,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         loss(self.options, f"{text}; give a new checkpointLocation, or", max(0, found.first - 1))
         return Offset(found.created, found.first, found.first, turn=start.turn + 1)
+
+    def _first(self, connection: Connection, start: Offset, found: Snapshot) -> Offset:
+        """Where to begin; what the checkpoint waits for counts, not what the options say now."""
+        since = start.since or self.options.starting_timestamp
+        if since is not None:
+            if since > found.now:
+                return BEGINNING._replace(since=since)
+            begin = sequence_at(connection, found, since)
+        else:
+            options = self.options
+            if not any(name in options.given for name in _STARTS):
+                options = replace(options, starting_offsets="latest")
+            begin = snapshot(options, connection).start
+        return Offset(found.created, begin, begin)
 
     def _look(self, connection: Connection) -> Snapshot:
         """The stream as it is now; the starting options mean nothing here."""
@@ -214,7 +221,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         # As with a batch read: what was the oldest message may grow too old while it is being read; and when the first
         # batch is read again, what was the oldest message then is not looked for.
-        floating = not begin.known and self.options.starting_sequence is None
+        floating = not begin.known and (begin.since > 0 or self.options.starting_sequence is None)
         if floating:
             first = min(max(first, found.first), until.next)
         return batch.parts(self.options, replace(found, start=first, end=until.next, floating=floating))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 
 from pyspark_mqtt_nats.nats.connection import Connection
-from pyspark_mqtt_nats.nats.jetstream import PubAck, Publish, api, publish_all, stream_info
+from pyspark_mqtt_nats.nats.jetstream import PubAck, Publish, api, get_message, publish_all, stream_info
 from pyspark_mqtt_nats.options import Options
 
 if TYPE_CHECKING:
@@ -89,6 +89,12 @@ class Store:
         """The state of the stream."""
         found: dict[str, Any] = stream_info(self.connection, self.stream)["state"]
         return found
+
+    def time_of(self, sequence: int) -> int:
+        """When a message was stored, in nanoseconds since 1970."""
+        message = get_message(self.connection, self.stream, seq=sequence)
+        assert message is not None
+        return message.time_ns
 
     def given(self, **options: Any) -> dict[str, str]:
         """Options as Spark gives them to a source."""

@@ -6,9 +6,7 @@ import logging
 import pickle
 import shutil
 import threading
-import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +14,9 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from pyspark.sql.types import StructType
 
+from mqtt_streams.stored import rfc3339
 from pyspark_mqtt_nats import admission
 from pyspark_mqtt_nats.errors import ConnectError, DataLossError, OptionError, SourceError
-from pyspark_mqtt_nats.nats.jetstream import get_message
 from pyspark_mqtt_nats.reading import pull
 from pyspark_mqtt_nats.reading.rows import Bounds, Rows
 from pyspark_mqtt_nats.release import CONSUMER
@@ -26,6 +24,7 @@ from pyspark_mqtt_nats.source import MqttNatsSource
 from pyspark_mqtt_nats.streaming import NOTHING, StreamReader
 from tests.conftest import NatsFactory
 from tests.harness.nats import NatsServer
+from tests.harness.waiting import eventually
 from tests.spark.storing import Store, sequences
 
 SCHEMA = StructType().add("sequence", "long")
@@ -120,29 +119,6 @@ def test_a_query_begins_where_it_was_told_and_goes_on_from_its_checkpoint(store:
         assert query.reader.reportLatestOffset() == query.checkpoint
 
 
-def test_a_query_that_begins_at_a_time_to_come_waits_for_it(store: Store) -> None:
-    """What is stored before is not read; nor is anything lost when the query is stopped meanwhile."""
-    store.put(range(3))
-    begin = time.time_ns() + 1_000_000_000
-    query = Query(store, startingTimestamp=datetime.fromtimestamp(begin / 1e9, UTC).isoformat(timespec="microseconds"))
-    begin -= begin % 1000
-    assert query.batch() == []
-    store.put(range(3))
-    assert query.batch() == []
-    known: dict[int, int] = {}
-    while not known or max(known.values()) < begin + 100_000_000:
-        (sequence,) = store.put([1])
-        message = get_message(store.connection, store.stream, seq=sequence)
-        assert message is not None
-        known[sequence] = message.time_ns
-        query.start()
-        assert query.reader.latestOffset(query.begin, ALL) != query.begin or message.time_ns < begin
-    assert sorted(query.batch()) == [one for one, stored in known.items() if stored >= begin]
-    assert len(known) > len([one for one, stored in known.items() if stored >= begin])
-    (last,) = store.put([2])
-    assert query.batch() == [last]
-
-
 def test_a_first_batch_that_was_planned_and_not_completed_is_the_same_after_a_restart(store: Store) -> None:
     store.put(range(10))
     late, early = Query(store), Query(store, startingOffsets="earliest")
@@ -170,6 +146,55 @@ def test_a_first_batch_begins_with_what_is_left_when_it_is_read_again(store: Sto
     assert early.read(planned[0]) == []
     early.checkpoint = planned[0]
     assert early.batch() == list(range(11, 16))
+
+
+def test_a_start_that_is_still_to_come_is_waited_for(store: Store) -> None:
+    """Also by a query that is started again, whatever its options are then."""
+    store.put(range(10))
+    query, other = Query(store, startingTimestamp="2100-01-01"), Query(store, startingSequence=2)
+    planned = query.plan()
+    query.start()
+    assert query.read(planned) == []
+    query.checkpoint = planned
+    store.put(range(10))
+    query.start(available_now=True)
+    assert query.batches() == []
+    other.checkpoint = planned
+    assert other.plan() == planned
+    assert planned["since"] == 4_102_444_800_000_000_000
+    # The time comes: here it is moved instead.
+    other.checkpoint = planned | {"since": store.time_of(14)}
+    end = other.plan()
+    assert end["since"] == 0
+    assert other.read(end) == list(range(14, 21))
+    store.purge_before(16)  # a batch that is read again begins with what is left
+    assert other.read(end) == list(range(16, 21))
+    other.checkpoint = end
+    store.put(range(2))
+    assert other.batch() == [21, 22]
+
+
+def test_nothing_before_the_start_is_read_however_soon_it_comes(store: Store) -> None:
+    store.put(range(3))
+    since = store.time_of(3) + 500_000_000
+    query = Query(store, startingTimestamp=rfc3339(since))
+    found = eventually(lambda: (query.batch(), store.put([0]))[0])
+    later = eventually(lambda: (store.put([0]), query.batch())[1])
+    wanted = [one for one in range(1, store.state["last_seq"] + 1) if store.time_of(one) >= since]
+    assert found + later == wanted
+
+
+def test_a_start_at_which_nothing_has_come_yet_is_a_place(store: Store) -> None:
+    """So that what comes, and goes before it is read, is missed."""
+    store.put(range(3))
+    query = Query(store, startingTimestamp=rfc3339(store.time_of(3) + 1))
+    assert query.batch() == []
+    assert query.checkpoint is not None
+    assert query.checkpoint["next"] == 4
+    store.put(range(3))
+    store.purge_before(6)
+    with pytest.raises(DataLossError):
+        query.batch()
 
 
 def test_available_now_ends_at_what_was_there_when_it_began(store: Store) -> None:

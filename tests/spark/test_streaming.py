@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
+from mqtt_streams.stored import rfc3339
 from pyspark_mqtt_nats.release import CONSUMER
 from tests.harness.nats import NatsServer
 from tests.harness.waiting import eventually
@@ -82,6 +83,30 @@ def test_a_query_that_is_started_again_reads_what_is_new_and_nothing_else(
         assert output.run(store.load_stream(spark, **options)) == []
         assert output.rows() == expected
         assert output.offset["next"] == store.state["last_seq"] + 1
+
+
+def test_a_start_that_is_still_to_come(spark: "SparkSession", nats_server: NatsServer, tmp_path: Path) -> None:
+    with Store(nats_server.url) as store:
+        store.put(range(10))
+        waiting, reading = Output(spark, tmp_path / "waiting"), Output(spark, tmp_path / "reading")
+        assert waiting.run(store.load_stream(spark, startingTimestamp="2100-01-01")) == []
+        waiting.forget_last_batch()
+        store.put(range(10))
+        # It is in the checkpoint, so the starting options count only once here, too.
+        assert waiting.run(store.load_stream(spark, startingOffsets="earliest")) == []
+        assert waiting.offset["since"] == 4_102_444_800_000_000_000
+        since = store.time_of(store.put([0])[0]) + 3_000_000_000
+        frame = store.load_stream(spark, startingTimestamp=rfc3339(since))
+        query = reading.start(frame, processingTime="100 milliseconds")
+        try:
+            eventually(lambda: store.put([0]) and (reading.checkpoint / "commits" / "1").exists(), 60)
+        finally:
+            query.stop()
+        assert query.exception() is None
+        found = reading.rows()
+        wanted = [one for one in range(1, store.state["last_seq"] + 1) if store.time_of(one) >= since]
+        assert found
+        assert found == wanted[: len(found)]
 
 
 def test_a_running_query_follows_the_stream_and_releases_what_it_has_written(

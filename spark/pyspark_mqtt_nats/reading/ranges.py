@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, Self
 
+from mqtt_streams.stored import time_ns
 from pyspark_mqtt_nats.errors import DataLossError, OptionError
 from pyspark_mqtt_nats.nats.connection import Connection
 from pyspark_mqtt_nats.nats.jetstream import get_message, stream_info
@@ -31,7 +32,8 @@ class Snapshot:
     `created`: tells the stream from a later one of the same name. `retention`: `limits`, `interest` or `workqueue`.
     `subjects`: of the stream. `direct`: direct get is allowed. `floating`: the start is whatever was the oldest, not a
     message that was asked for, so what the stream's own limits remove meanwhile is not missed. `replacing`: the stream
-    keeps a number of messages per subject, so each new one may remove one anywhere.
+    keeps a number of messages per subject, so each new one may remove one anywhere. `now`: the server's time, in ns
+    since 1970.
     """
 
     stream: str
@@ -45,6 +47,7 @@ class Snapshot:
     direct: bool = False
     floating: bool = False
     replacing: bool = False
+    now: int = 0
 
     def between(self, start: int, end: int) -> Self:
         """The same stream with another range, every message of which is expected to be there."""
@@ -80,6 +83,7 @@ def snapshot(options: Options, connection: Connection) -> Snapshot:
         bool(config.get("allow_direct")),
         False,
         config.get("max_msgs_per_subject", -1) > 0,
+        time_ns(info["ts"]),
     )
     reads_directly(options, found)
     start = _start(options, connection, found)
