@@ -53,7 +53,7 @@ async def test_a_client_that_is_back_at_once_is_not_asked_again(
 ) -> None:
     """The record goes with the connection, or soon after the exchange."""
     server = nats_factory()
-    gateway = gateway_factory(server)
+    gateway = gateway_factory(server, "--shared-reader", "never")
     client = await nats.connect(server.url)
     js = client.jetstream()
 

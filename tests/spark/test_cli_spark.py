@@ -333,6 +333,8 @@ def test_an_archive_that_goes_on_until_a_signal(nats_server: NatsServer, tmp_pat
             eventually(lambda: numbers(output) == wanted(500) or not process.alive, 90)
             store.put(range(500, 600))
             eventually(lambda: numbers(output) == wanted(600) or not process.alive, 60)
+            # Spark tells of a batch a little after it is in the log; a line says what was told every ten seconds.
+            eventually(lambda: "archive: 400 messages, " in process.text or not process.alive, 60)
             assert process.alive, process.text
             os.kill(process.pid, signal.SIGTERM)
             wait_ready(process, "(messages archived in)", 60)
