@@ -175,7 +175,7 @@ class Membership:
 
     def renew(self) -> None:
         """The connection for queue groups is a new one."""
-        for sid, subject in zip(self.queues, self.found.subjects, strict=True):
+        for sid, subject in zip(self.queues, self.found.subjects, strict=False):  # none before it takes part
             link = self.client.broker.shared
             link.out.append(b"SUB %b %b %b\r\n" % (subject, self.group.encode(), sid))
             link.kick()
@@ -183,8 +183,9 @@ class Membership:
     def renew_inbox(self) -> None:
         """The connection for requests is a new one."""
         self.asked = 0
-        self.client.broker.link.renew(self.inbox, self.address)
-        self.ask()
+        if self.inbox:  # else it takes no part yet: nats-server ends a connection that subscribes without an id
+            self.client.broker.link.renew(self.inbox, self.address)
+            self.ask()
 
     def ask(self) -> None:
         """Ask for as many messages as the client has room for."""
