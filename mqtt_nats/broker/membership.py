@@ -27,6 +27,7 @@ from mqtt_nats import natstime
 from mqtt_nats.backbone.inbox import frame
 from mqtt_nats.backbone.store import STALE, Op, Silent, sequence
 from mqtt_nats.broker.attachment import backstop
+from mqtt_nats.broker.doubtful import NAK, Doubtful, answer, room_of
 from mqtt_nats.broker.groups import parse_shared
 from mqtt_nats.broker.lingering import ASSIGNED
 from mqtt_nats.broker.patience import patiently
@@ -49,7 +50,6 @@ from mqtt_streams.subjects import filter_to_subjects, starts_with_wildcard, visi
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
-    from mqtt_nats.broker.context import Broker
     from mqtt_streams.sessions import SharedSubscription
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -69,8 +69,6 @@ LATE: Final = 2.0
 INEXACT: Final = 1.0
 """Seconds by which the time of nats-server may be another than is known here."""
 
-NAK: Final = b"-NAK"
-
 
 class Membership:
     """A client's part in one group."""
@@ -80,6 +78,7 @@ class Membership:
         "asked",
         "choice",
         "client",
+        "doubtful",
         "filter",
         "found",
         "group",
@@ -118,6 +117,7 @@ class Membership:
         """Sequence of what says that the client is a member; 0 = not stored yet."""
         self.held: set[bytes] = set()
         """Acknowledgement subjects of what a regular session's client has not acknowledged."""
+        self.doubtful = Doubtful(self)
         self.change(wanted)
 
     def change(self, wanted: SharedSubscription) -> None:
@@ -224,7 +224,7 @@ class Membership:
             back = list(self.held)
         else:
             back = []
-        for reply in back:
+        for reply in back + self.doubtful.give_back():
             self.held.discard(reply)
             answer(broker, reply, NAK)
 
@@ -273,10 +273,11 @@ class Membership:
         else:
             message = broker.stored_message(ack.stream_seq, b"%d" % ack.timestamp_ns, subject, headers, payload)
             qos = min(qos, self.choice.qos)  # [MQTT-4.8.2-3] (5.0)
-            if qos == 2 and client.durable_side is None and self._doubtful(ack):
-                client.do(self._take_again(message, ack.stream_seq, reply))
+            doubtful = qos == 2 and client.durable_side is None and self._doubtful(ack)
+            if doubtful or self.doubtful.waiting:
+                self.doubtful.add(message, ack.stream_seq, qos, reply, doubtful)
             else:
-                self._take(message, ack.stream_seq, qos, reply)
+                self.take(message, ack.stream_seq, qos, reply)
             self.ask()
 
     def _doubtful(self, ack: Ack) -> bool:
@@ -288,18 +289,8 @@ class Membership:
         since = natstime.converted(self.client.broker.linked) + INEXACT
         return ack.delivered > 1 or ack.timestamp_ns < since * 1e9
 
-    async def _take_again(self, message: Stored, number: int, reply: bytes) -> None:
-        """Take a QoS 2 message that may have been given to a member before, unless it belongs to that one."""
-        broker = self.client.broker
-        if await patiently(self.client, lambda: broker.groups.owner(number, int(message.stamp))):
-            answer(broker, reply, b"")
-        elif room_of(self.client):
-            self._take(message, number, 2, reply)
-            broker.round.start()
-        else:
-            answer(broker, reply, NAK)
-
-    def _take(self, message: Stored, number: int, qos: int, reply: bytes) -> None:
+    def take(self, message: Stored, number: int, qos: int, reply: bytes) -> None:
+        """Send a message of the group's consumer, or first store whose it is."""
         client = self.client
         broker = client.broker
         if qos == 2:
@@ -470,18 +461,3 @@ class AssignedOp(Op):
     def failed(self, error: ApiError) -> None:
         """The consumer is gone, and the message with it."""
         self.stored(b"")
-
-
-def answer(broker: Broker, reply: bytes, body: bytes) -> None:
-    """Acknowledge a message to JetStream, give it back, or ask for more time."""
-    broker.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
-    broker.link.kick()
-
-
-def room_of(client: Client) -> int:
-    """How many more messages a client can take now."""
-    if client.outlet.clogged:
-        return 0
-    if client.durable_side is not None:
-        return client.durable_side.machine.room
-    return client.regular_side.room if client.regular_side is not None else 0

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A member of a shared subscription whose session moves while it joins."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from mqtt_nats import natstime
 from mqtt_nats.broker.client import Client
+from mqtt_nats.broker.doubtful import room_of
 from mqtt_nats.broker.membership import Membership
 from mqtt_streams.sessions import V5, PoisonedRecord, SessionRecord, SharedSubscription
 
@@ -105,12 +108,12 @@ async def test_what_comes_while_the_gateway_finds_out_what_it_has_missed(
         inbox=SimpleNamespace(api_prefix="$JS.API", prefix=b"_INBOX.x.", token=lambda: b"1"),
         clock=SimpleNamespace(now=1.0),
     )
-    client: Any = SimpleNamespace(broker=broker, version=5, alive=True, durable_side=None)
+    client: Any = SimpleNamespace(broker=broker, version=5, alive=True, durable_side=None, shares=None)
     client.outlet = SimpleNamespace(clogged=False)
     client.regular_side = SimpleNamespace(room=1)
     member = Membership(cast(Client, client), TEXT, WANTED)
     member.inbox = b"1"
-    monkeypatch.setattr(Membership, "_take", lambda self, message, number, qos, reply: taken.append(number))
+    monkeypatch.setattr(Membership, "take", lambda self, message, number, qos, reply: taken.append(number))
     reply = b"$JS.ACK.$MQTT_msgs.share_x.1.5.5.1700000000000000000.0"
     member._arrived(b"$MQTT.msgs.topic", reply, b"NATS/1.0\r\nNmqtt-Pub:1\r\n\r\n", b"x")
     assert taken == ([] if standing else [5])
@@ -123,3 +126,98 @@ def test_an_address_is_never_that_of_another_member_before() -> None:
     client: Any = SimpleNamespace(broker=SimpleNamespace(settings=settings, shared=None, inbox=Inbox()), version=5)
     addresses = [Membership(cast(Client, client), TEXT, WANTED).address for _ in range(100)]
     assert len(set(addresses)) == 100
+
+
+class Doubts:
+    """A regular session's member that is given QoS 2 messages which may be somebody's."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.out: list[bytes] = []
+        self.jobs: list[Any] = []
+        self.taken: list[int] = []
+        self.owner: Callable[[int], object] = lambda number: None
+        broker: Any = SimpleNamespace(
+            settings=SimpleNamespace(max_topic_levels=128),
+            groups=self,
+            shared=None,
+            standing=False,
+            link=SimpleNamespace(out=self.out, kick=lambda: None),
+            stored_message=lambda number, stamp, *_: SimpleNamespace(stamp=stamp),
+            inbox=SimpleNamespace(api_prefix="$JS.API", prefix=b"_INBOX.x.", token=lambda: b"1"),
+            clock=SimpleNamespace(now=1.0),
+            round=SimpleNamespace(start=lambda: None),
+            linked=natstime.now(),
+        )
+        self.regular = SimpleNamespace(room=20)
+        client: Any = SimpleNamespace(broker=broker, version=5, alive=True, durable_side=None, do=self.jobs.append)
+        client.outlet = SimpleNamespace(clogged=False)
+        client.regular_side = self.regular
+        self.client = client
+        self.member = Membership(cast(Client, client), TEXT, SharedSubscription(2, False, None, 1))
+        self.member.inbox = b"1"
+        client.shares = {TEXT: self.member}
+        monkeypatch.setattr(Membership, "take", self._take)
+
+        async def owner(number: int, _stamp: int) -> object:
+            return self.owner(number)
+
+        broker.groups = SimpleNamespace(owner=owner)
+
+    def _take(self, _message: object, number: int, _qos: int, _reply: bytes) -> None:
+        self.taken.append(number)
+        self.regular.room -= 1
+
+    @staticmethod
+    def reply(number: int, delivered: int) -> bytes:
+        return b"$JS.ACK.$MQTT_msgs.share_x.%d.%d.%d.4000000000000000000.0" % (delivered, number, number)
+
+    def arrive(self, number: int, *, delivered: int = 2) -> None:
+        """One with delivery count 2 may be somebody's; the first delivery of a new one is not."""
+        self.member.asked += 1
+        reply = self.reply(number, delivered)
+        self.member._arrived(b"$MQTT.msgs.topic", reply, b"NATS/1.0\r\nNmqtt-Pub:2\r\n\r\n", b"x")
+
+
+async def test_what_may_be_somebodys_has_its_place_and_keeps_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is new does not overtake it, and a member asks for no more than its client has room for."""
+    doubts = Doubts(monkeypatch)
+    for number in (1, 2, 3):
+        doubts.arrive(number)
+    doubts.arrive(4, delivered=1)
+    assert (room_of(doubts.client), doubts.taken, len(doubts.jobs)) == (16, [], 1)
+    doubts.owner = {2: "somebody"}.get
+    await doubts.jobs.pop()
+    assert (doubts.taken, room_of(doubts.client)) == ([1, 3, 4], 17)
+    assert b"PUB %b 0\r\n\r\n" % doubts.reply(2, 2) in doubts.out
+    doubts.arrive(5, delivered=1)
+    assert (doubts.taken[-1], doubts.jobs) == (5, [])
+
+
+async def test_what_was_looked_at_for_too_long_is_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NATS was away meanwhile: the group gives it to another member, who has it twice else."""
+    doubts = Doubts(monkeypatch)
+    doubts.arrive(1)
+    now = natstime.now()
+    monkeypatch.setattr(natstime, "now", lambda: now + 16)
+    doubts.arrive(2)
+    doubts.out.clear()
+    await doubts.jobs.pop()
+    assert doubts.taken == [2]
+    assert not any(doubts.reply(1, 2) in line for line in doubts.out)
+
+
+async def test_what_waits_when_a_member_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    doubts = Doubts(monkeypatch)
+    handlers: dict[bytes, object] = {}
+    doubts.client.broker.link.handlers = handlers
+    doubts.arrive(1)
+    doubts.arrive(2)
+
+    def ends(number: int) -> None:
+        doubts.member.end(all_=True)
+
+    doubts.owner = ends
+    await doubts.jobs.pop()
+    assert doubts.taken == []
+    for number in (1, 2):
+        assert b"PUB %b 4\r\n-NAK\r\n" % doubts.reply(number, 2) in doubts.out

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""QoS 2 messages of a group that may belong to a member already, until a regular session's member has looked.
+
+What comes behind them waits too, so that they keep their order. All of it has its place in the client's window: without
+that a member would ask for ever more, and give it back unseen.
+See docs/internals/rules.md#shared-subscriptions.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mqtt_nats import natstime
+from mqtt_nats.broker.patience import patiently
+from mqtt_streams.shared import IN_TIME_NS
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.client import Client
+    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.broker.membership import Membership
+    from mqtt_nats.pubsub.message import Stored
+
+NAK: Final = b"-NAK"
+
+
+class Waiting(NamedTuple):
+    """A message, the QoS at which it is to be sent, and when it came (nanoseconds since 1970)."""
+
+    message: Stored
+    number: int
+    qos: int
+    reply: bytes
+    doubtful: bool
+    arrived: int
+
+
+class Doubtful:
+    """Those of one member, in the order in which they came."""
+
+    __slots__ = ("_member", "waiting")
+
+    def __init__(self, member: Membership) -> None:
+        self._member = member
+        self.waiting: list[Waiting] = []  # a deque takes 700 bytes more, of every member
+
+    def add(self, message: Stored, number: int, qos: int, reply: bytes, doubtful: bool) -> None:
+        """Look whose it is, after those before it."""
+        self.waiting.append(Waiting(message, number, qos, reply, doubtful, int(natstime.now() * 1e9)))
+        if len(self.waiting) == 1:
+            self._member.client.do(self._look())
+
+    def give_back(self) -> list[bytes]:
+        """The member has left: the acknowledgement subjects of what others get."""
+        found = [one.reply for one in self.waiting]
+        self.waiting.clear()
+        return found
+
+    async def _look(self) -> None:
+        member = self._member
+        client = member.client
+        broker = client.broker
+        waiting = self.waiting
+        while waiting:
+            one = waiting[0]
+            owner = None
+            if one.doubtful:
+                owner = await patiently(client, partial(broker.groups.owner, one.number, int(one.message.stamp)))
+            if not waiting or waiting[0] is not one:  # given back meanwhile
+                return
+            del waiting[0]
+            if owner is not None:
+                answer(broker, one.reply, b"")
+            elif natstime.now() * 1e9 - one.arrived > IN_TIME_NS:
+                continue  # another member may be given it before this one would have it
+            elif place_of(client):
+                member.take(one.message, one.number, one.qos, one.reply)
+                broker.round.start()
+            else:
+                answer(broker, one.reply, NAK)
+        member.ask()
+
+
+def answer(broker: Broker, reply: bytes, body: bytes) -> None:
+    """Acknowledge a message to JetStream, give it back, or ask for more time."""
+    broker.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
+    broker.link.kick()
+
+
+def place_of(client: Client) -> int:
+    """How many more messages could be sent to a client now."""
+    if client.outlet.clogged:
+        return 0
+    if client.durable_side is not None:
+        return client.durable_side.machine.room
+    return client.regular_side.room if client.regular_side is not None else 0
+
+
+def room_of(client: Client) -> int:
+    """How many more messages a client can take now."""
+    waiting = sum(len(member.doubtful.waiting) for member in (client.shares or {}).values())
+    return max(place_of(client) - waiting, 0)
