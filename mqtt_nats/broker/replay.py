@@ -118,6 +118,11 @@ class Replay:
         """True when the session record has to know how far the replay is."""
         return self.client.durable_side is not None and self.qos > 0
 
+    @property
+    def perhaps_acknowledged(self) -> bool:
+        """True when there may be messages at QoS 1 or 2: what is behind the first page is not known."""
+        return not self.complete or any(message.qos for message in self.page)
+
     def send(self, message: RetainedMessage) -> None:
         """Send one retained message [MQTT-3.3.1-8]."""
         topic = wire_topic(message.subject.encode())
@@ -283,11 +288,7 @@ async def prepare(client: Client, replays: list[Replay]) -> None:
         Conflict: the session belongs to somebody else.
     """
     record = client.record
-    begun = [
-        replay
-        for replay in replays
-        if replay.stored and any(message.qos for message in replay.page) and not replay.again
-    ]
+    begun = [replay for replay in replays if replay.stored and replay.perhaps_acknowledged and not replay.again]
     if begun and record is not None and record.v5 is not None:
         for replay in begun:
             record.v5.replay[replay.key] = 1
@@ -346,7 +347,7 @@ def start_replays(client: Client, replays: list[Replay], gates: dict[str, Gate])
     longer: dict[str, list[Replay]] = {}
     for replay in replays:
         replay.gate = gates[replay.filter]
-        if replay.complete and not (replay.stored and any(message.qos for message in replay.page)):
+        if replay.complete and not (replay.stored and replay.perhaps_acknowledged):
             for message in replay.page:
                 replay.send(message)
             replay.finish()

@@ -318,6 +318,26 @@ async def test_replay_goes_on_after_a_disconnect(
             client.ack(PUBCOMP, packet.packet_id)
 
 
+async def test_replay_goes_on_with_what_was_not_read_yet(
+    connect: Connector, name: str, second_gateway: Gateway
+) -> None:
+    """Nothing on the first page has to be acknowledged, and the client leaves before there is another."""
+    publisher = await connect(f"{name}-publisher")
+    topics = [f"{name}/{index:03}" for index in range(330)]
+    for index, topic in enumerate(topics):
+        await publisher.deliver(topic, b"%d" % index, int(index >= 300), retain=True)
+    client = await connect(name, clean=False)
+    client.send(Subscribe(1, (Subscription(f"{name}/#", 1),)))
+    await client.expect(Suback)
+    client.drop()
+    client = await connect(name, clean=False, to=second_gateway)
+    todo = set(topics[300:])
+    while todo:
+        todo -= {topic_of(one) for one in await take(client)}
+    for topic in topics:
+        await publisher.deliver(topic, b"", 1, retain=True)
+
+
 async def test_acknowledged_pages_are_not_replayed_again(
     connect: Connector, name: str, many: str, second_gateway: Gateway, stored: Stored
 ) -> None:
