@@ -33,8 +33,12 @@ LOOK_AGAIN: Final = 1.0
 """Seconds until JetStream is asked again whether a consumer has anything left: its messages may be removed."""
 
 
-def drain(side: DurableSide, key: str) -> Draining | None:
-    """End a subscription's source; returns what the record has to say while messages are in flight."""
+def drain(side: DurableSide, key: str, retained: bool = False) -> Draining | None:
+    """End a subscription's source; returns what the record has to say while messages are in flight.
+
+    Args:
+        retained: the subscription goes on at QoS 0, and with it a replay of retained messages that had begun.
+    """
     record = side.client.record
     assert record is not None
     assert record.v5 is not None
@@ -63,7 +67,7 @@ def drain(side: DurableSide, key: str) -> Draining | None:
             delivery.qos = min(message.qos, qos)
         return bool(qos)
 
-    inflight = side.machine.drain(source, keep)
+    inflight = side.machine.drain(source, keep, retained)
     attachment.key = ""
     if source.live:  # what is in flight is in the session's position
         record.v5.draining.append(Draining(consumer.durable_name, consumer.filter_subject, 0, source.end, source.start))

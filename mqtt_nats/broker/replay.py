@@ -134,7 +134,9 @@ class Replay:
         qos = min(message.qos, self.qos)  # [MQTT-3.8.4-6] (3.1.1), [MQTT-3.8.4-8] (5.0)
         side = client.durable_side
         source = self.source
-        if qos and side is not None and source is not None:
+        if qos and side is not None and source is None:
+            qos = 0  # it was subscribed again, at QoS 0: what is left comes like everything else of it
+        elif qos and side is not None and source is not None:
             identifier = retained_id(message.seq)
             stamp = b"%d" % message.time_ns
             body = Stored(message.subject, key, message.payload, message.qos, identifier, True, stamp, message.headers)

@@ -339,7 +339,7 @@ async def _subscribe_durable(client: Client, wanted: dict[str, Wish], replays: d
                     source.was_qos, source.until, source.qos = source.qos, until, qos
                     record.v5.was[key] = (source.was_qos, source.until)
             elif known is not None:
-                if drain(side, key) is None:
+                if drain(side, key, not wish.replay) is None:
                     gone.append(known.durable_name)
             elif qos:
                 if not start:

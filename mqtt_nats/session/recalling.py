@@ -172,11 +172,14 @@ class Recalling(Unsequenced):
             )
         )
 
-    def drain(self, source: Source, keep: Callable[[Delivery], bool] = lambda delivery: False) -> list[Delivery]:
+    def drain(
+        self, source: Source, keep: Callable[[Delivery], bool] = lambda delivery: False, retained: bool = False
+    ) -> list[Delivery]:
         """A subscription ends: forget what its source has brought and was not sent yet.
 
         Args:
             keep: whether another subscription wants it, which has left it to this one.
+            retained: the retained messages that wait are sent all the same: nothing else brings them.
 
         Returns:
             What is still in flight; the source may go when all of it is complete.
@@ -195,6 +198,6 @@ class Recalling(Unsequenced):
         source.backlog.clear()
         self._waiting = [(s, d) for s, d in self._waiting if d.source is not source] + again
         heapq.heapify(self._waiting)
-        self.others = deque(d for d in self.others if d.source is not source or d.dup)
+        self.others = deque(d for d in self.others if d.source is not source or d.dup or retained)
         self.pump()
         return [d for d in self.inflight.values() if d.source is source] + [d for _, d in again if d.state == WAITING]
