@@ -155,9 +155,9 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
         log.warning("%s: subscribing to %s failed: %s", client, ", ".join(map(repr, wanted)), error)
         if not await _undo(client, wanted.keys() - present, fresh):
             return
-        for topic_filter in wanted:
-            drop_gate(client, topic_filter)
         _drop(replays, set(wanted))
+        # What came meanwhile is for the subscriptions that there were before: they go on.
+        start_replays(client, [], {topic_filter: gates[topic_filter] for topic_filter in present & gates.keys()})
         wanted.clear()
         shares.clear()
         failure = ReasonCode.QUOTA_EXCEEDED

@@ -108,3 +108,26 @@ def test_what_is_new_goes_where_subscribing_again_fails(
         assert client.subscribe((topic, 1), id=2) == [0x80]
         publish(writer, topic, b"v2")
         assert take(client) == (b"v2", False)
+
+
+def test_what_came_while_subscribing_again_failed(inside: Inside, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was kept back for the retained messages of the new subscription; the one before goes on, and has it."""
+    read, let = asyncio.Event(), asyncio.Event()
+
+    async def refuse_later(*_: object) -> None:
+        read.set()
+        await let.wait()
+        raise ApiError(503, 10077, "maximum bytes exceeded")
+
+    port = inside.ports[0]
+    with Raw.connected(port, topic) as client, Raw.connected(port) as writer:
+        assert client.subscribe((topic, 1)) == [1]
+        monkeypatch.setattr(subscribing, "prepare", refuse_later)
+        client.send(raw.subscribe((topic, 1), (f"{topic}/new", 1), id=2))
+        eventually(lambda: inside.call(read.is_set), PATIENCE)
+        publish(writer, topic, b"v1")
+        inside.call(let.set)
+        assert take(client) == (b"v1", False)
+        assert client.expect(raw.SUBACK, PATIENCE).body[2:] == b"\x80\x80"
+        publish(writer, topic, b"v2")
+        assert take(client) == (b"v2", False)
