@@ -119,9 +119,9 @@ class Replay:
         return self.client.durable_side is not None and self.qos > 0
 
     @property
-    def perhaps_acknowledged(self) -> bool:
-        """True when there may be messages at QoS 1 or 2: what is behind the first page is not known."""
-        return not self.complete or any(message.qos for message in self.page)
+    def noted(self) -> bool:
+        """True when the session record names this replay; what is behind the first page may be at QoS 1 or 2."""
+        return self.stored and (self.again or not self.complete or any(message.qos for message in self.page))
 
     def send(self, message: RetainedMessage) -> None:
         """Send one retained message [MQTT-3.3.1-8]."""
@@ -209,7 +209,7 @@ class Replay:
     async def run(self) -> None:
         """Send page after page, and read the next one meanwhile."""
         client = self.client
-        if self.stored:
+        if self.noted:
             client.broker.spawn(self._follow(), f"retained messages for {client.client_id}")
         following: asyncio.Task[list[RetainedMessage]] | None = None
         try:
@@ -290,7 +290,7 @@ async def prepare(client: Client, replays: list[Replay]) -> None:
         Conflict: the session belongs to somebody else.
     """
     record = client.record
-    begun = [replay for replay in replays if replay.stored and replay.perhaps_acknowledged and not replay.again]
+    begun = [replay for replay in replays if replay.noted and not replay.again]
     if begun and record is not None and record.v5 is not None:
         for replay in begun:
             record.v5.replay[replay.key] = 1
@@ -349,7 +349,7 @@ def start_replays(client: Client, replays: list[Replay], gates: dict[str, Gate])
     longer: dict[str, list[Replay]] = {}
     for replay in replays:
         replay.gate = gates[replay.filter]
-        if replay.complete and not (replay.stored and replay.perhaps_acknowledged):
+        if replay.complete and not replay.noted:
             for message in replay.page:
                 replay.send(message)
             replay.finish()

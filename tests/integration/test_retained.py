@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Retained messages: set, replace, clear, replay, and their order with new messages."""
 
-import asyncio
-
 import pytest
 from nats.js.errors import NotFoundError
 
@@ -11,7 +9,7 @@ from tests.conftest import GatewayFactory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL, RawClient, topic_of
-from tests.integration.conftest import Connector, Connector5, Stored, until
+from tests.integration.conftest import Connector, Stored, until
 
 MANY = 1300
 """More than JetStream's multi_last answers at once (1,024)."""
@@ -464,24 +462,3 @@ async def test_unacknowledged_replay_does_not_hold_up_other_requests(
     await client.receive(name, b"kept", dup=True, packet_id=one.packet_id, retain=True)
     await client.subscribe(f"{name}/other", qos=1)
     await publisher.deliver(name, b"", 1, retain=True)
-
-
-async def test_subscribing_again_at_qos_0_during_a_replay(connect5: Connector5, name: str) -> None:
-    """[MQTT-3.8.4-4] (5.0): no message is lost for that; what was not sent yet comes at either QoS."""
-    publisher = await connect5(f"{name}-publisher")
-    topics = [f"{name}/{index:03}" for index in range(300)]
-    for topic in topics:
-        await publisher.deliver(topic, b"x", 1, retain=True)
-    client = await connect5(name, session_expiry_interval=60, receive_maximum=5)
-    await client.subscribe5(Subscription(f"{name}/#", 1))
-    first = [await client.expect(Publish) for _ in range(5)]
-    await asyncio.sleep(0.2)  # one more waits for its place
-    await client.subscribe5(Subscription(f"{name}/#", 0, retain_handling=2))
-    found = [topic_of(one) for one in first]
-    for one in first:
-        client.ack(PUBACK, one.packet_id)
-    while len(found) < len(topics):
-        found += [topic_of(one) for one in await take(client)]
-    assert sorted(found) == topics
-    for topic in topics:
-        await publisher.deliver(topic, b"", 1, retain=True)

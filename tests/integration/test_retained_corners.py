@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replays of retained messages: subscriptions that change meanwhile, many at once, and none left to be sent."""
+
+import asyncio
+
+from mqtt_nats.codec import Publish, Subscription
+from tests.harness.gateway import Gateway
+from tests.harness.rawclient import PUBACK, topic_of
+from tests.integration.conftest import Connector, Connector5, Stored, until
+from tests.integration.test_retained import take
+
+
+async def test_subscribing_again_at_qos_0_during_a_replay(connect5: Connector5, name: str) -> None:
+    """[MQTT-3.8.4-4] (5.0): no message is lost for that; what was not sent yet comes at either QoS."""
+    publisher = await connect5(f"{name}-publisher")
+    topics = [f"{name}/{index:03}" for index in range(300)]
+    for topic in topics:
+        await publisher.deliver(topic, b"x", 1, retain=True)
+    client = await connect5(name, session_expiry_interval=60, receive_maximum=5)
+    await client.subscribe5(Subscription(f"{name}/#", 1))
+    first = [await client.expect(Publish) for _ in range(5)]
+    await asyncio.sleep(0.2)  # one more waits for its place
+    await client.subscribe5(Subscription(f"{name}/#", 0, retain_handling=2))
+    found = [topic_of(one) for one in first]
+    for one in first:
+        client.ack(PUBACK, one.packet_id)
+    while len(found) < len(topics):
+        found += [topic_of(one) for one in await take(client)]
+    assert sorted(found) == topics
+    for topic in topics:
+        await publisher.deliver(topic, b"", 1, retain=True)
+
+
+async def test_a_replay_that_goes_on_has_nothing_left(
+    connect: Connector, name: str, second_gateway: Gateway, stored: Stored
+) -> None:
+    """It has ended then: what is retained later is not sent for it, however often the client comes back."""
+    publisher = await connect(f"{name}-publisher")
+    await publisher.deliver(f"{name}/a", b"x", 1, retain=True)
+    client = await connect(name, clean=False)
+    await client.subscribe(f"{name}/#", qos=1)
+    await client.message(f"{name}/a", b"x")
+    client.drop()
+    await publisher.deliver(f"{name}/a", b"", 0, retain=True)
+    client = await connect(name, clean=False, to=second_gateway)
+
+    async def ended() -> None:
+        record = await stored.record(name)
+        assert not record["v5"].get("replay")
+
+    await until(ended, 5)
+    client.drop()
+    await publisher.deliver(f"{name}/b", b"y", 0, retain=True)
+    client = await connect(name, clean=False)
+    await client.quiet()
+    await publisher.deliver(f"{name}/b", b"", 0, retain=True)
