@@ -37,6 +37,7 @@ log = logging.getLogger("mqtt_nats.broker")
 
 # Few enough to be sent at once, together with SUBACK.
 INLINE: Final = 64
+INLINE_BYTES: Final = 1024 * 1024
 
 # How long a replay waits before it looks again whether the client has room: at first, and at most (seconds).
 ROOM_STEP: Final = 0.002
@@ -347,9 +348,12 @@ def start_replays(client: Client, replays: list[Replay], gates: dict[str, Gate])
         gates: by topic filter, what keeps back new messages until then.
     """
     longer: dict[str, list[Replay]] = {}
+    places, octets = INLINE, INLINE_BYTES  # of all filters together: there may be a thousand
     for replay in replays:
         replay.gate = gates[replay.filter]
-        if replay.complete and not replay.noted:
+        count, size = len(replay.page), sum(len(message.payload) for message in replay.page)
+        if replay.complete and not replay.noted and count <= places and size <= octets:
+            places, octets = places - count, octets - size
             for message in replay.page:
                 replay.send(message)
             replay.finish()

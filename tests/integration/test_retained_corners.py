@@ -31,6 +31,22 @@ async def test_subscribing_again_at_qos_0_during_a_replay(connect5: Connector5, 
         await publisher.deliver(topic, b"", 1, retain=True)
 
 
+async def test_many_filters_with_large_messages(connect5: Connector5, name: str) -> None:
+    """Each has little that is retained, all together more than may wait for a client that takes one at a time."""
+    publisher = await connect5(f"{name}-publisher")
+    topics = [f"{name}/{index:02}" for index in range(40)]
+    payload = bytes(500_000)
+    for topic in topics:
+        await publisher.deliver(topic, payload, 1, retain=True)
+    client = await connect5(name, receive_maximum=1)
+    await client.subscribe(*topics, qos=1)
+    found = [topic_of(one) for _ in topics for one in await take(client)]
+    assert sorted(found) == topics
+    await client.quiet()
+    for topic in topics:
+        await publisher.deliver(topic, b"", 1, retain=True)
+
+
 async def test_a_replay_that_goes_on_has_nothing_left(
     connect: Connector, name: str, second_gateway: Gateway, stored: Stored
 ) -> None:
