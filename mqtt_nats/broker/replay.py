@@ -22,7 +22,7 @@ from mqtt_nats.pubsub.message import Stored, encoded_id
 from mqtt_nats.pubsub.table import PLAIN, Choice, Gate
 from mqtt_nats.session.unsequenced import retained_id
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.retained import RetainedMessage
+from mqtt_streams.retained import PAGE_BYTES, RetainedMessage
 from mqtt_streams.sessions import Conflict
 from mqtt_streams.subjects import wire_topic
 
@@ -42,6 +42,12 @@ INLINE_BYTES: Final = 1024 * 1024
 # How long a replay waits before it looks again whether the client has room: at first, and at most (seconds).
 ROOM_STEP: Final = 0.002
 ROOM_MOST: Final = 0.1
+
+# What of each filter is read before SUBACK, where there are many (bytes).
+EARLY_LEAST: Final = 64 * 1024
+
+# Filters of one client whose retained messages are read and sent at the same time: each has two pages in memory.
+AT_ONCE: Final = 4
 
 # New messages kept back per subscription while retained ones are sent (bytes).
 GATE_BYTES: Final = 4 * 1024 * 1024
@@ -95,7 +101,8 @@ class Replay:
             self.page = [] if message is None or message.seq < self.cursor else [message]
             self.complete = True
             return
-        pages = self._pages = self.client.broker.retained.matching(self._subject, self.cursor)
+        early = max(PAGE_BYTES // max(len(self.client.gates or ()), 1), EARLY_LEAST)
+        pages = self._pages = self.client.broker.retained.matching(self._subject, self.cursor, early)
         page = await anext(pages, None)
         if page is None:
             self.complete = True
@@ -214,7 +221,7 @@ class Replay:
             client.broker.spawn(self._follow(), f"retained messages for {client.client_id}")
         following: asyncio.Task[list[RetainedMessage]] | None = None
         try:
-            while self.page:
+            while self.page and self.wanted:
                 if not self.complete and self._pages is not None:
                     following = asyncio.create_task(self._read(self._pages))
                     for _ in range(3):  # it asks, that is collected, and leaves: the server reads while this is sent
@@ -367,9 +374,28 @@ def start_replays(client: Client, replays: list[Replay], gates: dict[str, Gate])
             _close_gate(client, gate)
 
 
+class _Turns:
+    """The places of one client's replays, as long as there are any."""
+
+    def __init__(self) -> None:
+        self.places = asyncio.Semaphore(AT_ONCE)
+        self.users = 0
+
+
+_turns: dict[Client, _Turns] = {}
+
+
 async def _run(client: Client, gate: Gate, group: list[Replay]) -> None:
-    for replay in group:
-        await replay.run()
+    turns = _turns.setdefault(client, _Turns())
+    turns.users += 1
+    try:
+        async with turns.places:
+            for replay in group:
+                await replay.run()
+    finally:
+        turns.users -= 1
+        if not turns.users:
+            del _turns[client]
     for replay in group:
         replay.finish()
     _close_gate(client, gate)

@@ -23,6 +23,8 @@ PAGE_FIRST: Final = 256
 PAGE_MESSAGES: Final = 2048
 PAGE_BYTES: Final = 2 * 1024 * 1024
 """Bounds of one page of `matching`, so that memory does not grow with the number of retained messages."""
+PAGES_EARLY: Final = 2
+"""Pages that a caller may have read for many filters before it uses any."""
 
 _LAG: Final = 2.0
 """Seconds after which every replica that is read has a message."""
@@ -129,9 +131,11 @@ def _age(info: dict[str, Any]) -> float:
 class _Rest:
     """The pages of one `matching`: one by direct get, which is all for most, and those behind it by a consumer."""
 
-    def __init__(self, js: JetStream, subject: str) -> None:
+    def __init__(self, js: JetStream, subject: str, early: int) -> None:
         self._js = js
         self._subject = subject
+        self._early = early
+        self._read = 0
         self._pages: Pages | None = None
         self._direct = True
         """The next page is read by direct get."""
@@ -142,18 +146,20 @@ class _Rest:
 
         Raises ApiError, NoResponders, RequestTimeout.
         """
+        self._read += 1
+        size = self._early if self._early and self._read <= PAGES_EARLY else PAGE_BYTES
         if not self._direct:
             try:
                 if self._pages is None:
                     self._refused = True  # unless it can be had
                     self._pages = await Pages.open(self._js, STREAM, self._subject, seq)
                     self._refused = False
-                return await self._pages.page(PAGE_MESSAGES, PAGE_BYTES)
+                return await self._pages.page(PAGE_MESSAGES, size)
             except (ApiError, NoResponders, RequestTimeout):
                 await self.close()
         self._direct = self._refused
         length = PAGE_MESSAGES if self._refused else PAGE_FIRST
-        return await stored.direct_page(self._js, STREAM, self._subject, {"seq": seq}, messages=length, size=PAGE_BYTES)
+        return await stored.direct_page(self._js, STREAM, self._subject, {"seq": seq}, messages=length, size=size)
 
     async def close(self) -> None:
         """Remove the consumer, if there is one."""
@@ -178,13 +184,17 @@ class RetainedStore:
         message = await look(self._js, STREAM, PREFIX + subject)
         return None if message is None else parse(message)
 
-    async def matching(self, filter_subject: str, start_seq: int = 0) -> AsyncGenerator[list[RetainedMessage], None]:
+    async def matching(
+        self, filter_subject: str, start_seq: int = 0, early: int = 0
+    ) -> AsyncGenerator[list[RetainedMessage], None]:
         """Pages of the retained messages that match, oldest first, from stream sequence `start_seq` on.
 
         Ends at what was the newest message when it began, so it ends also while messages are being retained. A page is
         fetched only when the caller asks for it; a caller that does not take all of them closes the generator. Subjects
         hidden from wildcards are left out. In a cluster the newest messages are asked for at the leader as well, where
         they are so new that a replica may lack them.
+
+        `early`: about how many bytes each of the first `PAGES_EARLY` pages has at most, where not as many as any other.
         """
         if "*" not in filter_subject and ">" not in filter_subject:
             message = await self.get(filter_subject)
@@ -197,7 +207,7 @@ class RetainedStore:
         seq = max(start_seq, 1)
         tail = max(seq, last_seq - _TAIL + 1)
         found: set[int] = set()
-        rest = _Rest(self._js, PREFIX + filter_subject)
+        rest = _Rest(self._js, PREFIX + filter_subject, early)
         more = True
         try:
             while more and seq <= last_seq:

@@ -12,6 +12,12 @@ from mqtt_nats.session.delivery import Source
 from mqtt_nats.session.durable import DurableOutbound
 
 
+class Namespace(SimpleNamespace):
+    """One that can be a key."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
 class Session:
     """A durable session with one subscription, and its client."""
 
@@ -20,7 +26,7 @@ class Session:
         self.saved = 0
         self.record = SimpleNamespace(v5=SimpleNamespace(replay={"a": 1}))
         self.gates: dict[Any, Any] = {}
-        self.client: Any = SimpleNamespace(
+        self.client: Any = Namespace(
             durable_side=SimpleNamespace(machine=self.machine),
             record=self.record,
             epoch=1,
@@ -77,3 +83,4 @@ async def test_what_is_new_goes_also_when_a_replay_fails(
     await replaying._run(session.client, gate, [replay])
     assert "a defect" in caplog.text
     assert (source.held, gate.users) == (0, 1)
+    assert not replaying._turns

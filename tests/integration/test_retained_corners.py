@@ -2,8 +2,12 @@
 """Replays of retained messages: subscriptions that change meanwhile, many at once, and none left to be sent."""
 
 import asyncio
+import itertools
+from collections import Counter
 
-from mqtt_nats.codec import Publish, Subscription
+import psutil
+
+from mqtt_nats.codec import Publish, Suback, Subscribe, Subscription
 from tests.harness.gateway import Gateway
 from tests.harness.rawclient import PUBACK, topic_of
 from tests.integration.conftest import Connector, Connector5, Stored, until
@@ -70,3 +74,44 @@ async def test_a_replay_that_goes_on_has_nothing_left(
     client = await connect(name, clean=False)
     await client.quiet()
     await publisher.deliver(f"{name}/b", b"", 0, retain=True)
+
+
+def overlapping(root: str, levels: int) -> list[str]:
+    """Filters that all match what is below ``root`` and as many levels that are called 1."""
+    return [f"{root}/{'/'.join(one)}/+" for one in itertools.product("1+", repeat=levels)]
+
+
+async def test_many_filters_of_a_client_that_does_not_read(connect: Connector, name: str, gateway: Gateway) -> None:
+    """10 MB that match each of them: a page for each would be hundreds of megabytes, for one client."""
+    publisher = await connect(f"{name}-publisher")
+    topics = [f"{name}/1/1/1/1/1/1/{index}" for index in range(500)]
+    for topic in topics:
+        await publisher.deliver(topic, bytes(20_000), 1, retain=True)
+    process = psutil.Process(gateway.pid)
+    before = process.memory_info().rss
+    client = await connect(name)
+    client.send(Subscribe(1, tuple(Subscription(one, 0) for one in overlapping(name, 6))))
+    peak = 0
+    for _ in range(20):
+        await asyncio.sleep(0.1)
+        peak = max(peak, process.memory_info().rss)
+    assert peak - before < 150_000_000
+    client.drop()
+    for topic in topics:
+        await publisher.deliver(topic, b"", 1, retain=True)
+
+
+async def test_many_filters_get_all_of_it(connect: Connector, name: str) -> None:
+    publisher = await connect(f"{name}-publisher")
+    topics = [f"{name}/1/1/1/1/{index}" for index in range(300)]
+    for topic in topics:
+        await publisher.deliver(topic, bytes(1000), 1, retain=True)
+    client = await connect(name, clean=False)
+    filters = overlapping(name, 4)
+    client.send(Subscribe(1, tuple(Subscription(one, index % 2) for index, one in enumerate(filters))))
+    await client.expect(Suback)
+    found = [topic_of(one) for _ in range(len(filters) * len(topics)) for one in await take(client)]
+    assert Counter(found) == dict.fromkeys(topics, len(filters))
+    await client.quiet()
+    for topic in topics:
+        await publisher.deliver(topic, b"", 1, retain=True)
