@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 
 from mqtt_nats.backbone.store import Silent
 from mqtt_nats.session.durable import packet_id
+from mqtt_nats.session.unsequenced import retained_id
 from mqtt_streams import stored
 from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.retained import STREAM as RETAINED
 from mqtt_streams.shared import HalfWay, halfway_subject
 
 if TYPE_CHECKING:
@@ -30,7 +32,8 @@ def note(client: Client, side: DurableSide) -> None:
     machine = side.machine
     known = [delivery for delivery in machine.queued if delivery.dup]
     known += machine.inflight.values()
-    sequences = sorted({one.sequence for one in known if one.qos == 2 and one.sequence > 0})
+    # Of a message of a group the assignment is the note; what is retained has nothing to acknowledge.
+    sequences = sorted({one.sequence for one in known if one.qos == 2 and (one.sequence > 0 or not one.reply)})
     broker = client.broker
     if sequences:
         target = b"HPUB %b " % halfway_subject(client.hash).encode()
@@ -55,13 +58,26 @@ async def gone(client: Client, side: DurableSide, found: HalfWay | None) -> list
     inbox = client.broker.inbox
     # What is still there, and not pending, is complete: the note is an old one.
     lost = [
-        one for one in missing(side.machine, found.sequences) if await stored.get_sequence(inbox, MESSAGES, one) is None
+        one
+        for one in missing(side.machine, [one for one in found.sequences if one > 0])
+        if await stored.get_sequence(inbox, MESSAGES, one) is None
     ]
     if lost:
         log.warning("%s: %d messages that it had half-way were removed from the stream", client, len(lost))
     for sequence in lost:
         side.machine.suspect(sequence, sequence)
-    return [packet_id(sequence) for sequence in lost]
+    replaced = [-one for one in found.sequences if one < 0 and not await _comes(client, -one)]
+    taken = {delivery.id for delivery in side.machine.queued if delivery.dup} | side.machine.releases.keys()
+    others = {retained_id(sequence) for sequence in replaced} - taken
+    return [packet_id(sequence) for sequence in lost] + sorted(others)
+
+
+async def _comes(client: Client, sequence: int) -> bool:
+    """Whether a retained message is sent again: it is what is retained still, and its replay goes on."""
+    record = client.record
+    if record is None or record.v5 is None or not any(cursor <= sequence for cursor in record.v5.replay.values()):
+        return False
+    return await stored.get_sequence(client.broker.inbox, RETAINED, sequence) is not None
 
 
 def missing(machine: DurableOutbound, sequences: list[int]) -> list[int]:

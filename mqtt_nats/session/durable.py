@@ -73,7 +73,6 @@ class DurableOutbound(Recalling):
         self._floor = -1
         """Not -1: messages after this sequence are others than those of the same sequences were before."""
         self._cleared: set[int] = set()
-        self._asked: set[int] = set()
 
     # -- what JetStream delivers --------------------------------------------------------------
 
@@ -225,7 +224,8 @@ class DurableOutbound(Recalling):
         if not self.open:
             return
         while self.others and len(self.inflight) + self.released < self.limit:
-            if self.others[0].id in self.inflight or self.others[0].id in self.releases:
+            first = self.others[0]
+            if first.id in self.inflight or first.id in self.releases or (first.qos == 2 and first.id in self._asked):
                 break
             self._send(self.others.popleft())
         waiting = self._waiting

@@ -34,6 +34,8 @@ class Unsequenced:
         """What waits for a place in the window."""
         self.reserved: set[int] = set()
         """Identifiers of messages of shared subscriptions that are not sent yet."""
+        self._asked: set[int] = set()
+        """Identifiers that the client is to give up first, where the next message is at QoS 2."""
         self._last_free = 0
 
     def pump(self) -> None:
@@ -54,7 +56,8 @@ class Unsequenced:
         for _ in range(RETAINED_SPACE):
             self._last_free = (self._last_free + 1) % RETAINED_SPACE
             identifier = RETAINED_BASE + self._last_free
-            if identifier not in self.inflight and identifier not in self.releases and identifier not in self.reserved:
+            taken = identifier in self.inflight or identifier in self.releases or identifier in self._asked
+            if not taken and identifier not in self.reserved:
                 self.reserved.add(identifier)
                 return identifier
         raise ProtocolError("no packet identifier is free")

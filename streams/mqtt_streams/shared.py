@@ -68,7 +68,7 @@ class Owner(NamedTuple):
 class HalfWay(NamedTuple):
     """QoS 2 messages that a client was sent and did not have whole.
 
-    `seq`: of this record; `sequences`: in `$MQTT_msgs`.
+    `seq`: of this record; `sequences`: in `$MQTT_msgs`, or negative in `$MQTT_rmsgs`.
     """
 
     seq: int
@@ -187,7 +187,9 @@ class SharedStore:
         halfway = None
         async for message in stored.scan(self._js, STREAM, assigned_subjects(client_hash)):
             if message.subject.endswith(_HALFWAY):
-                halfway = HalfWay(message.seq, [int(one) for one in message.payload.split(b",") if one.isdigit()])
+                halfway = HalfWay(
+                    message.seq, [int(one) for one in message.payload.split(b",") if one.removeprefix(b"-").isdigit()]
+                )
                 continue
             packet_id = headers.get_int(message.headers, _PACKET_ID)
             sequence = headers.get_int(message.headers, headers.SEQ)

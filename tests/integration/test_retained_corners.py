@@ -115,3 +115,21 @@ async def test_many_filters_get_all_of_it(connect: Connector, name: str) -> None
     await client.quiet()
     for topic in topics:
         await publisher.deliver(topic, b"", 1, retain=True)
+
+
+async def test_a_retained_message_that_is_removed_half_way(connect5: Connector5, name: str) -> None:
+    """The client knows its identifier, and takes another message for a repetition unless it gives that up first."""
+    publisher = await connect5(f"{name}-publisher")
+    await publisher.deliver(f"{name}/r", b"old", 2, retain=True)
+    client = await connect5(name, session_expiry_interval=60)
+    await client.subscribe(f"{name}/r", qos=2)
+    known = (await client.message(f"{name}/r", b"old")).packet_id
+    client.drop()
+    await publisher.deliver(f"{name}/r", b"", 0, retain=True)
+    client = await connect5(name, clean=False, session_expiry_interval=60)
+    await client.released(known)
+    await client.subscribe(f"$share/group/{name}/s", qos=2)
+    for number in range(3):
+        await publisher.deliver(f"{name}/s", b"%d" % number, 2)
+        await client.receive(f"{name}/s", b"%d" % number)
+    await client.quiet()
