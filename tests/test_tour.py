@@ -119,7 +119,8 @@ def test_mqtt_answers_nats(stage: Stage, tmp_path: Path) -> None:
     lamp = stage.shell.start(f"{sys.executable} {file}")
     watch = stage.shell.start("nats sub home.lamp.get")
     eventually(lambda: "Subscribing" in watch.text)
-    eventually(lambda: "on" in stage.shell.attempt(nats_request, 2), 20, what=f"an answer {lamp.text}")
+    # Not merely somewhere: nats says "no responders" as long as the lamp has not subscribed.
+    eventually(lambda: stage.shell.attempt(nats_request, 2).strip() == "on", 20, what=f"an answer {lamp.text}")
     printed = stage.shell.run(nats_request).strip() + "\n" + stage.shell.run(mqtt_request)
     assert printed == text
 
