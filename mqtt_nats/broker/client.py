@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.access.authenticator import ANONYMOUS
 from mqtt_nats.broker.authenticating import Authentication, begin
-from mqtt_nats.broker.closing import farewell, leave
+from mqtt_nats.broker.closing import fall_silent, farewell, leave
 from mqtt_nats.broker.greeting import TERMS, Terms, goodbye, refusal, terms
 from mqtt_nats.broker.inbound import Inbound
 from mqtt_nats.broker.membership import Membership
@@ -116,8 +116,7 @@ class Client(Member):
 
     def __init__(self, broker: Broker, connection: Connection, access: Door) -> None:
         super().__init__(connection.outlet, False, False)
-        self.broker, self.connection = broker, connection
-        self.state = State.NEW
+        self.broker, self.connection, self.state = broker, connection, State.NEW
         self.terms: Terms = TERMS
         """What a 5.0 client has asked for in CONNECT."""
         self.hash = self.token = ""
@@ -492,9 +491,10 @@ class Client(Member):
             self.authentication.lost()
         if self.expires is not None:
             self.expires.cancel()
-        if self.epoch:
-            leave_will(self)
+        leave_will(self)
         if self._task is None:
             leave(self)
-        elif self._idle:
+            return
+        fall_silent(self)
+        if self._idle:
             self._task.cancel()

@@ -108,6 +108,19 @@ async def renew_backstops(side: DurableSide) -> None:
     await asyncio.gather(*(update_consumer(side.client.broker.inbox, MESSAGES, one) for one in consumers))
 
 
+def fall_silent(client: Client) -> None:
+    """The connection has ended, and a job still runs: what comes meanwhile is not said to have been sent."""
+    side = client.durable_side
+    if side is None or not side.machine.open:
+        return
+    if side.keeper is not None:
+        side.keeper.look_back()
+    side.machine.close()
+    for attachment in side.attachments.values():
+        if not attachment.source.end:
+            client.broker.link.unsubscribe_raw(attachment.sid)
+
+
 def leave(client: Client) -> None:
     """Leave everything in order; the last thing that a client does."""
     broker = client.broker

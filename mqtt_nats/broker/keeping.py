@@ -151,8 +151,7 @@ class Keeper:
         side = self.client.durable_side
         if self.taking and broker.live is not None and side is not None:
             ledger.reached = max(ledger.reached, broker.live.reached(side))
-        if self.perhaps and side is not None and side.keeper is self and side.machine.past_all(self.perhaps):
-            self.perhaps = 0
+        self.look_back()
         reached, pending, released = ledger.begin()
         position = Position(
             self._id,
@@ -175,6 +174,12 @@ class Keeper:
             self.give_up()
             self.client.end(QuotaExceeded(f"its position cannot be stored: {error}"))
         broker.link.kick()
+
+    def look_back(self) -> None:
+        """See whether consumers have brought all that an earlier connection may have sent."""
+        side = self.client.durable_side
+        if self.perhaps and side is not None and side.keeper is self and side.machine.past_all(self.perhaps):
+            self.perhaps = 0
 
     def stored(self, sequence: int) -> None:
         """The write that was under way is stored."""

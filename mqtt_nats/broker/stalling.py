@@ -209,6 +209,8 @@ async def _wake(client: Client, side: DurableSide, stall: Stall) -> None:
     for one in attachments:
         # What had to come again after a loss has come with everything else.
         side.machine.release_held(one.source, Source.RETURNING)
+    if not client.alive:
+        return
     side.stall = None
     log.info("%s reads again", client)
     bound(side)

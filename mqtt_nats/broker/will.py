@@ -133,7 +133,7 @@ def drop_will(client: Client) -> Done | None:
 def leave_will(client: Client) -> None:
     """The connection has ended without DISCONNECT: publish the will, now or when its delay is over."""
     will, client.will = client.will, None  # [MQTT-3.1.2-10] (3.1.1, 5.0)
-    if will is None:  # [MQTT-3.1.2-12] (3.1.1)
+    if will is None or not client.epoch:  # [MQTT-3.1.2-12] (3.1.1)
         return
     broker = client.broker
     if client.taken:

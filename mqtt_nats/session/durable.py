@@ -343,6 +343,10 @@ class DurableOutbound(Recalling):
         self.open = True
         self.pump()
 
+    def close(self) -> None:
+        """The connection has ended: what comes from now on waits."""
+        self.open = False
+
     # -- what the client acknowledges -----------------------------------------------------------
 
     def acknowledged(self, kind: int, ids: list[int], failed: bool = False) -> None:

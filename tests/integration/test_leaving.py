@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from mqtt_nats.broker.leaving import LEFT
+from mqtt_nats.codec import Subscribe, Subscription
 from tests.chaos.points.proxy import Action, NatsProxy
 from tests.conftest import GatewayFactory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
+from tests.harness.rawclient import PUBACK
 from tests.integration.conftest import Connector, Connector5, Stored, position
 
 WINDOW = 5
@@ -155,3 +157,38 @@ async def test_a_gateway_that_stands_still_is_not_waited_for_long(
     await publisher.deliver(name, b"y", 1)
     await client.complete(await client.message(name, b"y", dup=False))
     await client.quiet()
+
+
+@pytest.mark.parametrize("held", ["$JS.API.CONSUMER.INFO.$MQTT_msgs.", "$JS.API.CONSUMER.DURABLE.CREATE.$MQTT_msgs."])
+async def test_a_connection_ends_while_its_gateway_waits_for_an_answer(
+    connect5: Connector5, name: str, stored: Stored, gateway: Gateway, late: Gateway, proxy: NatsProxy, held: str
+) -> None:
+    """What comes after it has not been sent: neither by a consumer, in the first case, nor by the shared reader.
+
+    [MQTT-3.3.1-1] [MQTT-3.3.2-5] (5.0)
+    """
+    options: dict[str, Any] = {"clean": False, "session_expiry_interval": 300}
+    joins = "INFO" in held
+    client = await connect5(name, to=late, **options)
+    if not joins:
+        await client.subscribe(name, qos=1)
+        await stored.live(name)
+    trap = proxy.set("answer", held, Action.DROP)
+    if joins:  # becoming live begins with such a question
+        await client.subscribe(name, qos=1)
+    else:
+        client.send(Subscribe(7, (Subscription(f"{name}/more", 1),)))
+    await asyncio.wait_for(trap.sprung.wait(), 30)
+    await client.disconnect5()
+    publisher = await connect5(f"{name}-publisher", to=late)
+    ids = [
+        publisher.publish5(name, b"short", 1, message_expiry_interval=1),
+        publisher.publish5(name, b"long", 1),
+    ]
+    await publisher.expect_ack(PUBACK, *ids)
+    await asyncio.sleep(1.1)  # until the first one has expired
+    await stored.detached(name)
+    client = await connect5(name, to=gateway, **options)
+    await client.complete(await client.message(name, b"long", dup=False))
+    await client.quiet()
+    await stored.settled(name)
