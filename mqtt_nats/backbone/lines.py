@@ -23,6 +23,11 @@ def size_of(frame: bytes) -> int:
     return int(frame[: frame.index(b"\r\n")].rpartition(b" ")[2])
 
 
+def subject_of(frame: bytes) -> str:
+    """The subject of a PUB or HPUB, for people to read: no more of it than fits into a line."""
+    return frame.split(b" ", 2)[1][:200].decode(errors="replace")
+
+
 def denied(line: bytes) -> tuple[bool, bytes] | None:
     """What an `-ERR` does not permit: whether it is a publish (else a subscription), and the subject."""
     found = _DENIED.search(line)

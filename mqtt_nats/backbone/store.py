@@ -23,7 +23,7 @@ import orjson
 from mypy_extensions import mypyc_attr
 
 from mqtt_nats import natstime
-from mqtt_nats.backbone.lines import MESSAGE_ID, message_id, size_of
+from mqtt_nats.backbone.lines import MESSAGE_ID, message_id, size_of, subject_of
 from mqtt_nats.backbone.link import Link
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
@@ -233,7 +233,8 @@ class Store:
                 self.unheard = self.unheard or error is None
                 if token == self._probed:
                     self._cancel_probe()
-                self.stall("nobody answers" if error is None else str(error))
+                reason = "nobody answers" if error is None else str(error)
+                self.stall(f"{reason}, on {subject_of(op.frame)}")
                 return
             self._end(token, op)
             op.failed(error)
@@ -475,7 +476,7 @@ class Store:
                     continue
                 if now - op.born > ACK_TIMEOUT:
                     if not op.optional:
-                        self.stall(f"no answer for {ACK_TIMEOUT:g} s")
+                        self.stall(f"no answer for {ACK_TIMEOUT:g} s, on {subject_of(op.frame)}")
                         break
                     # What it was addressed to went away before it could answer: now nobody does.
                     op.born = now

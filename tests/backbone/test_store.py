@@ -225,7 +225,7 @@ async def test_a_late_ack_of_an_earlier_store_confirms_no_other() -> None:
         b'{"error":{"code":409,"err_code":10158,"description":"duplicate message id is in process"}}',
     ],
 )
-async def test_no_leader(error: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_leader(error: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Stop, probe with the oldest, then send everything again in order before anything new."""
     monkeypatch.setattr(module, "PROBE_FIRST", 0.01)
     monkeypatch.setattr(module, "PROBE_MOST", 0.02)
@@ -235,6 +235,7 @@ async def test_no_leader(error: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench.sent() == ["a", "b", "c"]
     bench.answer("b", error, NO_RESPONDERS if not error else b"")
     assert bench.store.stalled
+    assert ", on s; 3 publishes wait" in caplog.text, "whoever reads it knows which stream it is about"
     assert bench.log == [], "nothing has failed"
     bench.put("d")
     await aeventually(lambda: len(bench.link.out) >= 1)
@@ -479,7 +480,7 @@ async def test_what_is_stale_is_not_sent_again() -> None:
     assert len(bench.store.pending) == 2
 
 
-async def test_a_store_behind_one_that_is_withheld_is_missed() -> None:
+async def test_a_store_behind_one_that_is_withheld_is_missed(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
     bench.put("first")
     bench.store.offline()
@@ -489,6 +490,7 @@ async def test_a_store_behind_one_that_is_withheld_is_missed() -> None:
     for passed in (1, ACK_TIMEOUT + 2):
         bench.store.tick(bench.store.now + passed)
     assert bench.store.stalled
+    assert "no answer for 5 s, on s; 2 publishes wait" in caplog.text
     bench.store.offline()
 
 
