@@ -5,7 +5,6 @@ The JSON files are what `nats stream add --config <file>` reads. `max_consumers`
 subscription is a number of its own because nats-server 2.15 takes -1 as 1,000.
 """
 
-import asyncio
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -50,18 +49,11 @@ _TOO_FEW: Final = (10005, 10074)
 _STREAM_NOT_FOUND: Final = 10059
 _NAME_IN_USE: Final = 10058
 _SUBJECTS_OVERLAP: Final = 10065
-_STORE_FAILED: Final = 10049
 _SWITCHES: Final = ("allow_direct", "allow_msg_ttl", "allow_msg_schedules")
 _NS: Final = 1_000_000_000
 
 IDS_WINDOW: Final = 30 * _NS
 """Duplicate window where every message has an id: each costs the server memory for as long."""
-
-STORE_TRIES: Final = 10
-"""Attempts to make a stream: nats-server may still be removing the files of one of that name."""
-
-STORE_STEP = 0.05
-"""Seconds between two of them."""
 
 _DURATIONS: Final = ("max_age", "duplicate_window", "subject_delete_marker_ttl")
 _UNITS: Final = (("d", 86400 * _NS), ("h", 3600 * _NS), ("m", 60 * _NS), ("s", _NS), ("ms", 1_000_000))
@@ -260,7 +252,7 @@ async def _create(js: JetStream, definition: dict[str, Any], level: _Replicas) -
     if stream in NEVER_AGAIN:
         definition = definition | {"first_seq": time.time_ns() // 1000}  # nobody stores a million per second
     try:
-        return await make_stream(js, definition)
+        config: dict[str, Any] = (await _request(js, "CREATE", stream, definition))["config"]
     except ApiError as error:
         if error.err_code == _NAME_IN_USE:
             return None
@@ -268,26 +260,7 @@ async def _create(js: JetStream, definition: dict[str, Any], level: _Replicas) -
             raise await _overlap(js, stream, definition["subjects"][0]) from None
         level.refused(error)
         raise StreamSetupError(_refusal(f"stream {stream} cannot be created", error)) from None
-
-
-async def make_stream(js: JetStream, definition: dict[str, Any]) -> dict[str, Any]:
-    """Create a stream, also where one of that name has just been removed; returns its configuration.
-
-    Raises:
-        ApiError: JetStream refuses it.
-        NotAnswering: there is nobody to ask.
-    """
-    tries = 1
-    while True:
-        try:
-            config: dict[str, Any] = (await _request(js, "CREATE", definition["name"], definition))["config"]
-        except ApiError as error:
-            if error.err_code != _STORE_FAILED or tries == STORE_TRIES:
-                raise
-        else:
-            return config
-        tries += 1
-        await asyncio.sleep(STORE_STEP)
+    return config
 
 
 async def _overlap(js: JetStream, stream: str, subject: str) -> StreamSetupError:

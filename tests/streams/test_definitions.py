@@ -18,7 +18,6 @@ from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.broker.operations import NO_ROOM
 from mqtt_nats.config import Settings
 from mqtt_nats.linking import connect_link
-from mqtt_streams import definitions
 from mqtt_streams.api import ApiError, Reply, call, publish
 from mqtt_streams.consumers import ConsumerRef, create_consumer
 from mqtt_streams.definitions import (
@@ -30,7 +29,6 @@ from mqtt_streams.definitions import (
     StreamSetupError,
     ensure_streams,
     load_definition,
-    make_stream,
     shown,
     with_ids,
 )
@@ -58,7 +56,7 @@ async def config_of(js: NatsPyJetStream, stream: str) -> dict[str, Any]:
 
 async def create(js: NatsPyJetStream, stream: str, **changes: object) -> None:
     definition = load_definition(stream) | changes
-    await make_stream(js, {key: value for key, value in definition.items() if value is not None})
+    await call(js, f"STREAM.CREATE.{stream}", {key: value for key, value in definition.items() if value is not None})
 
 
 def test_definitions_are_what_the_nats_cli_reads() -> None:
@@ -549,31 +547,3 @@ class UnderWay:
 async def test_a_stream_that_is_being_made_is_waited_for() -> None:
     with pytest.raises(NotAnswering, match="is being made"):
         await ensure_streams(UnderWay())
-
-
-class Removing:
-    """JetStream while it still removes the files of a stream: a few times, or for ever."""
-
-    api_prefix = "$JS.API"
-
-    def __init__(self, times: int) -> None:
-        self.left = times
-
-    async def request(
-        self, subject: str, payload: bytes = b"", headers: bytes = b"", *, timeout: float = 5.0, reply: str = ""
-    ) -> Reply:
-        self.left -= 1
-        error = {"code": 500, "err_code": 10049, "description": "error creating store for stream"}
-        return Reply("", b"", orjson.dumps({"error": error} if self.left >= 0 else {"config": {"name": "x"}}))
-
-    def stream(self, subject: str, payload: bytes = b"", *, timeout: float = 5.0) -> AsyncGenerator[Reply, None]:
-        raise AssertionError(subject)
-
-
-async def test_a_stream_whose_namesake_is_being_removed_is_made_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(definitions, "STORE_STEP", 0.0)
-    assert await make_stream(Removing(3), {"name": "x"}) == {"name": "x"}
-    endless = Removing(1000)
-    with pytest.raises(ApiError, match="creating store"):
-        await make_stream(endless, {"name": "x"})
-    assert endless.left == 1000 - definitions.STORE_TRIES
