@@ -44,6 +44,7 @@ from mqtt_streams.definitions import (
     BY_SIZE,
     EnsureReport,
     NotAnswering,
+    StillThere,
     StreamSetupError,
     ensure_streams,
     shown,
@@ -63,6 +64,9 @@ LOOK_AGAIN: Final = 1.0
 
 ELECTION: Final = 30.0
 """Seconds in which the JetStream of a cluster must have a leader when the gateway starts."""
+
+REMOVED: Final = 2.5
+"""Seconds in which the files of streams must be gone that were removed just before."""
 
 GROWN: Final = 30.0
 """Seconds between two looks whether the cluster has become large enough for more replicas."""
@@ -164,12 +168,15 @@ class Tenant:
 
     async def _first_look(self, inbox: Inbox) -> EnsureReport:
         """Prepare the streams, as soon as a cluster that is just being started has elected its leaders."""
-        deadline = asyncio.get_running_loop().time() + ELECTION
+        begun = asyncio.get_running_loop().time()
         while True:
             try:
                 return await self._ensure_streams(inbox)
             except NotAnswering as error:
-                if not self.link._server_info.get("cluster") or asyncio.get_running_loop().time() > deadline:
+                patience = ELECTION if self.link._server_info.get("cluster") else 0.0
+                if isinstance(error, StillThere):
+                    patience = REMOVED
+                if asyncio.get_running_loop().time() > begun + patience:
                     raise
                 log.info("%s%s", self._of, " ".join(str(error).split()))
             await asyncio.sleep(LOOK_AGAIN)

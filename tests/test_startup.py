@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import nats
 import pytest
@@ -14,6 +15,7 @@ from nats.js.api import RetentionPolicy, StreamConfig
 from mqtt_nats.config import Settings
 from mqtt_nats.ctl.connecting import connected
 from mqtt_nats.errors import StartupError
+from tests.chaos.points.proxy import Action, NatsProxy
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
@@ -121,6 +123,26 @@ def test_a_password_in_the_url_is_not_shown(nats_factory: NatsFactory, gateway_f
     line = refusal(gateway_factory, server.url.replace("://", "://gateway:hunter2@"))
     assert "hunter2" not in line
     assert "credentials" in line
+
+
+async def test_the_files_of_a_stream_that_was_just_removed_are_still_there(
+    nats_factory: NatsFactory, gateway_factory: GatewayFactory
+) -> None:
+    proxy = NatsProxy(nats_factory().port, lambda: None)
+    await proxy.start()
+    trap = proxy.set("answer", "$JS.API.STREAM.CREATE.$MQTT_sess", Action.ALTER)
+
+    def refuse(answer: dict[str, Any]) -> None:
+        answer.clear()
+        answer["error"] = {"code": 500, "err_code": 10049, "description": "error creating store for stream"}
+
+    trap.alter = refuse
+    gateway = gateway_factory(proxy.url, start=False)
+    await asyncio.to_thread(gateway.start)
+    assert trap.sprung.is_set()
+    assert "$MQTT_sess cannot be created: error creating store for stream" in gateway.log
+    await asyncio.to_thread(gateway.term)
+    await proxy.close()
 
 
 async def test_a_stream_that_contradicts_ours(nats_factory: NatsFactory, gateway_factory: GatewayFactory) -> None:

@@ -49,6 +49,7 @@ _TOO_FEW: Final = (10005, 10074)
 _STREAM_NOT_FOUND: Final = 10059
 _NAME_IN_USE: Final = 10058
 _SUBJECTS_OVERLAP: Final = 10065
+_STORE_FAILED: Final = 10049
 _SWITCHES: Final = ("allow_direct", "allow_msg_ttl", "allow_msg_schedules")
 _NS: Final = 1_000_000_000
 
@@ -91,6 +92,10 @@ class StreamConflict(StreamSetupError):
 
 class NotAnswering(StreamSetupError):
     """JetStream does not answer; it may a little later, when a leader is elected, or somebody else's stream is made."""
+
+
+class StillThere(NotAnswering):
+    """nats-server may still be removing the files of a stream of the same name."""
 
 
 class _TooFew(Exception):
@@ -258,6 +263,8 @@ async def _create(js: JetStream, definition: dict[str, Any], level: _Replicas) -
             return None
         if error.err_code == _SUBJECTS_OVERLAP:
             raise await _overlap(js, stream, definition["subjects"][0]) from None
+        if error.err_code == _STORE_FAILED:
+            raise StillThere(_refusal(f"stream {stream} cannot be created", error)) from None
         level.refused(error)
         raise StreamSetupError(_refusal(f"stream {stream} cannot be created", error)) from None
     return config

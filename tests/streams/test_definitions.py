@@ -39,6 +39,7 @@ from mqtt_streams.sessions import SessionStore
 from tests.harness.cluster import Cluster
 from tests.harness.nats import make_server
 from tests.harness.paho import stop
+from tests.harness.waiting import aeventually
 from tests.streams.support import NatsPyJetStream, StreamsServer
 
 Start: TypeAlias = Callable[[str], StreamsServer]
@@ -56,7 +57,19 @@ async def config_of(js: NatsPyJetStream, stream: str) -> dict[str, Any]:
 
 async def create(js: NatsPyJetStream, stream: str, **changes: object) -> None:
     definition = load_definition(stream) | changes
-    await call(js, f"STREAM.CREATE.{stream}", {key: value for key, value in definition.items() if value is not None})
+    wanted = {key: value for key, value in definition.items() if value is not None}
+
+    async def made() -> bool:
+        """The files of the one that was removed before the test may be there still."""
+        try:
+            await call(js, f"STREAM.CREATE.{stream}", wanted)
+        except ApiError as error:
+            if error.err_code != 10049:
+                raise
+            return False
+        return True
+
+    await aeventually(made)
 
 
 def test_definitions_are_what_the_nats_cli_reads() -> None:
