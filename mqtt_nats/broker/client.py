@@ -466,6 +466,7 @@ class Client(Member):
     def close(self) -> None:
         """Close the connection; :meth:`lost` does the rest."""
         self.connection.close()
+        fall_silent(self)
 
     def taken_over(self) -> None:
         """Another connection has claimed the session: end at once, and touch nothing of what is stored."""
@@ -481,8 +482,7 @@ class Client(Member):
     def lost(self) -> None:
         """The socket is closed, or is about to be. Called more than once.
 
-        A job that is running is not interrupted, unless it waits for NATS or the session has gone to somebody else:
-        a write of the session record that is under way decides what there is to be left in order.
+        A running job goes on, unless it waits for NATS or the session has moved: its write says what is to be left.
         """
         if self.state is State.ENDED:
             return

@@ -109,13 +109,15 @@ async def renew_backstops(side: DurableSide) -> None:
 
 
 def fall_silent(client: Client) -> None:
-    """The connection has ended, and a job still runs: what comes meanwhile is not said to have been sent."""
+    """The connection is closed: what comes before the session is left is not said to have been sent."""
     side = client.durable_side
-    if side is None or not side.machine.open:
+    if side is None or not side.machine.begun:
         return
     if side.keeper is not None:
         side.keeper.look_back()
     side.machine.close()
+    if client.alive:
+        return
     for attachment in side.attachments.values():
         if not attachment.source.end:
             client.broker.link.unsubscribe_raw(attachment.sid)

@@ -21,6 +21,7 @@ from mqtt_nats.broker.keeping import OWED, TAKEN, Keeper
 from mqtt_nats.broker.ownership import still_owner
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.session.delivery import Source
+from mqtt_nats.session.recalling import EVER
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.consumers import (
@@ -52,8 +53,6 @@ SETTING: Final = 30.0
 
 ROUNDS: Final = 10
 """Attempts to write a position over one that an earlier owner writes at the same time."""
-
-EVER: Final = 1 << 62
 
 # JetStream keeps at most max_ack_pending per consumer in flight; the sum of all is bounded only by the identifiers.
 WINDOW: Final = 32768
@@ -250,7 +249,9 @@ async def recall(client: Client, side: DurableSide) -> set[str]:
         side.keeper = keeper
         machine.not_sent(one for one in position.unsent if one <= valid)
         keeper.live = set(position.live)
-        keeper.clean, keeper.unsent = position.clean, position.unsent
+        keeper.clean, keeper.unsent, keeper.most = position.clean, position.unsent, position.most
+        if position.clean and position.most >= 0:
+            machine.sent_at_most(min(position.most, valid))
         if await _set_consumers(client, side, keeper, live) and await keeper.flush():
             break
         if not await still_owner(client):

@@ -99,6 +99,8 @@ class Keeper:
         """Up to this sequence an earlier connection may have sent what consumers have yet to bring; 0: nothing."""
         self.unsent: list[int] = []
         """What was taken, or was brought by consumers, and was never sent."""
+        self.most = -1
+        """After this sequence nothing was sent; -1: that is not known."""
         self.strict = False
         """Whoever has written meanwhile is right."""
         self.lost = False
@@ -164,6 +166,7 @@ class Keeper:
             self.perhaps,
             self.unsent,
             broker.identity,
+            self.most if self.clean else -1,
         ).encode()
         self._writing = position
         self._begun = Fresh(broker.link)

@@ -15,6 +15,7 @@ from mqtt_nats.backbone.store import Silent
 from mqtt_nats.broker.attaching import STEP
 from mqtt_nats.broker.grounding import SETTING, all_done, parts, stop
 from mqtt_nats.broker.keeping import PROOFS, Fresh
+from mqtt_nats.session.recalling import EVER
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -131,7 +132,10 @@ def leave_position(client: Client, side: DurableSide) -> None:
         broker.live.forget(client)
     if keeper is None or keeper.lost:
         return
-    keeper.unsent = sorted(side.machine.unsent())[:UNSENT]
+    machine = side.machine
+    keeper.unsent = sorted(machine.unsent())[:UNSENT]
+    most = max(machine.most, keeper.ledger.reached) if machine.begun else machine.most
+    keeper.most = most if most < EVER else -1
     consumers = [one.consumer for one in side.attachments.values() if one.source.live]
     broker.leaving.add(
         client.hash, broker.spawn(_farewell(client, keeper, consumers), f"position of {client.client_id}")

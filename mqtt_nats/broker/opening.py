@@ -300,5 +300,5 @@ def _prepare(client: Client, connect: Connect, known: SessionRecord | None) -> b
     if continued:
         client.durable_side.point_anew()
     else:
-        client.durable_side.machine.open = True
+        client.durable_side.machine.begin()
     return continued

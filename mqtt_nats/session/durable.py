@@ -80,7 +80,8 @@ class DurableOutbound(Recalling):
         """A consumer has delivered a message that this session takes through this source at ``qos``."""
         # JetStream has forgotten that it delivered this, as a server that was killed does.
         forgotten = attempt == 1 and sequence <= source.first
-        again = forgotten or attempt > 1 or sequence <= max(source.last, self.ended) or sequence in self._owed
+        passed = sequence <= max(source.last, self.ended)
+        again = forgotten or attempt > 1 or passed or sequence in self._owed
         self._seen(source, sequence, attempt)
         identifier = sequence % ID_SPACE + 1
         known = self._find(sequence)
@@ -102,7 +103,8 @@ class DurableOutbound(Recalling):
         ):
             self.ports.ack(reply)
             return
-        dup = (attempt > 1 or sequence <= self._perhaps) and sequence not in self._unsent
+        before = attempt > 1 and (sequence <= self._most or (self.begun and passed))
+        dup = (before or sequence <= self._perhaps) and sequence not in self._unsent
         if self._wary and not self._suspect:
             self._wary = any(max(one.last, one.clear) < self._perhaps for one in self.sources)
         delivery = Delivery(source, sequence, identifier, qos, body, reply, dup)
@@ -169,7 +171,8 @@ class DurableOutbound(Recalling):
             known.reply = reply
         else:
             known.others = [*(known.others or ()), reply]
-        if attempt > 1 and self._perhaps_sent(known) and not source.been(known.sequence):
+        before = attempt > 1 and known.sequence <= self._most
+        if before and self._perhaps_sent(known) and not source.been(known.sequence):
             known.dup, known.qos = True, qos
 
     def passed_over(self, source: Source, sequence: int, attempt: int, reply: bytes) -> None:
@@ -340,12 +343,8 @@ class DurableOutbound(Recalling):
         """
         for identifier in self.releases:
             self.ports.send(ack_bytes(PUBREL, identifier))
-        self.open = True
+        self.open = self.begun = True
         self.pump()
-
-    def close(self) -> None:
-        """The connection has ended: what comes from now on waits."""
-        self.open = False
 
     # -- what the client acknowledges -----------------------------------------------------------
 

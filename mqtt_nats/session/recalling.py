@@ -15,6 +15,8 @@ from mqtt_nats.session.delivery import SENT, WAITING, Delivery, Source
 from mqtt_nats.session.ports import NOWHERE, Ports
 from mqtt_nats.session.unsequenced import Unsequenced
 
+EVER: Final = 1 << 62
+
 PAST: Final = 4096
 """Sequences that are remembered of subscriptions that are no more."""
 
@@ -43,6 +45,12 @@ class Recalling(Unsequenced):
         """Sequences that were completed last by subscriptions which are no more."""
         self._unsent: set[int] = set()
         """Sequences that were taken and not sent: when they come again it is for the first time."""
+        self.begun = False
+        """Something may have been sent on this connection."""
+        self._most = EVER
+        """What is known to come after all that earlier connections have sent."""
+        self._forgotten = 0
+        """How far subscriptions had come that are complete."""
 
     def sent_perhaps(self, last: int) -> None:
         """Up to ``last`` an earlier connection may have sent what is delivered for the first time: it has DUP."""
@@ -56,6 +64,26 @@ class Recalling(Unsequenced):
     def not_sent(self, sequences: Iterable[int]) -> None:
         """What an earlier connection had taken, and has not sent: these and no others."""
         self._unsent = set(sequences)
+
+    def begin(self) -> None:
+        """A session begins: nothing was ever sent."""
+        self.open = self.begun = True
+        self._most = 0
+
+    def close(self) -> None:
+        """The connection has ended: what comes from now on waits."""
+        self.open = False
+
+    def sent_at_most(self, last: int) -> None:
+        """Earlier connections have sent nothing after ``last``, however often a consumer may have tried."""
+        self._most = last
+
+    @property
+    def most(self) -> int:
+        """After this sequence nothing was sent, now or before; :data:`EVER` where that is not known."""
+        if not self.begun:
+            return self._most
+        return max(self._forgotten, self.ended, *(source.last for source in self.sources), 0)
 
     def unsent(self) -> set[int]:
         """Sequences that were taken, wait for a place in the window or to come again, and have never been sent."""
@@ -148,11 +176,13 @@ class Recalling(Unsequenced):
         """A subscription that has ended is complete: its consumer is no more."""
         if source in self.sources:
             self.sources.remove(source)
+            self._forgotten = max(self._forgotten, source.last)
             self._past.extend(source.done)
 
     def begin_anew(self) -> None:
         """The stream counts from 1 again."""
-        self.ended = 0
+        self.ended = self._forgotten = 0
+        self._most = EVER
         self._past.clear()
         self._unsent.clear()
 

@@ -32,6 +32,7 @@ class Position:
     `released`: packet identifiers for which the client has sent PUBREC, with the sequence of their message.
     `perhaps`: up to this sequence an earlier connection may have sent more than that; 0 = none has.
     `unsent`: what was taken or delivered, and never sent, as far as that is known. `gateway`: who has written this.
+    `most`: where it is clean, nothing after this was sent, however often it was delivered; -1 = that is not known.
     """
 
     id: str
@@ -44,6 +45,7 @@ class Position:
     perhaps: int = 0
     unsent: list[int] = field(default_factory=list)
     gateway: str = ""
+    most: int = -1
 
     def encode(self) -> bytes:
         """The stored JSON."""
@@ -60,6 +62,7 @@ class Position:
                 "perhaps": self.perhaps,
                 "unsent": self.unsent,
                 "gateway": self.gateway,
+                "most": self.most,
             }
         )
 
@@ -79,6 +82,7 @@ def decode(data: bytes) -> Position | None:
             value.get("perhaps", 0),
             list(value.get("unsent", ())),
             value.get("gateway", ""),
+            value.get("most", -1),
         )
     except (ValueError, KeyError, TypeError):
         return None
@@ -89,6 +93,7 @@ def decode(data: bytes) -> Position | None:
         *position.pending,
         *position.released.values(),
         *position.unsent,
+        position.most + 1 if type(position.most) is int else None,
     ]
     usable = (
         all(type(text) is str for text in texts)

@@ -29,6 +29,8 @@ class DurableSession(RuleBasedStateMachine):
     gateway: Gateway
     stalled = False
     """What the client does not read has been given up; its consumers have nowhere to deliver to."""
+    left: tuple[set[int], int] | None = None
+    """What a connection that was left in order has never sent, and after which sequence nothing was sent at all."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,6 +134,7 @@ class DurableSession(RuleBasedStateMachine):
         """The client's connection breaks and it comes back; what the gateway has told NATS arrives."""
         while self.gateway.to_nats:
             self.world.serve(self.gateway)
+        self.left = self.gateway.machine.unsent(), self.gateway.machine.most
         self.crash(0, read)
 
     @rule(served=st.integers(0, 3))
@@ -241,6 +244,10 @@ class DurableSession(RuleBasedStateMachine):
         gateway = self.gateway = Gateway(self.world, LIMIT)
         world = self.world
         machine = gateway.machine
+        left, self.left = self.left, None
+        if left is not None:
+            machine.not_sent(left[0])
+            machine.sent_at_most(left[1])
         for record in world.records:
             machine.owe(record.id, record.sequence)
         world.attach_records()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from mqtt_nats.session.durable import packet_id
+from mqtt_nats.session.recalling import EVER
 from tests.session.test_durable import PUBACK, PUBCOMP, PUBREC, session, source
 
 
@@ -30,6 +31,64 @@ def test_what_was_not_sent_has_no_dup_however_often_it_comes() -> None:
             machine.arrived(one, sequence, attempt, b"", None, 1)
     machine.start()
     assert [call[1:] for call in ports.take() if call[0] == "publish"] == [(5, 1, True), (6, 1, False)]
+
+
+def test_what_was_on_its_way_to_a_connection_that_has_ended_was_not_sent() -> None:
+    """A consumer has delivered it before, to nobody; the connection has left word of how far it came."""
+    one, other = source(), source()
+    machine, _ = session(one, other)
+    machine.arrived(one, 5, 1, b"", None, 1)
+    machine.arrived(other, 6, 1, b"", None, 1)
+    assert machine.most == 6
+    machine.close()
+    machine.arrived(other, 8, 1, b"", None, 1)
+    assert (machine.most, machine.unsent()) == (8, {8})
+    most = machine.most
+    again = source()
+    machine, ports = session(again, started=False)
+    machine.sent_at_most(most)
+    for sequence in (5, 6, 9):
+        machine.arrived(again, sequence, 2, b"", None, 1)
+    assert machine.most == most, "it has not sent anything, either"
+    machine.start()
+    machine.arrived(again, 10, 2, b"", None, 1)
+    machine.arrived(again, 11, 1, b"", None, 1)
+    found = [call[1:] for call in ports.take() if call[0] == "publish"]
+    assert found == [(5, 1, True), (6, 1, True), (9, 1, False), (10, 1, False), (11, 1, False)]
+    assert machine.most == 11
+
+
+def test_what_a_consumer_had_passed_before_the_connection_began_to_send_may_have_been_sent() -> None:
+    """However far the connection before it says that it came: it is late, and nothing tells what became of it."""
+    one = source()
+    machine, ports = session(one, started=False)
+    machine.sent_at_most(5)
+    one.last = 7
+    machine.start()
+    machine.arrived(one, 6, 2, b"", None, 1)
+    machine.arrived(one, 8, 2, b"", None, 1)
+    assert [call[1:] for call in ports.take() if call[0] == "publish"] == [(6, 1, True), (8, 1, False)]
+
+
+def test_how_far_a_connection_came_is_not_known_where_nobody_has_left_word() -> None:
+    """Nor in a stream that begins anew, nor of a subscription that is complete."""
+    one, ended = source(), source()
+    machine, ports = session(one, ended, started=False)
+    assert machine.most == EVER
+    machine.arrived(one, 5, 2, b"", None, 1)
+    machine.start()
+    assert ports.take() == [("publish", 5, 1, True)]
+    machine.arrived(ended, 9, 1, b"", None, 1)
+    machine.acknowledged(PUBACK, [packet_id(9)])
+    machine.drain(ended)
+    machine.forget(ended)
+    assert machine.most == 9
+    machine.sent_at_most(3)
+    machine.begin_anew()
+    one.begin_anew()
+    ports.take()
+    machine.arrived(one, 4, 2, b"", None, 1)
+    assert ports.take() == [("publish", 4, 1, True)]
 
 
 def test_what_an_ended_subscription_brings_late_was_sent_through_another() -> None:

@@ -23,6 +23,7 @@ POSITIONS = st.builds(
     SEQUENCES,
     st.lists(SEQUENCES, max_size=5),
     st.text(max_size=10),
+    st.integers(-1, 2**63 - 2),
 )
 
 GOOD = orjson.loads(Position("a", "b", ["c"], True, 5, {4: 1, 3: 2}, {7: 2}).encode())
@@ -55,6 +56,9 @@ def test_what_is_written_is_read(position: Position) -> None:
         {"unsent": 5},
         {"unsent": [-1]},
         {"gateway": 5},
+        {"most": -2},
+        {"most": None},
+        {"most": True},
     ],
     ids=str,
 )
