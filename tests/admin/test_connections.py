@@ -89,21 +89,27 @@ def test_a_browser_that_has_vanished_is_not_counted(admin: Admin) -> None:
         f"Sec-WebSocket-Protocol: mqtt-nats, token.{token}\r\n\r\n"
     )
 
-    def let_in() -> bool:
-        with opened(admin, ask.encode()) as page:
-            said = b""
-            while b"connected" not in said and b"pages are here" not in said:
-                some = page.recv(65_536)
-                assert some, said
-                said += some
+    def let_in(page: socket.socket) -> bool:
+        said = b""
+        while b"connected" not in said and b"pages are here" not in said:
+            some = page.recv(65_536)
+            assert some, said
+            said += some
         return b"connected" in said
 
-    eventually(let_in, PATIENCE, what="the gateway")
-    with opened(admin, ask.encode()) as vanished:
-        while b"connected" not in vanished.recv(65_536):
-            pass
-        assert not let_in()
-        eventually(let_in, 10, what="room")
+    def finds_room() -> bool:
+        with opened(admin, ask.encode()) as page:
+            return let_in(page)
+
+    with ExitStack() as stack:
+
+        def vanishes() -> bool:
+            """Its socket stays open, and nobody reads from it again."""
+            return let_in(stack.enter_context(opened(admin, ask.encode())))
+
+        eventually(vanishes, PATIENCE, what="the gateway")
+        assert not finds_room()
+        eventually(finds_room, 10, what="room")
 
 
 def test_the_kernel_looks_whether_somebody_is_there() -> None:

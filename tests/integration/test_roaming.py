@@ -80,7 +80,7 @@ class Device:
             case Publish(qos=qos, dup=dup, payload=payload, packet_id=identifier):
                 number = int(payload)
                 connection.unacknowledged[identifier] = number
-                assert len(connection.unacknowledged) <= connection.window  # [MQTT-3.3.4-9]
+                assert len(connection.unacknowledged) <= connection.window  # [MQTT-3.3.4-9] (5.0)
                 if number == self.next:
                     assert not dup, f"{number} is sent for the first time"  # [MQTT-3.3.1-1]
                     self.next += 1
@@ -179,7 +179,7 @@ class Device:
 async def test_roaming(
     connect5: Connector5, name: str, stored: Stored, gateway: Gateway, second_gateway: Gateway, seed: int
 ) -> None:
-    """[MQTT-3.1.2-5] [MQTT-3.3.1-1] [MQTT-3.3.4-9] [MQTT-4.4.0-1] [MQTT-4.6.0-1]"""
+    """[MQTT-3.1.2-5], [MQTT-3.3.1-1], [MQTT-3.3.4-9], [MQTT-4.4.0-1], [MQTT-4.6.0-1] (5.0)"""
     chance = Random(seed)
     devices = [
         Device(f"{name}-{number}", Random(chance.random()), [gateway, second_gateway], connect5)
