@@ -25,6 +25,7 @@ from mqtt_nats.broker.lingering import MARKS, RECORD, Lingering
 from mqtt_nats.broker.operations import ConfirmOp, PubrelOp
 from mqtt_nats.broker.overflowing import pass_over
 from mqtt_nats.broker.patience import patiently
+from mqtt_nats.broker.seeking import seek
 from mqtt_nats.broker.tailoring import extras_of, pack
 from mqtt_nats.pubsub.message import Stored
 from mqtt_nats.session.delivery import Delivery, Source
@@ -104,6 +105,8 @@ class DurableSide:
         """Of what an earlier connection has taken."""
         self.came_from = 0
         """Up to where an earlier connection has taken everything."""
+        self.seeking = False
+        """Somebody looks for records of owed PUBRELs."""
         self._order = ReleaseOrder()
         self.pubrel_sid = b""
         self.pubrels_come = 0
@@ -205,6 +208,12 @@ class DurableSide:
             self.machine.looked(source, sequence, 0, 0)
         else:
             self.machine.looked(source, sequence, info.delivered_seq, info.num_pending)
+
+    def seek(self) -> None:
+        """Look for the records of owed PUBRELs that are not delivered."""
+        if not self.seeking:
+            self.seeking = True
+            self.client.broker.spawn(seek(self), f"records of {self.client.client_id}")
 
     # -- messages -------------------------------------------------------------------------------
 

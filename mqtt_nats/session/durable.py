@@ -26,14 +26,13 @@ What leaves this machine leaves through its :class:`Ports`; nothing here knows a
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
 from typing import Any, Final
 
 from mqtt_nats.codec import ProtocolError, ack_bytes
 from mqtt_nats.session.delivery import SENT, STORING, Delivery, Release, Source
 from mqtt_nats.session.ports import Ports
-from mqtt_nats.session.recalling import Recalling
 from mqtt_nats.session.regular import unknown_pubrel
+from mqtt_nats.session.releasing import Releasing
 
 ID_SPACE: Final = 49151
 """Identifiers 1-49151 belong to stream sequences, the rest to what is not stored in ``$MQTT_msgs``."""
@@ -46,7 +45,7 @@ def packet_id(sequence: int) -> int:
     return sequence % ID_SPACE + 1
 
 
-class DurableOutbound(Recalling):
+class DurableOutbound(Releasing):
     """The sender's side of a durable session.
 
     Args:
@@ -56,23 +55,15 @@ class DurableOutbound(Recalling):
     """
 
     def __init__(self, limit: int, ports: Ports, version: int = 4) -> None:
-        super().__init__()
+        super().__init__(version)
         self.limit = limit
         self.ports = ports
-        self.version = version
-        self.released = 0
-        """How many of those count as in flight: a message of this connection in 5.0."""
         self.resent = 0
-        self.on_complete: Callable[[Delivery], None] | None = None
-        """Called when a message of a subscription that has ended is complete."""
         self.reached = 0
         """The shared reader has brought everything up to this sequence."""
-        self._owed: set[int] = set()
-        """Sequences whose PUBREL was owed when the session was resumed: never to be sent again."""
         self._suspect: list[tuple[int, int]] = []
         self._floor = -1
         """Not -1: messages after this sequence are others than those of the same sequences were before."""
-        self._cleared: set[int] = set()
 
     # -- what JetStream delivers --------------------------------------------------------------
 
@@ -280,16 +271,6 @@ class DurableOutbound(Recalling):
 
     # -- after a crash --------------------------------------------------------------------------
 
-    def owe(self, identifier: int, sequence: int, former: bool = False) -> None:
-        """A PUBREL record was found: reserve the identifier; the PUBREL is sent by :meth:`start`.
-
-        Args:
-            former: the sequence counts in a stream that was replaced.
-        """
-        self.releases[identifier] = Release(sequence, former)
-        if not former:
-            self._owed.add(sequence)
-
     def suspect(self, low: int, high: int) -> None:
         """Messages of the sequences ``low`` to ``high`` may have been sent and are gone.
 
@@ -422,69 +403,6 @@ class DurableOutbound(Recalling):
         self.pubrel_stored(identifier)
         self.keep(identifier, record)
 
-    def keep(self, identifier: int, record: bytes) -> None:
-        """An owed PUBREL's identifier is taken until it is freed."""
-        release = self.releases.get(identifier)
-        if release is not None and not release.stays:
-            release.stays = True
-            release.records.append(record)
-            self._finish(identifier, release)
-
-    def freed(self, identifier: int) -> None:
-        """The identifier of a release that stays may be used again."""
-        release = self.releases.get(identifier)
-        if release is not None and release.stays and release.comp:
-            del self.releases[identifier]
-            if self._waiting or self.others:
-                self.pump()
-
-    def confirmed(self, identifier: int) -> None:
-        """JetStream has confirmed one acknowledgement of a released message."""
-        release = self.releases.get(identifier)
-        if release is not None:
-            release.unconfirmed -= 1
-            if release.delivery is not None and not release.unconfirmed:
-                self._ended(release.delivery)
-            self._finish(identifier, release)
-
-    def pubrel_delivered(self, identifier: int, sequence: int, reply: bytes) -> None:
-        """The consumer of PUBREL records has delivered a record."""
-        release = self.releases.get(identifier)
-        if release is None:
-            delivery = self.inflight.get(identifier)
-            if delivery is not None and delivery.state == STORING and abs(delivery.sequence) == sequence:
-                # The record overtook its own PubAck.
-                release = self.releases[identifier] = Release(sequence)
-        if release is None or release.sequence != sequence:
-            self.ports.ack(reply)  # of a message that is done
-            return
-        release.records.append(reply)
-        self._finish(identifier, release)
-
-    def _completed(self, identifier: int) -> None:
-        """PUBCOMP, with whatever reason: the client has let the identifier go."""
-        if identifier in self._asked:
-            self._asked.discard(identifier)
-            self._cleared.add(identifier)
-        release = self.releases.get(identifier)
-        if release is not None:
-            if release.delivery is not None and not release.comp and self.version == 5:
-                self.released -= 1
-            release.comp = True
-            if release.former:
-                self._cleared.add(identifier)
-            self._finish(identifier, release)
-
-    def _finish(self, identifier: int, release: Release) -> None:
-        if release.comp and release.records and release.unconfirmed <= 0:
-            records, release.records = release.records, []
-            if not release.stays:
-                del self.releases[identifier]
-            for record in records:
-                self.ports.ack(record)
-            if self._waiting or self.others:
-                self.pump()
-
     def _complete(self, delivery: Delivery) -> None:
         """The message needs no place in the window any more."""
         del self.inflight[delivery.id]
@@ -492,7 +410,3 @@ class DurableOutbound(Recalling):
         if sequence > 0:
             delivery.source.done.append(sequence)
         self._ended(delivery)
-
-    def _ended(self, delivery: Delivery) -> None:
-        if delivery.source.end and self.on_complete is not None:
-            self.on_complete(delivery)

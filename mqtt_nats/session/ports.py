@@ -29,6 +29,9 @@ class Ports(Protocol):
     def look(self, source: Source, sequence: int) -> None:
         """Ask JetStream for the state of a consumer and report it with :meth:`DurableOutbound.looked`."""
 
+    def seek(self) -> None:
+        """Look for the records of :meth:`Releasing.unrecorded` and report with :meth:`Releasing.vanished`."""
+
 
 class Nowhere:
     """The ports of a machine whose connection has ended: what is not done is done by the next one."""
@@ -51,6 +54,9 @@ class Nowhere:
 
     def look(self, source: Source, sequence: int) -> None:
         """Ask nothing."""
+
+    def seek(self) -> None:
+        """Look for nothing."""
 
 
 NOWHERE: Final = Nowhere()

@@ -44,6 +44,9 @@ class Ports:
     def look(self, source: Source, sequence: int) -> None:
         pass
 
+    def seek(self) -> None:
+        pass
+
     def store_pubrel(self, identifier: int, sequence: int) -> None:
         pass
 

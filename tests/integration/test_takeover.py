@@ -6,6 +6,8 @@ import asyncio
 import pytest
 
 from mqtt_nats.codec import Connack, Connect
+from mqtt_streams.hashing import name_hash
+from tests.chaos.points.proxy import Action, NatsProxy
 from tests.harness.gateway import Gateway
 from tests.harness.rawclient import PUBCOMP, PUBREC, PUBREL, RawClient
 from tests.integration.conftest import Connector, Stored
@@ -170,3 +172,33 @@ async def test_same_subscribers_stay_apart(connect: Connector, name: str, second
     await publisher.deliver(name, b"x", 1)
     for one in neighbours:
         await one.receive(name, b"x")
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_an_owed_pubrel_that_is_settled_meanwhile(
+    connect: Connector, name: str, stored: Stored, late: Gateway, proxy: NatsProxy, qos: int
+) -> None:
+    """The new owner has read its record, and then the former owner's acknowledgement removes it."""
+    publisher = await connect(f"{name}-publisher")
+    await publisher.deliver(name, b"kept", 2, retain=True)
+    client = await connect(name, clean=False)
+    await client.subscribe(name, qos=2)
+    message = await client.message(name, b"kept", qos=2)
+    client.ack(PUBREC, message.packet_id)
+    await client.expect_ack(PUBREL, message.packet_id)
+    client.drop()
+    await stored.detached(name)
+    owed = f"$MQTT.out.pubrel.{name_hash(name)}"
+    assert await stored.count("$MQTT_out", owed) == 1
+    trap = proxy.set("up", "$JS.API.CONSUMER.DURABLE.CREATE.$MQTT_out", Action.HOLD)
+    connecting = asyncio.create_task(connect(name, clean=False, to=late))
+    await asyncio.wait_for(trap.sprung.wait(), 30)
+    await stored.js.purge_stream("$MQTT_out", subject=owed)
+    trap.release()
+    client = await connecting
+    await client.expect_ack(PUBREL, message.packet_id)
+    client.ack(PUBCOMP, message.packet_id)
+    await client.subscribe(name, qos=qos)
+    again = await client.message(name, b"kept", qos=qos, packet_id=message.packet_id)  # the identifier is free
+    await client.complete(again)
+    await client.quiet()

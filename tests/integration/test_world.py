@@ -9,6 +9,7 @@ subscriptions match.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
@@ -148,9 +149,12 @@ class Member:
 
     async def served(self) -> None:
         """All has come, and nothing else."""
-        await aeventually(lambda: len(self.got) >= self.expected.total(), what="what is expected")
+        with contextlib.suppress(AssertionError):  # what is missing says more
+            await aeventually(lambda: len(self.got) >= self.expected.total(), 10)
         await self.ping()
-        assert Counter(told.key() for told in self.got) == self.expected, self.name
+        come = Counter(told.key() for told in self.got)
+        missing, unexpected = self.expected - come, come - self.expected
+        assert not missing + unexpected, f"{self.name}: {missing=!s}, {unexpected=!s}"
 
     # -- connections ------------------------------------------------------------------------------
 

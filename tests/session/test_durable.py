@@ -20,6 +20,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
+        self.sought = 0
 
     def send(self, data: bytes) -> None:
         self.calls.append(("send", data))
@@ -39,6 +40,9 @@ class Recorder:
 
     def look(self, source: Source, sequence: int) -> None:
         self.calls.append(("look", sequence))
+
+    def seek(self) -> None:
+        self.sought += 1
 
     def take(self) -> list[tuple[object, ...]]:
         """What was asked since the last look."""
@@ -170,6 +174,30 @@ def test_pubrels_come_first_on_resume_and_their_messages_are_never_sent() -> Non
     assert ports.take() == [("confirm", b"r5", 6)]
     machine.start()
     assert ports.take() == [("send", ack_bytes(PUBREL, 6)), ("publish", 7, 2, True), ("publish", 9, 2, False)]
+
+
+def test_a_record_that_went_away_after_it_was_read() -> None:
+    """The connection before had acknowledged it. Its identifier is free when the client has answered."""
+    one = source()
+    machine, ports = session(one, started=False)
+    machine.owe(6, 5)
+    machine.owe(7, 6)
+    machine.start()
+    machine.vanished(6, 5)  # but the client may not have let it go
+    machine.arrived(one, 5 + ID_SPACE, 1, b"next", None, 1)
+    assert ports.take() == [("send", ack_bytes(PUBREL, 6)), ("send", ack_bytes(PUBREL, 7))]
+    assert ports.sought == 0
+    machine.acknowledged(PUBCOMP, [6, 7])
+    assert ports.sought == 2
+    assert machine.unrecorded() == {6: 5, 7: 6}
+    machine.vanished(6, 4)  # another one of that identifier
+    assert not ports.take()
+    machine.vanished(6, 5)
+    assert ports.take() == [("publish", 5 + ID_SPACE, 1, False)]
+    machine.pubrel_delivered(6, 5, b"late")
+    machine.pubrel_delivered(7, 6, b"record")
+    assert ports.take() == [("ack", b"late"), ("ack", b"record")]
+    assert not machine.releases
 
 
 def test_a_redelivery_that_comes_after_its_pubcomp_is_not_sent() -> None:

@@ -107,6 +107,11 @@ class DurableSession(RuleBasedStateMachine):
         if self.world.record_wire:
             self.world.record_arrives(self.gateway)
 
+    @rule()
+    def seek(self) -> None:
+        if self.gateway.seeking:
+            self.gateway.look_for_records()
+
     @rule(count=st.integers(1, 4))
     def client(self, count: int) -> None:
         for _ in range(min(count, len(self.world.to_client))):
@@ -117,9 +122,12 @@ class DurableSession(RuleBasedStateMachine):
         for _ in range(min(count, len(self.world.to_gateway))):
             self.world.gateway_reads(self.gateway)
 
-    @rule(served=st.integers(0, 3), read=st.integers(0, 3))
-    def crash(self, served: int, read: int) -> None:
-        """The gateway dies, and another one takes over: of what was under way, only so much arrives."""
+    @rule(served=st.integers(0, 3), read=st.integers(0, 3), late=st.booleans())
+    def crash(self, served: int, read: int, late: bool = False) -> None:
+        """The gateway dies, and another one takes over: of what was under way, only so much arrives.
+
+        Where some is late, the session was taken over, and the former owner still acknowledges records.
+        """
         for _ in range(min(served, len(self.gateway.to_nats))):
             self.world.serve(self.gateway)
         for _ in range(min(read, len(self.world.to_client))):
@@ -127,7 +135,7 @@ class DurableSession(RuleBasedStateMachine):
         self.world.disconnected()
         for consumer in self.world.consumers.values():
             consumer.states.clear()
-        self.resume()
+        self.resume(self.gateway if late else None)
 
     @rule(read=st.integers(0, 3))
     def reconnect(self, read: int) -> None:
@@ -239,7 +247,7 @@ class DurableSession(RuleBasedStateMachine):
 
     # -- what a gateway does at CONNECT -------------------------------------------------------------
 
-    def resume(self) -> None:
+    def resume(self, former: Gateway | None = None) -> None:
         self.stalled = False
         gateway = self.gateway = Gateway(self.world, LIMIT)
         world = self.world
@@ -250,6 +258,8 @@ class DurableSession(RuleBasedStateMachine):
             machine.sent_at_most(left[1])
         for record in world.records:
             machine.owe(record.id, record.sequence)
+        if former is not None:
+            world.serve_late(former)
         world.attach_records()
         for name, consumer in list(world.consumers.items()):
             if consumer.end and not consumer.qos:
@@ -304,6 +314,9 @@ class DurableSession(RuleBasedStateMachine):
             while world.record_wire:
                 world.record_arrives(gateway)
                 moved = True
+            if gateway.seeking:
+                gateway.look_for_records()
+                moved = True
             if not moved:
                 break
         else:
@@ -342,4 +355,26 @@ def test_a_leader_that_lags_behind_a_window_of_one() -> None:
     session.crash(read=0, served=0)
     session.flow(name="one", times=2)
     session.elect(back=3, name="one")
+    session.teardown()
+
+
+def test_a_takeover_while_a_record_is_acknowledged() -> None:
+    """The new owner has read it, and nothing delivers it any more."""
+    session = DurableSession()
+    session.begin(late=False, window=1, qos=[2, 2, 2], later=0)
+    session.publish(count=2, qos=2, topic="a.a")
+    session.deliver(count=1, name="one")
+    session.arrive(count=1, name="one")
+    session.client(count=1)
+    session.acknowledge(count=1)  # PUBREC
+    session.serve(count=1)
+    session.answer()
+    session.record()
+    session.serve(count=1)
+    session.answer()
+    session.client(count=1)
+    session.acknowledge(count=1)  # PUBCOMP
+    assert session.gateway.to_nats[-1] == ("ack", b"record 1 1")
+    session.crash(read=0, served=0, late=True)
+    assert session.gateway.machine.releases
     session.teardown()

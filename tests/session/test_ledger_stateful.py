@@ -104,6 +104,9 @@ class Gateway:
     def look(self, source: Source, sequence: int) -> None:
         raise AssertionError("one source needs no look")
 
+    def seek(self) -> None:
+        """Records stay until they have been delivered."""
+
     def take(self, sequence: int) -> None:
         qos = self.world.stream[sequence]
         self.machine.reached = sequence

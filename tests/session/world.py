@@ -74,6 +74,8 @@ class Gateway:
         self.machine.on_complete = self._completed
         self.sources: dict[str, Source] = {}
         self.overlap: Overlap[str] = Overlap()
+        self.seeking = False
+        """The machine waits for records that are not delivered."""
         self.to_nats: deque[tuple[str, object]] = deque()
         """("ack", reply), ("confirm", (reply, id)) and ("pubrel", (id, sequence)), not yet at the server."""
         self.answers: deque[tuple[str, object]] = deque()
@@ -105,7 +107,18 @@ class Gateway:
         name = next(name for name, each in self.sources.items() if each is source)
         self.to_nats.append(("look", (name, sequence)))
 
+    def seek(self) -> None:
+        self.seeking = True
+
     # -- what the broker does around the machine --------------------------------------------------
+
+    def look_for_records(self) -> None:
+        """See whether those that the machine waits for are there."""
+        self.seeking = False
+        there = {(record.id, record.sequence) for record in self.world.records}
+        for identifier, sequence in self.machine.unrecorded().items() - there:
+            self.machine.vanished(identifier, sequence)
+        self.seeking = bool(self.machine.unrecorded())
 
     def write(self, message: Stored, identifier: int, qos: int, dup: bool) -> None:
         self.world.published(message, identifier, qos, dup)
@@ -316,6 +329,12 @@ class World:
         consumer.pending = dict(pending)
         del consumer.states[-back:]
         self.attach(consumer, source, opened=True)
+
+    def serve_late(self, gateway: Gateway) -> None:
+        """Acknowledgements of records that are all that still comes from a gateway."""
+        for kind, argument in gateway.to_nats:
+            if kind == "ack" and isinstance(argument, bytes) and argument.startswith(b"record "):
+                self._ack(argument)
 
     def attach_records(self) -> None:
         """The consumer of PUBREL records gets a new deliver subject."""

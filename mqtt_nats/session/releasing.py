@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Owed PUBRELs: what of a QoS 2 message is left when the client has it.
+
+Why: docs/internals/rules.md#owed-pubrels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mqtt_nats.session.delivery import STORING, Delivery, Release
+from mqtt_nats.session.recalling import Recalling
+
+
+class Releasing(Recalling):
+    """The part of a durable session's sender that deals with them."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__()
+        self.version = version
+        self.released = 0
+        """How many of those count as in flight: a message of this connection in 5.0."""
+        self.on_complete: Callable[[Delivery], None] | None = None
+        """Called when a message of a subscription that has ended is complete."""
+        self._owed: set[int] = set()
+        """Sequences whose PUBREL was owed when the session was resumed: never to be sent again."""
+        self._cleared: set[int] = set()
+
+    def owe(self, identifier: int, sequence: int, former: bool = False) -> None:
+        """A PUBREL record was found: reserve the identifier; the PUBREL is sent by :meth:`DurableOutbound.start`.
+
+        Args:
+            former: the sequence counts in a stream that was replaced.
+        """
+        self.releases[identifier] = Release(sequence, former)
+        if not former:
+            self._owed.add(sequence)
+
+    def keep(self, identifier: int, record: bytes) -> None:
+        """An owed PUBREL's identifier is taken until it is freed."""
+        release = self.releases.get(identifier)
+        if release is not None and not release.stays:
+            release.stays = True
+            release.records.append(record)
+            self._finish(identifier, release)
+
+    def freed(self, identifier: int) -> None:
+        """The identifier of a release that stays may be used again."""
+        release = self.releases.get(identifier)
+        if release is not None and release.stays and release.comp:
+            del self.releases[identifier]
+            if self._waiting or self.others:
+                self.pump()
+
+    def confirmed(self, identifier: int) -> None:
+        """JetStream has confirmed one acknowledgement of a released message."""
+        release = self.releases.get(identifier)
+        if release is not None:
+            release.unconfirmed -= 1
+            if release.delivery is not None and not release.unconfirmed:
+                self._ended(release.delivery)
+            self._finish(identifier, release)
+
+    def pubrel_delivered(self, identifier: int, sequence: int, reply: bytes) -> None:
+        """The consumer of PUBREL records has delivered a record."""
+        release = self.releases.get(identifier)
+        if release is None:
+            delivery = self.inflight.get(identifier)
+            if delivery is not None and delivery.state == STORING and abs(delivery.sequence) == sequence:
+                # The record overtook its own PubAck.
+                release = self.releases[identifier] = Release(sequence)
+        if release is None or release.sequence != sequence:
+            self.ports.ack(reply)  # of a message that is done
+            return
+        release.records.append(reply)
+        self._finish(identifier, release)
+
+    def unrecorded(self) -> dict[int, int]:
+        """The sequences, by identifier, of what the client has completed and whose record was not delivered."""
+        return {
+            identifier: release.sequence
+            for identifier, release in self.releases.items()
+            if release.comp and not release.records and not release.stays
+        }
+
+    def vanished(self, identifier: int, sequence: int) -> None:
+        """There is no such record any more: an earlier connection has removed it after it was read here."""
+        if self.unrecorded().get(identifier) == sequence:
+            self._finish(identifier, self.releases[identifier], gone=True)
+
+    def _completed(self, identifier: int) -> None:
+        """PUBCOMP, with whatever reason: the client has let the identifier go."""
+        if identifier in self._asked:
+            self._asked.discard(identifier)
+            self._cleared.add(identifier)
+        release = self.releases.get(identifier)
+        if release is not None:
+            if release.delivery is not None and not release.comp and self.version == 5:
+                self.released -= 1
+            release.comp = True
+            if release.former:
+                self._cleared.add(identifier)
+            self._finish(identifier, release)
+
+    def _finish(self, identifier: int, release: Release, gone: bool = False) -> None:
+        if not release.comp:
+            return
+        if not release.records and not release.stays and not gone:
+            self.ports.seek()
+        elif release.unconfirmed <= 0 and (release.records or gone):
+            records, release.records = release.records, []
+            if not release.stays:
+                del self.releases[identifier]
+            for record in records:
+                self.ports.ack(record)
+            if self._waiting or self.others:
+                self.pump()
+
+    def _ended(self, delivery: Delivery) -> None:
+        if delivery.source.end and self.on_complete is not None:
+            self.on_complete(delivery)
