@@ -22,6 +22,13 @@ PATIENCE_MOST: Final = 30.0
 
 async def seek(side: DurableSide) -> None:
     """Look for what the client has completed and JetStream does not deliver, as long as there is any."""
+    try:
+        await _seek(side)
+    finally:
+        side.seeking = False
+
+
+async def _seek(side: DurableSide) -> None:
     client, machine = side.client, side.machine
     patience = PATIENCE
     while client.alive and (waiting := machine.unrecorded()):
@@ -35,4 +42,3 @@ async def seek(side: DurableSide) -> None:
             continue
         for identifier, sequence in waiting.items() - owed:
             machine.vanished(identifier, sequence)
-    side.seeking = False
