@@ -52,6 +52,16 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With ``--dist loadfile``, one Spark session for all tests that need one."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from tests.harness.scheduling import one_spark
+
+    return one_spark(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, which with several processes (pytest-xdist) are run by one each."""
     items.sort(key=lambda item: (item.path.name != "test_experiments.py", not _is_spark(item)))
