@@ -12,10 +12,12 @@ import asyncio
 import contextlib
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any, cast
 
 import pytest
+from nats.js.errors import NotFoundError
 
 from mqtt_nats.codec import (
     PINGREQ,
@@ -32,6 +34,8 @@ from mqtt_nats.codec import (
     Unsubscribe,
     matches,
 )
+from mqtt_streams.retained import retained_subject
+from mqtt_streams.subjects import topic_to_subject
 from tests.harness.gateway import Gateway
 from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL, RawClient, key_of, topic_of
 from tests.harness.rawclient5 import RawClient5
@@ -391,6 +395,16 @@ class Member:
         return answer
 
 
+async def can_be_read(world: World, stored: Stored, topic: str) -> bool:
+    """Whether what is retained last is stored."""
+    told = world.retained.get(topic)
+    try:
+        found = await stored.js.get_last_msg("$MQTT_rmsgs", retained_subject(topic_to_subject(topic)))
+    except NotFoundError:
+        return told is None
+    return (found.data or b"") == (b"" if told is None else told.payload)
+
+
 async def turn(world: World, stored: Stored, heard: list[bytes]) -> None:
     """Let all stir, then all publish, and see who has got what."""
     async with asyncio.TaskGroup() as group:
@@ -412,6 +426,9 @@ async def turn(world: World, stored: Stored, heard: list[bytes]) -> None:
             await stored.nats.publish(topic.replace("/", "."), payload, headers={"k": "v"})
             from_nats.append(payload)
         await stored.nats.flush()
+    for topic, (_, qos) in world.retaining.items():
+        if not qos:  # nobody has acknowledged it
+            await aeventually(partial(can_be_read, world, stored, f"{world.name}/{topic}"), what=topic)
     sent = [member.sent for member in world.members]
     for member in world.here():
         await member.served()
