@@ -33,9 +33,10 @@ async def _seek(side: DurableSide) -> None:
     patience = PATIENCE
     while client.alive and (waiting := machine.unrecorded()):
         await asyncio.sleep(patience)
-        patience = min(patience * 2, PATIENCE_MOST)
         if waiting.items().isdisjoint(machine.unrecorded().items()):
-            continue  # it was on its way
+            patience = PATIENCE  # they were on their way
+            continue
+        patience = min(patience * 2, PATIENCE_MOST)
         try:
             owed = {(one.packet_id, one.message_seq) for one in await client.broker.pubrels.owed(client.hash)}
         except (ApiError, NoResponders, RequestTimeout):

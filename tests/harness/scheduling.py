@@ -27,5 +27,6 @@ def _scope(test: str) -> str:
 
 @cache
 def _shares(file: str) -> bool:
-    text = (ROOT / file).read_text(encoding="utf-8")
-    return "/spark/" in file and re.search(r'spark: "?SparkSession', text) is not None
+    if "/spark/" not in file:
+        return False
+    return re.search(r'spark: "?SparkSession', (ROOT / file).read_text(encoding="utf-8")) is not None

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records of owed PUBRELs that do not come are looked for, until they come or are seen to be gone."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mqtt_nats.broker import seeking
+from mqtt_nats.broker.seeking import seek
+from mqtt_nats.session.durable import DurableOutbound
+from mqtt_nats.session.ports import NOWHERE
+from mqtt_streams.api import RequestTimeout
+from mqtt_streams.pubrel import Owed
+
+PUBCOMP = 7
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seeking, "PATIENCE", 0.001)
+
+
+async def test_until_they_are_gone() -> None:
+    """What is there is waited for; and what JetStream does not answer is no answer."""
+    machine = DurableOutbound(10, NOWHERE)
+    for identifier, sequence in ((6, 5), (7, 6), (8, 7)):
+        machine.owe(identifier, sequence)
+    machine.start()
+    machine.acknowledged(PUBCOMP, [6, 7])
+    answers: list[Any] = [
+        RequestTimeout("a test"),
+        [Owed(6, 11, 5), Owed(7, 12, 5), Owed(8, 13, 7)],  # 7 with the sequence of another message
+        [],
+    ]
+    left: list[list[int]] = []
+
+    async def owed(client_hash: str) -> list[Owed]:
+        left.append(sorted(machine.releases))
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        assert isinstance(answer, list)
+        return answer
+
+    broker = SimpleNamespace(pubrels=SimpleNamespace(owed=owed))
+    client = SimpleNamespace(alive=True, broker=broker, hash="abc")
+    side: Any = SimpleNamespace(client=client, machine=machine, seeking=True)
+    await seek(side)
+    assert left == [[6, 7, 8], [6, 7, 8], [6, 8]]
+    assert list(machine.releases) == [8]  # the client has not let it go
+    assert not side.seeking
