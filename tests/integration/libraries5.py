@@ -166,13 +166,13 @@ class Paho(Library):
     async def disconnect(self, reason: int = 0, **properties: Any) -> None:
         code = ReasonCode(PacketTypes.DISCONNECT, identifier=reason)
         self._client.disconnect(code, _to_paho(PacketTypes.DISCONNECT, properties))
-        await asyncio.to_thread(self._client.loop_stop)
+        await asyncio.to_thread(stop, self._client)
 
     async def drop(self) -> None:
         sock = self._client.socket()
         assert isinstance(sock, socket.socket)
         sock.shutdown(socket.SHUT_RDWR)
-        await asyncio.to_thread(self._client.loop_stop)
+        await asyncio.to_thread(stop, self._client)
 
 
 _LOST = 0x80

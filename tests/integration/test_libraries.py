@@ -174,6 +174,7 @@ def test_paho_takeover(gateway: Gateway, second_gateway: Gateway, name: str, cli
     publisher.publish(name, b"x", 1)
     assert eventually(lambda: second.got) == [(name, b"x", 1, False)]
     assert not first.got
+    end(first.client)
 
 
 async def test_aiomqtt_exchange(gateway: Gateway, name: str) -> None:
