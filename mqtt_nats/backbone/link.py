@@ -17,7 +17,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable
 from time import time
-from typing import Any
+from typing import Any, Final
 
 from nats.aio.client import Client, Srv
 from nats.aio.errors import ErrStaleConnection
@@ -46,7 +46,7 @@ LARGE_PART = 1024
 
 # So many parts are worth a write before the turn ends: the server is at work while the next client is read. A third of
 # it is not, where each client sends one message at a time.
-ENOUGH = 100
+ENOUGH: Final = 100
 
 # With this many bytes waiting in the socket the gateway stops reading from publishers.
 WRITE_HIGH_WATER = 4 * 1024 * 1024
@@ -97,7 +97,8 @@ class Link(Client):
         self.on_denied: Callable[[bool, bytes], None] | None = None
         """``on_denied(publish, subject)``: the server does not allow a publish, or else a subscription."""
         self._complaints = Complaints()
-        self._scheduled = False
+        self.scheduled = False
+        """``out`` is written when the turn ends."""
         self._foreign: asyncio.Queue[tuple[int, bytes, bytes, bytes, bytes]] | None = None
         self._foreign_task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -107,8 +108,8 @@ class Link(Client):
 
     def kick(self) -> None:
         """Have ``out`` written at the end of this loop turn."""
-        if not self._scheduled and self._loop is not None:
-            self._scheduled = True
+        if not self.scheduled and self._loop is not None:
+            self.scheduled = True
             self._loop.call_soon(self.write_out)
 
     def push(self) -> None:
@@ -120,7 +121,7 @@ class Link(Client):
 
     def write_out(self) -> None:
         """Write what has been collected."""
-        self._scheduled = False
+        self.scheduled = False
         out = self.out
         if out:
             if time() - self.ticked > STANDSTILL:

@@ -63,6 +63,11 @@ class Banning:
         """Whether an address is banned."""
         return self.bans.find(time.time(), host=host) is not None
 
+    @property
+    def quiet(self) -> bool:
+        """Nobody is banned, and nobody is counted: there is nothing to ask."""
+        return not self.bans and self._by_id is None and self._by_address is None
+
     async def admit(self, client: Client, client_id: str, *, known: bool) -> None:
         """Keep a client out that is banned, and slow one down that connects too often.
 

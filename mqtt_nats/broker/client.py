@@ -14,6 +14,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.access.authenticator import ANONYMOUS
+from mqtt_nats.backbone.link import ENOUGH
 from mqtt_nats.broker.authenticating import Authentication, begin
 from mqtt_nats.broker.closing import fall_silent, farewell, leave
 from mqtt_nats.broker.greeting import TERMS, Terms, goodbye, refusal, terms
@@ -215,7 +216,9 @@ class Client(Member):
         if self.outlet.held > UNREAD_MOST:
             self.connection.hold(Hold.OUTBOUND)
         broker.round.start()
-        broker.link.push()
+        link = broker.link
+        if not link.scheduled or len(link.out) >= ENOUGH:  # else there is nothing to do, for each of many reads
+            link.push()
 
     def _before(self, packets: list[Packet]) -> None:
         """CONNECT and what comes with it [MQTT-3.1.4-5] (3.1.1), [MQTT-3.1.4-6] (5.0), [MQTT-3.2.0-1] (3.1.1, 5.0)."""

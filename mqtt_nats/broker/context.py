@@ -23,6 +23,7 @@ from mqtt_nats.broker.counters import Counters
 from mqtt_nats.broker.generation import Generation
 from mqtt_nats.broker.latest import Latest
 from mqtt_nats.broker.leaving import Leaving
+from mqtt_nats.broker.messageids import MessageIds
 from mqtt_nats.broker.nodes import Nodes
 from mqtt_nats.broker.presence import Presence
 from mqtt_nats.broker.readiness import Readiness
@@ -221,11 +222,7 @@ class Broker:
         self._spawned: set[asyncio.Task[None]] = set()
         self._nuid_prefix = nuid(secrets.token_bytes(32))[:12]
         self._nuids = secrets.randbelow(1_000_000_000)
-        self._gateway48 = secrets.randbits(48)
-        self._own = b"%012x" % self._gateway48
-        self.given = b""
-        """The id that the next message gets, where it was told before."""
-        self._counter = 0
+        self.ids = MessageIds(secrets.randbits(48))
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run ``work`` in the gateway's task group; its exceptions end only itself. Nothing is begun after the end."""
@@ -289,20 +286,12 @@ class Broker:
     def is_own(self, headers: bytes) -> bool:
         """Whether this gateway made the message."""
         start = headers.find(b"\r\nNmqtt-Id:")
-        return start >= 0 and headers[start + 27 : start + 39] == self._own
+        return start >= 0 and headers[start + 27 : start + 39] == self.ids.own
 
     def new_nuid(self) -> str:
         """A unique token of 22 characters, as consumer names and deliver subjects have."""
         self._nuids += 1
         return f"{self._nuid_prefix}{self._nuids:010d}"
-
-    def next_id(self) -> bytes:
-        """The 128-bit id of a message, 32 hex digits: time in microseconds, gateway, counter."""
-        if self.given:
-            given, self.given = self.given, b""
-            return given
-        self._counter = count = (self._counter + 1) & 0xFFFF
-        return b"%016x%012x%04x" % (time.time_ns() // 1000, self._gateway48, count)
 
 
 async def _nothing() -> None:

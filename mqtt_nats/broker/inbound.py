@@ -220,7 +220,7 @@ class Inbound:
                 client.broker.counters.received[2] += 1
                 client.broker.counters.received_bytes[2] += len(payload)
                 keep = self._kept + len(payload) <= KEEP_BYTES
-                held = HeldPublish(identifier, key, payload, retain, client.broker.next_id(), more)
+                held = HeldPublish(identifier, key, payload, retain, client.broker.ids.next(), more)
                 self._publishes[identifier] = held
                 operation = HoldOp(client, held)
                 client.receipts.append(operation)
@@ -379,7 +379,7 @@ class Inbound:
             return
         record, held.payload = loaded
         if not held.message_id:
-            held.message_id = (get(record.headers, "Nmqtt-Id") or "").encode() or broker.next_id()
+            held.message_id = (get(record.headers, "Nmqtt-Id") or "").encode() or broker.ids.next()
         doubtful = held.since and natstime.now() - held.since > broker.store.trusted
         taker = broker.takers.of_key(held.key) if broker.takers else None
         if taker is not None:

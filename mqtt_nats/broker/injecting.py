@@ -108,7 +108,7 @@ def inject(
     if more is not None:
         lines += more.lines
         ttl, reply, stay = more.ttl, more.reply, more.stay
-    identity = broker.next_id() if qos else b""
+    identity = broker.ids.next() if qos else b""
     known_by = b"Nats-Msg-Id:%b\r\n" % release if release else b""
     if retained:  # [MQTT-3.1.2-16] [MQTT-3.1.2-17] (3.1.1), [MQTT-3.1.2-14] [MQTT-3.1.2-15] (5.0)
         counting.left += 1

@@ -124,11 +124,13 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
     client_id = connect.client_id or f"auto-{broker.new_nuid()}"
     if client.connection.surplus:
         raise MqttError("too many connections in a short time", ReasonCode.CONNECTION_RATE_EXCEEDED)
-    await broker.banning.admit(client, client_id, known=False)
+    if not broker.banning.quiet:
+        await broker.banning.admit(client, client_id, known=False)
     await admit(client, connect, client_id)
     granted = await authenticate(client, connect, client_id)
     broker = await settle(client, client_id)
-    await broker.banning.admit(client, client_id, known=True)
+    if not broker.banning.quiet:
+        await broker.banning.admit(client, client_id, known=True)
     client.client_id = client_id  # [MQTT-3.1.3-2] (3.1.1, 5.0)
     client.hash = name_hash(client_id)
     client.token = subject_token(client_id)

@@ -12,9 +12,9 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from mqtt_nats.broker.system import spread
+from mqtt_nats.broker.system import spread_under
 from mqtt_nats.codec import ReasonCode
-from mqtt_nats.observing.presence import Change, event, shortened, subject, topic
+from mqtt_nats.observing.presence import Change, event, places, shortened
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
@@ -97,7 +97,7 @@ class Presence:
             return
         while self._waiting:
             change, gateway, client_id, body = self._waiting.popleft()
-            target = subject(change, client_id).encode()
-            link.out.append(b"PUB %b %d\r\n%b\r\n" % (target, len(body), body))
-            spread(broker, topic(change, gateway, client_id), body, abroad=True)
+            where = places(change, gateway, client_id)
+            link.out.append(b"PUB %b %d\r\n%b\r\n" % (where.subject.encode(), len(body), body))
+            spread_under(broker, where.topic, where.inner.encode(), body, abroad=True)
         link.kick()

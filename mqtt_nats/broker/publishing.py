@@ -191,7 +191,7 @@ def publish(
             if retain:
                 store_retained(client, route, payload, 1, RetainedOp(broker, receipt, not payload, client), b"", more)
                 lines += RETAIN_LINE
-            identity = broker.next_id()
+            identity = broker.ids.next()
             first = b"NATS/1.0\r\nNmqtt-Pub:1\r\nNmqtt-Id:%b\r\n%b" % (identity, lines)
             headers = first + b"\r\n"
             bare(client, route, headers, payload, more)

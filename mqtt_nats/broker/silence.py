@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
 def end_silent(broker: Broker, now: float) -> None:
     """End the connections whose time is up at ``now`` (loop time)."""
+    known, timeout = broker.settings, broker.settings.connect_timeout
     for client in list(broker.connections):
         connection = client.connection
-        timeout = connection.settings.connect_timeout
+        if connection.settings is not known:  # not asked each: twice a second, for every connection
+            known, timeout = connection.settings, connection.settings.connect_timeout
         if client.alive and connection.expired(now, timeout):
             client.end(MqttError("nothing came in time", ReasonCode.KEEP_ALIVE_TIMEOUT))
             if client.version != 5:  # else it is told why

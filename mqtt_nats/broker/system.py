@@ -53,7 +53,11 @@ def of_system(topic_filter: str) -> bool:
 
 def spread(broker: Broker, topic: str, payload: bytes, *, abroad: bool) -> None:
     """Publish on a `$SYS` topic at QoS 0: through NATS, or (not ``abroad``) to the clients of this gateway only."""
-    subject = system_subject(topic).encode()
+    spread_under(broker, topic, system_subject(topic).encode(), payload, abroad=abroad)
+
+
+def spread_under(broker: Broker, topic: str, subject: bytes, payload: bytes, *, abroad: bool) -> None:
+    """The same where the subject of the topic is known."""
     if abroad:
         broker.link.out.append(b"PUB %b %d\r\n%b\r\n" % (subject, len(payload), payload))
     if not broker.table.wanted(topic):

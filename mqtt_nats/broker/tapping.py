@@ -269,7 +269,7 @@ class Tap:
         if properties:
             shown = properties.copy()
             shown.pop("topic_alias", None)
-        identity = client.broker.next_id().decode() if packet.qos else ""
+        identity = client.broker.ids.next().decode() if packet.qos else ""
         return key, Published(topic, packet.payload, packet.qos, packet.retain, shown, identity)
 
     def _decided(self, chain: Chain | None, before: Published) -> Published | Drop | None:
@@ -298,14 +298,14 @@ class Tap:
             ready.clear()
             if client.ended:
                 return
-        client.broker.given = before.message_id.encode()
+        client.broker.ids.given = before.message_id.encode()
         try:
             self._go_on(packet, key, before, after, ready)
             if ready:
                 client.packets(ready)
                 ready.clear()
         finally:
-            client.broker.given = b""
+            client.broker.ids.given = b""
 
     def _go_on(
         self, packet: Publish, key: bytes, before: Published, after: Published | Drop | None, ready: list[Packet]
@@ -400,7 +400,7 @@ class Tap:
                 operation,
             )
         else:
-            identity = broker.next_id()
+            identity = broker.ids.next()
             taker.take(
                 Taken(
                     after.topic,

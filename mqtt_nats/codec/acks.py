@@ -19,7 +19,7 @@ _RELEASED = frozenset({0x00, 0x92})
 _REASONS = {4: _RECEIVED, 5: _RECEIVED, 6: _RELEASED, 7: _RELEASED}
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class AckRun:
     """Consecutive acknowledgements of one kind without reason. Not frozen: the decoder makes one per run."""
 
@@ -27,6 +27,10 @@ class AckRun:
     """PUBACK 4, PUBREC 5, PUBREL 6, PUBCOMP 7."""
     ids: list[int]
     """Packet identifiers, in order, at least one."""
+
+    def __init__(self, kind: int, ids: list[int]) -> None:  # written out: what dataclass makes is never compiled
+        self.kind = kind
+        self.ids = ids
 
 
 @dataclass(frozen=True, slots=True)

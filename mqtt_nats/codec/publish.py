@@ -19,7 +19,7 @@ _LENGTHS = 0x1000  # remaining lengths that are encoded beforehand: those of mos
 _LENGTH = tuple(put_varint(size) for size in range(_LENGTHS))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Publish:
     """One PUBLISH that is not part of a run. Not frozen: the decoder makes one per message."""
 
@@ -33,8 +33,26 @@ class Publish:
     payload: bytes
     properties: Properties | None = None
 
+    def __init__(  # written out: what dataclass makes is never compiled
+        self,
+        qos: int,
+        retain: bool,
+        dup: bool,
+        key: bytes,
+        packet_id: int,
+        payload: bytes,
+        properties: Properties | None = None,
+    ) -> None:
+        self.qos = qos
+        self.retain = retain
+        self.dup = dup
+        self.key = key
+        self.packet_id = packet_id
+        self.payload = payload
+        self.properties = properties
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, init=False)
 class PublishRun:
     """One or more consecutive PUBLISH packets of equal size and topic: QoS 0, no RETAIN, no DUP, no properties."""
 
@@ -47,6 +65,13 @@ class PublishRun:
     """Bytes per packet."""
     head: int
     """Bytes before the payload in each packet."""
+
+    def __init__(self, key: bytes, raw: bytes, count: int, step: int, head: int) -> None:
+        self.key = key
+        self.raw = raw
+        self.count = count
+        self.step = step
+        self.head = head
 
     def payloads(self) -> list[bytes]:
         """The payload of each packet, in order."""

@@ -94,6 +94,7 @@ class Connection:
     __slots__ = (
         "_clock",
         "_holds",
+        "_host",
         "_kept",
         "_made",
         "_unsent",
@@ -142,6 +143,7 @@ class Connection:
         self._clock = clock
         self._made = made
         self._holds = 0
+        self._host: str | None = None
         self._kept = b""
         self._unsent = 0
 
@@ -307,8 +309,14 @@ class Connection:
     @property
     def host(self) -> str:
         """IP address of the client; empty where it has none."""
-        name = self._address()
-        return "" if name is None else str(name[0])
+        if self.source is not None:
+            return self.source[0]
+        if self._host is None:
+            name = self._address()
+            if name is None:
+                return ""
+            self._host = str(name[0])  # kept, since to ask is a system call
+        return self._host
 
     @property
     def peer(self) -> str:

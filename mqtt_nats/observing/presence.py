@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from functools import lru_cache
+from typing import Any, Final, Literal, NamedTuple
 
 import orjson
 
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.headers import percent_encode
-from mqtt_streams.subjects import MAX_SUBJECT_BYTES
+from mqtt_streams.subjects import MAX_SUBJECT_BYTES, system_subject
 
 SUBJECT: Final = "$MQTT.presence."
 """Below it NATS clients read the events: `connected.<client>` and `disconnected.<client>`."""
@@ -34,14 +35,30 @@ def shortened(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
-def subject(change: Change, client_id: str) -> str:
-    """Where NATS clients read the event."""
-    return f"{SUBJECT}{change}.{level(client_id)}"
+class Places(NamedTuple):
+    """Where one event is published."""
 
-
-def topic(change: Change, gateway: str, client_id: str) -> str:
+    subject: str
+    """Where NATS clients read it."""
+    topic: str
     """Where MQTT clients read it."""
-    return f"$SYS/brokers/{gateway}/clients/{level(client_id)}/{change}"
+    inner: str
+    """The subject of that topic."""
+
+
+def places(change: Change, gateway: str, client_id: str) -> Places:
+    """Where an event is published; a level needs no escape in a subject."""
+    name = level(client_id)
+    return Places(
+        f"{SUBJECT}{change}.{name}",
+        f"$SYS/brokers/{gateway}/clients/{name}/{change}",
+        f"{_clients(gateway)}.{name}.{change}",
+    )
+
+
+@lru_cache(64)
+def _clients(gateway: str) -> str:
+    return system_subject(f"$SYS/brokers/{gateway}/clients")
 
 
 def event(change: Change, gateway: str, client_id: str, epoch: int, at: float, more: dict[str, Any]) -> bytes:

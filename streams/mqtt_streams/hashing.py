@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names derived from client ids, as nats-server derives them."""
 
+from functools import lru_cache
 from hashlib import sha256
 from typing import Final
 
@@ -15,8 +16,12 @@ _MODULO_62: Final = "".join(ALPHABET[byte % 62] for byte in range(256)).encode()
 _NOT_PLAIN: Final = frozenset(".*>\x7f") | frozenset(map(chr, range(0x21)))
 
 
+@lru_cache(1024)
 def name_hash(name: str) -> str:
-    """nats-server's 8-character hash of a client id or server name: eight bytes of SHA-256, each modulo 62."""
+    """nats-server's 8-character hash of a client id or server name: eight bytes of SHA-256, each modulo 62.
+
+    The last ones are kept, since a connection asks for its own several times.
+    """
     return sha256(name.encode()).digest()[:HASH_LENGTH].translate(_MODULO_62).decode()
 
 

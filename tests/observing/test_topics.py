@@ -12,7 +12,7 @@ import pytest
 from mqtt_nats.access.acl import Identity, Pattern, Permissions, Rule, Rules, Who
 from mqtt_nats.codec import validate_topic_name
 from mqtt_nats.observing.averages import Averages
-from mqtt_nats.observing.presence import level, subject, topic
+from mqtt_nats.observing.presence import level, places
 from mqtt_nats.observing.topics import LOADS, of_cluster, of_gateway, totals
 from mqtt_streams.subjects import MAX_SUBJECT_BYTES, system_subject
 
@@ -109,18 +109,21 @@ def test_load_averages() -> None:
 @pytest.mark.parametrize("client_id", ["lamp", "a/b", "a.b", "+", "#", "a b", "$SYS", "é\u2028", "*", ">", "100%"])
 def test_any_client_id_is_one_level_of_a_topic_and_of_a_subject(client_id: str) -> None:
     assert unquote(level(client_id)) == client_id
-    name = topic("connected", "aaaaaaaa", client_id)
-    assert name.count("/") == 5
-    encoded = name.encode()
+    where = places("connected", "aaaaaaaa", client_id)
+    assert where.topic.count("/") == 5
+    encoded = where.topic.encode()
     validate_topic_name(len(encoded).to_bytes(2) + encoded, 128, 3800)
-    assert system_subject(name).count(".") == 5
-    assert subject("connected", client_id).count(".") == 3
+    assert where.inner == system_subject(where.topic)
+    assert where.inner.count(".") == 5
+    assert where.subject.count(".") == 3
 
 
 def test_a_client_id_that_is_too_long_is_hashed() -> None:
     long = "é" * 4000
-    assert len(subject("disconnected", long)) < MAX_SUBJECT_BYTES
-    assert len(system_subject(topic("disconnected", "aaaaaaaa", long))) < MAX_SUBJECT_BYTES
+    where = places("disconnected", "aaaaaaaa", long)
+    assert len(where.subject) < MAX_SUBJECT_BYTES
+    assert where.inner == system_subject(where.topic)
+    assert len(where.inner) < MAX_SUBJECT_BYTES
 
 
 def permissions(topics: str) -> Permissions:
