@@ -209,7 +209,7 @@ class Tenant:
     def _recognise(self, broker: Broker) -> None:
         """Store messages as their stream recognises repetitions."""
         config = self._configs[MESSAGES]
-        broker.with_ids = with_ids(self.settings.message_ids, config.get("num_replicas", 1))
+        broker.path.with_ids = with_ids(self.settings.message_ids, config.get("num_replicas", 1))
         # Half of it: from when a message is stored it takes a while until it is sent again.
         broker.store.trusted = config.get("duplicate_window", 0) / 2e9
         broker.retained.replicated = self._configs[RETAINED].get("num_replicas", 1) > 1

@@ -80,7 +80,7 @@ class Link(Client):
         self.handlers: dict[bytes, Handler] = {}
         self.runs: dict[bytes, RunHandler] = {}
         """What takes plain messages that follow each other with one subject and one size, all at once."""
-        self.out: list[bytes | memoryview] = []
+        self.out: list[bytes | memoryview] = []  # always this one: others have it too
         self.wire: Wire | None = None
         self._last_wire: Wire | None = None
         self.heard = time()

@@ -14,7 +14,6 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.access.authenticator import ANONYMOUS
-from mqtt_nats.backbone.link import ENOUGH
 from mqtt_nats.broker.authenticating import Authentication, begin
 from mqtt_nats.broker.closing import fall_silent, farewell, leave
 from mqtt_nats.broker.greeting import TERMS, Terms, goodbye, refusal, terms
@@ -99,6 +98,7 @@ class Client(Member):
         "hash",
         "marked",
         "outgoing",
+        "path",
         "qos2",
         "receipts",
         "record",
@@ -117,7 +117,7 @@ class Client(Member):
 
     def __init__(self, broker: Broker, connection: Connection, access: Door) -> None:
         super().__init__(connection.outlet, False, False)
-        self.broker, self.connection, self.state = broker, connection, State.NEW
+        self.broker, self.path, self.connection, self.state = broker, broker.path, connection, State.NEW
         self.terms: Terms = TERMS
         """What a 5.0 client has asked for in CONNECT."""
         self.hash = self.token = ""
@@ -192,8 +192,8 @@ class Client(Member):
         if self.state is not State.LIVE:
             self._before(packets)
             return
-        broker = self.broker
-        table = broker.table
+        path = self.path
+        table = path.table
         for packet in packets:
             if isinstance(packet, PublishRun):
                 publish_run(self, packet)
@@ -211,14 +211,11 @@ class Client(Member):
                 self._other(packet)
                 if self.ended:
                     break
-        if broker.blocked:
-            broker.block(self)
+        if path.blocked:
+            self.broker.block(self)
         if self.outlet.held > UNREAD_MOST:
             self.connection.hold(Hold.OUTBOUND)
-        broker.round.start()
-        link = broker.link
-        if not link.scheduled or len(link.out) >= ENOUGH:  # else there is nothing to do, for each of many reads
-            link.push()
+        path.leave()
 
     def _before(self, packets: list[Packet]) -> None:
         """CONNECT and what comes with it [MQTT-3.1.4-5] (3.1.1), [MQTT-3.1.4-6] (5.0), [MQTT-3.2.0-1] (3.1.1, 5.0)."""

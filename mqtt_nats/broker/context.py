@@ -25,6 +25,7 @@ from mqtt_nats.broker.latest import Latest
 from mqtt_nats.broker.leaving import Leaving
 from mqtt_nats.broker.messageids import MessageIds
 from mqtt_nats.broker.nodes import Nodes
+from mqtt_nats.broker.path import Path
 from mqtt_nats.broker.presence import Presence
 from mqtt_nats.broker.readiness import Readiness
 from mqtt_nats.broker.recent import Recent
@@ -109,8 +110,6 @@ class Broker:
         self.store = store
         store.on_absent = Unheard(self).absent
         store.find = partial(find_stored, inbox)
-        self.with_ids = False
-        """QoS 1 messages are stored under an id, by which their stream recognises a repetition."""
         self.rules: Rules | None = None
         """Who may publish and subscribe what; None: everybody everything."""
         self.hooks = Hooks(self.spawn)
@@ -139,6 +138,9 @@ class Broker:
         self.place = own_place()
         self.counters = Counters(self.fanout.sent, self.fanout.sent_bytes)
         store.on_timed = self.counters.stored.observe
+        self.ids = MessageIds(secrets.randbits(48))
+        counted = self.counters.received, self.counters.received_bytes
+        self.path = Path(link, store, self.table, self.fanout, self.round, *counted, self.ids)
         self.replying = Replying(self)
         self.nodes = Nodes(self)
         self.readiness = Readiness(self)
@@ -206,8 +208,6 @@ class Broker:
         """Since when (Unix time of nats-server) messages of a connection may have been missed."""
         self.repairing = 0
         """Gaps that are being repaired."""
-        self.blocked = False
-        """NATS does not take as much as clients publish: publishers are not read from."""
         self._blocked_clients: list[Client] = []
         api = inbox.api_prefix
         self.delete_session = f"{api}.STREAM.MSG.DELETE.$MQTT_sess".encode()
@@ -222,7 +222,6 @@ class Broker:
         self._spawned: set[asyncio.Task[None]] = set()
         self._nuid_prefix = nuid(secrets.token_bytes(32))[:12]
         self._nuids = secrets.randbelow(1_000_000_000)
-        self.ids = MessageIds(secrets.randbits(48))
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run ``work`` in the gateway's task group; its exceptions end only itself. Nothing is begun after the end."""
@@ -267,8 +266,8 @@ class Broker:
 
     def pressure(self, blocked: bool) -> None:
         """NATS takes no more, or takes more again."""
-        self.blocked = blocked or not self.link.writable or self.store.pressed
-        if not self.blocked:
+        self.path.blocked = blocked or not self.link.writable or self.store.pressed
+        if not self.path.blocked:
             clients, self._blocked_clients = self._blocked_clients, []
             for client in clients:
                 client.connection.release(Hold.NATS)

@@ -147,9 +147,9 @@ class DurableSide:
             elif self.keeper is not None:
                 self.keeper.forget(reply)
             return
-        link = self.client.broker.link
-        link.out.append(b"PUB %b 0\r\n\r\n" % reply)
-        link.kick()
+        path = self.client.path
+        path.out.append(b"PUB %b 0\r\n\r\n" % reply)
+        path.link.kick()
 
     def ack_confirmed(self, reply: bytes, identifier: int) -> None:
         """Acknowledge a message and hear of it."""

@@ -217,15 +217,16 @@ class Inbound:
             raise QuotaExceeded(f"more than {most} publishes at QoS 2 wait for PUBREL")
         match self.machine.publish(identifier):
             case Action.HOLD:
-                client.broker.counters.received[2] += 1
-                client.broker.counters.received_bytes[2] += len(payload)
+                path = client.path
+                path.received[2] += 1
+                path.received_bytes[2] += len(payload)
                 keep = self._kept + len(payload) <= KEEP_BYTES
-                held = HeldPublish(identifier, key, payload, retain, client.broker.ids.next(), more)
+                held = HeldPublish(identifier, key, payload, retain, path.ids.next(), more)
                 self._publishes[identifier] = held
                 operation = HoldOp(client, held)
                 client.receipts.append(operation)
                 self.hold(client, operation, route, payload)
-                self.removals.clearance.send(identifier, client.broker.store.attempt)
+                self.removals.clearance.send(identifier, path.store.attempt)
                 if keep:
                     self._kept += len(payload)
                 else:

@@ -125,7 +125,7 @@ def inject(
     )
     if qos:
         counting.left += 1
-        if not release and broker.with_ids:
+        if not release and broker.path.with_ids:
             first += b"Nats-Msg-Id:%b\r\n" % identity
         broker.store.put(route.msgs, b"%b%b\r\n" % (first, stay), payload, operation)
     message = _message(route, payload, qos, retained, sender, more)

@@ -209,9 +209,9 @@ class Live:
         ledger = keeper.ledger
         ledger.pending[sequence] = qos
         ledger.dirty = True
-        counters = self.broker.counters
-        counters.sent[qos] += 1
-        counters.sent_bytes[qos] += len(message.payload)
+        fanout = client.path.fanout
+        fanout.sent[qos] += 1
+        fanout.sent_bytes[qos] += len(message.payload)
         if client.version == 5:
             data = message.packets5[qos] or message.packet5(qos)
         else:

@@ -35,7 +35,7 @@ async def settle(client: Client, client_id: str) -> Broker:
         raise NotAuthorized("access denied")
     former.connections.discard(client)
     former.left.set()
-    client.broker = broker
+    client.broker, client.path = broker, broker.path
     broker.connections.add(client)
     client.connection.move(broker.round, broker.clock)
     broker.fit(client)

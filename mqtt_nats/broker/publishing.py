@@ -127,26 +127,25 @@ def publish_run(client: Client, run: PublishRun) -> None:
     Raises:
         MqttError: the topic is not for clients, or NATS would not take the messages.
     """
-    broker = client.broker
-    table = broker.table
+    path = client.path
+    table = path.table
     route = table.routes.get(run.key)
     if route is None or route.version != table.version:
         if client.version == 5 and is_answer(run.key):
-            broker.replying.answer_run(client, run)
+            client.broker.replying.answer_run(client, run)
             return
         route = table.route(run.key)
-    if run.step - run.head > broker.store.max_payload:
-        raise PacketTooLarge(f"nats-server takes messages of {broker.store.max_payload} bytes")
+    if run.step - run.head > path.store.max_payload:
+        raise PacketTooLarge(f"nats-server takes messages of {path.store.max_payload} bytes")
     if client.guarded is not None and not client.guarded.may_publish(run.key, 0, False):
         return
     if client.marked:
         for payload in run.payloads():
             publish(client, route, payload, 0, False, 0)
     else:
-        counters = broker.counters
-        counters.received[0] += run.count
-        counters.received_bytes[0] += run.count * (run.step - run.head)
-        broker.fanout.run(route, run, client)
+        path.received[0] += run.count
+        path.received_bytes[0] += run.count * (run.step - run.head)
+        path.fanout.run(route, run, client)
 
 
 def publish(
@@ -157,51 +156,52 @@ def publish(
     Raises:
         PacketTooLarge: NATS would not take the message.
     """
-    broker = client.broker
+    path = client.path
     if client.guarded is not None and not _permitted(client, client.guarded, route.asked, qos, retain, packet_id):
         return
     size = len(payload)
     if qos != 2:  # a QoS 2 one may have come before
-        counters = broker.counters
-        counters.received[qos] += 1
-        counters.received_bytes[qos] += size
+        path.received[qos] += 1
+        path.received_bytes[qos] += size
     retain = retain and may_retain(client, size, qos)
     lines = client.sender_header
     if qos or retain or more is not None or client.marked:
         if more is not None:
             lines += more.lines
         size += HEADERS + len(lines) + len(route.hpub)
-    if size > broker.store.max_payload:
-        raise PacketTooLarge(f"nats-server takes messages of {broker.store.max_payload} bytes, headers included")
+    if size > path.store.max_payload:
+        raise PacketTooLarge(f"nats-server takes messages of {path.store.max_payload} bytes, headers included")
     try:
         if qos == 0:
             if retain:
-                store_retained(client, route, payload, 0, RetainedOp(broker, None, not payload, client), b"", more)
+                operation = RetainedOp(client.broker, None, not payload, client)
+                store_retained(client, route, payload, 0, operation, b"", more)
                 lines += RETAIN_LINE
             if retain or more is not None or client.marked:
                 bare(client, route, b"NATS/1.0\r\nNmqtt-Pub:0\r\n%b\r\n" % lines, payload, more)
             else:
-                broker.link.out.append(b"%b%d\r\n%b\r\n" % (route.pub, len(payload), payload))
+                path.out.append(b"%b%d\r\n%b\r\n" % (route.pub, len(payload), payload))
             if route.local:
-                broker.fanout.group(route.local, message(client, route, payload, 0, retain, more))
+                path.fanout.group(route.local, message(client, route, payload, 0, retain, more))
         elif qos == 1:
             # [MQTT-3.3.1-12] [MQTT-4.3.2-2] (3.1.1), [MQTT-4.3.2-4] [MQTT-4.3.2-5] (5.0)
             receipt = Receipt(client, 4, packet_id, 2 if retain else 1)
             client.receipts.append(receipt)
             if retain:
-                store_retained(client, route, payload, 1, RetainedOp(broker, receipt, not payload, client), b"", more)
+                operation = RetainedOp(client.broker, receipt, not payload, client)
+                store_retained(client, route, payload, 1, operation, b"", more)
                 lines += RETAIN_LINE
-            identity = broker.ids.next()
+            identity = path.ids.next()
             first = b"NATS/1.0\r\nNmqtt-Pub:1\r\nNmqtt-Id:%b\r\n%b" % (identity, lines)
             headers = first + b"\r\n"
             bare(client, route, headers, payload, more)
-            if broker.with_ids:
+            if path.with_ids:
                 headers = b"%bNats-Msg-Id:%b\r\n%b\r\n" % (first, identity, b"" if more is None else more.stay)
             elif more is not None and more.ttl:
                 headers = first + more.stay + b"\r\n"
-            broker.store.put(route.msgs, headers, payload, receipt)
+            path.store.put(route.msgs, headers, payload, receipt)
             if route.local:
-                broker.fanout.group(route.local, message(client, route, payload, 1, retain, more))
+                path.fanout.group(route.local, message(client, route, payload, 1, retain, more))
         else:
             client.inbound.publish(client, route.asked, route, packet_id, payload, retain, more)
     except TooLarge as error:
@@ -238,7 +238,7 @@ def bare(client: Client, route: Route, headers: bytes, payload: bytes, more: Ext
     """Publish to NATS clients and other gateways: the copy that is not stored."""
     size = len(headers)
     target = route.hpub if more is None else route.hpub + more.reply
-    client.broker.link.out.append(b"%b%d %d\r\n%b%b\r\n" % (target, size, size + len(payload), headers, payload))
+    client.path.out.append(b"%b%d %d\r\n%b%b\r\n" % (target, size, size + len(payload), headers, payload))
 
 
 def may_answer(client: Client, topic: str) -> bool:
@@ -284,7 +284,7 @@ def publish5(client: Client, packet: Publish) -> None:
             if "topic_alias" in properties:
                 key = unalias(client, key, properties["topic_alias"])
             more = described(client, properties, packet.payload, qos)
-        table = client.broker.table
+        table = client.path.table
         route = table.routes.get(key)
         if route is None or route.version != table.version:
             if is_answer(key):

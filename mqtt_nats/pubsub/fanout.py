@@ -35,7 +35,8 @@ class Fanout:
 
     def __init__(self, table: Table, link: Link, round_: Round) -> None:
         self.table = table
-        self.link = link
+        self.out: list[bytes | memoryview] = link.out
+        """Frames for NATS; the link has no other list."""
         self.round = round_
         self.sent = [0, 0, 0]
         """Messages for members, by the QoS at which they are sent; also those that are dropped afterwards."""
@@ -54,7 +55,7 @@ class Fanout:
         count = run.count
         lead = b"%b%d\r\n" % (route.pub, run.step - start)
         if run.step > LARGE:
-            out = self.link.out
+            out = self.out
             view = memoryview(raw)
             following = b"\r\n" + lead
             for at in range(start, start + count * run.step, run.step):
@@ -63,9 +64,9 @@ class Fanout:
                 lead = following
             out.append(b"\r\n")
         elif count == 1:
-            self.link.out.append(b"%b%b\r\n" % (lead, raw[start:]))
+            self.out.append(b"%b%b\r\n" % (lead, raw[start:]))
         else:
-            self.link.out.append(lead + (b"\r\n" + lead).join(run.payloads()) + b"\r\n")
+            self.out.append(lead + (b"\r\n" + lead).join(run.payloads()) + b"\r\n")
         group = route.local
         size = count * (run.step - start)
         if group.zero:
