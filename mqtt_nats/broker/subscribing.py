@@ -125,11 +125,13 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
     replays = _replays(client, wanted)
     failure = ReasonCode.UNSPECIFIED_ERROR
     lost: set[str] = set()
+    begun = False
     try:
         if shares:
             await subscribe_shared(client, shares)
         if client.durable_side is not None and wanted:
             refused = await _subscribe_durable(client, wanted, {replay.key: replay for replay in replays})
+            begun = True
             await _abandon(client, wanted, replays, refused)
         for topic_filter, wish in wanted.items():
             gates[topic_filter] = open_gate(client, client.join(topic_filter, wish.qos, wish.options))
@@ -153,7 +155,7 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
         return
     except ApiError as error:
         log.warning("%s: subscribing to %s failed: %s", client, ", ".join(map(repr, wanted)), error)
-        if not await _undo(client, wanted.keys() - present, fresh):
+        if not await _undo(client, wanted.keys() - present, fresh, begun):
             return
         _drop(replays, set(wanted))
         # What came meanwhile is for the subscriptions that there were before: they go on.
@@ -451,9 +453,9 @@ async def _end(client: Client, filters: Set[str]) -> None:
         await patiently(client, partial(side.remove, gone))
 
 
-async def _undo(client: Client, filters: Set[str], shares: list[str]) -> bool:
+async def _undo(client: Client, filters: Set[str], shares: list[str], begun: bool) -> bool:
     """End subscriptions that JetStream has not let begin; False when the session belongs to somebody else."""
-    if filters:
+    if filters and begun:  # else they never had consumers: those that are live have left nothing to them
         await descend(client)
     gone = _forget(client, filters)
     side = client.durable_side

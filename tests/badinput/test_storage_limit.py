@@ -15,6 +15,7 @@ from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.raw import Raw, connect, publish
 from tests.harness.waiting import eventually
+from tests.integration.conftest import live
 
 MESSAGES = "$MQTT_msgs"
 
@@ -131,10 +132,16 @@ async def test_another_stream_is_full(
             again.expect(raw.PUBACK if qos == 1 else raw.PUBREC)
 
 
-async def test_no_room_for_sessions(server: NatsServer, local: Gateway, js: JetStreamContext) -> None:
-    """Nobody new is let in; who is connected stays and can publish."""
+@pytest.mark.parametrize("reader", ["never", "always"])
+async def test_no_room_for_sessions(
+    server: NatsServer, gateway_factory: GatewayFactory, js: JetStreamContext, reader: str
+) -> None:
+    """Nobody new is let in; who is connected stays and can publish, with its own consumers and with the reader."""
+    local = gateway_factory(server, "--shared-reader", reader)
     with Raw.connected(local.port, "bystander", clean=False) as bystander:
         assert bystander.subscribe(("t", 1)) == [1]
+        if reader == "always":
+            await live(js, "bystander")
         await limited(js, "$MQTT_sess", 600)
         for clean in (True, False):
             with Raw(local.port) as client:
@@ -148,6 +155,10 @@ async def test_no_room_for_sessions(server: NatsServer, local: Gateway, js: JetS
         assert bystander.ping() == []
         await limited(js, "$MQTT_sess", -1)
         assert bystander.subscribe(("u" * 500, 1), id=7) == [1]
+        for number, topic in enumerate(("t", "u" * 500), 8):
+            bystander.send(publish(topic, b"y", qos=1, id=number))
+            found = [bystander.receive(), bystander.receive()]
+            assert {one.kind for one in found if one} == {raw.PUBACK, raw.PUBLISH}
         Raw.connected(local.port, "x" * 600).close()
 
 
