@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ids of messages: 128 bits, as 32 hex digits. See docs/nats.md."""
+"""The ids of messages: 128 bits, as 32 hex digits. See docs/observing.md."""
 
 from __future__ import annotations
 
