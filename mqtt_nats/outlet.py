@@ -43,7 +43,7 @@ class Outlet:
         self.held = 0
         """Bytes that wait for it, here and in what was last given to its socket; 0 unless it is clogged."""
         self.dropped = 0
-        self.send: Callable[[bytes], None] | None = None
+        self.send: Callable[[bytes | bytearray], None] | None = None
         self._handed = 0
         """How many of those were given to the socket."""
 
@@ -76,6 +76,17 @@ class Outlet:
         self.round.dropped += count
         if self.round.lost is not None:
             self.round.lost(self, data)
+
+    def hand(self, data: bytearray) -> None:
+        """Send one large QoS 0 message at once, and what was collected before it; `offer` it to who does not read."""
+        self.flush()
+        if self.clogged:
+            self.offer(bytes(data), 1)
+        elif self.send is not None:
+            self._handed = len(data)
+            self.send(data)
+            if not self.clogged:
+                self._handed = 0
 
     def flush(self) -> None:
         """Hand everything collected to the transport."""

@@ -36,7 +36,7 @@ class Spout:
 
     __slots__ = ("_aliases", "_view", "client", "looks", "send", "sent")
 
-    def __init__(self, client: Client, send: Callable[[bytes], None], looks: bool) -> None:
+    def __init__(self, client: Client, send: Callable[[bytes | bytearray], None], looks: bool) -> None:
         self.client = client
         self.send = send
         self.looks = looks
@@ -45,11 +45,11 @@ class Spout:
         self._view = ClientView(client)
         self._aliases: dict[int, bytes] = {} if client.outgoing is None else client.outgoing.known()
 
-    def __call__(self, data: bytes) -> None:
+    def __call__(self, data: bytes | bytearray) -> None:
         """Send, then tell what has been sent."""
         self.send(data)
         if self.looks:
-            self._look(data)
+            self._look(bytes(data))
 
     def _look(self, data: bytes) -> None:
         hooks = self.client.broker.hooks

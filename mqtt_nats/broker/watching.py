@@ -187,14 +187,14 @@ def _reason(number: int) -> str:
 class WatchedSend:
     """Takes the place of a socket's ``write``: sees what is sent."""
 
-    def __init__(self, send: Callable[[bytes], None], see: Callable[[bytes], None]) -> None:
+    def __init__(self, send: Callable[[bytes | bytearray], None], see: Callable[[bytes], None]) -> None:
         self.send = send
         self._see = see
 
-    def __call__(self, data: bytes) -> None:
+    def __call__(self, data: bytes | bytearray) -> None:
         """Send, then look."""
         self.send(data)
-        self._see(data)
+        self._see(bytes(data))
 
     def is_of(self, see: Callable[[bytes], None]) -> bool:
         """Whether it is this one that is told."""

@@ -63,6 +63,10 @@ _PINGRESP: Final = PingResp()
 
 _BLOCK: Final = 16  # packets that one struct layout covers: cheap to compile, and the cost per packet is low enough
 _PART: Final = 2048  # bytes of an incomplete packet that are not copied before the rest of it has come
+_OPENING: Final = 1024  # bytes in which the topic of a large packet ends, or it is none to be read by itself
+
+LARGE: Final = 128 * 1024
+"""Bytes from which a PUBLISH may be read into a buffer of its own. Its remaining length has three bytes: up to 2 MB."""
 
 
 def _actions(version: int, from_server: bool, max_qos: int) -> bytes:
@@ -137,6 +141,42 @@ class Decoder:
         except MqttError as error:
             self.error = error
         return packets
+
+    @property
+    def large(self) -> bool:
+        """Whether a large packet is incomplete."""
+        return self._need >= LARGE and len(self._held) > 0 and self.error is None
+
+    def opening(self, start: bytes) -> PublishRun | None:
+        """The one PUBLISH that begins with `start`, to be given its bytes when all have come.
+
+        None where it is not large, or not what a run is made of, or too little of it is there to tell.
+        """
+        if len(start) < 6 or self._actions[start[0]] != _RUN or not start[1] & start[2] & 128 or not 0 < start[3] < 128:
+            return None
+        step = 4 + (start[1] & 127) + ((start[2] & 127) << 7) + (start[3] << 14)
+        top = 6 + (start[4] << 8 | start[5])
+        if not LARGE <= step <= self._limit or top >= len(start):
+            return None
+        key = start[4:top]
+        if self.version == 5:
+            if start[top] or top == 6:
+                return None
+            top += 1
+        return PublishRun(key, b"", 1, step, top)
+
+    def surrender(self, part: int) -> tuple[PublishRun, list[bytes | bytearray | memoryview]] | None:
+        """Hand over the large PUBLISH that is incomplete, with what is there of it: one in `part` bytes at least.
+
+        None where there is no such one, or less of it.
+        """
+        if not self.large or self._size * part < self._need:
+            return None
+        run = self.opening(bytes(self._held[0][:_OPENING]))
+        if run is None:
+            return None
+        parts, self._held = self._held, []
+        return run, parts
 
     def trust(self) -> None:
         """The client that named an authentication method is no stranger any more: packets may be as large as any."""

@@ -58,15 +58,15 @@ class PublishRun:
 
     key: bytes
     """Topic as in Publish, never an alias."""
-    raw: bytes
-    """All packets as received."""
+    raw: bytes | bytearray
+    """All packets as received; what a large one was read into, which nobody changes any more, is a bytearray."""
     count: int
     step: int
     """Bytes per packet."""
     head: int
     """Bytes before the payload in each packet."""
 
-    def __init__(self, key: bytes, raw: bytes, count: int, step: int, head: int) -> None:
+    def __init__(self, key: bytes, raw: bytes | bytearray, count: int, step: int, head: int) -> None:
         self.key = key
         self.raw = raw
         self.count = count
@@ -76,6 +76,8 @@ class PublishRun:
     def payloads(self) -> list[bytes]:
         """The payload of each packet, in order."""
         raw = self.raw
+        if isinstance(raw, bytearray):
+            return [bytes(memoryview(raw)[self.head :])]
         if self.count == 1:
             return [raw[self.head :]]
         layout = f"{self.head}x{self.step - self.head}s"

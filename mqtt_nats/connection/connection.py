@@ -10,7 +10,8 @@ import socket
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from mqtt_nats.codec import Decoder, Limits, MqttError, Packet, ReasonCode
+from mqtt_nats.codec import Decoder, Limits, MqttError, Packet, PublishRun, ReasonCode
+from mqtt_nats.connection.bulk import begin
 from mqtt_nats.outlet import Outlet, Round
 
 if TYPE_CHECKING:
@@ -161,10 +162,7 @@ class Connection:
         handler = self.handler
         if handler is None:
             return
-        clock = self._clock
-        self.alive = clock.now
-        if monotonic() - clock.read > STANDSTILL:
-            clock.stood_still()
+        self.heard()
         if self._holds & KEPT:
             self._kept += data
             return
@@ -174,11 +172,54 @@ class Connection:
                 self._greeted(data)
                 return
             if len(data) > BULK:
-                # libuv would go on with this socket up to 32 times while it has data: seconds, for small packets.
-                self.hold(Hold.TURN)
-                asyncio.get_running_loop().call_soon(self.release, Hold.TURN)
+                self._yield_turn()
+        self._take(handler, data, None)
+        if len(data) > EARLY_MOST and decoder.large and not self.metered:
+            begin(self)
+
+    @property
+    def metered(self) -> bool:
+        """Whether it is counted what is read."""
+        return False
+
+    def large(self, run: PublishRun) -> None:
+        """Hand a PUBLISH on that was read into a buffer of its own."""
+        handler = self.handler
+        if handler is None:
+            return
+        if self._holds & KEPT:
+            self._kept += bytes(run.raw)
+            return
+        self._yield_turn()
+        self._take(handler, b"", run)
+
+    def read_by(self, other: asyncio.BufferedProtocol | None) -> None:
+        """Have another take the place of the connection as the protocol of its socket; None: have it back."""
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        if not self._holds:
+            transport.pause_reading()  # what libuv calls is settled when reading starts
+        transport.set_protocol(other or cast(asyncio.BaseProtocol, self))
+        if not self._holds:
+            transport.resume_reading()
+
+    def heard(self) -> None:
+        """Something has come from the client."""
+        clock = self._clock
+        self.alive = clock.now
+        if monotonic() - clock.read > STANDSTILL:
+            clock.stood_still()
+
+    def _yield_turn(self) -> None:
+        """Let others have theirs: libuv would go on up to 32 times while there is data; seconds, for small packets."""
+        self.hold(Hold.TURN)
+        asyncio.get_running_loop().call_soon(self.release, Hold.TURN)
+
+    def _take(self, handler: Handler, data: bytes, run: PublishRun | None) -> None:
+        decoder = self.decoder
         try:
-            packets = decoder.feed(data)
+            packets: list[Packet] = decoder.feed(data) if run is None else [run]
             if packets:
                 for see in self.seen:
                     see(packets)

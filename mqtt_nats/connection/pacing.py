@@ -63,6 +63,11 @@ class PacedConnection(Connection):
         if self._bytes is not None and not kept:
             self.wait(self._bytes.pour(len(data), monotonic()))
 
+    @property
+    def metered(self) -> bool:
+        """It is."""
+        return True
+
     def inner(self, otherwise: Handler) -> Handler:
         """Who handles what was read, and counted, before."""
         handler = self.handler

@@ -51,6 +51,9 @@ class Fanout:
     def run(self, route: Route, run: PublishRun, sender: Member) -> None:
         """A run of QoS 0 publishes of one client on one topic."""
         raw = run.raw
+        if isinstance(raw, bytearray):
+            self._large(route, run, raw, sender)
+            return
         start = run.head
         count = run.count
         lead = b"%b%d\r\n" % (route.pub, run.step - start)
@@ -76,6 +79,23 @@ class Fanout:
         for member, choice in group.guarded:
             for payload in run.payloads():
                 member.guard(choice, Message(route.key, payload, 0, sender.client_id))
+
+    def _large(self, route: Route, run: PublishRun, raw: bytearray, sender: Member) -> None:
+        """A run of one, from what it was read into: it is not copied, but for those who need it in another form."""
+        size = run.step - run.head
+        self.out.append(b"%b%d\r\n" % (route.pub, size))
+        self.out.append(memoryview(raw)[run.head :])
+        self.out.append(b"\r\n")
+        group = route.local
+        same, other = (group.zero5, group.zero) if sender.version == 5 else (group.zero, group.zero5)
+        for outlet in same:
+            outlet.hand(raw)
+        self.sent[0] += len(same)
+        self.sent_bytes[0] += size * len(same)
+        if other:
+            self._zero(other, _converted(route.key, run, 4 if sender.version == 5 else 5), 1, size)
+        for member, choice in group.guarded:
+            member.guard(choice, Message(route.key, run.payloads()[0], 0, sender.client_id))
 
     def _zero(self, outlets: list[Outlet], data: bytes, count: int, size: int) -> None:
         """Send ``count`` QoS 0 messages, with ``size`` bytes of payload in all, to everybody in a list."""

@@ -28,9 +28,9 @@ def publish(identifier: int, qos: int = 1, *, size: int = 10, version: int = 4, 
     return made(topic, bytes(size), qos=qos, id=identifier)
 
 
-def outlet_of(*, most: int = 1 << 40) -> tuple[Outlet, list[bytes], list[int]]:
+def outlet_of(*, most: int = 1 << 40) -> tuple[Outlet, list[bytes | bytearray], list[int]]:
     """An outlet, what was given to its socket, and a list that counts how often the round was overfull."""
-    written: list[bytes] = []
+    written: list[bytes | bytearray] = []
     overfull: list[int] = []
     round_ = Round(lambda flush: flush())
     round_.most = most
@@ -40,10 +40,10 @@ def outlet_of(*, most: int = 1 << 40) -> tuple[Outlet, list[bytes], list[int]]:
     return outlet, written, overfull
 
 
-def clogging(outlet: Outlet, written: list[bytes], room: int) -> None:
+def clogging(outlet: Outlet, written: list[bytes | bytearray], room: int) -> None:
     """From now on the socket is full after ``room`` bytes."""
 
-    def send(data: bytes) -> None:
+    def send(data: bytes | bytearray) -> None:
         written.append(data)
         if sum(map(len, written)) >= room:
             outlet.clog()
@@ -82,11 +82,11 @@ def test_what_waits_is_counted() -> None:
 
 def test_large_chunks_leave_one_by_one() -> None:
     chunks = [b"a" * LARGE, b"b" * LARGE, b"c" * 10 * LARGE, b"d"]
-    written: list[bytes] = []
+    written: list[bytes | bytearray] = []
     later: list[Callable[[], None]] = []
     outlet = Outlet(Round(later.append), 1 << 30)
 
-    def send(data: bytes) -> None:
+    def send(data: bytes | bytearray) -> None:
         written.append(data)
         if len(written) == 2:
             outlet.clog()
@@ -110,11 +110,11 @@ def test_large_chunks_leave_one_by_one() -> None:
 def test_a_connection_that_is_closed_between_large_chunks() -> None:
     """What is to be sent before the end is."""
     chunks = [b"a" * LARGE, b"b" * LARGE]
-    written: list[bytes] = []
+    written: list[bytes | bytearray] = []
     later: list[Callable[[], None]] = []
     outlet = Outlet(Round(later.append), 1 << 30)
 
-    def send(data: bytes) -> None:
+    def send(data: bytes | bytearray) -> None:
         written.append(data)
         if len(written) == 1:
             outlet.write(b"goodbye")
@@ -130,11 +130,11 @@ def test_a_connection_that_is_closed_between_large_chunks() -> None:
 
 def test_what_is_collected_while_it_is_flushed() -> None:
     """What a hook does that is told of what is sent: it writes, or has the connection closed, which flushes."""
-    written: list[bytes] = []
+    written: list[bytes | bytearray] = []
     later: list[Callable[[], None]] = []
     outlet = Outlet(Round(later.append), 1 << 30)
 
-    def send(data: bytes) -> None:
+    def send(data: bytes | bytearray) -> None:
         written.append(data)
         if len(written) == 1:
             outlet.flush()

@@ -59,7 +59,7 @@ class Subscriber(Member):
         super().__init__(Outlet(bench.round, 10_000), durable, no_local)
         self.client_id = name
         self.version = version
-        self.bytes: list[bytes] = []
+        self.bytes: list[bytes | bytearray] = []
         self.outlet.send = self.bytes.append
         self.taken: list[tuple[bytes, int]] = []
         self.guarded: list[tuple[str, bytes, int, int]] = []

@@ -69,7 +69,7 @@ def test_properties_reach_5_only() -> None:
     bench.fanout.local(bench.route("a"), Rich(key_of("a"), b"x", 0, body=b"\x01\x01", expiry=9, born=0.0))
     bench.turn()
     assert four.bytes == [FOUR]
-    (packet,) = ClientDecoder(LIMITS, 5).feed(five.bytes[0])
+    (packet,) = ClientDecoder(LIMITS, 5).feed(bytes(five.bytes[0]))
     assert getattr(packet, "properties", None) == {"payload_format_indicator": 1, "message_expiry_interval": 9}
 
 

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client that sends large messages at QoS 0: each is read into a buffer of its own, from which it is sent on.
+
+Otherwise the event loop copies what it has read out of its own buffer, and the decoder joins the parts of a packet. A
+`Bulk` takes the place of the connection as the protocol of its socket, from a large PUBLISH that has come in part
+until something else comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from mqtt_nats.codec import PublishRun
+    from mqtt_nats.connection.connection import Connection
+
+PART: Final = 4
+"""One in so many bytes of a packet is there before it has a buffer: what stays away takes no memory."""
+
+OPENING: Final = 1024
+"""Bytes at its beginning that tell what it is."""
+
+
+def begin(connection: Connection) -> None:
+    """Read the rest of a large PUBLISH that has come in part, and what is like it, without a copy.
+
+    Only from a plain socket of uvloop: TLS and WebSocket hand on what they have made of it.
+    """
+    transport: Any = connection.transport
+    if (
+        transport is None
+        or transport.is_closing()
+        or isinstance(transport, asyncio.Transport)
+        or transport.get_extra_info("sslcontext") is not None
+    ):
+        return
+    found = connection.decoder.surrender(PART)
+    if found is not None:
+        run, parts = found
+        Bulk(connection, run, b"".join(parts))
+
+
+class Bulk(asyncio.BufferedProtocol):
+    """The protocol of a socket that brings one large message after the other."""
+
+    __slots__ = ("_buffer", "_connection", "_filled", "_run", "_size", "_view")
+
+    def __init__(self, connection: Connection, run: PublishRun, start: bytes) -> None:
+        self._connection = connection
+        self._run: PublishRun | None = run
+        """What is being read, once its beginning has told."""
+        self._size = run.step
+        """Of the buffer: the next packet may be as large as the last one."""
+        self._filled = len(start)
+        self._buffer: bytearray | None = None
+        self._view = self._buffered()
+        self._view[: len(start)] = start
+        connection.read_by(self)
+
+    def _buffered(self) -> memoryview:
+        if self._buffer is None:
+            self._buffer = bytearray(self._size)
+            self._view = memoryview(self._buffer)
+        return self._view
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where to read to."""
+        return self._buffered()[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """So much has come."""
+        connection = self._connection
+        connection.heard()
+        self._filled += nbytes
+        run = self._run
+        if run is None:
+            run = self._run = connection.decoder.opening(bytes(self._view[: min(self._filled, OPENING)]))
+            if run is None or self._filled * PART < run.step:
+                self._leave(self._filled)
+                return
+            if run.step > self._size:
+                self._grow(run.step)
+        if self._filled < run.step:
+            return
+        buffer, filled = self._buffer, self._filled
+        assert buffer is not None
+        if filled == self._size == run.step:
+            self._buffer, self._filled, self._run = None, 0, None
+            run.raw = buffer
+            connection.large(run)
+        else:  # it is smaller than the last one, and others follow
+            self._leave(filled)
+
+    def _grow(self, size: int) -> None:
+        start = self._view[: self._filled]
+        self._buffer, self._size = None, size
+        self._buffered()[: self._filled] = start
+
+    def _leave(self, filled: int) -> None:
+        """Something else has come: the connection reads by itself."""
+        data = bytes(self._view[:filled])
+        self._buffer, self._filled = None, 0
+        self._connection.read_by(None)
+        self._connection.data_received(data)
+
+    def eof_received(self) -> bool:
+        """A half-closed connection is of no use: close it."""
+        return self._connection.eof_received()
+
+    def pause_writing(self) -> None:
+        """The client does not read."""
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        self._connection.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is closed."""
+        self._connection.connection_lost(exc)
