@@ -7,6 +7,10 @@ import json
 import re
 from typing import Final
 
+import orjson
+
+from mqtt_streams.api import ApiError
+
 MESSAGE_ID: Final = b"\r\nNats-Msg-Id:"
 
 _DENIED: Final = re.compile(rb'permissions violation for (publish|subscription) to ("(?:[^"\\]|\\.)*")', re.IGNORECASE)
@@ -26,6 +30,17 @@ def size_of(frame: bytes) -> int:
 def subject_of(frame: bytes) -> str:
     """The subject of a PUB or HPUB, for people to read: no more of it than fits into a line."""
     return frame.split(b" ", 2)[1][:200].decode(errors="replace")
+
+
+def error_of(payload: bytes) -> ApiError | None:
+    """The error of a PubAck; None when no JetStream server answered (status 503)."""
+    if not payload:
+        return None
+    try:
+        error = orjson.loads(payload)["error"]
+        return ApiError(int(error["code"]), int(error.get("err_code", 0)), str(error.get("description", "")))
+    except (ValueError, KeyError, TypeError):
+        return ApiError(500, 0, "PubAck that cannot be read")
 
 
 def denied(line: bytes) -> tuple[bool, bytes] | None:

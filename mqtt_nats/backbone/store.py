@@ -19,11 +19,11 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from time import perf_counter
 
-import orjson
 from mypy_extensions import mypyc_attr
 
 from mqtt_nats import natstime
-from mqtt_nats.backbone.lines import MESSAGE_ID, message_id, size_of, subject_of
+from mqtt_nats.backbone.complaints import Complaints
+from mqtt_nats.backbone.lines import MESSAGE_ID, error_of, message_id, size_of, subject_of
 from mqtt_nats.backbone.link import Link
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
@@ -171,6 +171,8 @@ class Store:
         self._delay = PROBE_FIRST
         self._probe: asyncio.TimerHandle | None = None
         self._probed = b""
+        self._unanswered = False
+        self._complaints = Complaints()
         self._looking: asyncio.Task[None] | None = None
         self._sid = link.subscribe_raw(self.prefix + b"*", self._arrived)
 
@@ -225,13 +227,14 @@ class Store:
         if op is None:
             return
         if headers or b'"error"' in payload:
-            error = _error(payload)
+            error = error_of(payload)
             if error is None and op.optional and op.frame.startswith(ACKNOWLEDGEMENT):
                 self.on_absent(token)
                 return
             if error is None or error.err_code in TRANSIENT:
                 self.unheard = self.unheard or error is None
                 if token == self._probed:
+                    self._unanswered = False
                     self._cancel_probe()
                 reason = "nobody answers" if error is None else str(error)
                 self.stall(f"{reason}, on {subject_of(op.frame)}")
@@ -339,7 +342,10 @@ class Store:
             self._stop()
             self.attempt += 1
             self._delay = PROBE_FIRST
+            self._complaints.new(reason)
             log.warning("JetStream does not store: %s; %d publishes wait", reason, len(self.pending))
+        elif self._complaints.new(reason):
+            log.warning("JetStream still does not store: %s", reason)
         if self._probe is None and self._looking is None:
             self._probe = asyncio.get_running_loop().call_later(self._delay, self._send_probe)
             self._delay = min(self._delay * 2, PROBE_REFUSED)
@@ -348,11 +354,17 @@ class Store:
         self._probe = None
         if not self._stalled or not self.link.online:
             return
+        late = self.pending.get(self._probed)
+        if self._unanswered and late is not None:
+            reason = f"no answer for {PROBE_MOST:g} s, on {subject_of(late.frame)}"
+            if self._complaints.new(reason):
+                log.warning("JetStream still does not store: %s", reason)
         found = next((item for item in self.pending.items() if self._probing(item[1])), None)
         if found is None or self._doubtful():
             self.go_on()
             return
         self._probed, op = found
+        self._unanswered = True
         op.begun = op.begun or self.now
         self.link.out.append(op.frame)
         self.link.kick()
@@ -484,14 +496,3 @@ class Store:
                     self.link.kick()
                 elif not op.optional:
                     break
-
-
-def _error(payload: bytes) -> ApiError | None:
-    """The error of a PubAck; None when no JetStream server answered (status 503)."""
-    if not payload:
-        return None
-    try:
-        error = orjson.loads(payload)["error"]
-        return ApiError(int(error["code"]), int(error.get("err_code", 0)), str(error.get("description", "")))
-    except (ValueError, KeyError, TypeError):
-        return ApiError(500, 0, "PubAck that cannot be read")

@@ -265,6 +265,37 @@ async def test_a_probe_without_an_answer_is_repeated(monkeypatch: pytest.MonkeyP
     assert bench.link.take() == [], "no probe without a connection"
 
 
+async def test_why_it_goes_on_is_said_when_the_reason_changes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A leader that is silent is another fault than one that is not there."""
+    monkeypatch.setattr(module, "PROBE_FIRST", 0.01)
+    monkeypatch.setattr(module, "PROBE_REFUSED", 0.01)
+    monkeypatch.setattr(module, "PROBE_MOST", 0.03)
+    bench = Bench()
+    bench.put("a")
+    bench.sent()
+    bench.answer("a", b"", NO_RESPONDERS)
+    for _ in range(3):
+        await aeventually(lambda: len(bench.link.out) >= 1)
+        bench.sent()
+        bench.answer("a", b"", NO_RESPONDERS)
+    assert [record.message for record in caplog.records] == [
+        "JetStream does not store: nobody answers, on s; 1 publishes wait"
+    ]
+    caplog.clear()
+    await aeventually(lambda: len(bench.link.out) >= 4)
+    assert [record.message for record in caplog.records] == [
+        "JetStream still does not store: no answer for 0.03 s, on s"
+    ]
+    caplog.clear()
+    bench.answer("a", b'{"error":{"code":503,"err_code":10008,"description":"unavailable"}}')
+    bench.answer("a", b'{"error":{"code":503,"err_code":10008,"description":"unavailable"}}')
+    assert len(caplog.records) == 1
+    assert "JetStream still does not store: " in caplog.text
+    assert "unavailable" in caplog.text
+
+
 async def test_an_acknowledgement_that_nobody_takes_is_no_stall() -> None:
     """Whether its consumer is gone, or only has no leader, is found out by somebody else."""
     bench = Bench()
