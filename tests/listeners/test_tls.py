@@ -99,6 +99,19 @@ def test_both_versions(setup: Setup, version: ssl.TLSVersion) -> None:
         client.expect_closed()
 
 
+def test_large_messages(setup: Setup) -> None:
+    """At QoS 0, from and to clients behind TLS and without."""
+    with Secure(setup.port, trusting(setup.authority)) as client, Raw.connected(setup.gateway.port) as other:
+        greeted(client)
+        assert client.subscribe(("tls/large", 0)) == [0]
+        assert other.subscribe(("tls/large", 0)) == [0]
+        for number in range(6):
+            payload = number.to_bytes(4, "big") * 100_000
+            (client, other)[number % 2].send(raw.publish("tls/large", payload))
+            assert client.expect(raw.PUBLISH).payload == payload
+            assert other.expect(raw.PUBLISH).payload == payload
+
+
 def test_every_byte_in_a_record_of_its_own(setup: Setup) -> None:
     with Secure(setup.port, trusting(setup.authority)) as client:
         for byte in raw.connect("bytes") + raw.publish("a", b"x", qos=1):

@@ -105,6 +105,19 @@ def test_messages(setup: Setup, secure: bool) -> None:
 
 
 @pytest.mark.parametrize("secure", [False, True])
+def test_large_messages(setup: Setup, secure: bool) -> None:
+    """At QoS 0, from a client for which they are read into buffers of their own, to one whose socket has frames."""
+    client = Web(setup.secure, setup.trust) if secure else Web(setup.port)
+    with client, Raw.connected(setup.gateway.port) as other:
+        greeted(client)
+        assert client.subscribe(("web/large/#", 0)) == [0]
+        for number in range(5):
+            payload = number.to_bytes(4, "big") * 40_000
+            other.send(raw.publish("web/large/x", payload))
+            assert client.expect(raw.PUBLISH).payload == payload
+
+
+@pytest.mark.parametrize("secure", [False, True])
 @pytest.mark.parametrize("protocol", [paho.MQTTv311, paho.MQTTv5])
 def test_paho(setup: Setup, protocol: Any, secure: bool) -> None:
     client = paho.Client(CallbackAPIVersion.VERSION2, protocol=protocol, transport="websockets")
