@@ -72,7 +72,7 @@ async def test_points_without_hooks_cost_nothing(inside: InProcess, add: Add) ->
         await reader.subscribe("cost/#")
         await cost(inside)
         bare = await cost(inside)
-        assert bare > 100
+        assert bare, "little of it in the compiled build, but not nothing"
         for point in (CLIENT_CONNECT, CLIENT_CONNECTED, CLIENT_DISCONNECTED, SESSION_SUBSCRIBED):
             add(point, lambda *_: None)
         assert await cost(inside) == bare
