@@ -63,7 +63,9 @@ _PINGRESP: Final = PingResp()
 
 _BLOCK: Final = 16  # packets that one struct layout covers: cheap to compile, and the cost per packet is low enough
 _PART: Final = 2048  # bytes of an incomplete packet that are not copied before the rest of it has come
-_OPENING: Final = 1024  # bytes in which the topic of a large packet ends, or it is none to be read by itself
+
+OPENING: Final = 1024
+"""Bytes in which the topic of a large PUBLISH ends, or it is none to be read by itself."""
 
 LARGE: Final = 128 * 1024
 """Bytes from which a PUBLISH may be read into a buffer of its own. Its remaining length has three bytes: up to 2 MB."""
@@ -172,7 +174,7 @@ class Decoder:
         """
         if not self.large or self._size * part < self._need:
             return None
-        run = self.opening(bytes(self._held[0][:_OPENING]))
+        run = self.opening(bytes(self._held[0][:OPENING]))
         if run is None:
             return None
         parts, self._held = self._held, []

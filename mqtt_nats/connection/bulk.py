@@ -11,15 +11,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
+from mqtt_nats.codec.decoder import OPENING
+
 if TYPE_CHECKING:
     from mqtt_nats.codec import PublishRun
     from mqtt_nats.connection.connection import Connection
 
 PART: Final = 4
-"""One in so many bytes of a packet is there before it has a buffer: what stays away takes no memory."""
-
-OPENING: Final = 1024
-"""Bytes at its beginning that tell what it is."""
+"""One in so many bytes of a packet is there before it keeps a buffer: memory for little that comes stays little."""
 
 
 def begin(connection: Connection) -> None:

@@ -32,7 +32,7 @@ def test_ids_are_all_different_and_in_order() -> None:
         assert now >= last
         assert abs(time_ns() // 1000 - now) < 1_000_000
         last = now
-        high.add(found[:11])
+        high.add(found[:14])
         seen.add(found)
         made += 1
     assert len(seen) == made

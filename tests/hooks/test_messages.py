@@ -446,31 +446,6 @@ async def test_a_client_that_does_not_read(inside: InProcess, add: Add) -> None:
         assert (one.client.client_id, one.topic, one.qos, one.reason) == ("asleep", "flood", 0, "slow client")
 
 
-async def test_large_messages(inside: InProcess, add: Add) -> None:
-    """They are read into buffers of their own at QoS 0; hooks see bytes."""
-    seen: list[tuple[str, bytes]] = []
-    add(MESSAGE_DELIVERED, lambda event: seen.append((event.topic, event.payload)))
-    async with (
-        await RawClient.connect(inside.port, "large-reader") as reader,
-        await RawClient.connect(inside.port, "large-writer") as writer,
-    ):
-        await reader.subscribe("large")
-        bodies = [number.to_bytes(4, "big") * 75_000 for number in range(4)]
-        for body in bodies:
-            writer.publish("large", body)
-        for body in bodies:
-            await reader.message("large", body)
-        assert seen == [("large", body) for body in bodies]
-        assert {type(body) for _, body in seen} == {bytes}
-        add(MESSAGE_PUBLISH, lambda event, message: seen.append((message.topic, message.payload)))
-        for body in bodies:
-            writer.publish("large", body)
-        for body in bodies:
-            await reader.message("large", body)
-        assert {type(body) for _, body in seen} == {bytes}
-        assert len(seen) == 12
-
-
 async def test_taps_and_spouts_come_and_go_with_the_hooks(inside: InProcess, add: Add) -> None:
     def kinds() -> tuple[bool, bool]:
         connection = inside.broker.clients["plain"].connection

@@ -115,6 +115,58 @@ def test_large_packets_without_payload(topic: str, count: int) -> None:
     assert one.bytes == [raw * count]
 
 
+def into_a_buffer(run: PublishRun) -> PublishRun:
+    """The same as it is when it was read into a buffer of its own."""
+    return PublishRun(run.key, bytearray(run.raw), run.count, run.step, run.head)
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_what_was_read_into_a_buffer_goes_the_same_way(version: int) -> None:
+    """To clients of both versions and to NATS, not copied for those who get it as it is, after what waited for them."""
+    outcomes = []
+    for large in (False, True):
+        bench = Bench()
+        sender, four = Subscriber(bench, "sender", version=version), Subscriber(bench, "four")
+        five, gated = Subscriber(bench, "five", version=5), Subscriber(bench, "gated")
+        for one in (four, five, gated):
+            found = bench.subscribe(one, "a", 1)
+        gated.close_gate(found)
+        bench.table.changed(found)
+        plain = run_of(b"x" * 200_000)
+        if version == 5:
+            plain = PublishRun(
+                KEY, encode_publish(KEY, b"x" * 200_000, 0, False, False, 0, 5), 1, plain.step + 1, plain.head + 1
+            )
+        run = into_a_buffer(plain) if large else plain
+        four.outlet.write(b"first")
+        bench.fanout.run(bench.route("a"), run, sender)
+        bench.round.start()
+        bench.turn()
+        same = five if version == 5 else four
+        if large:
+            assert same.bytes[-1] is run.raw
+        assert [type(payload) for _, payload, _, _ in gated.guarded] == [bytes]
+        ways = [b"".join(one.bytes) for one in (four, five)]
+        outcomes.append((ways, b"".join(bench.main.out), gated.guarded, bench.fanout.sent, bench.fanout.sent_bytes))
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][0][0].startswith(b"first")
+
+
+def test_what_was_read_into_a_buffer_is_lost_as_the_rest() -> None:
+    """By who does not read: counted, once there is more than it may have waiting."""
+    bench = Bench()
+    slow, sender = Subscriber(bench, "slow"), Subscriber(bench, "sender")
+    bench.subscribe(slow, "a", 0)
+    run = into_a_buffer(run_of(b"x" * 200_000))
+    slow.outlet.limit = len(run.raw)
+    slow.outlet.clog()
+    for _ in range(2):
+        bench.fanout.run(bench.route("a"), run, sender)
+    assert (slow.outlet.dropped, slow.outlet.held) == (1, len(run.raw))
+    slow.outlet.unclog()
+    assert slow.bytes == [run.raw]
+
+
 def test_a_run_past_a_gate() -> None:
     bench = Bench()
     sender, one = Subscriber(bench, "sender"), Subscriber(bench, "one")
