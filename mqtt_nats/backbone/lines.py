@@ -10,8 +10,11 @@ from typing import Final
 import orjson
 
 from mqtt_streams.api import ApiError
+from mqtt_streams.consumers import parse_ack
 
 MESSAGE_ID: Final = b"\r\nNats-Msg-Id:"
+
+_STORED: Final = b"$MQTT."
 
 _DENIED: Final = re.compile(rb'permissions violation for (publish|subscription) to ("(?:[^"\\]|\\.)*")', re.IGNORECASE)
 
@@ -30,6 +33,18 @@ def size_of(frame: bytes) -> int:
 def subject_of(frame: bytes) -> str:
     """The subject of a PUB or HPUB, for people to read: no more of it than fits into a line."""
     return frame.split(b" ", 2)[1][:200].decode(errors="replace")
+
+
+def stream_of(frame: bytes) -> bytes:
+    """The stream that a store, an acknowledgement or a request to one is for; empty: none of those that we know."""
+    subject = frame.split(b" ", 2)[1]
+    if subject.startswith(_STORED):
+        name = subject.split(b".", 2)[1]
+        return b"$MQTT_qos2in" if name == b"qos2" else b"$MQTT_" + name
+    if b".STREAM." in subject:
+        return subject.rpartition(b".")[2]
+    ack = parse_ack(subject)
+    return ack.stream.encode() if ack is not None else b""
 
 
 def error_of(payload: bytes) -> ApiError | None:

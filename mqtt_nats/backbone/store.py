@@ -2,9 +2,9 @@
 """Publishes that JetStream must acknowledge, many in flight at a time.
 
 Each publish is an :class:`Op`. Its frame is kept until the PubAck has come, so that it can be sent
-again: after a reconnect, and when a stream has been without a leader. What is sent again is sent in
-the order of the first attempt, and before anything new. A store that JetStream refuses ends its own
-operation only.
+again: after a reconnect, and when its stream has been without a leader. What is sent to a stream again is sent in
+the order of the first attempt, and before anything new. A stream without a leader holds up nothing
+that is for another. A store that JetStream refuses ends its own operation only.
 
 A message with an id (``Nats-Msg-Id``) that is sent again is recognised by its stream, but not for ever. What was sent
 so long ago that it might not be is looked for first; see docs/internals/rules.md#repeated-stores.
@@ -19,12 +19,12 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from time import perf_counter
 
-from mypy_extensions import mypyc_attr
-
 from mqtt_nats import natstime
 from mqtt_nats.backbone.complaints import Complaints
-from mqtt_nats.backbone.lines import MESSAGE_ID, error_of, message_id, size_of, subject_of
+from mqtt_nats.backbone.lines import MESSAGE_ID, error_of, message_id, size_of, stream_of, subject_of
 from mqtt_nats.backbone.link import Link
+from mqtt_nats.backbone.ops import STALE, Op, TooLarge
+from mqtt_nats.backbone.outage import Outage
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
 log = logging.getLogger("mqtt_nats.nats")
@@ -35,99 +35,19 @@ MAX_PENDING_BYTES = 128 * 1024 * 1024
 
 # A store unanswered for this long means that the stream has no leader (seconds).
 ACK_TIMEOUT = 5.0
-PROBE_FIRST = 0.25
-PROBE_REFUSED = 1.0
-PROBE_MOST = 2.0
 
 # JetStream errors that pass: system unavailable, no cluster, no leader, more requests than it queues.
 TRANSIENT = frozenset((10008, 10009, 10076, 10118, 10158, 10167))
 
 # Where messages with ids are looked for.
-MESSAGES = b"HPUB $MQTT.msgs."
+MESSAGES = b"$MQTT_msgs"
+MESSAGE = b"HPUB $MQTT.msgs."
 
 # Ids under which other gateways store too: of the release of a held publish, and of a will.
 COMMON = re.compile(rb"\r\nNats-Msg-Id:(?:q2|will)-")
 
 # Acknowledgements of what consumers have delivered are addressed like this.
 ACKNOWLEDGEMENT = b"PUB $JS.ACK."
-
-
-STALE = ApiError(408, 0, "it is too late to store it")
-"""Why something is not sent again."""
-
-
-class TooLarge(ValueError):
-    """The message with its headers does not fit into the server's ``max_payload``."""
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class Op:
-    """One stored publish; subclasses say what its end means."""
-
-    __slots__ = ("begun", "born", "frame")
-
-    frame: bytes
-    begun: float
-    """Loop time of the first attempt; 0 = it was not sent yet."""
-    born: float
-    """Loop time of the last one."""
-    optional = False
-    """It acknowledges what a consumer has delivered: when that is gone, there is nothing to wait for."""
-
-    def stored(self, ack: bytes) -> None:
-        """JetStream has stored the message; ``ack`` is its PubAck (JSON)."""
-        raise AssertionError("an operation without an end")
-
-    def failed(self, error: ApiError) -> None:
-        """JetStream has refused the message for good, or it is `STALE`."""
-        raise AssertionError("an operation without an end")
-
-    def stale(self) -> bool:
-        """Whether it is too late to send it again; it may be stored all the same, by what was sent before."""
-        return False
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class Future(Op):
-    """A stored publish that somebody awaits."""
-
-    __slots__ = ("done",)
-
-    def __init__(self) -> None:
-        self.done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-
-    def stored(self, ack: bytes) -> None:
-        """Give the stream sequence to whoever waits."""
-        if not self.done.done():
-            self.done.set_result(sequence(ack))
-
-    def failed(self, error: ApiError) -> None:
-        """Raise in whoever waits."""
-        if not self.done.done():
-            self.done.set_exception(error)
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class Silent(Op):
-    """A stored publish whose end concerns nobody."""
-
-    __slots__ = ()
-
-    def stored(self, ack: bytes) -> None:
-        """Nothing depends on it."""
-
-    def failed(self, error: ApiError) -> None:
-        """Nothing depends on it."""
-
-
-def sequence(ack: bytes) -> int:
-    """The stream sequence that a PubAck names."""
-    start = ack.find(b'"seq":') + 6
-    end = start
-    size = len(ack)
-    while end < size and (48 <= ack[end] <= 57 or ack[end] == 32):
-        end += 1
-    return int(ack[start:end])
 
 
 class Store:
@@ -162,24 +82,30 @@ class Store:
         self._timed_from = 0.0
         self._length = len(self.prefix)
         self._count = 0
+        self._offline = False
+        self._outages: dict[bytes, Outage] = {}
+        """By stream."""
         self._stalled = False
+        """There is no connection, or an outage."""
         self._lost = 0.0
-        """Loop time from which on nothing was sent."""
+        """Loop time from which on no messages were sent."""
+        self._uneven = 0.0
+        """Loop time until which what is pending may not be in the order of the last attempts."""
         self._withheld: set[Op] = set()
         self._pressed = False
         self._empty = asyncio.Event()
-        self._delay = PROBE_FIRST
-        self._probe: asyncio.TimerHandle | None = None
-        self._probed = b""
-        self._unanswered = False
         self._complaints = Complaints()
-        self._looking: asyncio.Task[None] | None = None
         self._sid = link.subscribe_raw(self.prefix + b"*", self._arrived)
 
     @property
     def stalled(self) -> bool:
-        """True while nothing is sent: no connection, or a stream without a leader."""
+        """True while something is not sent: no connection, or a stream without a leader."""
         return self._stalled
+
+    @property
+    def outages(self) -> list[str]:
+        """The streams that do not store."""
+        return [stream.decode(errors="replace") for stream in self._outages]
 
     @property
     def pressed(self) -> bool:
@@ -212,7 +138,7 @@ class Store:
         op.frame = data
         self.pending[token] = op
         self.bytes += len(data)
-        if self._stalled or (self._withheld and op in self._withheld):
+        if (self._stalled and self._waits(data)) or (self._withheld and op in self._withheld):
             op.begun = op.born = 0.0
         else:
             op.begun = op.born = self.now
@@ -220,6 +146,9 @@ class Store:
         if (self.bytes > MAX_PENDING_BYTES or len(self.pending) > MAX_PENDING) and not self._pressed:
             self._pressed = True
             self.on_pressure(True)
+
+    def _waits(self, frame: bytes) -> bool:
+        return self._offline or (bool(self._outages) and stream_of(frame) in self._outages)
 
     def _arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         token = subject[self._length :]
@@ -233,21 +162,22 @@ class Store:
                 return
             if error is None or error.err_code in TRANSIENT:
                 self.unheard = self.unheard or error is None
-                if token == self._probed:
-                    self._unanswered = False
-                    self._cancel_probe()
+                stream = stream_of(op.frame)
+                if stream in self._outages:
+                    self._outages[stream].refused(token)
                 reason = "nobody answers" if error is None else str(error)
-                self.stall(f"{reason}, on {subject_of(op.frame)}")
+                self.stall(stream, f"{reason}, on {subject_of(op.frame)}")
                 return
             self._end(token, op)
             op.failed(error)
         else:
             self._end(token, op)
             op.stored(payload)
-        if token == self._probed:
-            self._probed = b""
-            if self._stalled and self.link.online:
-                self.go_on()
+        if self._stalled:
+            stream = stream_of(op.frame)
+            outage = self._outages.get(stream)
+            if outage is not None and token == outage.probed and self.link.online:
+                self._resume(stream)
 
     def _end(self, token: bytes, op: Op) -> None:
         del self.pending[token]
@@ -277,7 +207,7 @@ class Store:
     def repeat(self, token: bytes) -> None:
         """Send an acknowledgement again: what it is addressed to is there."""
         op = self.pending.get(token)
-        if op is not None and not self._stalled:
+        if op is not None and not self._waits(op.frame):
             op.born = self.now
             self.link.out.append(op.frame)
             self.link.kick()
@@ -306,14 +236,16 @@ class Store:
 
     def offline(self) -> None:
         """The connection is gone: keep what is pending, send nothing."""
-        self._stop()
-        self.attempt += 1
-        self._cancel()
-
-    def _stop(self) -> None:
-        if not self._stalled:
+        if not self._offline and MESSAGES not in self._outages:
             self._lost = self.now
-        self._stalled = True
+        self._offline = self._stalled = True
+        self.attempt += 1
+        self._end_outages()
+
+    def _end_outages(self) -> None:
+        for outage in self._outages.values():
+            outage.end()
+        self._outages.clear()
 
     def online(self) -> None:
         """A new connection: the inbox first, then everything unacknowledged in order."""
@@ -321,7 +253,9 @@ class Store:
         self.link.renew(self._sid, self.prefix + b"*")
         if self.max_payload < former:
             self._refuse_larger()
-        self.go_on()
+        self._end_outages()
+        self._offline = False
+        self._resume(None)
 
     def _refuse_larger(self) -> None:
         """The server takes less than before: it would end the connection over what is larger, again and again."""
@@ -333,68 +267,77 @@ class Store:
             self._end(token, op)
             op.failed(ApiError(413, 0, f"larger than what the nats-server takes now, {most} bytes"))
 
-    def stall(self, reason: str) -> None:
-        """A store failed for want of a leader: send nothing, then probe with the oldest.
+    def stall(self, stream: bytes, reason: str) -> None:
+        """A store failed for want of a leader: send the stream nothing, then probe with the oldest.
 
         See docs/internals/rules.md#no-leader.
         """
-        if not self._stalled:
-            self._stop()
+        if self._offline:
+            return
+        outage = self._outages.get(stream)
+        if outage is None:
+            outage = self._outages[stream] = Outage(stream)
+            if stream == MESSAGES:
+                self._lost = self.now
+            self._stalled = True
             self.attempt += 1
-            self._delay = PROBE_FIRST
             self._complaints.new(reason)
-            log.warning("JetStream does not store: %s; %d publishes wait", reason, len(self.pending))
+            log.warning("JetStream does not store: %s; %d publishes wait", reason, len(self._of(stream)))
         elif self._complaints.new(reason):
             log.warning("JetStream still does not store: %s", reason)
-        if self._probe is None and self._looking is None:
-            self._probe = asyncio.get_running_loop().call_later(self._delay, self._send_probe)
-            self._delay = min(self._delay * 2, PROBE_REFUSED)
+        outage.later(self._probe)
 
-    def _send_probe(self) -> None:
-        self._probe = None
-        if not self._stalled or not self.link.online:
+    def _of(self, stream: bytes | None) -> list[tuple[bytes, Op]]:
+        """What is pending for a stream, or for all, with tokens and in order."""
+        return [item for item in self.pending.items() if stream is None or stream_of(item[1].frame) == stream]
+
+    def _probe(self, outage: Outage) -> None:
+        if not self.link.online:
             return
-        late = self.pending.get(self._probed)
-        if self._unanswered and late is not None:
-            reason = f"no answer for {PROBE_MOST:g} s, on {subject_of(late.frame)}"
+        late = self.pending.get(outage.probed)
+        if outage.unanswered and late is not None:
+            reason = f"no answer for {outage.patience:g} s, on {subject_of(late.frame)}"
             if self._complaints.new(reason):
                 log.warning("JetStream still does not store: %s", reason)
-        found = next((item for item in self.pending.items() if self._probing(item[1])), None)
-        if found is None or self._doubtful():
-            self.go_on()
+        found = next((item for item in self._of(outage.stream) if self._probing(item[1])), None)
+        if found is None or (outage.stream == MESSAGES and self._doubtful()):
+            self._resume(outage.stream)
             return
-        self._probed, op = found
-        self._unanswered = True
+        token, op = found
         op.begun = op.begun or self.now
         self.link.out.append(op.frame)
         self.link.kick()
-        # No answer at all is one more failed probe.
-        self._probe = asyncio.get_running_loop().call_later(PROBE_MOST, self._send_probe)
+        outage.try_(token, self._probe)
 
     def _probing(self, op: Op) -> bool:
         return not (op.optional or op in self._withheld or op.stale())
 
-    def go_on(self) -> None:
-        """Send everything unacknowledged again, in order, and accept new publishes."""
-        self._cancel()
-        doubtful = self._doubtful()
+    def _resume(self, stream: bytes | None) -> None:
+        """Send everything unacknowledged again, in order, and accept new publishes: of a stream, or of all."""
+        if stream is not None:
+            self._outages.pop(stream).end()
+            self._uneven = self.now + 2 * ACK_TIMEOUT
+        doubtful = self._doubtful() if stream is None or stream == MESSAGES else []
         if doubtful:
-            self._stalled = True
+            outage = self._outages[MESSAGES] = Outage(MESSAGES)
             self.attempt += 1
-            self._looking = asyncio.get_running_loop().create_task(self._look(doubtful), name="stores in doubt")
-            return
-        if self._stalled:
-            log.info("publishes go on; %d are sent again", len(self.pending))
-        self._stalled = False
-        stale = [(token, op) for token, op in self.pending.items() if op.stale()]
-        for token, op in stale:
-            self._end(token, op)
-        for op in self.pending.values():
-            if op in self._withheld:
+            outage.looking = asyncio.get_running_loop().create_task(
+                self._look(outage, doubtful), name="stores in doubt"
+            )
+        waited, self._stalled = self._stalled, bool(self._outages)
+        again = [(token, op) for token, op in self._of(stream) if not self._waits(op.frame)]
+        if waited and stream not in self._outages:
+            log.info("publishes%s go on; %d are sent again", f" to {stream.decode()}" if stream else "", len(again))
+        stale = []
+        for token, op in again:
+            if op.stale():
+                stale.append((token, op))
+            elif op in self._withheld:
                 op.born = 0.0
             else:
                 self._send_again(op)
-        for _, op in stale:
+        for token, op in stale:
+            self._end(token, op)
             op.failed(STALE)
         self.link.kick()
         if self._pressed and self._light():
@@ -419,7 +362,7 @@ class Store:
                 continue
             if op in dropped:
                 self._end(token, op)
-            elif not self._stalled:
+            elif not self._waits(op.frame):
                 self._send_again(op)
         self.link.kick()
 
@@ -436,22 +379,22 @@ class Store:
             (message_id(op.frame), token, op)
             for token, op in self.pending.items()
             if (op.begun or self._lost) < old
-            and op.frame.startswith(MESSAGES)
+            and op.frame.startswith(MESSAGE)
             and MESSAGE_ID in op.frame
             and (op.begun or COMMON.search(op.frame) is not None)
         ]
 
-    async def _look(self, doubtful: list[tuple[bytes, bytes, Op]]) -> None:
+    async def _look(self, outage: Outage, doubtful: list[tuple[bytes, bytes, Op]]) -> None:
         """End what is stored already; the rest may be sent again."""
         assert self.find is not None
         since = natstime.now() - (self.now - min(op.begun or self._lost for _, _, op in doubtful))
         try:
             stored = await self.find(since, {name for name, _, _ in doubtful})
         except (ApiError, NoResponders, RequestTimeout) as error:
-            self._looking = None
-            self.stall(str(error))
+            outage.looking = None
+            self.stall(MESSAGES, str(error))
             return
-        self._looking = None
+        outage.looking = None
         for name, token, op in doubtful:
             if name not in stored:
                 op.begun = self.now  # what is sent now is recognised again
@@ -459,19 +402,7 @@ class Store:
                 self._end(token, op)
                 op.stored(b'{"seq":%d}' % stored[name])
         if self.link.online:
-            self.go_on()
-
-    def _cancel(self) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
-        self._probed = b""
-        self._cancel_probe()
-
-    def _cancel_probe(self) -> None:
-        if self._probe is not None:
-            self._probe.cancel()
-            self._probe = None
+            self._resume(MESSAGES)
 
     def excuse(self, seconds: float) -> None:
         """The process stood still for so long: whatever was answered could not be heard."""
@@ -482,17 +413,21 @@ class Store:
     def tick(self, now: float) -> None:
         """Called about once a second with the loop's time."""
         self.now = now
-        if self.pending and not self._stalled:
-            for op in self.pending.values():
-                if not op.born:  # it is withheld
+        if not self.pending or self._offline:
+            return
+        for op in self.pending.values():
+            if not op.born:  # it is withheld, or was not sent yet
+                continue
+            if now - op.born > ACK_TIMEOUT:
+                stream = stream_of(op.frame)
+                if stream in self._outages:
                     continue
-                if now - op.born > ACK_TIMEOUT:
-                    if not op.optional:
-                        self.stall(f"no answer for {ACK_TIMEOUT:g} s, on {subject_of(op.frame)}")
-                        break
-                    # What it was addressed to went away before it could answer: now nobody does.
-                    op.born = now
-                    self.link.out.append(op.frame)
-                    self.link.kick()
-                elif not op.optional:
-                    break
+                if not op.optional:
+                    self.stall(stream, f"no answer for {ACK_TIMEOUT:g} s, on {subject_of(op.frame)}")
+                    continue
+                # What it was addressed to went away before it could answer: now nobody does.
+                op.born = now
+                self.link.out.append(op.frame)
+                self.link.kick()
+            elif not op.optional and now > self._uneven:
+                break

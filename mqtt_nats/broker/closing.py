@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats import natstime
-from mqtt_nats.backbone.store import Op, Silent
+from mqtt_nats.backbone.ops import Op, Silent
 from mqtt_nats.broker.announcing import disconnected, session
 from mqtt_nats.broker.attachment import backstop
 from mqtt_nats.broker.greeting import NEVER

@@ -16,7 +16,8 @@ from mqtt_nats import natstime
 from mqtt_nats.access.acl import Rules
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.backbone.link import Link
-from mqtt_nats.backbone.store import Op, Store
+from mqtt_nats.backbone.ops import Op
+from mqtt_nats.backbone.store import Store
 from mqtt_nats.broker.banning import Banning
 from mqtt_nats.broker.claims import Claims
 from mqtt_nats.broker.counters import Counters

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.link import Handler
-from mqtt_nats.backbone.store import Op, Silent
+from mqtt_nats.backbone.ops import Op, Silent
 from mqtt_nats.broker.attaching import attach_pubrels, take
 from mqtt_nats.broker.attachment import Attachment, backstop
 from mqtt_nats.broker.draining import finish, inherited, pass_on, spend, was_sent

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats import natstime
 from mqtt_nats.backbone.inbox import frame
-from mqtt_nats.backbone.store import STALE, Op, Silent, sequence
+from mqtt_nats.backbone.ops import STALE, Op, Silent, sequence
 from mqtt_nats.broker.attachment import backstop
 from mqtt_nats.broker.doubtful import NAK, Doubtful, answer, room_of
 from mqtt_nats.broker.groups import parse_shared

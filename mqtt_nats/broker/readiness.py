@@ -18,6 +18,7 @@ from mqtt_streams.gateways import STREAM as GATEWAYS
 from mqtt_streams.messages import STREAM as MESSAGES
 
 if TYPE_CHECKING:
+    from mqtt_nats.backbone.store import Store
     from mqtt_nats.broker.context import Broker
 
 log = logging.getLogger("mqtt_nats.gateway")
@@ -36,7 +37,7 @@ class Readiness:
     """Asks JetStream now and then, and says when it stops answering and when it does again.
 
     Attributes:
-        reason: why the gateway acknowledges nothing at present; empty when it does.
+        reason: why the gateway does not acknowledge everything at present; empty when it does.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -73,12 +74,14 @@ class Readiness:
 
     def _judge(self) -> None:
         broker = self._broker
-        if not broker.online.is_set():
-            reason = "not connected to NATS"
-        else:
-            reason = self._answer or ("JetStream does not store" if broker.store.stalled else "")
+        stored = self._answer or _outages(broker.store)
+        reason = stored if broker.online.is_set() else "not connected to NATS"
         if reason and not self.reason:
-            log.warning("not ready: %s; nothing is acknowledged until that is over", reason)
+            log.warning("not ready: %s; what has to be stored is not acknowledged until that is over", reason)
         elif self.reason and not reason:
             log.warning("ready again")
         self.reason = reason
+
+
+def _outages(store: Store) -> str:
+    return f"JetStream does not store to {', '.join(store.outages)}" if store.outages else ""

@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from mqtt_nats import natstime
-from mqtt_nats.backbone.store import Op, TooLarge
+from mqtt_nats.backbone.ops import Op, TooLarge
 from mqtt_nats.broker.injecting import Awaited, Lonely, inject, sender_line
 from mqtt_nats.broker.publishing import restored
 from mqtt_streams import headers as block

@@ -16,7 +16,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
-from mqtt_nats.backbone.store import Op, TooLarge
+from mqtt_nats.backbone.ops import Op, TooLarge
 from mqtt_nats.broker.announcing import dropped
 from mqtt_nats.broker.client import Client
 from mqtt_nats.broker.injecting import Counting as CountingOp

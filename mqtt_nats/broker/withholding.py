@@ -19,7 +19,7 @@ from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.sessions import NewerRecord, PoisonedRecord
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.store import Op
+    from mqtt_nats.backbone.ops import Op
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
 

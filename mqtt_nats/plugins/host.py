@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from mqtt_nats import natstime
-from mqtt_nats.backbone.store import TooLarge
+from mqtt_nats.backbone.ops import TooLarge
 from mqtt_nats.broker.injecting import Awaited, check_size, inject
 from mqtt_nats.broker.publishing import extras
 from mqtt_nats.broker.scheduling import schedule
@@ -20,7 +20,7 @@ from mqtt_nats.hooks.chain import TIMEOUT, Decider, Decision, Entry, Notice, Obs
 from mqtt_nats.hooks.events import ClientView
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.store import Op
+    from mqtt_nats.backbone.ops import Op
     from mqtt_nats.broker.context import Broker
 
 E = TypeVar("E")

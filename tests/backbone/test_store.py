@@ -10,13 +10,17 @@ from typing import Any, cast
 
 import pytest
 
+from mqtt_nats.backbone import outage
 from mqtt_nats.backbone import store as module
 from mqtt_nats.backbone.link import Handler, Link
-from mqtt_nats.backbone.store import ACK_TIMEOUT, Op, Store, TooLarge, sequence
+from mqtt_nats.backbone.ops import Op, TooLarge, sequence
+from mqtt_nats.backbone.store import ACK_TIMEOUT, Store
 from mqtt_nats.broker import standstill
 from mqtt_nats.connection.connection import Clock
 from mqtt_streams.api import ApiError, NoResponders
 from tests.harness.waiting import aeventually
+
+ACK = b"$JS.ACK.$MQTT_msgs.C.1.1.1.1.0"
 
 NO_RESPONDERS = b"NATS/1.0 503\r\n\r\n"
 
@@ -78,10 +82,9 @@ class Bench:
         self.log: list[object] = []
         self.replies: dict[str, bytes] = {}
 
-    def put(self, name: str, payload: bytes = b"x", *, identity: bytes = b"", subject: bytes = b"") -> None:
+    def put(self, name: str, payload: bytes = b"x", *, identity: bytes = b"", subject: bytes = b"$MQTT.msgs.s") -> None:
         before = set(self.store.pending)
         headers = b"NATS/1.0\r\n%b\r\n" % (b"Nats-Msg-Id:%b\r\n" % identity if identity else b"")
-        subject = subject or (b"$MQTT.msgs.s" if identity else b"s")
         self.store.put(b"HPUB %b " % subject, headers, payload, Note(self.log, name))
         (token,) = set(self.store.pending) - before
         self.replies[name] = self.store.prefix + token
@@ -90,7 +93,7 @@ class Bench:
         """The operation that was put under a name."""
         return self.store.pending[self.replies[name].removeprefix(self.store.prefix)]
 
-    def acknowledge(self, name: str, subject: bytes = b"$JS.ACK.S.C.1.1.1.1.0") -> bytes:
+    def acknowledge(self, name: str, subject: bytes = ACK) -> bytes:
         """An acknowledgement that is to be confirmed; its token."""
         self.store.call(subject, b"", Note(self.log, name, optional=True))
         token = list(self.store.pending)[-1]
@@ -122,7 +125,7 @@ def test_sequence(ack: bytes, expected: int) -> None:
 async def test_a_frame_and_its_ack() -> None:
     bench = Bench()
     bench.put("a", b"payload")
-    assert bench.link.take() == [b"HPUB s %b 12 19\r\nNATS/1.0\r\n\r\npayload\r\n" % bench.replies["a"]]
+    assert bench.link.take() == [b"HPUB $MQTT.msgs.s %b 12 19\r\nNATS/1.0\r\n\r\npayload\r\n" % bench.replies["a"]]
     bench.answer("a", b'{"seq":5}')
     assert bench.log == [("a", b'{"seq":5}')]
     assert not bench.store.pending
@@ -227,15 +230,15 @@ async def test_a_late_ack_of_an_earlier_store_confirms_no_other() -> None:
 )
 async def test_no_leader(error: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Stop, probe with the oldest, then send everything again in order before anything new."""
-    monkeypatch.setattr(module, "PROBE_FIRST", 0.01)
-    monkeypatch.setattr(module, "PROBE_MOST", 0.02)
+    monkeypatch.setattr(outage, "PROBE_FIRST", 0.01)
+    monkeypatch.setattr(outage, "PROBE_MOST", 0.02)
     bench = Bench()
     for name in "abc":
         bench.put(name)
     assert bench.sent() == ["a", "b", "c"]
     bench.answer("b", error, NO_RESPONDERS if not error else b"")
     assert bench.store.stalled
-    assert ", on s; 3 publishes wait" in caplog.text, "whoever reads it knows which stream it is about"
+    assert ", on $MQTT.msgs.s; 3 publishes wait" in caplog.text, "whoever reads it knows which stream it is about"
     assert bench.log == [], "nothing has failed"
     bench.put("d")
     await aeventually(lambda: len(bench.link.out) >= 1)
@@ -253,11 +256,11 @@ async def test_no_leader(error: bytes, monkeypatch: pytest.MonkeyPatch, caplog: 
 
 
 async def test_a_probe_without_an_answer_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PROBE_FIRST", 0.01)
-    monkeypatch.setattr(module, "PROBE_MOST", 0.01)
+    monkeypatch.setattr(outage, "PROBE_FIRST", 0.01)
+    monkeypatch.setattr(outage, "PROBE_MOST", 0.01)
     bench = Bench()
     bench.put("a")
-    bench.store.stall("a test")
+    bench.store.stall(b"$MQTT_msgs", "a test")
     await aeventually(lambda: len(bench.link.out) >= 4)
     assert set(bench.sent()) == {"a"}
     bench.store.offline()
@@ -269,9 +272,9 @@ async def test_why_it_goes_on_is_said_when_the_reason_changes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A leader that is silent is another fault than one that is not there."""
-    monkeypatch.setattr(module, "PROBE_FIRST", 0.01)
-    monkeypatch.setattr(module, "PROBE_REFUSED", 0.01)
-    monkeypatch.setattr(module, "PROBE_MOST", 60.0)
+    monkeypatch.setattr(outage, "PROBE_FIRST", 0.01)
+    monkeypatch.setattr(outage, "PROBE_REFUSED", 0.01)
+    monkeypatch.setattr(outage, "PROBE_MOST", 60.0)
     bench = Bench()
     bench.put("a")
     bench.sent()
@@ -281,13 +284,13 @@ async def test_why_it_goes_on_is_said_when_the_reason_changes(
         bench.sent()
         bench.answer("a", b"", NO_RESPONDERS)
     assert [record.message for record in caplog.records] == [
-        "JetStream does not store: nobody answers, on s; 1 publishes wait"
+        "JetStream does not store: nobody answers, on $MQTT.msgs.s; 1 publishes wait"
     ]
     caplog.clear()
-    monkeypatch.setattr(module, "PROBE_MOST", 0.03)
+    monkeypatch.setattr(outage, "PROBE_MOST", 0.03)
     await aeventually(lambda: len(bench.link.out) >= 4)
     assert [record.message for record in caplog.records] == [
-        "JetStream still does not store: no answer for 0.03 s, on s"
+        "JetStream still does not store: no answer for 0.03 s, on $MQTT.msgs.s"
     ]
     caplog.clear()
     bench.answer("a", b'{"error":{"code":503,"err_code":10008,"description":"unavailable"}}')
@@ -303,7 +306,7 @@ async def test_an_acknowledgement_that_nobody_takes_is_no_stall() -> None:
     absent: list[bytes] = []
     bench.store.on_absent = absent.append
     gone, leaderless = bench.acknowledge("gone"), bench.acknowledge("leaderless")
-    assert bench.store.acknowledged_by(gone) == b"$JS.ACK.S.C.1.1.1.1.0"
+    assert bench.store.acknowledged_by(gone) == ACK
     bench.link.take()
     for name in ("gone", "leaderless"):
         bench.answer(name, b"", NO_RESPONDERS)
@@ -333,7 +336,7 @@ async def test_a_request_that_nobody_takes_is_a_stall() -> None:
 
 async def test_what_comes_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Acknowledgements that were on their way do not start everything again: only that of the probe does."""
-    monkeypatch.setattr(module, "PROBE_FIRST", 0.01)
+    monkeypatch.setattr(outage, "PROBE_FIRST", 0.01)
     bench = Bench()
     for name in "abcd":
         bench.put(name)
@@ -350,7 +353,7 @@ async def test_what_comes_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) ->
 
 async def test_a_probe_is_no_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its consumer may have a leader when the streams have none."""
-    monkeypatch.setattr(module, "PROBE_FIRST", 0.01)
+    monkeypatch.setattr(outage, "PROBE_FIRST", 0.01)
     bench = Bench()
     bench.acknowledge("consumer")
     bench.put("a")
@@ -473,7 +476,7 @@ async def test_what_is_new_can_be_withheld() -> None:
     bench = Bench()
     late = Note(bench.log, "late")
     bench.store.withhold(late)
-    bench.store.put(b"HPUB s ", b"NATS/1.0\r\n\r\n", b"x", late)
+    bench.store.put(b"HPUB $MQTT.msgs.s ", b"NATS/1.0\r\n\r\n", b"x", late)
     bench.put("next")
     assert bench.sent() == ["next"]
     bench.store.let_go(set())
@@ -503,7 +506,7 @@ async def test_what_is_stale_is_not_sent_again() -> None:
     for name in "ab":
         bench.put(name)
     late = Late(bench.log, "late")
-    bench.store.put(b"HPUB s ", b"NATS/1.0\r\n\r\n", b"x", late)
+    bench.store.put(b"HPUB $MQTT.msgs.s ", b"NATS/1.0\r\n\r\n", b"x", late)
     bench.link.take()
     bench.store.offline()
     bench.store.online()
@@ -522,12 +525,12 @@ async def test_a_store_behind_one_that_is_withheld_is_missed(caplog: pytest.LogC
     for passed in (1, ACK_TIMEOUT + 2):
         bench.store.tick(bench.store.now + passed)
     assert bench.store.stalled
-    assert "no answer for 5 s, on s; 2 publishes wait" in caplog.text
+    assert "no answer for 5 s, on $MQTT.msgs.s; 2 publishes wait" in caplog.text
     bench.store.offline()
 
 
 async def test_a_look_that_fails_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PROBE_FIRST", 0.01)
+    monkeypatch.setattr(outage, "PROBE_FIRST", 0.01)
     bench = Bench()
     look = Look(bench, {b"1": 11})
     look.failures = 2

@@ -29,7 +29,11 @@ RECOVERY = 60.0
 
 MESSAGES = "$MQTT_msgs"
 OUT = "$MQTT_out"
+HELD = "$MQTT_qos2in"
 GATEWAYS = "KV_MQTT_gateways"
+
+ROUTE_CLOSED = "Router connection closed"
+"""What nats-server logs."""
 
 
 @pytest.fixture(scope="module")
@@ -224,6 +228,35 @@ async def test_no_server_for_half_a_minute(cluster: Cluster, near: Gateway, gate
     for gateway in (near, other):
         assert "taken for dead" not in gateway.log
         assert "has not renewed" not in gateway.log
+
+
+async def test_a_stream_without_a_leader_holds_up_no_other(cluster: Cluster, near: Gateway, nc: Client) -> None:
+    """What it is to store waits for the election; what the others store is acknowledged meanwhile."""
+    async with (
+        await RawClient.connect(near.port, "held-up") as exact,
+        await RawClient.connect(near.port, "goes-on") as other,
+        await RawClient.connect(near.port, "looks-on") as subscriber,
+    ):
+        await subscriber.subscribe("parts/#", qos=2)
+        await lead(nc, f"STREAM.{MESSAGES}", "n0")
+        await lead(nc, f"STREAM.{HELD}", "n1")
+        closed = cluster.servers[0].log.count(ROUTE_CLOSED)
+        cluster.servers[1].kill()
+        await aeventually(lambda: cluster.servers[0].log.count(ROUTE_CLOSED) > closed, RECOVERY, what="a lost route")
+        identifier = exact.publish("parts/held", b"held", 2)
+        await aeventually(lambda: "does not store: nobody answers, on $MQTT.qos2.in." in near.log, RECOVERY)
+        await publish(other, "parts/other", range(100))
+        assert " go on; " not in near.log
+        assert "on $MQTT.msgs." not in near.log
+        await exact.expect_ack(PUBREC, identifier, timeout=RECOVERY)
+        exact.ack(PUBREL, identifier)
+        await exact.expect_ack(PUBCOMP, identifier, timeout=RECOVERY)
+        for number in range(100):
+            (message,) = await subscriber.messages(1)
+            assert message.payload == b"%d" % number
+            await subscriber.complete(message)
+        (message,) = await subscriber.messages(1)
+        assert message.payload == b"held"
 
 
 async def test_a_confirmation_while_the_consumer_has_no_leader(cluster: Cluster, plain: Gateway, nc: Client) -> None:

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stream without a leader holds up nothing that is for another; docs/internals/rules.md#no-leader."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mqtt_nats.backbone import outage
+from mqtt_nats.backbone.lines import stream_of
+from mqtt_nats.backbone.store import ACK_TIMEOUT
+from mqtt_streams.consumers import parse_ack
+from mqtt_streams.definitions import EVERY, load_definition
+from tests.backbone.test_store import ACK, NO_RESPONDERS, Bench, Look
+from tests.harness.waiting import aeventually
+
+HELD = b"$MQTT.qos2.in.token.1"
+DELETE_HELD = b"$JS.API.STREAM.MSG.DELETE.$MQTT_qos2in"
+
+
+@pytest.mark.parametrize(
+    ("subject", "stream"),
+    [
+        (b"$MQTT.msgs.a.b", b"$MQTT_msgs"),
+        (b"$MQTT.msgs.a.STREAM.b", b"$MQTT_msgs"),
+        (HELD, b"$MQTT_qos2in"),
+        (DELETE_HELD, b"$MQTT_qos2in"),
+        (b"$JS.hub.API.STREAM.PURGE.$MQTT_qos2in", b"$MQTT_qos2in"),
+        (b"from.elsewhere.STREAM.MSG.DELETE.$MQTT_sess", b"$MQTT_sess"),
+        (ACK, b"$MQTT_msgs"),
+        (b"$JS.ACK.hub.account.$MQTT_out.C.1.1.1.1.0.random", b"$MQTT_out"),
+        (b"$JS.ACK.what", b""),
+        (b"something.else", b""),
+    ],
+)
+def test_the_stream_of_a_frame(subject: bytes, stream: bytes) -> None:
+    for start in (b"PUB", b"HPUB"):
+        assert stream_of(b"%b %b _INBOX.x.1 0\r\n\r\n" % (start, subject)) == stream
+
+
+@pytest.mark.parametrize("stream", [one for one in EVERY if one.startswith("$MQTT_")])
+def test_each_stream_is_known_by_its_subjects(stream: str) -> None:
+    """As they are defined."""
+    for subject in load_definition(stream)["subjects"]:
+        assert stream_of(b"HPUB %b _INBOX.x.1 12 12\r\n" % subject.replace(">", "a").encode()) == stream.encode()
+
+
+def test_each_request_is_known_by_its_stream() -> None:
+    """What the gateway sends through the store, besides what is stored, and acknowledgements."""
+    text = Path(__file__).parents[2].joinpath("mqtt_nats/broker/context.py").read_text()
+    requests = re.findall(r'f"\{api\}(\.STREAM\.[A-Z.]+)\.(\S+?)"\.encode\(\)', text)
+    assert len(requests) >= 5
+    for verb, stream in requests:
+        assert stream in EVERY
+        assert stream_of(f"PUB $JS.API{verb}.{stream} _INBOX.x.1 0".encode()) == stream.encode()
+    ack = parse_ack(ACK)
+    assert ack is not None
+    assert ack.stream in EVERY
+
+
+async def test_another_stream_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Only what is for the one without a leader waits, requests and acknowledgements too."""
+    caplog.set_level("INFO", "mqtt_nats.nats")
+    monkeypatch.setattr(outage, "PROBE_FIRST", 0.01)
+    bench = Bench()
+    bench.put("message 1")
+    bench.put("held", subject=HELD)
+    bench.put("message 2")
+    bench.acknowledge("removal", DELETE_HELD)
+    bench.sent()
+    bench.answer("held", b"", NO_RESPONDERS)
+    assert (bench.store.stalled, bench.store.outages) == (True, ["$MQTT_qos2in"])
+    assert "nobody answers, on $MQTT.qos2.in.token.1; 2 publishes wait" in caplog.text
+    bench.put("message 3")
+    bench.acknowledge("acknowledgement")
+    bench.put("held later", subject=HELD)
+    bench.acknowledge("removal later", DELETE_HELD)
+    assert bench.sent() == ["message 3", "acknowledgement"]
+    for name in ("message 1", "message 2", "message 3", "acknowledgement"):
+        bench.answer(name)
+    assert len(bench.log) == 4
+    await aeventually(lambda: bool(bench.link.out))
+    assert bench.sent() == ["held"], "the probe; an answer to something else does not end an outage"
+    bench.put("message 4")
+    bench.sent()
+    bench.answer("held")
+    assert (bench.store.stalled, bench.store.outages) == (False, [])
+    assert bench.sent() == ["removal", "held later", "removal later"], "in order, and nothing of another stream again"
+    assert "publishes to $MQTT_qos2in go on; 3 are sent again" in caplog.text
+
+
+async def test_outages_of_several_streams_end_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outage, "PROBE_FIRST", 0.01)
+    monkeypatch.setattr(outage, "PROBE_MOST", 60.0)
+    bench = Bench()
+    for number in "12":
+        bench.put(f"message {number}")
+        bench.put(f"held {number}", subject=HELD)
+    bench.sent()
+    bench.answer("message 1", b"", NO_RESPONDERS)
+    attempt = bench.store.attempt
+    bench.answer("held 1", b"", NO_RESPONDERS)
+    assert bench.store.attempt == attempt + 1
+    assert sorted(bench.store.outages) == ["$MQTT_msgs", "$MQTT_qos2in"]
+    await aeventually(lambda: len(bench.link.out) == 2)
+    assert sorted(bench.sent()) == ["held 1", "message 1"]
+    bench.answer("held 1")
+    assert bench.store.outages == ["$MQTT_msgs"]
+    assert bench.sent() == ["held 2"]
+    bench.put("message 3")
+    assert bench.sent() == []
+    bench.answer("message 1")
+    assert not bench.store.stalled
+    assert bench.sent() == ["message 2", "message 3"]
+
+
+async def test_a_lost_connection_ends_outages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is tried anew with the next; probes of before do not go on beside that."""
+    monkeypatch.setattr(outage, "PROBE_FIRST", 0.01)
+    monkeypatch.setattr(outage, "PROBE_MOST", 0.01)
+    bench = Bench()
+    bench.put("message")
+    bench.put("held", subject=HELD)
+    bench.answer("held", b"", NO_RESPONDERS)
+    bench.link.online = False
+    bench.store.offline()
+    assert (bench.store.stalled, bench.store.outages) == (True, [])
+    bench.answer("held", b"", NO_RESPONDERS)
+    assert bench.store.outages == [], "an answer of before says nothing of the next connection"
+    bench.put("message later")
+    bench.link.take()
+    bench.link.online = True
+    bench.store.online()
+    assert bench.sent() == ["message", "held", "message later"]
+    assert not bench.store.stalled
+    bench.put("next")
+    await aeventually(lambda: bool(bench.link.out))
+    bench.store.offline()
+    assert bench.sent() == ["next"]
+
+
+async def test_silence_of_a_second_stream_is_noticed() -> None:
+    """Also behind what another stream does not answer, and behind what was sent again a moment ago."""
+    bench = Bench()
+    bench.store.tick(1000.0)
+    bench.put("message")
+    bench.put("session", subject=b"$MQTT.sess.hash")
+    bench.acknowledge("acknowledgement", b"$JS.ACK.$MQTT_out.C.1.1.1.1.0")
+    bench.sent()
+    bench.store.tick(1001.0)
+    bench.put("held", subject=HELD)
+    bench.sent()
+    bench.answer("message", b"", NO_RESPONDERS)
+    bench.store.tick(1000.5 + ACK_TIMEOUT)
+    assert bench.store.outages == ["$MQTT_msgs", "$MQTT_sess"]
+    assert bench.sent() == ["acknowledgement"], "it is sent again, since its stream is well"
+    bench.store._resume(b"$MQTT_msgs")  # as the answer to a probe does
+    assert bench.sent() == ["message"]
+    bench.store.tick(1001.5 + ACK_TIMEOUT)
+    assert bench.store.outages == ["$MQTT_sess", "$MQTT_qos2in"]
+    bench.store.offline()
+
+
+async def test_what_is_in_doubt_holds_up_messages_only() -> None:
+    bench = Bench()
+    look = Look(bench, {})
+    bench.store.tick(1000.0)
+    bench.put("1", identity=b"1")
+    bench.store.tick(1000.5 + bench.store.trusted)
+    bench.store.offline()
+    bench.put("held", subject=HELD)
+    bench.put("2", identity=b"2")
+    bench.link.take()
+    bench.store.online()
+    assert bench.sent() == ["held"]
+    assert bench.store.outages == ["$MQTT_msgs"]
+    await aeventually(lambda: bool(bench.link.out))
+    assert bench.sent() == ["1", "2"]
+    assert look.asked == [{b"1"}]
+    assert not bench.store.stalled
+
+
+async def test_what_others_may_have_stored_is_judged_by_the_outage_of_its_own_stream() -> None:
+    """Since when messages wait: not since another stream has had no leader."""
+    bench = Bench()
+    look = Look(bench, {})
+    bench.store.tick(1000.0)
+    bench.put("held", subject=HELD)
+    bench.answer("held", b"", NO_RESPONDERS)
+    bench.store.tick(1000.0 + bench.store.trusted)
+    bench.put("message")
+    bench.answer("message", b"", NO_RESPONDERS)
+    bench.put("release", identity=b"q2-7")
+    bench.store.tick(1002.0 + bench.store.trusted)
+    bench.store.offline()
+    bench.store.online()
+    assert look.asked == []
+    bench.link.take()
+    bench.answer("message", b"", NO_RESPONDERS)
+    bench.put("release later", identity=b"q2-8")
+    bench.store.tick(1003.0 + 2 * bench.store.trusted)
+    bench.store.offline()
+    bench.store.online()
+    await aeventually(lambda: bool(look.asked))
+    assert look.asked == [{b"q2-7", b"q2-8"}]
+    bench.store.offline()
+
+
+async def test_what_is_withheld_waits_for_its_stream_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outage, "PROBE_FIRST", 0.01)
+    bench = Bench()
+    bench.put("first", subject=b"$MQTT.rmsgs.s")
+    bench.put("held back", subject=b"$MQTT.rmsgs.s")
+    bench.store.withhold(bench.op("held back"))
+    bench.answer("first", b"", NO_RESPONDERS)
+    bench.link.take()
+    bench.store.let_go(set())
+    assert bench.link.take() == []
+    await aeventually(lambda: bool(bench.link.out))
+    assert bench.sent() == ["first"]
+    bench.answer("first")
+    assert bench.sent() == ["held back"]
+
+
+async def test_a_consumer_that_is_back_while_its_stream_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its acknowledgement goes behind what waits for the stream."""
+    monkeypatch.setattr(outage, "PROBE_FIRST", 0.01)
+    bench = Bench()
+    bench.put("message")
+    token = bench.acknowledge("acknowledgement")
+    bench.answer("message", b"", NO_RESPONDERS)
+    bench.link.take()
+    bench.store.repeat(token)
+    assert bench.link.take() == []
+    await aeventually(lambda: bool(bench.link.out))
+    bench.sent()
+    bench.answer("message")
+    assert bench.sent() == ["acknowledgement"]
