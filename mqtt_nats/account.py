@@ -47,6 +47,8 @@ TenantName = Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]
 class AccountSettings(BaseModel):
     """How a gateway gets into an account, and what cannot be seen there."""
 
+    model_config = ConfigDict(defer_build=True)  # it is a part of others
+
     nats_user: str | None = Field(default=None, description="User name for NATS.")
     nats_password: SecretStr | None = Field(default=None, description="Password for NATS.")
     nats_token: SecretStr | None = Field(default=None, description="Token for NATS.")
@@ -90,7 +92,7 @@ class AccountSettings(BaseModel):
 class TenantSettings(AccountSettings):
     """An account beside the gateway's own; an entry of ``tenants``."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, defer_build=True)
 
     nats: Urls | None = Field(default=None, description="URLs of the nats-servers; unset: those of the gateway.")
 

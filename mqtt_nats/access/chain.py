@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
 
 from mqtt_nats.access.authenticator import (
     ANONYMOUS,
@@ -19,10 +20,12 @@ from mqtt_nats.access.authenticator import (
     Denied,
     Exchange,
 )
-from mqtt_nats.access.scram import METHOD, ScramExchange, Users
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.connection.connection import Connection
 from mqtt_nats.errors import describe
+
+if TYPE_CHECKING:
+    from mqtt_nats.access.scram import Users
 
 log = logging.getLogger("mqtt_nats.access")
 
@@ -52,7 +55,11 @@ class Chain:
     @property
     def methods(self) -> Collection[str]:
         """SCRAM-SHA-256 where there is a file of users."""
-        return () if self._users is None else (METHOD,)
+        if self._users is None:
+            return ()
+        from mqtt_nats.access.scram import METHOD  # not needed where nobody has SCRAM
+
+        return (METHOD,)
 
     async def authenticate(self, credentials: Credentials) -> Allow | Denied:
         """Ask one authenticator after the other."""
@@ -76,5 +83,7 @@ class Chain:
 
     async def begin(self, method: str, client_id: str, connection: Connection) -> Exchange:
         """Begin an exchange."""
+        from mqtt_nats.access.scram import ScramExchange
+
         assert self._users is not None
         return ScramExchange(self._users, secrets.token_urlsafe(24))

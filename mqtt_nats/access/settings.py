@@ -84,7 +84,7 @@ Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidat
 
 
 class _Settings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, defer_build=True)
 
     name: str = Field(
         default="", pattern=r"^[\w.-]*$", description="What listeners call it; `type`, where it is not given."
@@ -220,6 +220,8 @@ SCRAM: Final = "scram"
 
 class AccessSettings(BaseModel):
     """Settings of the gateway: who may connect, and what they may do."""
+
+    model_config = ConfigDict(defer_build=True)  # it is a part of others
 
     allow_anonymous: bool | None = Field(
         default=None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pydantic import BaseModel, Field, FilePath, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, FilePath, SecretStr, field_validator
 
 from mqtt_nats.access.settings import is_loopback
 from mqtt_nats.listeners.settings import Address, parse_address
@@ -15,6 +15,8 @@ TOKEN_LEAST: Final = 16
 
 class AdminSettings(BaseModel):
     """Where administrators connect, and how they prove who they are."""
+
+    model_config = ConfigDict(defer_build=True)  # it is a part of others
 
     admin_listen: Address | None = Field(
         default=None,

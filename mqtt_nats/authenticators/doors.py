@@ -9,11 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from mqtt_nats.access.acl import Rules
-from mqtt_nats.access.aclfile import load as load_rules
 from mqtt_nats.access.authenticator import Authenticator, Door
 from mqtt_nats.access.certificates import CertificateUsers
 from mqtt_nats.access.chain import Chain
-from mqtt_nats.access.scram import Users
 from mqtt_nats.access.settings import (
     SCRAM,
     AnySettings,
@@ -23,10 +21,10 @@ from mqtt_nats.access.settings import (
     TokenSettings,
 )
 from mqtt_nats.access.tenancy import bound
-from mqtt_nats.access.verifiers import load as load_verifiers
 from mqtt_nats.broker.permitting import change_rules, revoke
 
 if TYPE_CHECKING:
+    from mqtt_nats.access.scram import Users
     from mqtt_nats.broker.context import Broker
     from mqtt_nats.config import Settings
     from mqtt_nats.listeners.settings import ListenerSettings
@@ -58,8 +56,8 @@ class Doors:
         self._settings = settings
         self.brokers: Sequence[Broker] = ()
         """Whose clients are told of changes, once there are any."""
-        self.rules: Rules | None = None if settings.acl_file is None else load_rules(settings.acl_file)
-        self._users = None if settings.scram_file is None else Users(load_verifiers(settings.scram_file))
+        self.rules = _rules(settings)
+        self._users = _users(settings)
         self._parts = {one.called: self._make(one) for one in settings.all_authenticators}
 
     def _make(self, one: AnySettings) -> Part:
@@ -107,8 +105,7 @@ class Doors:
         """
         settings = self._settings
         commits = [part.reload() for part in self._parts.values()]
-        users = None if settings.scram_file is None else Users(load_verifiers(settings.scram_file))
-        rules = None if settings.acl_file is None else load_rules(settings.acl_file)
+        users, rules = _users(settings), _rules(settings)
         for commit in commits:
             commit()
         self._users, self.rules = users, rules
@@ -129,3 +126,20 @@ class Doors:
         """Give back what they have."""
         for part in self._parts.values():
             await part.close()
+
+
+def _rules(settings: Settings) -> Rules | None:
+    if settings.acl_file is None:
+        return None
+    from mqtt_nats.access.aclfile import load
+
+    return load(settings.acl_file)
+
+
+def _users(settings: Settings) -> Users | None:
+    if settings.scram_file is None:
+        return None
+    from mqtt_nats.access.scram import Users
+    from mqtt_nats.access.verifiers import load
+
+    return Users(load(settings.scram_file))

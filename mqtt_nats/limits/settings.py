@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field
 from pydantic_settings import NoDecode
 
 from mqtt_nats.limits.networks import parse_network, parse_rules
@@ -62,6 +62,8 @@ PER_LISTENER: Final = (
 
 class ClientLimits(BaseModel):
     """Limits of the gateway. `PER_LISTENER` names those that a listener may have of its own."""
+
+    model_config = ConfigDict(defer_build=True)  # it is a part of others
 
     max_connections: Count | None = Field(
         default=None,

@@ -23,11 +23,11 @@ from mqtt_nats.limits.networks import parse_host, parse_network
 from mqtt_nats.listeners.proxy import BadHeader, HeaderReader
 from mqtt_nats.listeners.secure import make_context
 from mqtt_nats.listeners.settings import Bound, ListenerSettings, parse_address
-from mqtt_nats.listeners.websocket import WebSocket
 from mqtt_nats.loopback import unpace
 
 if TYPE_CHECKING:
     from mqtt_nats.config import Settings
+    from mqtt_nats.listeners.websocket import WebSocket
 
 log = logging.getLogger("mqtt_nats.listeners")
 
@@ -105,7 +105,7 @@ class Listener:
         """
         loop = asyncio.get_running_loop()
         host, port = parse_address(self.settings.listen)
-        new: Callable[[], Any] = partial(self._web, make) if self.settings.web else partial(make, self)
+        new: Callable[[], Any] = self._web(make) if self.settings.web else partial(make, self)
         if self._context is None and not self._proxies:
             server = await loop.create_server(new, host, port, backlog=backlog, reuse_port=shared or None)
             self._servers.append(server)
@@ -217,8 +217,10 @@ class Listener:
                 log.warning("listener %s: %s is not let in: %s", self.settings.listen, host, verdict.value)
         return False
 
-    def _web(self, make: Callable[[Listener], Any]) -> WebSocket:
-        return WebSocket(make(self), self._enter_web, self._timeout, self.settings.origins)
+    def _web(self, make: Callable[[Listener], Any]) -> Callable[[], WebSocket]:
+        from mqtt_nats.listeners.websocket import WebSocket  # what nobody listens for is not loaded
+
+        return lambda: WebSocket(make(self), self._enter_web, self._timeout, self.settings.origins)
 
     def _enter_web(self, connection: WebSocket) -> bool:
         name = connection.get_extra_info("peername")

@@ -56,7 +56,7 @@ Address = Annotated[str, BeforeValidator(check_address)]
 class ListenerSettings(BaseModel):
     """One address, and how clients are let in there."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, defer_build=True)
 
     listen: Address = Field(description="Address, HOST:PORT; port 0 takes a free one.")
     type: Kind = Field(default="tcp", description="`tcp`, `tls`, `ws` (WebSocket) or `wss` (the same over TLS).")
