@@ -14,6 +14,9 @@ from mqtt_streams.consumers import parse_ack
 
 MESSAGE_ID: Final = b"\r\nNats-Msg-Id:"
 
+MESSAGES: Final = b"$MQTT_msgs"
+RETAINED: Final = b"$MQTT_rmsgs"
+
 _STORED: Final = b"$MQTT."
 
 _DENIED: Final = re.compile(rb'permissions violation for (publish|subscription) to ("(?:[^"\\]|\\.)*")', re.IGNORECASE)
@@ -32,12 +35,12 @@ def size_of(frame: bytes) -> int:
 
 def subject_of(frame: bytes) -> str:
     """The subject of a PUB or HPUB, for people to read: no more of it than fits into a line."""
-    return frame.split(b" ", 2)[1][:200].decode(errors="replace")
+    return _subject(frame)[:200].decode(errors="replace")
 
 
 def stream_of(frame: bytes) -> bytes:
     """The stream that a store, an acknowledgement or a request to one is for; empty: none of those that we know."""
-    subject = frame.split(b" ", 2)[1]
+    subject = _subject(frame)
     if subject.startswith(_STORED):
         name = subject.split(b".", 2)[1]
         return b"$MQTT_qos2in" if name == b"qos2" else b"$MQTT_" + name
@@ -45,6 +48,19 @@ def stream_of(frame: bytes) -> bytes:
         return subject.rpartition(b".")[2]
     ack = parse_ack(subject)
     return ack.stream.encode() if ack is not None else b""
+
+
+def group_of(stream: bytes) -> bytes:
+    """The streams to which nothing is sent while one of them stores nothing, by the name of one of them.
+
+    What is retained and what goes to subscribers are two copies of one message: neither is to be ahead of the other.
+    """
+    return MESSAGES if stream == RETAINED else stream
+
+
+def _subject(frame: bytes) -> bytes:
+    start = frame.index(b" ") + 1
+    return frame[start : frame.index(b" ", start)]  # not a split: what comes behind may be large
 
 
 def error_of(payload: bytes) -> ApiError | None:

@@ -18,16 +18,21 @@ class Outage:
     See docs/internals/rules.md#no-leader.
     """
 
-    __slots__ = ("_delay", "_probe", "looking", "patience", "probed", "stream", "unanswered")
+    __slots__ = ("_delay", "_probe", "looking", "patience", "probed", "silences", "stream", "told", "unanswered")
 
     def __init__(self, stream: bytes) -> None:
         self.stream = stream
+        """The one that does not store; what goes with it waits too: see :func:`mqtt_nats.backbone.lines.group_of`."""
         self.probed = b""
         """Token of what was tried last."""
         self.patience = PROBE_MOST
         """Seconds for which its answer is waited for."""
         self.unanswered = False
         """Nothing has come for it."""
+        self.silences = 0
+        """How often nothing has come."""
+        self.told = False
+        """The log says that there is an outage."""
         self.looking: asyncio.Task[None] | None = None
         """Finds out what is stored already, before anything is sent again."""
         self._delay = PROBE_FIRST
@@ -54,6 +59,7 @@ class Outage:
         """Something is answered, but not stored."""
         if token == self.probed:
             self.unanswered = False
+            self.silences = 0
             self._cancel()
 
     def end(self) -> None:

@@ -21,7 +21,16 @@ from time import perf_counter
 
 from mqtt_nats import natstime
 from mqtt_nats.backbone.complaints import Complaints
-from mqtt_nats.backbone.lines import MESSAGE_ID, error_of, message_id, size_of, stream_of, subject_of
+from mqtt_nats.backbone.lines import (
+    MESSAGE_ID,
+    MESSAGES,
+    error_of,
+    group_of,
+    message_id,
+    size_of,
+    stream_of,
+    subject_of,
+)
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.backbone.ops import STALE, Op, TooLarge
 from mqtt_nats.backbone.outage import Outage
@@ -39,15 +48,24 @@ ACK_TIMEOUT = 5.0
 # JetStream errors that pass: system unavailable, no cluster, no leader, more requests than it queues.
 TRANSIENT = frozenset((10008, 10009, 10076, 10118, 10158, 10167))
 
-# Where messages with ids are looked for.
-MESSAGES = b"$MQTT_msgs"
+# What messages with ids, which are looked for, begin with.
 MESSAGE = b"HPUB $MQTT.msgs."
 
 # Ids under which other gateways store too: of the release of a held publish, and of a will.
 COMMON = re.compile(rb"\r\nNats-Msg-Id:(?:q2|will)-")
 
+# Requests to a stream: the removal of something.
+REQUEST = re.compile(rb"PUB \S+\.STREAM\.")
+
+# Probes without an answer after which somebody may do something about it again; for the first time after two.
+SILENCES = 30
+
 # Acknowledgements of what consumers have delivered are addressed like this.
 ACKNOWLEDGEMENT = b"PUB $JS.ACK."
+
+
+def _group(frame: bytes) -> bytes:
+    return group_of(stream_of(frame))
 
 
 class Store:
@@ -78,13 +96,15 @@ class Store:
         """``await find(since, ids)``: which of these messages are stored, under which sequence; Unix time."""
         self.on_timed: Callable[[float], None] | None = None
         """``on_timed(seconds)``: how long the end of a store has taken. One at a time is measured."""
+        self.on_silent: Callable[[str], None] | None = None
+        """``on_silent(stream)``: it does not answer a request, again and again."""
         self._timed: Op | None = None
         self._timed_from = 0.0
         self._length = len(self.prefix)
         self._count = 0
         self._offline = False
         self._outages: dict[bytes, Outage] = {}
-        """By stream."""
+        """By the group of what waits: see :func:`group_of`."""
         self._stalled = False
         """There is no connection, or an outage."""
         self._lost = 0.0
@@ -105,7 +125,7 @@ class Store:
     @property
     def outages(self) -> list[str]:
         """The streams that do not store."""
-        return [stream.decode(errors="replace") for stream in self._outages]
+        return [outage.stream.decode(errors="replace") for outage in self._outages.values()]
 
     @property
     def pressed(self) -> bool:
@@ -148,7 +168,7 @@ class Store:
             self.on_pressure(True)
 
     def _waits(self, frame: bytes) -> bool:
-        return self._offline or (bool(self._outages) and stream_of(frame) in self._outages)
+        return self._offline or (bool(self._outages) and _group(frame) in self._outages)
 
     def _arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         token = subject[self._length :]
@@ -162,11 +182,11 @@ class Store:
                 return
             if error is None or error.err_code in TRANSIENT:
                 self.unheard = self.unheard or error is None
-                stream = stream_of(op.frame)
-                if stream in self._outages:
-                    self._outages[stream].refused(token)
+                outage = self._outages.get(_group(op.frame))
+                if outage is not None:
+                    outage.refused(token)
                 reason = "nobody answers" if error is None else str(error)
-                self.stall(stream, f"{reason}, on {subject_of(op.frame)}")
+                self.stall(stream_of(op.frame), f"{reason}, on {subject_of(op.frame)}")
                 return
             self._end(token, op)
             op.failed(error)
@@ -174,10 +194,10 @@ class Store:
             self._end(token, op)
             op.stored(payload)
         if self._stalled:
-            stream = stream_of(op.frame)
-            outage = self._outages.get(stream)
+            group = _group(op.frame)
+            outage = self._outages.get(group)
             if outage is not None and token == outage.probed and self.link.online:
-                self._resume(stream)
+                self._resume(group)
 
     def _end(self, token: bytes, op: Op) -> None:
         del self.pending[token]
@@ -268,28 +288,33 @@ class Store:
             op.failed(ApiError(413, 0, f"larger than what the nats-server takes now, {most} bytes"))
 
     def stall(self, stream: bytes, reason: str) -> None:
-        """A store failed for want of a leader: send the stream nothing, then probe with the oldest.
+        """A store failed for want of a leader: send its stream nothing, then probe with the oldest.
 
         See docs/internals/rules.md#no-leader.
         """
         if self._offline:
             return
-        outage = self._outages.get(stream)
+        group = group_of(stream)
+        outage = self._outages.get(group)
         if outage is None:
-            outage = self._outages[stream] = Outage(stream)
-            if stream == MESSAGES:
+            outage = self._outages[group] = Outage(stream)
+            if group == MESSAGES:
                 self._lost = self.now
             self._stalled = True
             self.attempt += 1
+            if self._timed is not None and _group(self._timed.frame) == group:
+                self._timed = None
+        if not outage.told:
+            outage.told = True
             self._complaints.new(reason)
-            log.warning("JetStream does not store: %s; %d publishes wait", reason, len(self._of(stream)))
+            log.warning("JetStream does not store: %s; %d publishes wait", reason, len(self._of(group)))
         elif self._complaints.new(reason):
             log.warning("JetStream still does not store: %s", reason)
         outage.later(self._probe)
 
-    def _of(self, stream: bytes | None) -> list[tuple[bytes, Op]]:
-        """What is pending for a stream, or for all, with tokens and in order."""
-        return [item for item in self.pending.items() if stream is None or stream_of(item[1].frame) == stream]
+    def _of(self, group: bytes | None) -> list[tuple[bytes, Op]]:
+        """What is pending of a group, or of all, with tokens and in order."""
+        return [item for item in self.pending.items() if group is None or _group(item[1].frame) == group]
 
     def _probe(self, outage: Outage) -> None:
         if not self.link.online:
@@ -299,35 +324,42 @@ class Store:
             reason = f"no answer for {outage.patience:g} s, on {subject_of(late.frame)}"
             if self._complaints.new(reason):
                 log.warning("JetStream still does not store: %s", reason)
-        found = next((item for item in self._of(outage.stream) if self._probing(item[1])), None)
-        if found is None or (outage.stream == MESSAGES and self._doubtful()):
-            self._resume(outage.stream)
+            outage.silences += 1
+            if REQUEST.match(late.frame) and self.on_silent is not None and outage.silences % SILENCES == 2:
+                self.on_silent(outage.stream.decode())
+        token = next((token for token, op in self.pending.items() if self._probing(op, outage.stream)), b"")
+        group = group_of(outage.stream)
+        if not token or (group == MESSAGES and self._doubtful()):
+            self._resume(group)
             return
-        token, op = found
+        op = self.pending[token]
         op.begun = op.begun or self.now
         self.link.out.append(op.frame)
         self.link.kick()
         outage.try_(token, self._probe)
 
-    def _probing(self, op: Op) -> bool:
-        return not (op.optional or op in self._withheld or op.stale())
+    def _probing(self, op: Op, stream: bytes) -> bool:
+        return stream_of(op.frame) == stream and not (op.optional or op in self._withheld or op.stale())
 
-    def _resume(self, stream: bytes | None) -> None:
-        """Send everything unacknowledged again, in order, and accept new publishes: of a stream, or of all."""
-        if stream is not None:
-            self._outages.pop(stream).end()
+    def _resume(self, group: bytes | None) -> None:
+        """Send everything unacknowledged again, in order, and accept new publishes: of a group, or of all."""
+        outage = None if group is None else self._outages.pop(group)
+        if outage is not None:
+            outage.end()
             self._uneven = self.now + 2 * ACK_TIMEOUT
-        doubtful = self._doubtful() if stream is None or stream == MESSAGES else []
+        doubtful = self._doubtful() if group is None or group == MESSAGES else []
         if doubtful:
-            outage = self._outages[MESSAGES] = Outage(MESSAGES)
+            self._outages[MESSAGES] = looking = outage or Outage(MESSAGES)
+            looking.stream = MESSAGES
             self.attempt += 1
-            outage.looking = asyncio.get_running_loop().create_task(
-                self._look(outage, doubtful), name="stores in doubt"
+            looking.looking = asyncio.get_running_loop().create_task(
+                self._look(looking, doubtful), name="stores in doubt"
             )
         waited, self._stalled = self._stalled, bool(self._outages)
-        again = [(token, op) for token, op in self._of(stream) if not self._waits(op.frame)]
-        if waited and stream not in self._outages:
-            log.info("publishes%s go on; %d are sent again", f" to {stream.decode()}" if stream else "", len(again))
+        again = [(token, op) for token, op in self._of(group) if not self._waits(op.frame)]
+        if waited and not doubtful:
+            where = f" to {outage.stream.decode()}" if outage is not None else ""
+            log.info("publishes%s go on; %d are sent again", where, len(again))
         stale = []
         for token, op in again:
             if op.stale():
@@ -390,9 +422,11 @@ class Store:
         since = natstime.now() - (self.now - min(op.begun or self._lost for _, _, op in doubtful))
         try:
             stored = await self.find(since, {name for name, _, _ in doubtful})
-        except (ApiError, NoResponders, RequestTimeout) as error:
+        except Exception as error:
+            if not isinstance(error, ApiError | NoResponders | RequestTimeout):
+                log.exception("stores in doubt")
             outage.looking = None
-            self.stall(MESSAGES, str(error))
+            self.stall(MESSAGES, f"{str(error) or type(error).__name__}, when asked what is stored already")
             return
         outage.looking = None
         for name, token, op in doubtful:
@@ -419,11 +453,10 @@ class Store:
             if not op.born:  # it is withheld, or was not sent yet
                 continue
             if now - op.born > ACK_TIMEOUT:
-                stream = stream_of(op.frame)
-                if stream in self._outages:
+                if self._waits(op.frame):
                     continue
                 if not op.optional:
-                    self.stall(stream, f"no answer for {ACK_TIMEOUT:g} s, on {subject_of(op.frame)}")
+                    self.stall(stream_of(op.frame), f"no answer for {ACK_TIMEOUT:g} s, on {subject_of(op.frame)}")
                     continue
                 # What it was addressed to went away before it could answer: now nobody does.
                 op.born = now

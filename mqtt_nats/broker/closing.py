@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats import natstime
 from mqtt_nats.backbone.ops import Op, Silent
@@ -148,12 +149,17 @@ def leave(client: Client) -> None:
     if broker.clients.get(client.client_id) is client:
         del broker.clients[client.client_id]
     disconnected(client)
+    will = broker.last_wills.pop(client, None)
     if client.epoch and not client.taken:
-        _close_session(client)
+        _close_session(client, will)
 
 
-def _close_session(client: Client) -> None:
-    """Leave a session whose connection has ended: end it, or set its deadline [MQTT-4.1.0-2] (5.0)."""
+def _close_session(client: Client, will: Done | None) -> None:
+    """Leave a session whose connection has ended: end it, or set its deadline [MQTT-4.1.0-2] (5.0).
+
+    Args:
+        will: is being published; None: there is none, or the session goes on.
+    """
     broker = client.broker
     record = client.record
     assert record is not None
@@ -161,17 +167,46 @@ def _close_session(client: Client) -> None:
     if not client.durable:
         session(broker, SESSION_TERMINATED, client.client_id, client.epoch)
         if client.shares:
-            task = broker.spawn(forget_later(client), f"shared subscriptions of {client.client_id}")
-            broker.farewells.add(task)
-            task.add_done_callback(broker.farewells.discard)
-        # A newer record under the subject has another sequence and is not touched.
-        broker.store.call(broker.delete_session, b'{"seq":%d,"no_erase":true}' % client.epoch, Silent())
-        if client.qos2 is not None and client.qos2.newest:
-            # Bounded by the sequence: a new session of the same client may be holding publishes already.
-            broker.store.call(broker.purge_held, held_up_to(client.token, client.qos2.newest), Silent())
+            _take_leave(client, forget_later(client), f"shared subscriptions of {client.client_id}")
+        held = client.qos2 is not None and client.qos2.newest
+        if will is None and not held:
+            _delete_record(client)
+        else:
+            _take_leave(client, _end(client, will), f"end of the session of {client.client_id}")
     elif client.expiry is not None:
         _set_deadline(client, natstime.now() + client.expiry, UNSET)
     broker.link.kick()
+
+
+def _take_leave(client: Client, work: Coroutine[Any, Any, None], name: str) -> None:
+    farewells = client.broker.farewells
+    task = client.broker.spawn(work, name)
+    farewells.add(task)
+    task.add_done_callback(farewells.discard)
+
+
+async def _end(client: Client, will: Done | None) -> None:
+    """Remove the record last: it is by the record that others find the will, and what is held.
+
+    Each is in a stream of its own, and one of them may have no leader at the moment.
+    """
+    broker = client.broker
+    if will is not None:
+        await will.event.wait()
+    if client.qos2 is not None and client.qos2.newest:
+        removed = Done()
+        # Bounded by the sequence: a new session of the same client may be holding publishes already.
+        broker.store.call(broker.purge_held, held_up_to(client.token, client.qos2.newest), removed)
+        broker.link.kick()
+        await removed.event.wait()
+    _delete_record(client)
+    broker.link.kick()
+
+
+def _delete_record(client: Client) -> None:
+    """A newer record under the subject has another sequence and is not touched."""
+    broker = client.broker
+    broker.store.call(broker.delete_session, b'{"seq":%d,"no_erase":true}' % client.epoch, Silent())
 
 
 def _set_deadline(client: Client, at: float, pairs: tuple[tuple[str, str], ...] = ()) -> None:

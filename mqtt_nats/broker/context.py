@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from mqtt_nats.broker.leases import Lease
     from mqtt_nats.broker.live import Live
     from mqtt_nats.broker.reconciling import Reconciling
+    from mqtt_nats.broker.will import Done
     from mqtt_nats.config import Settings
     from mqtt_nats.plugins.manager import Plugins
 
@@ -109,7 +110,8 @@ class Broker:
         self.shared = shared
         self.inbox = inbox
         self.store = store
-        store.on_absent = Unheard(self).absent
+        unheard = Unheard(self)
+        store.on_absent, store.on_silent = unheard.absent, unheard.silent
         store.find = partial(find_stored, inbox)
         self.rules: Rules | None = None
         """Who may publish and subscribe what; None: everybody everything."""
@@ -217,6 +219,8 @@ class Broker:
         self.delete_shared = f"{api}.STREAM.MSG.DELETE.$MQTT_shared".encode()
         self.delete_held = f"{api}.STREAM.MSG.DELETE.$MQTT_qos2in".encode()
         self.purge_held = f"{api}.STREAM.PURGE.$MQTT_qos2in".encode()
+        self.last_wills: dict[Client, Done] = {}
+        """Wills that are being published, of clients whose sessions end with their connections."""
         self.farewells: set[asyncio.Task[None]] = set()
         """What clients that have left still have to put in order; the gateway does not end before."""
         self._tasks = spawn

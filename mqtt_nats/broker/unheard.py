@@ -5,6 +5,8 @@ Acknowledgements to consumers that nobody was there to take: "no responders" has
 with it whatever it had pending; or it has no leader for the moment, and what is not acknowledged would come again. A
 look at the consumer tells them apart. See docs/internals/rules.md#confirmations.
 
+A leader that stores, and does not answer requests: see docs/internals/rules.md#silent-leaders.
+
 Messages that were sent before an outage and not acknowledged: see docs/internals/rules.md#repeated-stores.
 """
 
@@ -14,7 +16,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.consumers import consumer_info, parse_ack
 from mqtt_streams.repeats import find_ids
 
@@ -78,6 +80,23 @@ class Unheard:
             else:
                 broker.store.assume(token)
         broker.round.start()
+
+
+    def silent(self, stream: str) -> None:
+        """A request to a stream is not answered, again and again."""
+        self._broker.spawn(self._step_down(stream), f"leader of {stream}")
+
+    async def _step_down(self, stream: str) -> None:
+        """Have another of its servers lead the stream, unless it has no leader at all, or no other server."""
+        inbox = self._broker.inbox
+        try:
+            info = await call(inbox, f"STREAM.INFO.{stream}")
+            leader = (info.get("cluster") or {}).get("leader")
+            if leader and info["config"]["num_replicas"] > 1:
+                log.warning("%s, the leader of stream %s, does not answer requests: it is to hand over", leader, stream)
+                await call(inbox, f"STREAM.LEADER.STEPDOWN.{stream}")
+        except (ApiError, NoResponders, RequestTimeout) as error:
+            log.debug("the leader of stream %s stays: %s", stream, error)
 
 
 async def find_stored(inbox: Inbox, since: float, ids: set[bytes]) -> dict[bytes, int]:

@@ -143,7 +143,10 @@ def leave_will(client: Client) -> None:
         delay = will.delay if client.expiry is None else min(will.delay, client.expiry)
         delay_will(broker, will, client.epoch, natstime.now() + delay)
     else:
-        publish_will(broker, will)
+        done = None
+        if not client.durable:
+            done = broker.last_wills[client] = Done()
+        publish_will(broker, will, done)
 
 
 def delay_will(broker: Broker, will: StoredWill, epoch: int, at: float) -> None:

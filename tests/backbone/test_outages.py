@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -11,9 +12,10 @@ import pytest
 from mqtt_nats.backbone import outage
 from mqtt_nats.backbone.lines import stream_of
 from mqtt_nats.backbone.store import ACK_TIMEOUT
+from mqtt_streams.api import NoResponders
 from mqtt_streams.consumers import parse_ack
 from mqtt_streams.definitions import EVERY, load_definition
-from tests.backbone.test_store import ACK, NO_RESPONDERS, Bench, Look
+from tests.backbone.test_store import ACK, NO_RESPONDERS, Bench, Look, Note
 from tests.harness.waiting import aeventually
 
 HELD = b"$MQTT.qos2.in.token.1"
@@ -238,3 +240,106 @@ async def test_a_consumer_that_is_back_while_its_stream_is_away(monkeypatch: pyt
     bench.sent()
     bench.answer("message")
     assert bench.sent() == ["acknowledgement"]
+
+
+async def test_what_is_retained_and_what_subscribers_get_wait_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither copy is to be ahead; what is tried is of the stream that does not store."""
+    monkeypatch.setattr(outage, "PROBE_FIRST", 0.01)
+    bench = Bench()
+    bench.put("message 1")
+    bench.put("retained 1", subject=b"$MQTT.rmsgs.s")
+    bench.sent()
+    bench.answer("retained 1", b"", NO_RESPONDERS)
+    assert bench.store.outages == ["$MQTT_rmsgs"]
+    bench.put("message 2")
+    bench.put("retained 2", subject=b"$MQTT.rmsgs.s")
+    bench.put("held", subject=HELD)
+    assert bench.sent() == ["held"]
+    await aeventually(lambda: bool(bench.link.out))
+    assert bench.sent() == ["retained 1"]
+    bench.answer("message 1")
+    bench.answer("retained 1")
+    assert bench.sent() == ["message 2", "retained 2"]
+    bench.answer("message 2", b"", NO_RESPONDERS)
+    assert bench.store.outages == ["$MQTT_msgs"]
+    bench.put("retained 3", subject=b"$MQTT.rmsgs.s")
+    assert bench.sent() == []
+    bench.store.offline()
+
+
+async def test_a_leader_that_answers_no_request_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After two probes; of one that is silent about what it is to store, or refuses, nothing is said."""
+    monkeypatch.setattr(outage, "PROBE_FIRST", 0.01)
+    monkeypatch.setattr(outage, "PROBE_MOST", 0.01)
+    bench = Bench()
+    silent: list[tuple[str, int]] = []
+
+    def requests() -> int:
+        return sum(DELETE_HELD in frame for frame in bench.link.out)
+
+    bench.store.on_silent = lambda stream: silent.append((stream, requests()))
+    bench.put("message")
+    bench.store.stall(b"$MQTT_msgs", "a test")
+    bench.store.call(DELETE_HELD, b"", Note(bench.log, "removal"))
+    bench.replies["removal"] = bench.store.prefix + list(bench.store.pending)[-1]
+    bench.link.take()
+    bench.store.stall(b"$MQTT_qos2in", "a test")
+    await aeventually(lambda: bool(silent))
+    await aeventually(lambda: requests() > 6)
+    assert silent == [("$MQTT_qos2in", 2)]
+    monkeypatch.setattr(outage, "PROBE_MOST", 0.05)
+    for _ in range(3):
+        bench.answer("removal", b'{"error":{"code":503,"err_code":10008,"description":"unavailable"}}')
+        bench.sent()
+        await aeventually(lambda: requests() > 0)
+    assert silent == [("$MQTT_qos2in", 2)]
+    bench.store.offline()
+
+
+async def test_how_long_stores_take_is_measured_of_others_meanwhile() -> None:
+    bench = Bench()
+    took: list[float] = []
+    bench.store.on_timed = took.append
+    bench.put("held", subject=HELD)
+    bench.answer("held", b"", NO_RESPONDERS)
+    bench.put("message")
+    bench.answer("message")
+    assert len(took) == 1
+    bench.store.offline()
+
+
+async def test_a_look_that_fails_is_not_hurried(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each is later than the one before; whatever the error, the messages do not wait for ever."""
+    monkeypatch.setattr(outage, "PROBE_FIRST", 0.01)
+    monkeypatch.setattr(outage, "PROBE_REFUSED", 0.04)
+    caplog.set_level("INFO", "mqtt_nats.nats")
+    bench = Bench()
+    begun: list[float] = []
+    loop = asyncio.get_running_loop()
+
+    async def find(since: float, ids: set[bytes]) -> dict[bytes, int]:
+        begun.append(loop.time())
+        if len(begun) == 1:
+            raise ValueError
+        if len(begun) < 6:
+            raise NoResponders
+        return {b"1": 11}
+
+    bench.store.find = find
+    bench.store.tick(1000.0)
+    bench.put("1", identity=b"1")
+    bench.store.offline()
+    bench.store.tick(1001.0 + bench.store.trusted)
+    bench.store.online()
+    await aeventually(lambda: bool(bench.log))
+    assert bench.log == [("1", b'{"seq":11}')]
+    assert begun[5] - begun[0] >= 0.01 + 0.02 + 0.04 + 0.04 + 0.04
+    assert [record.message for record in caplog.records if "store" in record.message and not record.exc_info] == [
+        "JetStream does not store: ValueError, when asked what is stored already; 1 publishes wait",
+        "JetStream still does not store: NoResponders, when asked what is stored already",
+    ]
+    assert [record.message for record in caplog.records if "go on" in record.message] == [
+        "publishes to $MQTT_msgs go on; 0 are sent again"
+    ]

@@ -13,7 +13,7 @@ from nats.aio.client import Client
 from mqtt_nats.codec import Ack, Packet, Publish, Will
 from mqtt_streams.definitions import STREAMS
 from mqtt_streams.hashing import name_hash
-from tests.chaos.points.proxy import Action, NatsProxy
+from tests.chaos.points.proxy import Action, Frame, NatsProxy, Trap
 from tests.conftest import GatewayFactory
 from tests.harness.bystanders import Bystanders
 from tests.harness.cluster import Cluster, running_cluster
@@ -257,6 +257,40 @@ async def test_a_stream_without_a_leader_holds_up_no_other(cluster: Cluster, nea
             await subscriber.complete(message)
         (message,) = await subscriber.messages(1)
         assert message.payload == b"held"
+
+
+class Deaf(NatsProxy):
+    """No leader gets a request to remove something, until one is asked to hand over."""
+
+    asked = ""
+
+    def trapped(self, frame: Frame) -> Trap | None:
+        if frame.way == "up" and ".LEADER.STEPDOWN." in frame.subject:
+            self.asked = frame.subject
+        if frame.way == "up" and ".STREAM.MSG.DELETE." in frame.subject and not self.asked:
+            return Trap("up", "", Action.DROP)
+        return super().trapped(frame)
+
+
+async def test_a_leader_that_answers_no_request_hands_over(
+    cluster: Cluster, nc: Client, gateway_factory: GatewayFactory
+) -> None:
+    """What nats-server does now and then: it stores, and is silent about removals, which PUBCOMP waits for."""
+    proxy = Deaf(cluster.servers[0].port, lambda: None)
+    await proxy.start()
+    gateway = gateway_factory(proxy.url, "--stream-replicas", "3", start=False)
+    await asyncio.to_thread(gateway.start)
+    async with await RawClient.connect(gateway.port, "waits-for-removal") as publisher:
+        await lead(nc, f"STREAM.{HELD}", "n1")
+        identifier = publisher.publish("removal", b"", 2)
+        await publisher.expect_ack(PUBREC, identifier)
+        publisher.ack(PUBREL, identifier)
+        await publisher.expect_ack(PUBCOMP, identifier, timeout=RECOVERY)
+    assert proxy.asked == f"$JS.API.STREAM.LEADER.STEPDOWN.{HELD}"
+    assert f"n1, the leader of stream {HELD}, does not answer requests" in gateway.log
+    assert (await cluster.info(HELD) or {})["cluster"]["leader"] in ("n0", "n2")
+    await asyncio.to_thread(gateway.term)
+    await proxy.close()
 
 
 async def test_a_confirmation_while_the_consumer_has_no_leader(cluster: Cluster, plain: Gateway, nc: Client) -> None:
