@@ -81,7 +81,6 @@ class Unheard:
                 broker.store.assume(token)
         broker.round.start()
 
-
     def silent(self, stream: str) -> None:
         """A request to a stream is not answered, again and again."""
         self._broker.spawn(self._step_down(stream), f"leader of {stream}")
