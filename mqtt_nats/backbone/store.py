@@ -160,6 +160,8 @@ class Store:
         self.bytes += len(data)
         if (self._stalled and self._waits(data)) or (self._withheld and op in self._withheld):
             op.begun = op.born = 0.0
+            if self._timed is op:
+                self._timed = None
         else:
             op.begun = op.born = self.now
             self.link.out.append(data)

@@ -302,6 +302,7 @@ async def test_how_long_stores_take_is_measured_of_others_meanwhile() -> None:
     bench.store.on_timed = took.append
     bench.put("held", subject=HELD)
     bench.answer("held", b"", NO_RESPONDERS)
+    bench.put("held later", subject=HELD)
     bench.put("message")
     bench.answer("message")
     assert len(took) == 1
