@@ -9,13 +9,15 @@ from typing import Final
 
 import orjson
 
+from mqtt_streams import messages, qos2, retained
 from mqtt_streams.api import ApiError
 from mqtt_streams.consumers import parse_ack
 
 MESSAGE_ID: Final = b"\r\nNats-Msg-Id:"
 
-MESSAGES: Final = b"$MQTT_msgs"
-RETAINED: Final = b"$MQTT_rmsgs"
+MESSAGES: Final = messages.STREAM.encode()
+RETAINED: Final = retained.STREAM.encode()
+HELD: Final = qos2.STREAM.encode()
 
 _STORED: Final = b"$MQTT."
 
@@ -43,7 +45,7 @@ def stream_of(frame: bytes) -> bytes:
     subject = _subject(frame)
     if subject.startswith(_STORED):
         name = subject.split(b".", 2)[1]
-        return b"$MQTT_qos2in" if name == b"qos2" else b"$MQTT_" + name
+        return HELD if name == b"qos2" else b"$MQTT_" + name
     if b".STREAM." in subject:
         return subject.rpartition(b".")[2]
     ack = parse_ack(subject)

@@ -118,11 +118,6 @@ class Store:
         self._sid = link.subscribe_raw(self.prefix + b"*", self._arrived)
 
     @property
-    def stalled(self) -> bool:
-        """True while something is not sent: no connection, or a stream without a leader."""
-        return self._stalled
-
-    @property
     def outages(self) -> list[str]:
         """The streams that do not store."""
         return [outage.stream.decode(errors="replace") for outage in self._outages.values()]

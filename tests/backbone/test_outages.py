@@ -15,7 +15,7 @@ from mqtt_nats.backbone.store import ACK_TIMEOUT
 from mqtt_streams.api import NoResponders
 from mqtt_streams.consumers import parse_ack
 from mqtt_streams.definitions import EVERY, load_definition
-from tests.backbone.test_store import ACK, NO_RESPONDERS, Bench, Look, Note
+from tests.backbone.bench import ACK, NO_RESPONDERS, Bench, Look, Note
 from tests.harness.waiting import aeventually
 
 HELD = b"$MQTT.qos2.in.token.1"
@@ -73,7 +73,7 @@ async def test_another_stream_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: p
     bench.acknowledge("removal", DELETE_HELD)
     bench.sent()
     bench.answer("held", b"", NO_RESPONDERS)
-    assert (bench.store.stalled, bench.store.outages) == (True, ["$MQTT_qos2in"])
+    assert (bench.stalled, bench.store.outages) == (True, ["$MQTT_qos2in"])
     assert "nobody answers, on $MQTT.qos2.in.token.1; 2 publishes wait" in caplog.text
     bench.put("message 3")
     bench.acknowledge("acknowledgement")
@@ -88,7 +88,7 @@ async def test_another_stream_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: p
     bench.put("message 4")
     bench.sent()
     bench.answer("held")
-    assert (bench.store.stalled, bench.store.outages) == (False, [])
+    assert (bench.stalled, bench.store.outages) == (False, [])
     assert bench.sent() == ["removal", "held later", "removal later"], "in order, and nothing of another stream again"
     assert "publishes to $MQTT_qos2in go on; 3 are sent again" in caplog.text
 
@@ -114,7 +114,7 @@ async def test_outages_of_several_streams_end_one_by_one(monkeypatch: pytest.Mon
     bench.put("message 3")
     assert bench.sent() == []
     bench.answer("message 1")
-    assert not bench.store.stalled
+    assert not bench.stalled
     assert bench.sent() == ["message 2", "message 3"]
 
 
@@ -128,7 +128,7 @@ async def test_a_lost_connection_ends_outages(monkeypatch: pytest.MonkeyPatch) -
     bench.answer("held", b"", NO_RESPONDERS)
     bench.link.online = False
     bench.store.offline()
-    assert (bench.store.stalled, bench.store.outages) == (True, [])
+    assert (bench.stalled, bench.store.outages) == (True, [])
     bench.answer("held", b"", NO_RESPONDERS)
     assert bench.store.outages == [], "an answer of before says nothing of the next connection"
     bench.put("message later")
@@ -136,7 +136,7 @@ async def test_a_lost_connection_ends_outages(monkeypatch: pytest.MonkeyPatch) -
     bench.link.online = True
     bench.store.online()
     assert bench.sent() == ["message", "held", "message later"]
-    assert not bench.store.stalled
+    assert not bench.stalled
     bench.put("next")
     await aeventually(lambda: bool(bench.link.out))
     bench.store.offline()
@@ -181,7 +181,7 @@ async def test_what_is_in_doubt_holds_up_messages_only() -> None:
     await aeventually(lambda: bool(bench.link.out))
     assert bench.sent() == ["1", "2"]
     assert look.asked == [{b"1"}]
-    assert not bench.store.stalled
+    assert not bench.stalled
 
 
 async def test_what_others_may_have_stored_is_judged_by_the_outage_of_its_own_stream() -> None:

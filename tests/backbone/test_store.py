@@ -6,108 +6,19 @@ from __future__ import annotations
 import asyncio
 import time
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from mqtt_nats.backbone import outage
 from mqtt_nats.backbone import store as module
-from mqtt_nats.backbone.link import Handler, Link
-from mqtt_nats.backbone.ops import Op, TooLarge, sequence
-from mqtt_nats.backbone.store import ACK_TIMEOUT, Store
+from mqtt_nats.backbone.link import Link
+from mqtt_nats.backbone.ops import TooLarge, sequence
+from mqtt_nats.backbone.store import ACK_TIMEOUT
 from mqtt_nats.broker import standstill
 from mqtt_nats.connection.connection import Clock
-from mqtt_streams.api import ApiError, NoResponders
+from tests.backbone.bench import ACK, NO_RESPONDERS, Bench
 from tests.harness.waiting import aeventually
-
-ACK = b"$JS.ACK.$MQTT_msgs.C.1.1.1.1.0"
-
-NO_RESPONDERS = b"NATS/1.0 503\r\n\r\n"
-
-
-class FakeLink:
-    """A link that keeps what it is given to send."""
-
-    def __init__(self) -> None:
-        self.out: list[bytes] = []
-        self.max_payload = 1000
-        self.online = True
-        self.handler: Handler | None = None
-        self.renewed: list[bytes] = []
-
-    def kick(self) -> None:
-        """Nothing to schedule."""
-
-    def subscribe_raw(self, subject: bytes, handler: Handler) -> bytes:
-        self.handler = handler
-        return b"1"
-
-    def renew(self, sid: bytes, subject: bytes) -> None:
-        self.out.append(b"SUB " + subject)
-
-    def take(self) -> list[bytes]:
-        out, self.out = self.out, []
-        return out
-
-
-class Note(Op):
-    """Writes its end down."""
-
-    def __init__(self, log: list[object], name: str, optional: bool = False) -> None:
-        self.log = log
-        self.name = name
-        self.optional = optional
-
-    def stored(self, ack: bytes) -> None:
-        self.log.append((self.name, ack))
-
-    def failed(self, error: ApiError) -> None:
-        self.log.append((self.name, error.err_code))
-
-
-class Late(Note):
-    """It is always too late."""
-
-    def stale(self) -> bool:
-        return True
-
-
-class Bench:
-    """A store on a fake link."""
-
-    def __init__(self) -> None:
-        self.link = FakeLink()
-        self.pressure: list[bool] = []
-        self.store = Store(cast(Link, self.link), self.pressure.append)
-        self.log: list[object] = []
-        self.replies: dict[str, bytes] = {}
-
-    def put(self, name: str, payload: bytes = b"x", *, identity: bytes = b"", subject: bytes = b"$MQTT.msgs.s") -> None:
-        before = set(self.store.pending)
-        headers = b"NATS/1.0\r\n%b\r\n" % (b"Nats-Msg-Id:%b\r\n" % identity if identity else b"")
-        self.store.put(b"HPUB %b " % subject, headers, payload, Note(self.log, name))
-        (token,) = set(self.store.pending) - before
-        self.replies[name] = self.store.prefix + token
-
-    def op(self, name: str) -> Op:
-        """The operation that was put under a name."""
-        return self.store.pending[self.replies[name].removeprefix(self.store.prefix)]
-
-    def acknowledge(self, name: str, subject: bytes = ACK) -> bytes:
-        """An acknowledgement that is to be confirmed; its token."""
-        self.store.call(subject, b"", Note(self.log, name, optional=True))
-        token = list(self.store.pending)[-1]
-        self.replies[name] = self.store.prefix + token
-        return token
-
-    def answer(self, name: str, payload: bytes = b'{"seq":1}', headers: bytes = b"") -> None:
-        assert self.link.handler is not None
-        self.link.handler(self.replies[name], b"", headers, payload)
-
-    def sent(self) -> list[str]:
-        """Names of the operations that were sent since the last look, in order."""
-        names = {reply: name for name, reply in self.replies.items()}
-        return [names[frame.split(b" ")[2]] for frame in self.link.take() if not frame.startswith(b"SUB ")]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +60,7 @@ async def test_a_refusal_ends_one_store_only() -> None:
     bench.put("b")
     bench.answer("a", b'{"error":{"code":503,"err_code":10077,"description":"maximum messages exceeded"}}')
     assert bench.log == [("a", 10077)]
-    assert not bench.store.stalled
+    assert not bench.stalled
     bench.answer("b")
     assert bench.log[1:] == [("b", b'{"seq":1}')]
 
@@ -237,7 +148,7 @@ async def test_no_leader(error: bytes, monkeypatch: pytest.MonkeyPatch, caplog: 
         bench.put(name)
     assert bench.sent() == ["a", "b", "c"]
     bench.answer("b", error, NO_RESPONDERS if not error else b"")
-    assert bench.store.stalled
+    assert bench.stalled
     assert ", on $MQTT.msgs.s; 3 publishes wait" in caplog.text, "whoever reads it knows which stream it is about"
     assert bench.log == [], "nothing has failed"
     bench.put("d")
@@ -312,7 +223,7 @@ async def test_an_acknowledgement_that_nobody_takes_is_no_stall() -> None:
         bench.answer(name, b"", NO_RESPONDERS)
     assert absent == [gone, leaderless]
     assert bench.log == []
-    assert not bench.store.stalled
+    assert not bench.stalled
     bench.store.assume(gone)
     assert bench.log == [("gone", b"")]
     bench.store.repeat(leaderless)
@@ -331,7 +242,7 @@ async def test_a_request_that_nobody_takes_is_a_stall() -> None:
     bench.acknowledge("a", b"$JS.API.STREAM.MSG.DELETE.S")
     bench.answer("a", b"", NO_RESPONDERS)
     assert bench.log == []
-    assert bench.store.stalled
+    assert bench.stalled
 
 
 async def test_what_comes_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,7 +255,7 @@ async def test_what_comes_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) ->
     bench.link.take()
     bench.answer("a")
     bench.answer("b")
-    assert bench.store.stalled
+    assert bench.stalled
     await aeventually(lambda: len(bench.link.out) >= 1)
     assert bench.sent() == ["c"]
     bench.answer("c")
@@ -365,25 +276,6 @@ async def test_a_probe_is_no_acknowledgement(monkeypatch: pytest.MonkeyPatch) ->
     assert bench.sent() == ["consumer"]
 
 
-class Look:
-    """What is stored, for a store that wants to know."""
-
-    def __init__(self, bench: Bench, stored: dict[bytes, int]) -> None:
-        self.asked: list[set[bytes]] = []
-        self.since: list[float] = []
-        self.stored = stored
-        self.failures = 0
-        bench.store.find = self.find
-
-    async def find(self, since: float, ids: set[bytes]) -> dict[bytes, int]:
-        self.asked.append(ids)
-        self.since.append(since)
-        if self.failures:
-            self.failures -= 1
-            raise NoResponders("a test")
-        return {name: seq for name, seq in self.stored.items() if name in ids}
-
-
 async def test_the_time_in_which_the_process_stood_still_does_not_count() -> None:
     """An answer that came then is still to be read."""
     bench = Bench()
@@ -397,170 +289,9 @@ async def test_the_time_in_which_the_process_stood_still_does_not_count() -> Non
     stalled = []
     for passed in (19, 21):
         bench.store.tick(1000.0 + ACK_TIMEOUT + passed)
-        stalled.append(bench.store.stalled)
+        stalled.append(bench.stalled)
     assert stalled == [False, True]
     bench.store.offline()
-
-
-async def test_what_may_be_forgotten_is_looked_for_before_it_is_sent_again() -> None:
-    bench = Bench()
-    look = Look(bench, {b"2": 22})
-    bench.store.tick(1000.0)
-    bench.put("without an id")
-    bench.put("1", identity=b"1")
-    bench.put("2", identity=b"2")
-    bench.store.tick(1000.0 + bench.store.trusted)
-    bench.put("3", identity=b"3")
-    bench.store.offline()
-    bench.link.take()
-    bench.put("4", identity=b"4")
-    bench.store.tick(1002.0 + bench.store.trusted)
-    begun = time.time()
-    bench.store.online()
-    assert bench.sent() == [], "nothing overtakes what is in doubt"
-    bench.put("5", identity=b"5")
-    await aeventually(lambda: bool(bench.link.out))
-    assert bench.sent() == ["without an id", "1", "3", "4", "5"]
-    assert look.asked == [{b"1", b"2"}]
-    assert abs(look.since[0] - (begun - 2 - bench.store.trusted)) < 60
-    assert bench.log == [("2", b'{"seq":22}')]
-    bench.store.offline()
-    bench.store.online()
-    assert bench.sent() == ["without an id", "1", "3", "4", "5"], "what was sent a moment ago is in no doubt"
-
-
-async def test_ids_that_others_use_are_looked_for_too() -> None:
-    """What came when nothing could be sent any more may have been stored by another gateway since."""
-    bench = Bench()
-    look = Look(bench, {b"q2-7": 22})
-    bench.store.tick(1000.0)
-    bench.store.offline()
-    bench.put("own", identity=b"own")
-    bench.put("release", identity=b"q2-7")
-    bench.put("will", identity=b"will-3")
-    bench.store.tick(1001.0 + bench.store.trusted)
-    begun = time.time()
-    bench.store.online()
-    await aeventually(lambda: bool(bench.sent()))
-    assert look.asked == [{b"q2-7", b"will-3"}]
-    assert abs(look.since[0] - (begun - 1 - bench.store.trusted)) < 60
-    assert bench.log == [("release", b'{"seq":22}')]
-    bench.store.offline()
-
-
-async def test_what_is_withheld_goes_when_it_is_let_go() -> None:
-    """In the order in which it came, and never when it is dropped; the rest does not wait for it."""
-    bench = Bench()
-    for name in "abcd":
-        bench.put(name)
-    bench.store.offline()
-    bench.link.take()
-    dropped = bench.op("c")
-    for name in "bcd":
-        bench.store.withhold(bench.op(name))
-    bench.store.online()
-    assert bench.sent() == ["a"]
-    bench.store.offline()
-    bench.store.online()
-    assert bench.sent() == ["a"]
-    bench.store.let_go({dropped})
-    assert bench.sent() == ["b", "d"]
-    bench.answer("c")
-    for name in "abd":
-        bench.answer(name)
-    assert [entry[0] for entry in bench.log] == ["a", "b", "d"]  # type: ignore[index]
-    assert not bench.store.pending
-
-
-async def test_what_is_new_can_be_withheld() -> None:
-    bench = Bench()
-    late = Note(bench.log, "late")
-    bench.store.withhold(late)
-    bench.store.put(b"HPUB $MQTT.msgs.s ", b"NATS/1.0\r\n\r\n", b"x", late)
-    bench.put("next")
-    assert bench.sent() == ["next"]
-    bench.store.let_go(set())
-    assert len(bench.link.take()) == 1
-
-
-async def test_a_message_that_is_stored_is_not_retained_by_that() -> None:
-    """Both copies of a release, or a will, have one id, and one stream was asked."""
-    bench = Bench()
-    Look(bench, {b"q2-1": 11})
-    bench.store.tick(1000.0)
-    bench.put("retained", identity=b"q2-1", subject=b"$MQTT.rmsgs.s")
-    bench.put("message", identity=b"q2-1")
-    bench.store.offline()
-    bench.put("retained later", identity=b"will-1", subject=b"$MQTT.rmsgs.s")
-    bench.link.take()
-    bench.store.tick(1000.0 + 2 * bench.store.trusted)
-    bench.store.online()
-    await aeventually(lambda: bool(bench.log))
-    assert bench.log == [("message", b'{"seq":11}')]
-    assert bench.sent() == ["retained", "retained later"]
-
-
-async def test_what_is_stale_is_not_sent_again() -> None:
-    """It ends, and the rest goes on."""
-    bench = Bench()
-    for name in "ab":
-        bench.put(name)
-    late = Late(bench.log, "late")
-    bench.store.put(b"HPUB $MQTT.msgs.s ", b"NATS/1.0\r\n\r\n", b"x", late)
-    bench.link.take()
-    bench.store.offline()
-    bench.store.online()
-    assert bench.sent() == ["a", "b"]
-    assert bench.log == [("late", 0)]
-    assert len(bench.store.pending) == 2
-
-
-async def test_a_store_behind_one_that_is_withheld_is_missed(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench()
-    bench.put("first")
-    bench.store.offline()
-    bench.store.withhold(bench.op("first"))
-    bench.store.online()
-    bench.put("next")
-    for passed in (1, ACK_TIMEOUT + 2):
-        bench.store.tick(bench.store.now + passed)
-    assert bench.store.stalled
-    assert "no answer for 5 s, on $MQTT.msgs.s; 2 publishes wait" in caplog.text
-    bench.store.offline()
-
-
-async def test_a_look_that_fails_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outage, "PROBE_FIRST", 0.01)
-    bench = Bench()
-    look = Look(bench, {b"1": 11})
-    look.failures = 2
-    bench.store.tick(1000.0)
-    bench.put("1", identity=b"1")
-    bench.put("2")
-    bench.link.take()
-    bench.store.tick(1100.0)
-    assert bench.store.stalled
-    await aeventually(lambda: bool(bench.log))
-    assert len(look.asked) == 3
-    assert bench.log == [("1", b'{"seq":11}')]
-    assert bench.sent() == ["2"]
-
-
-async def test_a_look_ends_with_the_connection() -> None:
-    bench = Bench()
-    look = Look(bench, {b"1": 11})
-    bench.store.tick(1000.0)
-    bench.put("1", identity=b"1")
-    bench.link.take()
-    bench.store.tick(1100.0)
-    bench.store.offline()
-    bench.store.online()
-    bench.store.offline()
-    await asyncio.sleep(0.05)
-    assert bench.log == []
-    bench.store.online()
-    await aeventually(lambda: bool(bench.log))
-    assert look.asked[-1] == {b"1"}
 
 
 async def test_silence_is_noticed() -> None:
@@ -568,9 +299,9 @@ async def test_silence_is_noticed() -> None:
     bench.store.tick(100.0)
     bench.put("a")
     bench.store.tick(100.0 + ACK_TIMEOUT)
-    assert not bench.store.stalled
+    assert not bench.stalled
     bench.store.tick(100.5 + ACK_TIMEOUT)
-    assert bench.store.stalled
+    assert bench.stalled
 
 
 async def test_pressure(monkeypatch: pytest.MonkeyPatch) -> None:
