@@ -110,7 +110,12 @@ NUMBERS: Final = (
 )
 
 HISTOGRAMS: Final = (
-    ("store_seconds", "Time until JetStream acknowledges a store; one at a time is measured.", "stored", False),
+    (
+        "store_seconds",
+        "Time until JetStream acknowledges a store; one at a time is measured, of those that are sent at once.",
+        "stored",
+        False,
+    ),
     ("loop_lag_seconds", "How late the event loop runs what is due, looked at twice a second.", "lag", True),
 )
 """The last: it is of the process."""
