@@ -126,6 +126,14 @@ class Traffic:
         while (left := until - time.monotonic()) > 0:
             self.loop.turn(min(left, step()))
 
+    def flow(self, seconds: float, step: Callable[[], float]) -> int:
+        """``run``, up to DRAIN_TIMEOUT longer while nothing has arrived (others keep the machine busy): what has."""
+        before, late = self.delivered(), time.monotonic() + seconds + DRAIN_TIMEOUT
+        self.run(seconds, step)
+        while (count := self.delivered() - before) == 0 and time.monotonic() < late:
+            self.loop.turn(min(0.05, step()))
+        return count
+
     def settle(self) -> None:
         """Send no more, wait for what is outstanding, and verify that everything has arrived and nothing more comes."""
         for publisher in self.publishers:
@@ -168,11 +176,10 @@ def throughput(job: Job, scenario: Scenario) -> dict[str, object]:
     """Deliveries per second while publishers send as fast as the windows allow."""
     with _closing(Traffic(job, scenario)) as traffic:
         traffic.loop.ready.update(traffic.publishers)
-        traffic.run(job.warmup, lambda: 0.05)
+        traffic.flow(job.warmup, lambda: 0.05)
         traffic.samples.clear()
-        before, meter = traffic.delivered(), Meter(job.processes)
-        traffic.run(job.seconds, lambda: 0.05)
-        count = traffic.delivered() - before
+        meter = Meter(job.processes)
+        count = traffic.flow(job.seconds, lambda: 0.05)
         meter.stop()
         samples = percentiles(traffic.samples)
         traffic.settle()
@@ -195,11 +202,10 @@ def latency(job: Job, scenario: Scenario) -> dict[str, object]:
                 due += period
             return wait
 
-        traffic.run(job.warmup, step)
+        traffic.flow(job.warmup, step)
         traffic.samples.clear()
-        before, meter = traffic.delivered(), Meter(job.processes)
-        traffic.run(job.seconds, step)
-        count = traffic.delivered() - before
+        meter = Meter(job.processes)
+        count = traffic.flow(job.seconds, step)
         meter.stop()
         samples = percentiles(traffic.samples)
         traffic.settle()

@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -119,3 +122,21 @@ def test_what_is_missing_is_an_error(gateway: Gateway, monkeypatch: pytest.Monke
     finally:
         run.close()
     Raw.connected(gateway.port, "still-there").close()
+
+
+def test_a_run_lasts_until_something_arrives(gateway: Gateway) -> None:
+    """A gateway that gets no processor time for as long as the run has no rate of zero."""
+    run = _Run(Plan("127.0.0.1", gateway.port, 1, 1, qos=0))
+    try:
+        run.join()
+        os.kill(gateway.pid, signal.SIGSTOP)
+        timer = threading.Timer(0.5, os.kill, (gateway.pid, signal.SIGCONT))
+        timer.start()
+        try:
+            run.go(0.1, None)
+        finally:
+            timer.join()
+        assert run.delivered > 0
+        run.settle()
+    finally:
+        run.close()
