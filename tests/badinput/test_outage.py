@@ -49,7 +49,6 @@ def paused(server: NatsServer) -> Callable[[], None]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(150)
 @pytest.mark.parametrize("away", [killed, stopped, paused])
 def test_nats_is_gone_for_ten_seconds(
     server: NatsServer, local: Gateway, away: Callable[[NatsServer], Callable[[], None]]

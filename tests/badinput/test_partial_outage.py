@@ -115,7 +115,6 @@ def stall(proxy: Proxy, gateway: Gateway) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(150)
 @pytest.mark.parametrize("how", [cut, twice, stall])
 def test_what_a_gateway_missed_is_repaired(
     proxy: Proxy, behind: Gateway, beside: Gateway, how: Callable[[Proxy, Gateway], None]

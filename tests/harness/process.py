@@ -5,10 +5,12 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from tests.harness.forked import Forked, fork
 from tests.harness.waiting import eventually
 
 RUNNING: "list[LoggedProcess]" = []
@@ -23,15 +25,12 @@ class LoggedProcess:
         self.log = log
         self.prefix: tuple[str, ...] = ()
         """What runs the command."""
-        self._popen: subprocess.Popen[bytes] | None = None
+        self._popen: subprocess.Popen[bytes] | Forked | None = None
         self._mark = 0
 
     def start(self, command: Sequence[str], env: Mapping[str, str] | None = None, cwd: Path | None = None) -> None:
         """Run ``command``; ``env`` is added to our environment."""
-        assert not self.alive, f"{self.name} runs already"
-        self._mark = self.log.stat().st_size if self.log.exists() else 0
-        output: IO[bytes]
-        with self.log.open("ab") as output:
+        with self._output() as output:
             self._popen = subprocess.Popen(
                 [*self.prefix, *command],
                 stdin=subprocess.DEVNULL,
@@ -41,8 +40,22 @@ class LoggedProcess:
                 cwd=cwd,
                 start_new_session=True,  # so that `interrupt` reaches this process and its children only
             )
+
+    def start_module(self, module: str, arguments: Sequence[str], env: Mapping[str, str] | None, cwd: Path) -> None:
+        """``python -m module arguments``, forked from a process that has loaded the gateway's modules if it can be."""
+        if not self.prefix:
+            with self._output() as output:
+                self._popen = fork(module, arguments, {**os.environ, **(env or {})}, cwd, output.fileno())
+        if self.prefix or self._popen is None:
+            self.start([sys.executable, "-m", module, *arguments], env, cwd)
+
+    def _output(self) -> IO[bytes]:
+        """Where the output of one more start goes."""
+        assert not self.alive, f"{self.name} runs already"
+        self._mark = self.log.stat().st_size if self.log.exists() else 0
         if self not in RUNNING:
             RUNNING.append(self)
+        return self.log.open("ab")
 
     @property
     def pid(self) -> int:

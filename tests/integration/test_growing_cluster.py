@@ -18,7 +18,6 @@ from tests.harness.waiting import aeventually
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 async def test_streams_get_replicas_while_the_gateway_runs(tmp_path: Path, gateway_factory: GatewayFactory) -> None:
     cluster = Cluster(tmp_path / "cluster", size=2)
     try:

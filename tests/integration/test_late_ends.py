@@ -15,7 +15,7 @@ from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBCOMP, PUBREC, PUBREL
 from tests.harness.rawclient5 import RawClient5
-from tests.integration.conftest import Connector5, Stored, answers
+from tests.integration.conftest import Connector5, Stored, answers, position
 
 OPTIONS: dict[str, Any] = {"session_expiry_interval": 300}
 
@@ -60,7 +60,8 @@ async def test_an_expired_session_is_removed_late(
         assert not client.session_present
         identifier = await half_way(client, publisher, name)
         before = await stored.traces(name)
-        assert (before["held"], before["pubrels"]) == (1, 1)
+        assert before["held"] == 1
+        assert before.get("pubrels") or identifier in (await position(stored.js, name)).released
         trap.release()
         await answers(late, f"{name}-probe")
         client.drop()

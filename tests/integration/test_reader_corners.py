@@ -228,7 +228,7 @@ def test_a_subscribe_does_not_wait_for_the_one_before(inside: Inside, monkeypatc
         eventually(lambda: inside.call(lambda: [one for one in live.members.values() if one.joining]), PATIENCE)
         since = time.monotonic()
         assert client.subscribe(("hasty/2", 1)) == [1]
-        assert time.monotonic() - since < PASSED / 2
+        assert time.monotonic() - since < PASSED * 0.9
         monkeypatch.undo()
         eventually(lambda: count(inside, "hasty") == 2, PATIENCE)
 

@@ -20,7 +20,7 @@ from tests.spark.storing import SOURCE, Store, complaint
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(360)
 
 PROPERTIES = (
     prop(FORMAT, 1),

@@ -38,7 +38,7 @@ NOWHERE = ("--servers", "nats://127.0.0.1:1", "--connect-timeout", "1")
 def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mqtt_nats", "spark", *arguments]
     return subprocess.run(
-        command, cwd=ROOT, env={**environment(), **env}, capture_output=True, text=True, timeout=80, check=False
+        command, cwd=ROOT, env={**environment(), **env}, capture_output=True, text=True, timeout=180, check=False
     )
 
 
@@ -89,7 +89,7 @@ sys.argv = ["mqtt-nats", "spark", "report"]
 from mqtt_nats.cli import main
 main()
 """
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"mqtt-nats spark: {package} is not installed: pip install 'mqtt-nats[spark]'\n"
 
@@ -256,7 +256,7 @@ def test_no_java_is_one_line(tmp_path: Path) -> None:
     assert line.startswith(f"mqtt-nats spark: JAVA_HOME is {tmp_path}, which has no bin/java; ")
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(360)
 def test_errors_of_the_source_are_one_line(
     spark: "SparkSession",
     nats_server: NatsServer,
@@ -318,7 +318,7 @@ def test_errors_of_the_source_are_one_line(
         assert missing == f"Path does not exist: file:{tmp_path}/missing; change --input"
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(360)
 def test_an_archive_that_goes_on_until_a_signal(nats_server: NatsServer, tmp_path: Path) -> None:
     """The real command line."""
     output = tmp_path / "archive"
@@ -330,9 +330,9 @@ def test_an_archive_that_goes_on_until_a_signal(nats_server: NatsServer, tmp_pat
         process = LoggedProcess("archive", tmp_path / "archive.log")
         try:
             process.start([sys.executable, "-m", "mqtt_nats", "spark", "archive", *words], environment(), ROOT)
-            eventually(lambda: numbers(output) == wanted(500) or not process.alive, 90)
+            eventually(lambda: numbers(output) == wanted(500) or not process.alive, 180)
             store.put(range(500, 600))
-            eventually(lambda: numbers(output) == wanted(600) or not process.alive, 60)
+            eventually(lambda: numbers(output) == wanted(600) or not process.alive, 120)
             # Spark tells of a batch a little after it is in the log; a line says what was told every ten seconds.
             eventually(lambda: "archive: 400 messages, " in process.text or not process.alive, 60)
             assert process.alive, process.text

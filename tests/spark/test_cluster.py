@@ -79,7 +79,7 @@ def cluster(env: dict[str, str], tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(360)
 def test_executors_read_by_themselves(
     nats_server: NatsServer, gateway: Gateway, cluster: str, env: dict[str, str], tmp_path: Path
 ) -> None:

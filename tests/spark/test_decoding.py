@@ -104,7 +104,7 @@ def test_columns_of_the_option() -> None:
         spark_schema((("a", "a INT"),), False)
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(360)
 def test_decode_and_the_option_agree(spark: SparkSession, nats_server: NatsServer) -> None:
     with Store(nats_server.url) as store:
         store.put_payloads((topic.replace("/", "."), payload) for topic, payload, *_ in rows())

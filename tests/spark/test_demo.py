@@ -26,11 +26,11 @@ def expected() -> pandas.DataFrame:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(360)
 def test_the_figures_are_those_of_pandas(tmp_path: Path) -> None:
     output = tmp_path / "daily.csv"
     command = [sys.executable, "-m", "examples.weather", "--days", "2", "--output", str(output)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=160, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=340, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = pandas.read_csv(output).set_index(["topic", "day"])
     pandas.testing.assert_frame_equal(found.sort_index(), expected().sort_index())

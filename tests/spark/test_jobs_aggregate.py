@@ -22,7 +22,7 @@ from tests.spark.storing import Store
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(360)
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 HOUR = 3600

@@ -25,7 +25,7 @@ from tests.spark.storing import Store
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(480)
 
 TOPICS = ("home/kitchen/temp", "home/hall", "$devices/1", "/hall", "a b/c", "bürö/x", "quiet/1")
 

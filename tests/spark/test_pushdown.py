@@ -138,7 +138,7 @@ def test_times(nats_server: NatsServer) -> None:
         assert read(store, EqualTo(TIME, None))[0] == everything
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(360)
 def test_queries_have_the_same_rows_with_and_without(spark: "SparkSession", nats_server: NatsServer) -> None:
     with Store(nats_server.url) as store:
         store.put(range(TOTAL), lambda one: SUBJECTS[one % len(SUBJECTS)])

@@ -31,7 +31,7 @@ def servers(nats_factory: NatsFactory) -> list[NatsServer]:
     ]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(360)
 @pytest.mark.parametrize("way", ["pull", "direct"])
 def test_another_server_goes_on(servers: list[NatsServer], way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server that we are connected to is killed: every message once, in order, through one of the others."""

@@ -122,7 +122,7 @@ def test_a_server_that_ends_connections_while_rows_are_handed_over(
         assert table(itertools.chain([first], batches)) == values
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(360)
 def test_what_gateways_retain(spark: SparkSession, nats_server: NatsServer, gateway: Gateway) -> None:
     with Raw.connected(gateway.port, "old") as old, Raw5.open(gateway.port, "new") as new:
         for topic, payload in (("home/a", b"1"), ("home/b", b"2"), ("home/a", b"3"), ("home/c", b"4"), ("home/c", b"")):

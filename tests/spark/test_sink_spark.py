@@ -25,7 +25,7 @@ from tests.harness.rawclient5 import RawClient5
 from tests.harness.waiting import eventually
 from tests.spark.sinking import Row, Sinker
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("small")]
+pytestmark = [pytest.mark.timeout(360), pytest.mark.usefixtures("small")]
 
 ROWS = 1000
 PADDING = "x" * 1000

@@ -54,7 +54,7 @@ async def test_overdue_timers_fire_at_once(js: NatsPyJetStream) -> None:
     await store.schedule(EXPIRY, "a.b", time.time() - 3600, 1)
     (timer,) = await store.fetch(10, 1)
     assert timer.key == "a.b"
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 10
 
 
 async def test_cancel_and_replace(js: NatsPyJetStream) -> None:

@@ -188,7 +188,7 @@ def test_the_end_of_the_session_ends_the_delay(open5: Opener, name: str) -> None
     client = open5(f"{name}-3", STORED, flags=4, tail=will(f"{name}/3", b"expiry 0", delay))
     client.send(disconnect(0x04, prop(SESSION_EXPIRY, 0)))
     listener.receive_message(b"expiry 0")
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60
     open5(f"{name}-4", prop(SESSION_EXPIRY, 1), flags=4, tail=will(f"{name}/4", b"expired", delay)).close()
     listener.receive_message(b"expired")
     assert time.monotonic() - started > 0.9

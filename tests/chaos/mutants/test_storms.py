@@ -26,7 +26,6 @@ async def test_two_owners_are_noticed(setting: Setting, monkeypatch: pytest.Monk
     assert [line for line in result.violations if "still connected" in line], result
 
 
-@pytest.mark.timeout(240)
 async def test_a_zombie_is_noticed(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """In most rounds: it is up to the kernel what a gateway reads first when it goes on."""
     monkeypatch.setattr(zombie, "WAIT", 15.0)
