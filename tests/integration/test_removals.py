@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 
 from mqtt_nats.broker.client import Client
 from tests.harness.nats import NatsServer
@@ -15,24 +15,20 @@ from tests.integration.conftest import Stored
 from tests.limits.support import PATIENCE, running
 
 
-async def publish(client: RawClient, topic: str, asked: list[bytes]) -> int:
+async def publish(client: RawClient, topic: str, stored: Stored, asked: Subscription) -> int:
     """Thirty whole exchanges at once; returns how many requests removed records together."""
-    former = len(asked)
+    former = asked.pending_msgs
     ids = [client.publish(topic, b"", 2) for _ in range(30)]
     await client.expect_ack(PUBREC, *ids)
     client.ack(PUBREL, *ids)
     await client.expect_ack(PUBCOMP, *ids)
-    return len(asked) - former
+    await stored.nats.flush()
+    return asked.pending_msgs - former
 
 
 async def test_until_the_owner_is_looked_up(nats_server: NatsServer, name: str, stored: Stored) -> None:
     """From the loss of NATS until the session's record was read."""
-    asked: list[bytes] = []
-
-    async def note(message: Msg) -> None:
-        asked.append(message.data)
-
-    await stored.nats.subscribe("$JS.API.STREAM.PURGE.$MQTT_qos2in", cb=note)
+    asked = await stored.nats.subscribe("$JS.API.STREAM.PURGE.$MQTT_qos2in")
     await stored.nats.flush()
     with running(nats_server.url) as inside:
         broker = inside.gateway.broker
@@ -40,13 +36,13 @@ async def test_until_the_owner_is_looked_up(nats_server: NatsServer, name: str, 
         client = await RawClient.connect(inside.ports[0], name, clean=False)
 
         async def together() -> bool:
-            return await publish(client, name, asked) > 0
+            return await publish(client, name, stored, asked) > 0
 
         await aeventually(together, PATIENCE, what="records that go together")
         other = inside.client(name)
         inside.call(lambda: broker.unchecked.add(other))
         for _ in range(20):
-            assert await publish(client, name, asked) == 0
+            assert await publish(client, name, stored, asked) == 0
         inside.call(lambda: broker.unchecked.discard(other))
         await aeventually(together, PATIENCE, what="records that go together")
         assert await stored.count("$MQTT_qos2in", f"$MQTT.qos2.in.{name}.*") == 0
