@@ -17,9 +17,8 @@ from pathlib import Path
 
 from tests.harness import nursery
 
-_OF_GATEWAYS = "MQTT_NATS_"
-_OF_TESTS = ("PYTEST_CURRENT_TEST", "JDK_JAVA_OPTIONS")
-"""Variables that nothing looks at before the gateway runs, or not at all."""
+_NO_MATTER = ("MQTT_NATS_", "PYTEST_", "SPARK_", "JDK_")
+"""Variables that begin so are looked at when the gateway runs, or by others, some of which tests set for good."""
 
 
 class Forked:
@@ -94,11 +93,11 @@ class Nursery:
         self._process.wait()
 
 
-def _without_ours(env: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in env.items() if key not in _OF_TESTS and not key.startswith(_OF_GATEWAYS)}
+def _that_matter(env: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in env.items() if not key.startswith(_NO_MATTER)}
 
 
-_ENV = _without_ours(os.environ)
+_ENV = _that_matter(os.environ)
 
 
 @cache
@@ -115,4 +114,4 @@ def fork(module: str, arguments: Sequence[str], env: Mapping[str, str], cwd: Pat
     """
     if sys.platform != "linux":
         return None
-    return _nursery(cwd).fork(module, arguments, env, cwd, output) if _without_ours(env) == _ENV else None
+    return _nursery(cwd).fork(module, arguments, env, cwd, output) if _that_matter(env) == _ENV else None
