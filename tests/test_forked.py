@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes of tests that are forked from one with the gateway's modules are what ``python -m`` would start."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness import forked
 from tests.harness.forked import Forked
 from tests.harness.nats import ROOT, NatsServer
 from tests.harness.process import LoggedProcess, wait_ready
@@ -38,8 +40,9 @@ def test_status_and_output(process: LoggedProcess, arguments: list[str], status:
     assert not process.alive
 
 
-def test_variables(process: LoggedProcess) -> None:
+def test_variables(process: LoggedProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of the gateway's is seen by what is forked; with another, it is a process that starts with it."""
+    monkeypatch.setattr(forked, "_ENV", forked._that_matter(os.environ))  # whatever other tests have set
     run(process, "serve", env={"MQTT_NATS_LISTEN": "nonsense"})
     assert process.wait() != 0
     assert "nonsense" in process.text
