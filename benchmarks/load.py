@@ -127,10 +127,17 @@ class Traffic:
             self.loop.turn(min(left, step()))
 
     def flow(self, seconds: float, step: Callable[[], float]) -> int:
-        """``run``, up to DRAIN_TIMEOUT longer while nothing has arrived (others keep the machine busy): what has."""
-        before, late = self.delivered(), time.monotonic() + seconds + DRAIN_TIMEOUT
+        """``run``, and longer while nothing has arrived, as others may keep the machine busy; returns what has.
+
+        Raises:
+            DeliveryError: nothing arrives in DRAIN_TIMEOUT more.
+        """
+        before = self.delivered()
         self.run(seconds, step)
-        while (count := self.delivered() - before) == 0 and time.monotonic() < late:
+        until = time.monotonic() + DRAIN_TIMEOUT
+        while (count := self.delivered() - before) == 0:
+            if time.monotonic() > until:
+                raise DeliveryError(f"nothing has arrived in {seconds + DRAIN_TIMEOUT:g} s")
             self.loop.turn(min(0.05, step()))
         return count
 

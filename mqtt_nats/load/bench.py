@@ -162,19 +162,26 @@ class _Run:
         return sum(each.sent for each in self.publishers)
 
     def go(self, seconds: float, told: Told | None) -> None:
-        """Publish for a while, up to SETTLED longer while nothing has arrived (others keep the machine busy)."""
+        """Publish for a while, and longer while nothing has arrived, as others may keep the machine busy.
+
+        Raises:
+            DeliveryError: nothing arrives in SETTLED more.
+        """
         begun = time.monotonic()
-        last, former = begun, self.delivered
-        before, late = former, begun + seconds + SETTLED
+        before = self.delivered
+        last, former = begun, before
         step = self._paced() if self.plan.rate else None
         if step is None:
             self.loop.ready.update(self.publishers)
-        while (left := begun + seconds - (now := time.monotonic())) > 0 or (self.delivered == before and now < late):
+        while (left := begun + seconds - (now := time.monotonic())) > 0 or self.delivered == before:
+            if left < -SETTLED:
+                raise DeliveryError(f"nothing has arrived in {seconds + SETTLED:g} s")
             if told is not None and now - last >= 1:
                 count = self.delivered
                 told(now - begun, (count - former) / (now - last))
                 last, former = now, count
-            self.loop.turn(min(left if left > 0 else 0.05, 0.05 if step is None else step()))
+            wait = 0.05 if step is None else step()
+            self.loop.turn(min(left, wait) if left > 0 else wait)
 
     def _paced(self) -> Callable[[], float]:
         """Send what is due; returns how long nothing is due."""

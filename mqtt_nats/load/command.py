@@ -21,7 +21,7 @@ OPTIONS = {
     ),
     "qos": (click.IntRange(0, 2), "Of publishes and subscriptions."),
     "payload": (click.IntRange(17, 16 * 1024 * 1024), "Bytes of a message."),
-    "seconds": (click.FloatRange(0.1, 86_400), "How long is published."),
+    "seconds": (click.FloatRange(0.1, 86_400), "How long is published; on until something has arrived."),
     "window": (click.IntRange(1, 65_535), "Messages that a publisher has unacknowledged (QoS 1 and 2)."),
     "rate": (click.FloatRange(0), "Messages per second of all publishers; 0 for as many as the window allows."),
 }

@@ -140,3 +140,18 @@ def test_a_run_lasts_until_something_arrives(gateway: Gateway) -> None:
         run.settle()
     finally:
         run.close()
+
+
+def test_a_broker_that_delivers_nothing(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mqtt_nats.load.bench.SETTLED", 0.2)
+    run = _Run(Plan("127.0.0.1", gateway.port, 1, 1, qos=0))
+    try:
+        run.join()
+        os.kill(gateway.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(DeliveryError, match=r"^nothing has arrived in 0\.3 s$"):
+                run.go(0.1, None)
+        finally:
+            os.kill(gateway.pid, signal.SIGCONT)
+    finally:
+        run.close()

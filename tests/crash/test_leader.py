@@ -22,7 +22,7 @@ from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL, RawClient
 from tests.harness.waiting import aeventually, eventually
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 RECOVERY = 60.0
 """Seconds in which an election is over and everything that waited for it is done."""

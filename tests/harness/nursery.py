@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process that gateways of tests are forked from: it has loaded their modules, which takes half a second each time.
+"""The process that gateways of tests are forked from: it has loaded their modules, once for all of them.
 
 ``python -m tests.harness.nursery FD``: FD is a SOCK_SEQPACKET socket. Each packet is a request, JSON with ``module``,
 ``arguments``, ``env`` and ``cwd``, and two descriptors: the file for the output, and a socket that is told the process

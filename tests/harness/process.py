@@ -40,6 +40,7 @@ class LoggedProcess:
                 cwd=cwd,
                 start_new_session=True,  # so that `interrupt` reaches this process and its children only
             )
+        self._started()
 
     def start_module(self, module: str, arguments: Sequence[str], env: Mapping[str, str] | None, cwd: Path) -> None:
         """``python -m module arguments``, forked from a process that has loaded the gateway's modules if it can be."""
@@ -48,14 +49,17 @@ class LoggedProcess:
                 self._popen = fork(module, arguments, {**os.environ, **(env or {})}, cwd, output.fileno())
         if self.prefix or self._popen is None:
             self.start([sys.executable, "-m", module, *arguments], env, cwd)
+        self._started()
 
     def _output(self) -> IO[bytes]:
         """Where the output of one more start goes."""
         assert not self.alive, f"{self.name} runs already"
         self._mark = self.log.stat().st_size if self.log.exists() else 0
+        return self.log.open("ab")
+
+    def _started(self) -> None:
         if self not in RUNNING:
             RUNNING.append(self)
-        return self.log.open("ab")
 
     @property
     def pid(self) -> int:
