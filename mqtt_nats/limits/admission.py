@@ -78,6 +78,11 @@ class Door:
         self._ins = None if rate is None else Buckets(rate, depth(rate, seconds))
         self._tolds = None if rate is None else Buckets(rate, depth(rate, seconds))
 
+    @property
+    def counts_addresses(self) -> bool:
+        """Whether connections of an address are counted, so whether :meth:`depart` has anything to undo."""
+        return self._each is not None or self._ins is not None
+
     def admits(self, host: str) -> bool:
         """Whether the rules let an address in; all of them have to."""
         return all(admitted(rules, host) for rules in self._rules)
@@ -106,7 +111,7 @@ class Door:
             return Verdict.RULES
         if self.banned(host):
             return Verdict.BANNED
-        if self._each is None and self._ins is None:
+        if not self.counts_addresses:
             return Verdict.IN
         key = household(host)
         count = self._by_address.get(key, 0)

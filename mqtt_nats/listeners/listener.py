@@ -75,6 +75,7 @@ class Listener:
         self.general = general = general.at(settings)
         self.limits = decoder_limits(general)
         self._door = Door(house, general, settings)
+        self._left = self._door.leave  # one for all: a method that is bound anew takes memory for each connection
         self._proxies = tuple(map(parse_network, settings.proxy_protocol))
         self._context = make_context(settings) if settings.secure else None
         self._timeout = general.connect_timeout
@@ -179,7 +180,7 @@ class Listener:
                 self._door.depart(host)
             return self._refused(count, host)
         connection.surplus = Verdict.LATER in (verdict, count)
-        connection.left = self._door.leave if self._proxies else partial(self._leave, host)
+        connection.left = self._left if self._proxies else self._leaving(host)
         return True
 
     def _trusts(self, host: str) -> Verdict:
@@ -198,8 +199,11 @@ class Listener:
             return self._refused(verdict, host)
         connection.source = source
         connection.surplus |= verdict is Verdict.LATER
-        connection.left = partial(self._leave, host)
+        connection.left = self._leaving(host)
         return True
+
+    def _leaving(self, host: str) -> Callable[[], None]:
+        return partial(self._leave, host) if self._door.counts_addresses else self._left
 
     def _leave(self, host: str) -> None:
         self._door.leave()

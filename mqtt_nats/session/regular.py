@@ -51,13 +51,13 @@ class RegularOutbound:
         "_bytes",
         "_last",
         "_queue",
+        "_tokens",
         "inflight",
         "limit",
         "max_bytes",
         "max_queued",
         "on_room",
         "settled",
-        "tokens",
         "version",
         "write",
     )
@@ -78,7 +78,7 @@ class RegularOutbound:
         self.write = write
         self.inflight: dict[int, int] = {}
         self._queue: deque[tuple[int, bytes, bytes, Late | None, bytes]] | None = None
-        self.tokens: dict[int, bytes] = {}
+        self._tokens: dict[int, bytes] | None = None
         """By packet identifier: what stands for a message that others get when this client does not acknowledge it."""
         self.settled: Callable[[bytes], None] | None = None
         """Called with the token of a message that is complete."""
@@ -127,7 +127,9 @@ class RegularOutbound:
         self._last = packet_id
         inflight[packet_id] = qos
         if token:
-            self.tokens[packet_id] = token
+            if self._tokens is None:
+                self._tokens = {}
+            self._tokens[packet_id] = token
         self.write(data)
 
     def acknowledged(self, kind: int, ids: list[int], failed: bool = False) -> None:
@@ -145,7 +147,7 @@ class RegularOutbound:
             match kind, state:
                 case (4, 1) | (7, 3):
                     del inflight[packet_id]
-                    if self.tokens:
+                    if self._tokens:
                         self._settle(packet_id)
                 case 5, 2:
                     if failed:  # the message is complete [MQTT-4.4.0-2] (5.0)
@@ -177,7 +179,7 @@ class RegularOutbound:
             tell()
 
     def _settle(self, packet_id: int) -> None:
-        token = self.tokens.pop(packet_id, b"")
+        token = self._tokens.pop(packet_id, b"") if self._tokens else b""
         if token and self.settled is not None:
             self.settled(token)
 

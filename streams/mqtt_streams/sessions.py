@@ -124,7 +124,7 @@ class V5:
     pos: str = ""
     former: int = 0
     version: int = V5_PLAIN
-    extra: dict[str, object] = field(default_factory=dict)
+    extra: dict[str, object] | None = None
 
 
 @dataclass(slots=True)
@@ -142,7 +142,7 @@ class SessionRecord:
     cons: dict[str, ConsumerRef] = field(default_factory=dict)
     pubrel: ConsumerRef | None = None
     v5: V5 | None = None
-    extra: dict[str, object] = field(default_factory=dict)
+    extra: dict[str, object] | None = None
     time_ns: int = field(default=0, compare=False)
 
     def encode(self) -> bytes:
@@ -161,7 +161,7 @@ class SessionRecord:
             body["pubrel"] = self.pubrel.to_config()
         if self.v5 is not None:
             body["v5"] = _encode_v5(self.v5)
-        return orjson.dumps(body | self.extra)
+        return orjson.dumps(body if self.extra is None else body | self.extra)
 
 
 def second_sid(subject: str) -> str:
@@ -212,7 +212,7 @@ def _encode_v5(v5: V5) -> dict[str, object]:
         body["fresh"] = v5.fresh
     if v5.pos:
         body["pos"] = v5.pos
-    return body | v5.extra
+    return body if v5.extra is None else body | v5.extra
 
 
 class _Reader:
@@ -398,7 +398,7 @@ def _v5(value: object, client_hash: str) -> V5:
         reader.text("pos", ""),
         reader.number("former", 0, _MAX_SEQUENCE, 0),
         version,
-        reader.values,
+        reader.values or None,
     )
 
 
@@ -440,7 +440,7 @@ def decode(data: bytes, *, client_id: str | None = None) -> SessionRecord:
         cons,
         None if pubrel is None else _consumer(pubrel, "session record: pubrel", client_hash),
         None if v5 is None else _v5(v5, client_hash),
-        reader.values,
+        reader.values or None,
     )
 
 
