@@ -19,7 +19,7 @@ from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient
 from tests.harness.waiting import aeventually
-from tests.session.test_durable import PUBACK, session
+from tests.session.recorder import PUBACK, session
 
 
 class Session:

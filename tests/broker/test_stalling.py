@@ -20,7 +20,7 @@ from mqtt_nats.session.delivery import Delivery, Source
 from mqtt_nats.session.durable import DurableOutbound, packet_id
 from mqtt_streams.consumers import ConsumerRef
 from tests.harness import raw, raw5
-from tests.session.test_durable import Recorder, source
+from tests.session.recorder import Recorder, source
 
 
 def publish(identifier: int, qos: int = 1, *, size: int = 10, version: int = 4, topic: str = "a/b") -> bytes:

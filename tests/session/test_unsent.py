@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from mqtt_nats.session.durable import packet_id
 from mqtt_nats.session.recalling import EVER
-from tests.session.test_durable import PUBACK, PUBCOMP, PUBREC, session, source
+from tests.session.recorder import PUBACK, PUBCOMP, PUBREC, session, source
 
 
 def test_what_waits_was_not_sent() -> None:

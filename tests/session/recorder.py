@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A durable session's sender, and ports that write down what it asks of them."""
+
+from __future__ import annotations
+
+from mqtt_nats.session.delivery import Delivery, Source
+from mqtt_nats.session.durable import DurableOutbound
+
+PUBACK, PUBREC, PUBREL, PUBCOMP = 4, 5, 6, 7
+
+
+class Recorder:
+    """Ports that write down what is asked of them, oldest first."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[object, ...]] = []
+        self.sought = 0
+
+    def send(self, data: bytes) -> None:
+        self.calls.append(("send", data))
+
+    def publish(self, delivery: Delivery, dup: bool) -> bool:
+        self.calls.append(("publish", delivery.sequence, delivery.qos, dup))
+        return True
+
+    def ack(self, reply: bytes) -> None:
+        self.calls.append(("ack", reply))
+
+    def ack_confirmed(self, reply: bytes, identifier: int) -> None:
+        self.calls.append(("confirm", reply, identifier))
+
+    def store_pubrel(self, identifier: int, sequence: int) -> None:
+        self.calls.append(("store", identifier, sequence))
+
+    def look(self, source: Source, sequence: int) -> None:
+        self.calls.append(("look", sequence))
+
+    def seek(self) -> None:
+        self.sought += 1
+
+    def take(self) -> list[tuple[object, ...]]:
+        """What was asked since the last look."""
+        calls, self.calls = self.calls, []
+        return calls
+
+
+def session(*sources: Source, limit: int = 10, started: bool = True) -> tuple[DurableOutbound, Recorder]:
+    ports = Recorder()
+    machine = DurableOutbound(limit, ports)
+    machine.sources.extend(sources)
+    if started:
+        machine.start()
+    return machine, ports
+
+
+def source(qos: int = 2, start: int = 1, window: int = 100) -> Source:
+    return Source(qos, start, window)
