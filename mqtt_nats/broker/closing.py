@@ -18,7 +18,7 @@ from mqtt_nats.broker.halfway import note
 from mqtt_nats.broker.leaving import leave_position
 from mqtt_nats.broker.record import discard_session, leftovers, save_record
 from mqtt_nats.broker.sharing import detach, forget_later
-from mqtt_nats.broker.will import Done, drop_will, settle_wills
+from mqtt_nats.broker.will import Done, drop_will, leave_late_will, settle_wills
 from mqtt_nats.codec import Disconnect, ProtocolError, ReasonCode
 from mqtt_nats.hooks.points import SESSION_TERMINATED
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -150,6 +150,7 @@ def leave(client: Client) -> None:
         del broker.clients[client.client_id]
     disconnected(client)
     will = broker.last_wills.pop(client, None)
+    leave_late_will(client)
     if client.epoch and not client.taken:
         _close_session(client, will)
 

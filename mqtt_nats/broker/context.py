@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from mqtt_nats.broker.will import Done
     from mqtt_nats.config import Settings
     from mqtt_nats.plugins.manager import Plugins
+    from mqtt_streams.wills import StoredWill
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -221,6 +222,8 @@ class Broker:
         self.purge_held = f"{api}.STREAM.PURGE.$MQTT_qos2in".encode()
         self.last_wills: dict[Client, Done] = {}
         """Wills that are being published, of clients whose sessions end with their connections."""
+        self.late_wills: dict[Client, tuple[StoredWill, float]] = {}
+        """Wills that have a delay, and when it is over (Unix time), of clients that have a job to end first."""
         self.farewells: set[asyncio.Task[None]] = set()
         """What clients that have left still have to put in order; the gateway does not end before."""
         self._tasks = spawn

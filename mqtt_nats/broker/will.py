@@ -141,12 +141,25 @@ def leave_will(client: Client) -> None:
     elif will.delay and client.durable and client.expiry != 0:
         # [MQTT-3.1.3-9] (5.0); the session may end before that
         delay = will.delay if client.expiry is None else min(will.delay, client.expiry)
-        delay_will(broker, will, client.epoch, natstime.now() + delay)
+        broker.late_wills[client] = will, natstime.now() + delay
     else:
         done = None
         if not client.durable:
             done = broker.last_wills[client] = Done()
         publish_will(broker, will, done)
+
+
+def leave_late_will(client: Client) -> None:
+    """Set the timer of a will that has a delay, once no job of its client writes the session record any more."""
+    broker = client.broker
+    late = broker.late_wills.pop(client, None)
+    if late is None:
+        return
+    will, at = late
+    if client.taken:
+        broker.spawn(_taken(client, will), f"will of {client.client_id}")
+    else:
+        delay_will(broker, will, client.epoch, at)
 
 
 def delay_will(broker: Broker, will: StoredWill, epoch: int, at: float) -> None:

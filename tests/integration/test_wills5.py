@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.codec import Subscription, Will
+from mqtt_nats.codec import Subscribe, Subscription, Will
 from tests.harness.gateway import Gateway
 from tests.harness.rawclient5 import RawClient5
 from tests.integration.conftest import Stored, until
@@ -79,6 +79,17 @@ async def test_delay(connect5: Connect, name: str, qos: int, stored: Stored) -> 
     ended = time.monotonic()
     await watch.receive(f"{name}/will", b"farewell", qos=qos)
     assert time.monotonic() - ended > 0.7
+    await no_will(stored, name)
+    await watch.quiet()
+
+
+async def test_a_job_that_ends_after_the_connection(connect5: Connect, name: str, stored: Stored) -> None:
+    """What it writes to the session record does not make the timer of the will one of an earlier connection."""
+    watch = await watcher(connect5, name)
+    client = await connect5(name, session_expiry_interval=300, will=will_of(name, 1))
+    client.send(Subscribe(1, (Subscription(f"{name}/x", 1),), None))
+    client.drop()
+    await watch.receive(f"{name}/will", b"farewell")
     await no_will(stored, name)
     await watch.quiet()
 
