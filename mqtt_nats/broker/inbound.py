@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats import natstime
 from mqtt_nats.backbone.ops import Op, Silent
 from mqtt_nats.broker.operations import HoldOp, Receipt, ReleaseOp, RemoveOp, RetainedOp
-from mqtt_nats.broker.patience import patiently
+from mqtt_nats.broker.patience import PAUSE, patiently
 from mqtt_nats.broker.publishing import RETAIN_LINE, aged, bare, bound, message, restored
 from mqtt_nats.broker.retaining import store_retained
 from mqtt_nats.broker.scheduling import release_of
 from mqtt_nats.broker.takers import Taken, Taker
 from mqtt_nats.codec import MqttError, QuotaExceeded, ReasonCode
+from mqtt_nats.pubsub.fanout import SEEN_FOR
 from mqtt_nats.session.clearance import Clearance
 from mqtt_nats.session.inbound import Action, InboundQos2
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.headers import get
 from mqtt_streams.qos2 import STREAM, Held, held_block, held_subject, held_up_to, release_id, release_stored
 from mqtt_streams.stored import purge
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from mqtt_nats.broker.context import Broker
     from mqtt_nats.broker.publishing import Extras
     from mqtt_nats.pubsub.table import Route
+    from mqtt_streams.sessions import SessionRecord
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -43,6 +46,9 @@ KEEP_BYTES: Final = 1024 * 1024
 
 TOGETHER: Final = 3
 """Records from which on it costs less to remove what is held up to a sequence than each of them."""
+
+RECENT = SEEN_FOR / 2 - 5.0
+"""Seconds for which gateways are sure to remember the id of what was released, however long the stream does."""
 
 LATE: Final = 5.0
 """Seconds after which nothing more comes from a gateway that had the session before."""
@@ -143,19 +149,21 @@ class Inbound:
             removals = self._removals = Removals()
         return removals
 
-    async def take_over(self, client: Client, former: int, time_ns: int) -> None:
+    async def take_over(self, client: Client, former: int, session: SessionRecord) -> None:
         """Take over what an earlier connection of the session has held, while it was its owner.
 
-        What came too late, and later than the connection before this one has looked for, is removed.
+        What came too late, and later than the connection before this one has looked for, is removed; so is what an
+        earlier session of the client has left.
 
         Args:
             former: sequence of the record that the connection before this one had replaced.
-            time_ns: when the last record of that connection was stored.
+            session: the last record of that connection.
         """
         broker = client.broker
         records = []
+        first = session.v5.first if session.v5 is not None else 0
         for record in await broker.held.held(client.token):
-            if record.late(former, time_ns):
+            if record.late(former, session.time_ns) or 0 < record.epoch < first:
                 log.info("%s: removing a publish that came too late (sequence %d)", client, record.seq)
                 await broker.held.delete(record.seq)
             else:
@@ -267,6 +275,10 @@ class Inbound:
 
     def stray(self, client: Client, operation: HoldOp) -> None:
         """Something that is not this session's is held under the identifier: remove it and store again."""
+        if not client.alive:
+            if not client.durable:
+                client.broker.spawn(self._forget(client, operation.held), f"a held publish of {client.client_id}")
+            return
         self.removals.clearance.astray()
 
         async def replace() -> None:
@@ -291,6 +303,19 @@ class Inbound:
             broker.link.kick()
 
         client.do(replace())
+
+    async def _forget(self, client: Client, held: HeldPublish) -> None:
+        """The session has ended: remove what may have been stored by a store whose PubAck was lost."""
+        broker = client.broker
+        while True:
+            try:
+                found = await broker.held.find(client.token, held.id)
+                if found is not None and found.message_id.encode() == held.message_id:
+                    await broker.held.delete(found.seq)
+                return
+            except (ApiError, NoResponders, RequestTimeout):
+                await asyncio.sleep(PAUSE)
+                await broker.online.wait()
 
     # -- release --------------------------------------------------------------------------------
 
@@ -381,7 +406,7 @@ class Inbound:
         record, held.payload = loaded
         if not held.message_id:
             held.message_id = (get(record.headers, "Nmqtt-Id") or "").encode() or broker.ids.next()
-        doubtful = held.since and natstime.now() - held.since > broker.store.trusted
+        doubtful = held.since and natstime.now() - held.since > min(broker.store.trusted, RECENT)
         taker = broker.takers.of_key(held.key) if broker.takers else None
         if taker is not None:
             subject = topic_to_subject(taker.target(held.key[2:].decode()))

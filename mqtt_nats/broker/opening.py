@@ -50,7 +50,7 @@ from mqtt_streams.consumers import consumer_names
 from mqtt_streams.hashing import name_hash, subject_token
 from mqtt_streams.headers import percent_encode
 from mqtt_streams.messages import STREAM as MESSAGES
-from mqtt_streams.sessions import V5, Conflict, Draining, NewerRecord, PoisonedRecord, SessionRecord
+from mqtt_streams.sessions import FIRST, V5, Conflict, Draining, NewerRecord, PoisonedRecord, SessionRecord
 from mqtt_streams.timers import EXPIRY
 
 if TYPE_CHECKING:
@@ -178,6 +178,8 @@ async def _claim(client: Client, connect: Connect) -> bool:
         present = _prepare(client, connect, known)
         if client.durable_side is not None and client.record is not None and client.record.v5 is not None:
             client.durable_side.former, client.record.v5.former = before, expected
+            if present and client.record.v5.first == FIRST:
+                client.record.v5.first = expected
         if known is not None and client.connection.hung_up:  # and may have the session elsewhere by now
             raise MqttError("the client has closed its connection", ReasonCode.UNSPECIFIED_ERROR)
         try:
@@ -292,7 +294,7 @@ def _prepare(client: Client, connect: Connect, known: SessionRecord | None) -> b
         known.v5.wills = wills
     else:
         generation = client.broker.generation.id
-        v5 = V5(kind="durable", expiry=client.expiry, draining=left, wills=wills, generation=generation)
+        v5 = V5("durable", client.expiry, draining=left, wills=wills, generation=generation, first=FIRST)
         client.record = SessionRecord(client.client_id, v5=v5)
     assert client.record.v5 is not None
     live = client.broker.live

@@ -20,7 +20,7 @@ from mqtt_streams.pubrel import CONSUMER_PREFIX, pubrel_subject
 from mqtt_streams.pubrel import STREAM as OUT
 from mqtt_streams.qos2 import STREAM as HELD
 from mqtt_streams.qos2 import held_subjects
-from mqtt_streams.sessions import Conflict, Draining, NewerRecord, PoisonedRecord, SessionRecord
+from mqtt_streams.sessions import FIRST, Conflict, Draining, NewerRecord, PoisonedRecord, SessionRecord
 from mqtt_streams.shared import STREAM as SHARED
 from mqtt_streams.shared import assigned_subjects, members_subject
 from mqtt_streams.stored import get_last, purge, scan
@@ -52,6 +52,8 @@ async def save_record(client: Client, expected: int) -> int:
     record.v5.owner = broker.identity
     # Written before the first QoS 2 publish is held, and a durable client may send one at any time.
     record.v5.q2 = record.v5.q2 or client.durable
+    if client.epoch and record.v5.first == FIRST:
+        record.v5.first = client.epoch
     record.v5.nonce = nonce = broker.new_nuid()
     reply = f"$MQTT.JSA.{broker.identity}.SP.{client.hash}.{nonce}"
     try:

@@ -96,7 +96,7 @@ async def resume(
     machine = side.machine
     adopt(client, side)
     if record.v5.q2:
-        await client.inbound.take_over(client, side.former, record.time_ns)
+        await client.inbound.take_over(client, side.former, record)
     # A PUBREL may be owed of a subscription that is no more, or was at QoS 2.
     for owed in await broker.pubrels.owed(client.hash):
         former = side.replaced is not None and owed.message_seq > side.replaced

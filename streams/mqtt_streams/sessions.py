@@ -28,6 +28,7 @@ PREFIX: Final = "$MQTT.sess."
 V5_VERSION: Final = 2
 """The newest version that is understood."""
 V5_PLAIN: Final = 1
+FIRST: Final = -1
 """The version of a record of which nothing is kept elsewhere: that is, without `pos`."""
 SECOND_SID: Final = " fwc"
 """Appended to the second subject of a `#` filter to make its key in `cons`."""
@@ -102,8 +103,9 @@ class V5:
     of the session may be stored. `shared`: shared subscriptions by their filter, `$share/` included.
     `generation`: id of the `$MQTT_msgs` in which the session counts, "" = not known. `fresh`: not 0 when that one has
     replaced another: from this sequence on it has messages of its own. `pos`: not "" when a position may be stored:
-    its id. `former`: sequence of the record that the last claim has replaced; kept while `q2`. `extra`: keys that are
-    not known here, written back unchanged.
+    its id. `former`: sequence of the record that the last claim has replaced; kept while `q2`. `first`: sequence of the
+    session's first record, `FIRST` in that one, 0 = not known. `extra`: keys that are not known here, written back
+    unchanged.
     """
 
     kind: Kind = "durable"
@@ -124,6 +126,7 @@ class V5:
     pos: str = ""
     former: int = 0
     version: int = V5_PLAIN
+    first: int = 0
     extra: dict[str, object] | None = None
 
 
@@ -206,12 +209,12 @@ def _encode_v5(v5: V5) -> dict[str, object]:
         body["wills"] = v5.wills
     if v5.was:
         body["was"] = {key: {"qos": qos, "until": until} for key, (qos, until) in v5.was.items()}
-    if v5.generation:
-        body["generation"] = v5.generation
-    if v5.fresh:
-        body["fresh"] = v5.fresh
-    if v5.pos:
-        body["pos"] = v5.pos
+    for key in ("generation", "fresh", "pos"):
+        if value := getattr(v5, key):
+            body[key] = value
+    if v5.first:
+        # The nonce: who does not know this key keeps it, and writes the record with a nonce of its own.
+        body["first"] = v5.nonce if v5.first == FIRST else v5.first
     return body if v5.extra is None else body | v5.extra
 
 
@@ -376,6 +379,12 @@ def _v5(value: object, client_hash: str) -> V5:
             inner.optional_number("id", 1, 268_435_455),
             inner.number("start", 0, _MAX_SEQUENCE, 0),
         )
+    nonce = reader.text("nonce", "")
+    first = reader.values.pop("first", 0)
+    if isinstance(first, str):
+        first = FIRST if first == nonce else 0
+    elif isinstance(first, bool) or not isinstance(first, int) or not 0 <= first <= _MAX_SEQUENCE:
+        raise reader.fail("first", "a sequence")
     wills = reader.values.pop("wills", None) or []
     if not isinstance(wills, list) or not all(isinstance(one, str) and _is_token(one) for one in wills):
         raise PoisonedRecord("v5: wills is not a list of gateways")
@@ -383,7 +392,7 @@ def _v5(value: object, client_hash: str) -> V5:
         "durable" if kind == "durable" else "regular",
         reader.optional_number("expiry", 0, 2**32 - 1),
         reader.text("owner", ""),
-        reader.text("nonce", ""),
+        nonce,
         reader.flag("q2"),
         None if deadline is None else float(deadline),
         options,
@@ -398,6 +407,7 @@ def _v5(value: object, client_hash: str) -> V5:
         reader.text("pos", ""),
         reader.number("former", 0, _MAX_SEQUENCE, 0),
         version,
+        first,
         reader.values or None,
     )
 

@@ -17,6 +17,7 @@ from mqtt_streams.hashing import name_hash
 from mqtt_streams.messages import subscription_consumer
 from mqtt_streams.pubrel import pubrel_consumer
 from mqtt_streams.sessions import (
+    FIRST,
     V5,
     Conflict,
     Draining,
@@ -218,6 +219,24 @@ def test_a_newer_version_is_told_from_a_poisoned_record(data: bytes) -> None:
         decode(data, client_id="sub-1")
     with pytest.raises(PoisonedRecord, match="another client"):
         decode(data, client_id="other")
+
+
+def test_the_first_record_of_a_session_says_so() -> None:
+    """Another gateway that does not know the key writes it back, with a nonce of its own: then nothing is known."""
+    record = SessionRecord("a", v5=V5(nonce="one", first=FIRST))
+    body = record.encode()
+    assert decode(body).v5 == record.v5
+    later = decode(body.replace(b'"nonce":"one"', b'"nonce":"two"')).v5
+    assert later is not None
+    assert later.first == 0
+    assert decode(SessionRecord("a", v5=V5(first=7)).encode()).v5 == V5(first=7)
+
+
+@pytest.mark.parametrize("value", [b"true", b"-2", b"1.5", b"[]"])
+def test_a_first_record_that_is_no_sequence(value: bytes) -> None:
+    body = SessionRecord("a", v5=V5(first=7)).encode()
+    with pytest.raises(PoisonedRecord, match="first"):
+        decode(body.replace(b'"first":7', b'"first":' + value))
 
 
 def test_keys_of_v5_that_are_not_known_are_kept() -> None:

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A gateway that remembers the ids of messages for a tenth of the time, and says when it has forgotten some."""
+
+from __future__ import annotations
+
+import logging
+
+from mqtt_nats import tenant
+from mqtt_nats.broker import inbound
+from mqtt_nats.cli import main
+from mqtt_nats.pubsub.fanout import SEEN_FOR, Fanout
+
+_rotate = Fanout.rotate
+
+
+def _say(self: Fanout) -> None:
+    _rotate(self)
+    logging.getLogger("mqtt_nats").info("has forgotten what it has seen before")
+
+
+if __name__ == "__main__":
+    vars(tenant)["SEEN_FOR"] = SEEN_FOR / 10
+    vars(inbound)["RECENT"] = inbound.RECENT / 10
+    Fanout.rotate = _say  # type: ignore[method-assign]
+    main()
