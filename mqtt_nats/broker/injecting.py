@@ -113,7 +113,7 @@ def inject(
     if retained:  # [MQTT-3.1.2-16] [MQTT-3.1.2-17] (3.1.1), [MQTT-3.1.2-14] [MQTT-3.1.2-15] (5.0)
         counting.left += 1
         parent = RetainedOp(broker, operation, not payload)
-        retain(broker, route, payload, qos, parent, (known_by if payload else b"") + lines + ttl)
+        retain(broker, route, payload, qos, parent, lines + ttl, known_by)
         lines += RETAIN_LINE
     first = b"NATS/1.0\r\nNmqtt-Pub:%d\r\n" % qos
     if qos:

@@ -52,18 +52,25 @@ def store_retained(
     [MQTT-3.3.1-5] [MQTT-3.3.1-7] [MQTT-3.3.1-10] [MQTT-3.3.1-11]; nobody else calls it [MQTT-3.3.1-12].
     [MQTT-3.3.1-5] [MQTT-3.3.1-6] [MQTT-3.3.1-7] [MQTT-3.3.1-8] (5.0)
     """
-    lines = client.sender_header + (b"Nats-Msg-Id:%b\r\n" % release if release else b"")
+    known_by = b"Nats-Msg-Id:%b\r\n" % release if release else b""
+    lines = client.sender_header
     if more is not None:
         lines += more.lines + more.ttl
-    retain(client.broker, route, payload, qos, operation, lines)
+    retain(client.broker, route, payload, qos, operation, lines, known_by)
 
 
-def retain(broker: Broker, route: Route, payload: bytes, qos: int, operation: Op, lines: bytes) -> None:
-    """Retain a message with these header lines, or with an empty payload remove the retained message of the topic."""
+def retain(
+    broker: Broker, route: Route, payload: bytes, qos: int, operation: Op, lines: bytes, known_by: bytes = b""
+) -> None:
+    """Retain a message with these header lines, or with an empty payload remove the retained message of the topic.
+
+    Args:
+        known_by: the header line by which a repetition is recognised, of a removal too: something newer may be there.
+    """
     if payload:
-        headers = set_block(route.topic, qos << 1 | 1, broker.identity, lines)
+        headers = set_block(route.topic, qos << 1 | 1, broker.identity, known_by + lines)
     else:
-        headers = tombstone_block(route.topic, broker.identity, ORPHANED)
+        headers = tombstone_block(route.topic, broker.identity, known_by + ORPHANED)
     target = b"HPUB %b " % retained_subject(route.subject).encode()
     if broker.unchecked or broker.withholding is not None:
         consider(broker, operation)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from functools import partial
 
 import pytest
 
@@ -95,4 +96,41 @@ async def test_a_release_that_only_the_stream_remembers(
     client.ack(PUBREL, 1)
     await client.expect_ack(PUBCOMP, 1)
     await listener.quiet()
+    await proxy.close()
+
+
+async def kept(stored: Stored, name: str) -> None:
+    """The newer message is retained."""
+    assert await stored.count("$MQTT_rmsgs", f"$MQTT.rmsgs.{name}") == 1
+    assert (await stored.js.get_last_msg("$MQTT_rmsgs", f"$MQTT.rmsgs.{name}")).data == b"new"
+
+
+@pytest.mark.parametrize("first", [b"old", b""], ids=["set", "removed"])
+async def test_what_is_retained_again(
+    connect: Connector,
+    name: str,
+    stored: Stored,
+    nats_server: NatsServer,
+    gateway_factory: GatewayFactory,
+    first: bytes,
+) -> None:
+    """The gateway died when both were stored: the first does not take the place of the second."""
+    doomed: list[Gateway] = []
+    proxy = NatsProxy(nats_server.port, lambda: doomed[0].process.send(signal.SIGKILL))
+    await proxy.start()
+    doomed.append(gateway_factory(proxy.url, "--gateway-lease", "60", start=False))
+    await asyncio.to_thread(doomed[0].start)
+    client = await connect(name, clean=False, to=doomed[0])
+    client.publish(name, first, 2, retain=True, packet_id=1)
+    client.publish(name, b"new", 2, retain=True, packet_id=2)
+    await client.expect_ack(PUBREC, 1, 2)
+    trap = proxy.set("up", "$JS.API.STREAM.MSG.DELETE.$MQTT_qos2in", Action.BEFORE)
+    client.ack(PUBREL, 1, 2)
+    await asyncio.wait_for(trap.sprung.wait(), 10)
+    await until(partial(kept, stored, name))
+    client.drop()
+    client = await connect(name, clean=False)
+    client.ack(PUBREL, 1, 2)
+    await client.expect_ack(PUBCOMP, 1, 2)
+    await kept(stored, name)
     await proxy.close()
