@@ -33,6 +33,9 @@ from mqtt_nats.tenant import Tenant
 
 log = logging.getLogger("mqtt_nats.gateway")
 
+GIVING_UP: Final = 3.0
+"""Seconds in which a gateway whose start has failed leaves NATS in order."""
+
 DRAIN_STEP: Final = 0.01
 """Seconds between clients that are let go one after the other; those of less are let go together."""
 
@@ -139,25 +142,25 @@ class Gateway:
             self.access.brokers = tuple(brokers.values())
             for listener in self.listeners:
                 listener.heed(brokers[listener.settings.tenant or ""].banning.address)
-            for tenant in self.tenants:
-                await tenant.begin()
-            if len(self.tenants) > 1:
-                for tenant in self.tenants:
-                    await tenant.look_for(self.tenants)
-            background = [task for tenant in reversed(self.tenants) for task in tenant.keep(tasks)]
-            background.append(tasks.create_task(self.access.keep(), name="authenticators"))
+            background: list[asyncio.Task[None]] = []
             try:
+                for tenant in self.tenants:
+                    await tenant.begin()
+                if len(self.tenants) > 1:
+                    for tenant in self.tenants:
+                        await tenant.look_for(self.tenants)
+                background += [task for tenant in reversed(self.tenants) for task in tenant.keep(tasks)]
+                background.append(tasks.create_task(self.access.keep(), name="authenticators"))
                 addresses = await self._listen(brokers)
-            except StartupError:
-                for task in background:
-                    task.cancel()
+                # What lives as long as the gateway is not looked at again, and the rest less often: nearly all of
+                # it is freed by reference counts.
+                gc.collect()
+                gc.freeze()
+                gc.set_threshold(50_000, 20, 50)
+                on_ready(addresses)
+            except BaseException:
+                await self._give_up(list(brokers.values()), background)
                 raise
-            # What lives as long as the gateway is not looked at again, and the rest less often: nearly all of
-            # it is freed by reference counts.
-            gc.collect()
-            gc.freeze()
-            gc.set_threshold(50_000, 20, 50)
-            on_ready(addresses)
             await stop.wait()
             self._close_listeners()
             await self._shut(list(brokers.values()))
@@ -202,6 +205,14 @@ class Gateway:
     ) -> Connection:
         kind = PacedConnection if paced(listener.general) else Connection
         return kind(listener.limits, broker.round, listener.general, broker.clock, accept)
+
+    async def _give_up(self, brokers: list[Broker], background: list[asyncio.Task[None]]) -> None:
+        """Leave nothing behind when the start has failed: a lease would look like a gateway that has died."""
+        with anyio.move_on_after(GIVING_UP, shield=True):
+            self._close_listeners()
+            await self._shut(brokers)
+        for task in background:
+            task.cancel()
 
     async def _shut(self, brokers: list[Broker]) -> None:
         """Close every connection, then wait until what was begun is stored."""

@@ -15,6 +15,7 @@ from nats.js.api import RetentionPolicy, StreamConfig
 from mqtt_nats.config import Settings
 from mqtt_nats.ctl.connecting import connected
 from mqtt_nats.errors import StartupError
+from mqtt_streams.gateways import PREFIX, STREAM, GatewayStore
 from tests.chaos.points.proxy import Action, NatsProxy
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness.gateway import Gateway
@@ -175,3 +176,18 @@ def test_the_address_for_mqtt_is_in_use(nats_server: NatsServer, gateway_factory
     line = complaint(gateway)
     assert f"127.0.0.1:{port}" in line
     assert "--listen" in line
+
+
+async def test_a_start_that_fails_leaves_no_lease(nats_server: NatsServer, gateway_factory: GatewayFactory) -> None:
+    """Nor a registration: others would take it for a gateway that is silent."""
+    first = gateway_factory(nats_server)
+    async with connected(Settings(nats=(nats_server.url,))) as inbox:
+        (only,) = await GatewayStore(inbox).entries()
+    second = gateway_factory(nats_server, port=first.port, start=False)
+    second.launch()
+    assert await asyncio.to_thread(second.wait, 30) == 1
+    assert "cannot listen on" in complaint(second)
+    client = await nats.connect(nats_server.url)
+    keys = (await client.jetstream().stream_info(STREAM, subjects_filter=">")).state.subjects
+    await client.close()
+    assert set(keys or ()) == {f"{PREFIX}{kind}.{only.identity}" for kind in ("gateway", "lease")}
