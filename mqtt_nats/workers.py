@@ -131,6 +131,7 @@ def _reserve(listen: str, held: list[socket.socket]) -> str:
             probe.listen(1)
         one = socket.socket(family, kind)
         held.append(one)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections may linger there
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         one.bind((address[0], port))
     except OSError as error:

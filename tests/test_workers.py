@@ -16,13 +16,13 @@ import pytest
 
 from mqtt_nats.config import Settings
 from mqtt_nats.errors import StartupError
-from mqtt_nats.workers import READY, Worker
+from mqtt_nats.workers import READY, Worker, reserve
 from tests.conftest import GatewayFactory
 from tests.harness import raw5
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.raw5 import SESSION_EXPIRY, Raw5, prop
-from tests.harness.waiting import aeventually, eventually
+from tests.harness.waiting import aeventually, eventually, free_port
 
 CLIENTS = 60
 KEPT = prop(SESSION_EXPIRY, 600)
@@ -197,6 +197,21 @@ def test_an_address_that_somebody_has(nats_server: NatsServer, gateway_factory: 
         gateway.launch()
         assert gateway.wait() == 1
     assert "cannot listen on 127.0.0.1:" in gateway.log
+
+
+def test_an_address_that_connections_linger_on(nats_server: NatsServer, gateway_factory: GatewayFactory) -> None:
+    """As after a gateway that has ended while clients were connected; who listens there is seen all the same."""
+    host, port = "127.0.0.1", free_port()
+    with socket.create_server((host, port)) as former, socket.create_connection((host, port)) as client:
+        server, _ = former.accept()
+        server.close()  # first, which is who keeps TIME_WAIT
+        assert client.recv(1) == b""
+    at_port = [one.status for one in psutil.net_connections("tcp4") if one.laddr == (host, port)]
+    assert at_port == ["TIME_WAIT"]
+    gateway = gateway_factory(nats_server, "--workers", "2", port=port)
+    assert gateway.port == port
+    with pytest.raises(StartupError, match="cannot listen on"):
+        reserve(Settings(listen=f"{host}:{port}", workers=2))
 
 
 def test_embedded(gateway_factory: GatewayFactory, tmp_path: Path) -> None:
