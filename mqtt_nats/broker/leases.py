@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats import __version__
+from mqtt_nats.backbone.store import TRANSIENT
 from mqtt_nats.broker.ownership import still_owner
 from mqtt_nats.broker.patience import elected
 from mqtt_nats.broker.reaping import reap
@@ -67,6 +68,8 @@ class Lease:
         self._renewing = False
         self._healthy_since: float | None = None
         self._renewed = 0.0
+        self._refusal = ""
+        """Why it was not renewed the last time; empty when it was."""
         self._reaping: set[str] = set()
         self._left: set[str] = set()
         """Dead gateways whose clients are left to a newer gateway."""
@@ -100,14 +103,26 @@ class Lease:
             except Exception:
                 log.exception("the lease could not be kept")
 
+    @property
+    def obstacle(self) -> str:
+        """Why clients that are new are not let in; empty while the lease is renewed in time."""
+        return self._complaint() if self._refusal and not self._lasts() else ""
+
+    def _complaint(self) -> str:
+        return "the gateway's lease is not renewed" + (f": {self._refusal}" if self._refusal else "")
+
+    def _lasts(self) -> bool:
+        """Whether it is held for a while to come, by both clocks."""
+        left = self.ttl / RENEWALS
+        return time.monotonic() + left <= self._until[0] and time.time() + left <= self._until[1]
+
     async def confirmed(self, client: Client) -> None:
         """Wait until the lease is held for a while to come: whatever a new client leaves, somebody will look after it.
 
         Raises:
             RequestTimeout: the lease is not renewed, or the client has gone meanwhile.
         """
-        left = self.ttl / RENEWALS
-        while time.monotonic() + left > self._until[0] or time.time() + left > self._until[1]:
+        while not self._lasts():
             self._held.clear()
             if not self._renewing:
                 self.wake.set()
@@ -115,7 +130,7 @@ class Lease:
                 async with asyncio.timeout(CONFIRMED):
                     await self._held.wait()
             if not self._held.is_set() or not client.alive:
-                raise RequestTimeout("the gateway's lease is not renewed")
+                raise RequestTimeout(self._complaint())
 
     async def told(self) -> None:
         """Wait until others are told what :attr:`info` says now."""
@@ -149,8 +164,11 @@ class Lease:
         """
         try:
             await self._renew()
-        except (ApiError, NoResponders, RequestTimeout):
+        except (ApiError, NoResponders, RequestTimeout) as error:
             self._healthy_since = None
+            known, self._refusal = self._refusal, " ".join(str(error).split())
+            if isinstance(error, ApiError) and error.err_code not in TRANSIENT and not known:
+                log.warning("%s; unless it soon is, nobody new is let in", self._complaint())
             raise
 
     async def _renew(self) -> None:
@@ -174,6 +192,7 @@ class Lease:
                 identity = self._begin_anew()
         self._until = begun[0] + self.ttl, begun[1] + self.ttl
         self._held.set()
+        self._refusal = ""
         now = time.monotonic()
         if self._healthy_since is None or now - self._renewed > self.ttl / 2:
             self._healthy_since = now

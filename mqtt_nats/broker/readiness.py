@@ -75,9 +75,11 @@ class Readiness:
     def _judge(self) -> None:
         broker = self._broker
         stored = self._answer or _outages(broker.store)
-        reason = stored if broker.online.is_set() else "not connected to NATS"
+        lease = broker.lease.obstacle if broker.lease is not None else ""
+        reason = (stored or lease) if broker.online.is_set() else "not connected to NATS"
         if reason and not self.reason:
-            log.warning("not ready: %s; what has to be stored is not acknowledged until that is over", reason)
+            what = "nobody new is let in" if reason == lease else "what has to be stored is not acknowledged"
+            log.warning("not ready: %s; %s until that is over", reason, what)
         elif self.reason and not reason:
             log.warning("ready again")
         self.reason = reason

@@ -3,18 +3,20 @@
 
 from collections.abc import AsyncIterator
 
+import httpx
 import nats
 import pytest
 from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, StreamConfig
 
+from tests.admin.support import PATIENCE, address
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness import raw
 from tests.harness.bystanders import Paho
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.raw import Raw, connect, publish
-from tests.harness.waiting import eventually
+from tests.harness.waiting import aeventually, eventually
 from tests.integration.conftest import live
 
 MESSAGES = "$MQTT_msgs"
@@ -177,3 +179,34 @@ def test_the_server_has_no_room(nats_factory: NatsFactory, gateway_factory: Gate
         eventually(lambda: set(acknowledged) <= set(subscriber.payloads("full")))
         assert subscriber.disconnections == []
     assert "connection to NATS is lost" not in gateway.log
+
+
+async def test_the_server_has_no_room_for_the_lease(nats_factory: NatsFactory, gateway_factory: GatewayFactory) -> None:
+    """Nobody new is let in, so the gateway is not ready, and says why; it is again when there is room."""
+    server = nats_factory(config="jetstream { max_file_store: 3MB }")
+    gateway = gateway_factory(server, "--gateway-lease", "4", "--admin-listen", "127.0.0.1:0")
+    reason = "the gateway's lease is not renewed: insufficient resources (JetStream error 10023)"
+    assert fill(gateway.port, "full", 1)
+    async with httpx.AsyncClient(base_url=address(gateway), timeout=PATIENCE) as http:
+
+        async def says(status: int, text: str) -> None:
+            async def said() -> bool:
+                answer = await http.get("/readyz")
+                return answer.status_code == status and text in answer.text
+
+            await aeventually(said, what=f"{status} {text}")
+
+        await says(503, reason)
+        assert f"not ready: {reason}; nobody new is let in until that is over" in gateway.log
+        assert gateway.log.count(f"WARNING mqtt_nats.broker: {reason}") == 1
+        with Raw(gateway.port) as client:
+            client.send(connect("refused"))
+            (answer,) = client.expect_closed()
+            assert answer.body == b"\0\x03"
+        assert f"client 'refused' cannot be served: {reason}" in gateway.log
+        nats_client = await nats.connect(server.url)
+        await nats_client.jetstream().purge_stream(MESSAGES)
+        await nats_client.close()
+        await says(200, "ready")
+    assert "ready again" in gateway.log
+    Raw.connected(gateway.port, "let in").close()
