@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import anyio
-import orjson
 from pydantic import BaseModel, SecretStr
 
 from mqtt_nats.config import ENV_PREFIX, TABLES, Settings, env_name, gather
@@ -150,4 +150,4 @@ def _text(name: str, value: Any) -> str:
         return HIDDEN
     if name == "nats" and value:
         value = [without_userinfo(url) for url in value]
-    return orjson.dumps(value, default=str).decode()
+    return json.dumps(value, default=str, ensure_ascii=False, separators=(",", ":"))  # of any size, unlike orjson

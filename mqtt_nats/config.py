@@ -25,7 +25,17 @@ from mqtt_nats.account import AccountSettings, TenantName, TenantSettings, Urls
 from mqtt_nats.admin.settings import AdminSettings
 from mqtt_nats.configsource import is_json, nearest, read_file, without_userinfo
 from mqtt_nats.errors import StartupError
-from mqtt_nats.limits.settings import ClientLimits, Inflight, PacketSize, Seconds, Sixteen, at_listener
+from mqtt_nats.limits.settings import (
+    MOST_BYTES,
+    MOST_SECONDS,
+    ClientLimits,
+    Count,
+    Inflight,
+    PacketSize,
+    Seconds,
+    Sixteen,
+    at_listener,
+)
 from mqtt_nats.listeners.settings import Address, ListenerSettings, parse_address
 
 ENV_PREFIX = "MQTT_NATS_"
@@ -131,28 +141,28 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, AccountSettings, Bas
         "A filter that ends in `/#` counts as two subscriptions, as it is two subjects of NATS (`s/#`: `s.>` and `s`). "
         "With `shared_reader` a session has what its subscriptions have together.",
     )
-    max_queued: int = Field(
-        default=10_000, ge=1, description="QoS 1 and 2 messages waiting in memory for a regular session."
+    max_queued: Count = Field(
+        default=10_000, description="QoS 1 and 2 messages waiting in memory for a regular session."
     )
     max_outbound_bytes: ByteSize = Field(
         default=ByteSize(16 * _MIB),
         ge=64 * 1024,
+        le=MOST_BYTES,
         description="Bytes waiting to be sent to one client; above this QoS 0 messages for it are dropped.",
     )
     max_unread_bytes: ByteSize = Field(
         default=ByteSize(256 * _MIB),
         ge=1024 * 1024,
+        le=MOST_BYTES,
         description="Bytes that may wait in one gateway process for all clients that do not read; above this those "
         "with the most get theirs from JetStream again, lose QoS 0 messages, or are disconnected.",
     )
-    stall_time: float = Field(
+    stall_time: Seconds = Field(
         default=10.0,
-        gt=0,
-        allow_inf_nan=False,
         description="Seconds without reading after which a durable session's client is sent nothing more at QoS 1 and "
         "2 until it reads again; what waited is left to JetStream.",
     )
-    max_subscriptions: int = Field(default=1000, ge=1, description="Subscriptions of one session.")
+    max_subscriptions: Count = Field(default=1000, description="Subscriptions of one session.")
     receive_maximum: Sixteen = Field(
         default=1024,
         description="QoS 1 and 2 publishes that a 5.0 client may have unacknowledged (Receive Maximum).",
@@ -177,11 +187,12 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, AccountSettings, Bas
     max_topic_levels: int = Field(
         default=128, ge=1, le=1900, description="Levels in a topic or filter, counted by their slashes."
     )
-    backlog: int = Field(default=4096, ge=1, description="Connections that the kernel queues before we accept them.")
+    backlog: Count = Field(default=4096, description="Connections that the kernel queues before we accept them.")
 
     message_retention: int = Field(
         default=86_400,
         ge=1,
+        le=MOST_SECONDS,
         description="Seconds for which QoS 1 and 2 messages are stored (max_age of `$MQTT_msgs`).",
     )
     retention: Literal["limits", "interest"] = Field(
@@ -225,6 +236,7 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, AccountSettings, Bas
     sys_interval: float = Field(
         default=60.0,
         ge=0,
+        le=MOST_SECONDS,
         allow_inf_nan=False,
         description="Seconds between two rounds of `$SYS` topics; 0: there are none.",
     )

@@ -13,7 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from mqtt_nats.checking import OTHERS
+from mqtt_nats.checking import OTHERS, _text
 from mqtt_nats.cli import command
 from mqtt_nats.config import Settings
 from mqtt_nats.configsource import entries_of, lines_of
@@ -267,3 +267,7 @@ def test_a_plugin_that_is_not_loaded_need_not_be_there(tmp_path: Path) -> None:
     file.write_text("[plugins.absent]\nload = true\n")
     assert "absent" in run("--config", file)
     assert "plugins.absent.load" not in run("--config", file)
+
+
+def test_a_number_of_a_plugin_has_any_size() -> None:
+    assert _text("most", [2**70, "ü"]) == '[1180591620717411303424,"ü"]'

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import SecretStr, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 
+from mqtt_nats.access.settings import KINDS
 from mqtt_nats.config import Settings
 from mqtt_nats.errors import StartupError
 from mqtt_nats.limits.settings import PER_LISTENER
 from mqtt_nats.listeners.settings import ListenerSettings
+from mqtt_nats.plugins.delayed import DelayedOptions
 from mqtt_nats.workers import dump
 
 TLS = f'tls_cert = "{__file__}"\ntls_key = "{__file__}"'
@@ -144,6 +146,29 @@ def test_values(given: dict[str, Any], field: str, value: object) -> None:
 )
 def test_refused_values_are_named_in_one_line(given: dict[str, Any], named: str) -> None:
     assert named in refusal(given)
+
+
+@pytest.mark.parametrize("model", [Settings, ListenerSettings, *KINDS.values(), DelayedOptions])
+def test_every_number_has_a_bound(model: type[BaseModel]) -> None:
+    """What fits into no integer of C, of JSON or of NATS is refused, and not met later. Rates may be any."""
+    schema = model.model_json_schema()
+    numbers = {
+        name
+        for name, one in schema["properties"].items()
+        if {"integer", "number"} & {kind.get("type") for kind in (one, *one.get("anyOf", ()))}
+    }
+    assert model is not Settings or {"backlog", "message_retention", "flapping_ban"} < numbers
+    for name in numbers - {"message_rate", "connect_rate", "connect_rate_per_address"}:
+        with pytest.raises(ValidationError, match=f"{name}\n  "):
+            model(**{name: 10**20})
+
+
+def test_what_nats_server_can_keep() -> None:
+    """A ban's end has to fit into 64 bits in nanoseconds, the age of messages by itself."""
+    assert "flapping_ban" in refusal({"flapping_ban": "2147483648"})
+    assert "message_retention" in refusal({"message_retention": "9223372037"})
+    assert Settings.load({"flapping_ban": "2147483647", "message_retention": "9223372036"}).flapping_ban == 2**31 - 1
+    assert "backlog" in refusal({"backlog": "2147483648"})
 
 
 def test_all_that_is_wrong_is_said_at_once() -> None:

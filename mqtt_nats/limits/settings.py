@@ -29,13 +29,18 @@ def _check_networks(value: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(str(parse_network(one)) for one in value)
 
 
+MOST_BYTES: Final = 2**63 - 1
+
+MOST_SECONDS: Final = 9_223_372_036
+"""In nanoseconds, as NATS has them, these are the last that fit into 64 bits."""
+
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 PacketSize = Annotated[ByteSize, Field(ge=64, le=268_435_460)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0, le=MOST_SECONDS, allow_inf_nan=False)]
 Inflight = Annotated[int, Field(ge=1, le=16384)]
 Sixteen = Annotated[int, Field(ge=1, le=65535)]
-Bytes = Annotated[ByteSize, Field(ge=1)]
+Bytes = Annotated[ByteSize, Field(ge=1, le=MOST_BYTES)]
 Qos = Annotated[Literal[0, 1, 2], BeforeValidator(_number)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 Rules = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_check_rules)]
@@ -121,7 +126,7 @@ class ClientLimits(BaseModel):
     max_user_properties: Annotated[int, Field(ge=0, le=65535)] = Field(
         default=64, description="User properties of one packet."
     )
-    max_user_property_bytes: Annotated[ByteSize, Field(ge=0)] = Field(
+    max_user_property_bytes: Annotated[ByteSize, Field(ge=0, le=MOST_BYTES)] = Field(
         default=ByteSize(64 * 1024), description="Bytes of the names and values of the user properties of one packet."
     )
     max_backlog: Count | None = Field(

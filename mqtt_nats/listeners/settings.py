@@ -99,9 +99,8 @@ class ListenerSettings(BaseModel):
         default=None,
         description="The tenant that clients belong to here; unset: that of the user, or the gateway's own account.",
     )
-    max_connections: int | None = Field(
+    max_connections: Count | None = Field(
         default=None,
-        ge=1,
         description="Connections at the same time, in each worker; more are closed before anything is read from them.",
     )
     max_connections_per_address: Count | None = Field(default=None, description=INSTEAD)
