@@ -156,12 +156,12 @@ async def ensure_streams(
 
     `replicas`: of new streams, and of existing ones that have fewer; None = by the size of the cluster: three where
     there are three servers or more, one where there are fewer, and never fewer than any of the streams has.
-    `message_retention`: seconds a QoS 1/2 message is kept. `retention`: policy of a new `$MQTT_msgs`; an existing one
-    keeps its own, unless `upgrade_retention` allows interest -> limits. `message_ids`: whether every message is stored
-    under an id, which makes the duplicate window shorter; one that somebody has chosen stays. `max_retained`: topics
-    with a retained message; what is there stays, also when it is more. `positions`: whether positions of sessions are
-    stored. Other gateways may do
-    the same at the same time. Raises StreamSetupError, StreamConflict; NotAnswering while there is no leader.
+    `message_retention`: seconds a QoS 1/2 message is kept. `retention`: policy of a new `$MQTT_msgs`; an existing
+    one keeps its own, unless `upgrade_retention` allows interest -> limits. `message_ids`: whether every message is
+    stored under an id, which makes the duplicate window shorter; one that somebody has chosen stays.
+    `max_retained`: topics with a retained message; what is there stays, also when it is more; None takes back what
+    a gateway has set. `positions`: whether positions of sessions are stored. Other gateways may do the same at the
+    same time. Raises StreamSetupError, StreamConflict; NotAnswering while there is no leader.
     """
     report = EnsureReport(await _domain(js))
     streams = EVERY if positions else STREAMS
@@ -367,10 +367,12 @@ def _changes(
         has, wants = _limit(config.get(limit)), _limit(definition[limit])
         if has == wants:
             continue
-        if limit == "max_msgs" and definition.get("discard") == "new" and definition["name"] == RETAINED:
-            changes[limit] = definition[limit]
-            if config.get("discard") != "new":  # it refuses, and removes nothing
-                changes["discard"] = "new"
+        policies = definition["discard"], config.get("discard")
+        if limit == "max_msgs" and definition["name"] == RETAINED and "new" in policies:
+            changes[limit] = definition[limit]  # by a gateway: it refuses, and removes nothing
+            bounded = _limit(config.get("max_bytes")) != float("inf")  # by somebody else, and refuses on
+            if policies == ("new", "old") or (policies == ("old", "new") and not bounded):
+                changes["discard"] = definition["discard"]
             continue
         own = limit == "max_age" and definition["name"] == MESSAGES
         empty = messages == 0 and (to_limits or config["retention"] == "limits")

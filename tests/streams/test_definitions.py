@@ -524,13 +524,36 @@ async def test_a_limit_of_retained_messages(js: NatsPyJetStream) -> None:
     await retain("a")
     with pytest.raises(ApiError, match=NO_ROOM):
         await retain("d")
-    # A gateway without the limit changes nothing.
-    report = await ensure_streams(js)
-    assert not report.upgraded
-    assert report.kept == ["stream $MQTT_rmsgs: max_msgs is 2, the definition says -1"]
     report = await ensure_streams(js, max_retained=4)
     assert report.upgraded == {"$MQTT_rmsgs": ["max_msgs"]}
     await retain("d")
+    with pytest.raises(ApiError, match=NO_ROOM):
+        await retain("e")
+    # A gateway without the setting takes it back.
+    report = await ensure_streams(js)
+    assert report.upgraded == {"$MQTT_rmsgs": ["max_msgs", "discard"]}
+    assert not report.kept
+    await retain("e")
+    assert (await call(js, "STREAM.INFO.$MQTT_rmsgs"))["state"]["messages"] == 5
+    assert not (await ensure_streams(js)).upgraded
+
+
+@pytest.mark.parametrize(
+    ("found", "changed"),
+    [
+        ({"max_msgs": 2}, None),  # not what gateways set: it removes
+        ({"max_msgs": 2, "discard": "new", "max_bytes": 1_000_000}, ["max_msgs"]),  # the rest still refuses
+    ],
+)
+async def test_of_retained_messages_only_limits_of_gateways_are_taken_back(
+    js: NatsPyJetStream, found: dict[str, Any], changed: list[str] | None
+) -> None:
+    await create(js, "$MQTT_rmsgs", **found)
+    report = await ensure_streams(js)
+    assert report.upgraded.get("$MQTT_rmsgs") == changed
+    (kept,) = [line for line in report.kept if "$MQTT_rmsgs" in line]
+    assert kept.startswith(f"stream $MQTT_rmsgs: {'max_bytes' if changed else 'max_msgs'} is ")
+    assert (await config_of(js, "$MQTT_rmsgs"))["discard"] == found.get("discard", "old")
 
 
 async def test_gateways_that_begin_together_in_a_cluster(tmp_path: Path) -> None:
