@@ -25,6 +25,7 @@ from mqtt_nats.access.settings import AccessSettings
 from mqtt_nats.building import build
 from mqtt_nats.config import ENV_PREFIX, Settings, env_name, flag_name, has_flag
 from mqtt_nats.ctl.group import Ctl
+from mqtt_nats.descriptors import warn_of_few
 from mqtt_nats.embedded import run_server
 from mqtt_nats.ending import run_to_end
 from mqtt_nats.errors import StartupError, first_error
@@ -115,6 +116,7 @@ def serve(config: Path | None, **flags: Any) -> None:
     """
     settings = Settings.load(flags, config)
     configure(settings.log_level, settings.log_format)
+    warn_of_few(settings)
     run_to_end(run, settings)
 
 
