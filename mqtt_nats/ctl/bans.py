@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 from pydantic import Field
 
 from mqtt_nats.backbone.inbox import Inbox
-from mqtt_nats.ctl.tables import plain, table
+from mqtt_nats.ctl.tables import cell, plain, table
 from mqtt_nats.ctl.verb import OVER_HTTP, Arguments, Length, Refused, Verb
 from mqtt_nats.limits.bans import Ban, ban
 from mqtt_streams.bans import BanStore
@@ -32,7 +32,9 @@ async def listed(inbox: Inbox) -> list[dict[str, Any]]:
 
 def shown(found: list[dict[str, Any]]) -> str:
     """The same for people."""
-    rows = [[one["kind"], plain(one["value"]), _end(one["until"]), one["by"], plain(one["reason"])] for one in found]
+    rows = [
+        [one["kind"], cell(one["value"]), _end(one["until"]), cell(one["by"]), plain(one["reason"])] for one in found
+    ]
     return "\n".join(table(["what", "who", "until", "set by", "reason"], rows))
 
 

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.ctl.asking import Answers, ask, missing, tell
-from mqtt_nats.ctl.tables import ago, cut, plain, quantity, rest, sheet, table
+from mqtt_nats.ctl.tables import ago, cell, cut, plain, quantity, rest, sheet, table
 from mqtt_nats.ctl.verb import Arguments, Length, Refused, Verb
 
 RENEWED: Final = 5.0
@@ -81,9 +81,9 @@ def shown(found: dict[str, Any]) -> str:
     now = time.time()
     rows = [
         [
-            plain(one["client"]),
+            cell(one["client"]),
             one["gateway"],
-            plain(one["user"] or ""),
+            cell(one["user"] or ""),
             one["address"],
             one["version"],
             ago(one["since"], now),
@@ -143,7 +143,7 @@ def shown_one(one: dict[str, Any]) -> str:
         ("not read from", "; ".join(one["not_read_from"]) or "it is read from"),
     )
     rows = [
-        [plain(each["filter"]), str(each["qos"]), "yes" if each["no_local"] else "", str(each["identifier"] or "")]
+        [cell(each["filter"]), str(each["qos"]), "yes" if each["no_local"] else "", str(each["identifier"] or "")]
         for each in one["subscribed"]
     ]
     return "\n".join([*lines, "", *table(["subscription", "QoS", "no local", "identifier"], rows)])

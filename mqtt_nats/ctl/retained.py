@@ -13,7 +13,7 @@ from pydantic import Field, field_validator
 
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.ctl.asking import ask_one, progress
-from mqtt_nats.ctl.tables import ago, plain, quantity, rest, sheet, table
+from mqtt_nats.ctl.tables import ago, cell, plain, quantity, rest, sheet, table
 from mqtt_nats.ctl.topics import checked, checked_topic
 from mqtt_nats.ctl.verb import Arguments, Refused, Verb
 from mqtt_streams.retained import RetainedMessage, RetainedStore
@@ -118,7 +118,7 @@ def shown(found: dict[str, Any]) -> str:
     """The same for people."""
     now = time.time()
     rows = [
-        [plain(one["topic"]), str(one["qos"]), quantity(one["bytes"]), ago(one["stored"], now)]
+        [cell(one["topic"]), str(one["qos"]), quantity(one["bytes"]), ago(one["stored"], now)]
         for one in found["retained"]
     ]
     return "\n".join([*table(["topic", "QoS", "size", "stored"], rows), *rest(found, "retained")])

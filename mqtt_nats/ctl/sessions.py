@@ -14,7 +14,7 @@ from mqtt_nats.broker.controlrules import CONNECTED, RECONNECTED
 from mqtt_nats.ctl.asking import ask, ask_one, known, progress
 from mqtt_nats.ctl.orphans import find, remove
 from mqtt_nats.ctl.records import Found, deadlines, fits, records
-from mqtt_nats.ctl.tables import ago, cut, plain, rest, sheet, span, table
+from mqtt_nats.ctl.tables import ago, cell, cut, plain, rest, sheet, span, table
 from mqtt_nats.ctl.verb import Arguments, Refused, Verb
 from mqtt_nats.ctl.waiting import AT_ONCE as LOOKS
 from mqtt_nats.ctl.waiting import Load, Waiting, Waits
@@ -150,7 +150,7 @@ def shown(found: dict[str, Any]) -> str:
     now = time.time()
     rows = [
         [
-            plain(one["client"]),
+            cell(one["client"]),
             one["gateway"] if one["connected"] else "not connected",
             _ends(one, now),
             f"{one['subscriptions']:,}",
@@ -241,7 +241,7 @@ def shown_one(one: dict[str, Any]) -> str:
         lines.append(f"problem  {plain(one['problem'])}")
     rows = [
         [
-            plain(each["filter"]),
+            cell(each["filter"]),
             str(each["qos"]),
             "" if each["queued"] is None else f"{each['queued']:,}",
             "" if each["inflight"] is None else f"{each['inflight']:,}",

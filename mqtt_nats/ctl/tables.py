@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
+
+CELL: Final = 60
+"""Characters of a name in a table."""
 
 
 def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -46,8 +49,22 @@ def quantity(size: float) -> str:
 
 
 def plain(text: str) -> str:
-    """A name on one line, without what a terminal would take for a command."""
-    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
+    """A name on one line; what cannot be seen, or what a terminal would take for a command, is spelled."""
+    return "".join(map(_seen, text))
+
+
+def cell(text: str) -> str:
+    """The same for a table that has more columns: its beginning, where it is long."""
+    parts = list(map(_seen, text[: CELL + 1]))
+    if sum(map(len, parts)) <= CELL:
+        return "".join(parts)
+    while sum(map(len, parts)) >= CELL:
+        parts.pop()
+    return "".join(parts) + "…"
+
+
+def _seen(one: str) -> str:
+    return one if one.isprintable() else f"\\u{{{ord(one):x}}}"
 
 
 def cut(found: dict[str, Any], name: str, limit: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from mqtt_nats.codec import MqttError, matches, validate_topic_filter
 from mqtt_nats.ctl.asking import ask, missing
 from mqtt_nats.ctl.clients import Listing as ClientListing
 from mqtt_nats.ctl.records import fits, records
-from mqtt_nats.ctl.tables import cut, plain, rest, table
+from mqtt_nats.ctl.tables import cell, cut, plain, rest, table
 from mqtt_nats.ctl.verb import Arguments, Refused, Verb
 from mqtt_streams.api import ApiError, call
 from mqtt_streams.messages import PREFIX as MESSAGE_PREFIX
@@ -123,8 +123,8 @@ def shown_subscriptions(found: dict[str, Any]) -> str:
     """The same for people."""
     rows = [
         [
-            plain(one["filter"]),
-            plain(one["client"]),
+            cell(one["filter"]),
+            cell(one["client"]),
             one["gateway"] or "not connected",
             str(one["qos"]),
             "yes" if one["no_local"] else "",
@@ -187,7 +187,7 @@ def shown_topics(found: dict[str, Any]) -> str:
     """The same for people."""
     rows = [
         [
-            plain(one["topic"]),
+            cell(one["topic"]),
             f"{one['stored']:,}",
             "yes" if one["retained"] else "",
             ", ".join(one["gateways"]),

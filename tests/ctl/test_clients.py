@@ -74,7 +74,7 @@ def test_show(fleet: Fleet) -> None:
         client.send(b"\xe0\x00")
     missing = fleet.run("clients", "show", "nobody\x1b[2J")
     assert missing.status == 1
-    assert missing.text.startswith("client nobody\ufffd[2J is not connected: `mqtt-nats ctl sessions show")
+    assert missing.text.startswith("client nobody\\u{1b}[2J is not connected: `mqtt-nats ctl sessions show")
 
 
 def test_who_does_not_acknowledge_is_slow(fleet: Fleet) -> None:

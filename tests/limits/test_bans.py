@@ -211,12 +211,12 @@ def test_the_commands(nats_server: NatsServer, pair: tuple[Inside, Inside]) -> N
         assert done.exit_code in (0, 2), done.output
         return done.output
 
-    assert "user mal\ufffdlory is banned until always" in run("add", "user", "mal\x1blory", "--for", "always")
-    assert "mal\ufffdlory" in run("list")
+    assert "user mal\\u{1b}lory is banned until always" in run("add", "user", "mal\x1blory", "--for", "always")
+    assert "mal\\u{1b}lory" in run("list")
     (found,) = orjson.loads(run("list", "--json"))
     assert (found["kind"], found["value"], found["until"]) == ("user", "mal\x1blory", 0.0)
     assert "is not banned any more" in run("remove", "user", "mal\x1blory")
-    assert run("remove", "user", "mal\x1blory").startswith("user mal\ufffdlory is not banned: ")
+    assert run("remove", "user", "mal\x1blory").startswith("user mal\\u{1b}lory is not banned: ")
     assert "is no time" in run("add", "client", "x", "--for", "ever")
 
 
