@@ -25,7 +25,7 @@ from mqtt_nats.access.settings import AccessSettings
 from mqtt_nats.building import build
 from mqtt_nats.config import ENV_PREFIX, Settings, env_name, flag_name, has_flag
 from mqtt_nats.ctl.group import Ctl
-from mqtt_nats.descriptors import warn_of_few
+from mqtt_nats.descriptors import complete, say, warn_of_few
 from mqtt_nats.embedded import run_server
 from mqtt_nats.ending import run_to_end
 from mqtt_nats.errors import StartupError, first_error
@@ -133,7 +133,7 @@ def check_config(config: Path | None, as_json: bool, **flags: Any) -> None:
     from mqtt_nats.checking import check, shown
 
     rows = check(flags, config)
-    click.echo(json.dumps([row._asdict() for row in rows], indent=2) if as_json else shown(rows))
+    say(json.dumps([row._asdict() for row in rows], indent=2) if as_json else shown(rows))
 
 
 @command.command()
@@ -163,7 +163,7 @@ def passwd(file: Path, user: str, stdin: bool, delete: bool, scram: bool, tenant
         if delete:
             if not delete_user(file, user):
                 raise ValueError(f"no user {user!r} in {file}")
-            click.echo(f"{user} removed")
+            say(f"{user} removed")
             return
         if stdin:
             password = sys.stdin.readline().removesuffix("\n")
@@ -174,7 +174,7 @@ def passwd(file: Path, user: str, stdin: bool, delete: bool, scram: bool, tenant
         raise StartupError("the user name or the password is not UTF-8 text") from None
     except ValueError as error:
         raise StartupError(str(error)) from None
-    click.echo(f"{user} {'added' if new else 'changed'}")
+    say(f"{user} {'added' if new else 'changed'}")
 
 
 @command.group(cls=Ctl)
@@ -219,11 +219,12 @@ def completion(shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None
     made = kind(command, {}, "mqtt-nats", "_MQTT_NATS_COMPLETE")
-    click.echo(made.source_template % made.source_vars())
+    say(made.source_template % made.source_vars())
 
 
 def main() -> None:
     """Entry point: run the command line and exit."""
+    complete()
     error: BaseException | None = None
     try:
         command.main(prog_name="mqtt-nats")
@@ -312,5 +313,4 @@ def _announce(settings: Settings, addresses: list[Bound]) -> None:
             f"  mosquitto_pub {client} -t home/kitchen -q 1 -m 21.5",
             f"  nats --server {settings.nats_display} stream ls -a",
         ]
-    click.echo("\n".join(lines))
-    sys.stdout.flush()
+    say("\n".join(lines), until_left=False)

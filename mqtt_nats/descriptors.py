@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the process has of file descriptors: each connection is one."""
+"""What the process has of file descriptors: the standard ones, and one for each connection."""
 
 from __future__ import annotations
 
 import logging
+import os
 import resource
+import sys
 from typing import TYPE_CHECKING, Final
+
+import click
+
+from mqtt_nats.errors import StartupError
 
 if TYPE_CHECKING:
     from mqtt_nats.config import Settings
@@ -30,3 +36,33 @@ def warn_of_few(settings: Settings) -> None:
             needed,
             allowed,
         )
+
+
+def complete() -> None:
+    """Open those of the standard ones that are closed: what takes their place is mistaken for them, as by uvloop."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free: this one
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
+
+
+def say(text: str, *, until_left: bool = True) -> None:
+    """Print lines.
+
+    Args:
+        until_left: whoever reads may leave, as `head` does; click ends the command then, and says nothing.
+
+    Raises:
+        StartupError: they cannot be written.
+    """
+    try:
+        click.echo(text)
+    except OSError as error:
+        if until_left and isinstance(error, BrokenPipeError):
+            raise
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, 1)  # what is left for it would be tried again at the end
+        os.close(nothing)
+        raise StartupError(f"standard output cannot be written: {error.strerror}") from None

@@ -1,14 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open files: whether there are enough of them for what may connect."""
+"""Open files: whether there are enough of them for what may connect, and the standard ones."""
 
 import resource
+import signal
+import socket
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from mqtt_nats.config import Settings
 from mqtt_nats.descriptors import BESIDES, warn_of_few
 from tests.conftest import GatewayFactory
-from tests.harness.nats import NatsServer
+from tests.harness.nats import ROOT, NatsServer
+from tests.harness.raw5 import Raw5
+from tests.harness.waiting import eventually, free_port
 
 
 def test_fewer_open_files_than_connections(nats_server: NatsServer, gateway_factory: GatewayFactory) -> None:
@@ -34,3 +42,47 @@ def test_when_that_is_said(
     monkeypatch.setattr(resource, "getrlimit", lambda _: (allowed, allowed))
     warn_of_few(Settings(max_connections=most))
     assert len(caplog.records) == warned
+
+
+FULL = Path("/dev/full")
+
+
+def redirected(redirection: str, *arguments: str) -> subprocess.Popen[str]:
+    """The command, as a shell starts it."""
+    command = ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-m", "mqtt_nats", *arguments]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="only Linux has /dev/full")
+@pytest.mark.parametrize("line", ["check-config", "completion bash", "ctl streams list", "serve", "serve --workers 2"])
+def test_standard_output_is_full(nats_server: NatsServer, gateway_factory: GatewayFactory, line: str) -> None:
+    arguments = line.split()
+    if arguments[0] == "ctl":
+        gateway_factory(nats_server)  # makes the streams
+        arguments = ["ctl", "--nats", nats_server.url, *arguments[1:]]
+    if arguments[0] == "serve":
+        arguments += ["--listen", "127.0.0.1:0", "--log-level", "error", "--nats", nats_server.url]
+    done = redirected(f">{FULL}", *arguments)
+    _, said = done.communicate(timeout=60)
+    assert (done.returncode, said) == (1, "mqtt-nats: standard output cannot be written: No space left on device\n")
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_standard_descriptors_that_are_closed(nats_server: NatsServer, closed: str) -> None:
+    """A gateway serves and ends all the same."""
+    port = free_port()
+    gateway = redirected(closed, "serve", "--listen", f"127.0.0.1:{port}", "--nats", nats_server.url)
+    try:
+        eventually(partial(listens, port))
+        Raw5.open(port).close()
+        gateway.send_signal(signal.SIGTERM)
+        assert gateway.wait(30) == 0
+    finally:
+        gateway.kill()
+        gateway.communicate()

@@ -19,6 +19,7 @@ from mqtt_nats.ctl.bar import bar
 from mqtt_nats.ctl.connecting import run_connected
 from mqtt_nats.ctl.verb import Arguments, Verb
 from mqtt_nats.ctl.verbs import VERBS
+from mqtt_nats.descriptors import say
 from mqtt_nats.errors import StartupError
 
 GROUPS = {
@@ -79,7 +80,7 @@ def command_of(verb: Verb, name: str) -> click.Command:
         watched: AbstractContextManager[None] = nullcontext() if as_json else bar(verb.name)
         with watched:
             result = run_connected(context.obj, lambda inbox: verb.run(inbox, arguments))
-        click.echo(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode() if as_json else verb.show(result))
+        say(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode() if as_json else verb.show(result))
         if lacking := verb.lacking(arguments, result):
             raise StartupError(lacking)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from contextlib import aclosing
 from typing import Any
 
@@ -17,6 +16,7 @@ from mqtt_nats.config import Settings
 from mqtt_nats.ctl.connecting import run_connected
 from mqtt_nats.ctl.trace import line, trace
 from mqtt_nats.ctl.verb import Refused, seconds
+from mqtt_nats.descriptors import say
 
 
 @click.group("trace")
@@ -85,8 +85,7 @@ def _run(context: click.Context, lasts: str, as_json: bool, **what: str) -> None
         try:
             async with aclosing(trace(inbox, length, **what)) as events:
                 async for event in events:
-                    click.echo(orjson.dumps(event).decode() if as_json else line(event))
-                    sys.stdout.flush()
+                    say(orjson.dumps(event).decode() if as_json else line(event))
         except asyncio.CancelledError:
             if not stopped:
                 raise
