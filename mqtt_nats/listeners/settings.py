@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FilePath, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, FilePath, model_validator
 
 from mqtt_nats.limits.settings import (
     Bytes,
@@ -22,6 +23,14 @@ from mqtt_nats.limits.settings import (
 )
 
 Kind = Literal["tcp", "tls", "ws", "wss"]
+
+NO_HOST: Final = ("null", "file://")
+"""What browsers send for pages that are files, or have no site."""
+
+_ORIGIN: Final = re.compile(
+    r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\[[0-9a-f:.]+\]|[a-z0-9._~-]+)(?::(?P<port>[0-9]{1,5}))?"
+)
+_PORTS: Final = {"http": 80, "https": 443}
 
 INSTEAD: Final = "Here, in place of the gateway's."
 
@@ -50,6 +59,26 @@ def check_address(value: Any) -> Any:
     return value
 
 
+def normal_origin(value: str) -> str:
+    """An origin as browsers send it: lower case, no port that the scheme has anyway; raises ValueError."""
+    text = value.lower()
+    if text in NO_HOST:
+        return text
+    if text == "*":
+        raise ValueError("there is no `*`: leave origins out, and pages of all sites are let in")
+    found = _ORIGIN.fullmatch(text)
+    if found is None or int(found["port"] or 0) > 65535:
+        raise ValueError(f"{value!r} is no origin: expected SCHEME://HOST or SCHEME://HOST:PORT, without a path")
+    start = f"{found['scheme']}://{found['host']}"
+    port = int(found["port"] or 0)
+    return f"{start}:{port}" if port and port != _PORTS.get(found["scheme"]) else start
+
+
+def _normal_origins(value: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(map(normal_origin, value))
+
+
+Origins = Annotated[Names, AfterValidator(_normal_origins)]
 Address = Annotated[str, BeforeValidator(check_address)]
 
 
@@ -90,7 +119,7 @@ class ListenerSettings(BaseModel):
         description="Networks of the proxies that connect here and say by the PROXY protocol (1 or 2) whom they speak "
         "for; nobody else may.",
     )
-    origins: Names = Field(
+    origins: Origins = Field(
         default=(),
         description="For WebSocket: what browsers may send as `Origin` (`https://example.org`); unset: anything.",
     )

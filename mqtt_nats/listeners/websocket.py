@@ -30,6 +30,7 @@ from wsproto.utilities import ProtocolError, RemoteProtocolError
 
 from mqtt_nats.connection.connection import LINGER, Connection
 from mqtt_nats.limits.bucket import Bucket
+from mqtt_nats.listeners.settings import normal_origin
 
 log = logging.getLogger("mqtt_nats.listeners")
 
@@ -85,7 +86,7 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
         self.left: Callable[[], None] | None = None
         self.source: tuple[str, int] | None = None
         self.surplus = False
-        self._origins = frozenset(one.lower() for one in origins)
+        self._origins = frozenset(map(_origin, origins))
         self._connection = connection
         self._enter = enter
         self._timeout = timeout
@@ -212,7 +213,7 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
             raise Refused(404, "another path")
         if self._origins:
             # Browsers always name the page that asks; who names none is no page that somebody was lured to.
-            named = [value.decode("latin-1").lower() for name, value in request.extra_headers if name == b"origin"]
+            named = [_origin(value.decode("latin-1")) for name, value in request.extra_headers if name == b"origin"]
             if not self._origins.issuperset(named):
                 raise Refused(403, f"origin {', '.join(named)!r}")
         if SUBPROTOCOL not in request.subprotocols:
@@ -367,3 +368,11 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
         if name == "peername" and self.source is not None:
             return self.source
         return default if self._transport is None else self._transport.get_extra_info(name, default)
+
+
+def _origin(value: str) -> str:
+    """An origin as it is compared; what is none is as no setting can be."""
+    try:
+        return normal_origin(value)
+    except ValueError:
+        return value
