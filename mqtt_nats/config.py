@@ -24,7 +24,7 @@ from mqtt_nats.access.settings import KINDS, AccessSettings
 from mqtt_nats.account import AccountSettings, TenantName, TenantSettings, Urls
 from mqtt_nats.admin.settings import AdminSettings
 from mqtt_nats.configsource import is_json, nearest, read_file, without_userinfo
-from mqtt_nats.errors import StartupError
+from mqtt_nats.errors import StartupError, worded
 from mqtt_nats.limits.settings import (
     MOST_BYTES,
     MOST_SECONDS,
@@ -401,8 +401,7 @@ def _one_line(error: ValidationError, values: Mapping[str, Any]) -> str:
     """All that is wrong, in one line, without the value of a secret."""
     problems = []
     for detail in error.errors(include_url=False, include_context=False):
-        message = detail["msg"].removeprefix("Value error, ")
-        message = message[:1].lower() + message[1:]
+        message = worded(detail)
         name = str(detail["loc"][0]) if detail["loc"] else ""
         if not name:
             problems.append(message)

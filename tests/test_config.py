@@ -136,6 +136,11 @@ def test_values(given: dict[str, Any], field: str, value: object) -> None:
         ({"tenants": {"a/b": {}}}, "tenants.a/b: string should match pattern"),
         ({"tenants": {"a": {"mappings": {"a.*": "b.$2"}}}}, "tenants.a.mappings: 'a.*' has no wildcard 2"),
         ({"mappings": {"a.*": "b.$2"}}, "mappings: 'a.*' has no wildcard 2"),
+        ({"mappings": 5}, "mappings: input should be a table"),
+        ({"tenants": [1]}, "tenants: input should be a table"),
+        ({"listeners": [5]}, "listeners[1]: input should be a table"),
+        ({"listeners": {}}, "listeners: input should be a list"),
+        ({"addresses": 5}, "addresses = '5': input should be a list"),
         ({"mappings": {"a": 5}}, "mappings.a: input should be a valid string"),
         ({"listeners": [{"listen": "127.0.0.1:1", "tenant": "b"}]}, "listener 127.0.0.1:1: there is no tenant 'b'"),
         (

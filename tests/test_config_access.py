@@ -115,7 +115,7 @@ def test_what_is_not_open_by_itself(values: dict[str, Any]) -> None:
             {"authenticators": [{"type": "nats", "servers": ["nats://h"]}]},
             "servers need an account, whose users come in",
         ),
-        ({"authenticators": "password"}, "authenticators: input should be a valid tuple"),
+        ({"authenticators": "password"}, "authenticators: input should be a list"),
     ],
 )
 def test_what_is_refused(values: dict[str, Any], named: str) -> None:

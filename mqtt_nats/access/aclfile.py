@@ -21,7 +21,7 @@ from pydantic import (
 from mqtt_nats.access.acl import Access, Group, Pattern, Rule, Rules, Who
 from mqtt_nats.codec import MqttError, validate_topic_filter
 from mqtt_nats.configsource import read_toml, unknown_key
-from mqtt_nats.errors import StartupError
+from mqtt_nats.errors import StartupError, worded
 
 
 def _listed(value: Any) -> Any:
@@ -143,8 +143,8 @@ def _one_line(error: ValidationError, model: type[_Model]) -> str:
     where = [each for each in detail["loc"] if each not in ("str", "_Literal")]
     if where[:1] == ["rules"] and len(where) > 1 and isinstance(where[1], int):
         where = [f"rule {where[1] + 1}", *where[2:]]
-    message = detail["msg"].removeprefix("Value error, ")
+    message = worded(detail)
     if detail["type"] == "extra_forbidden":
         message = unknown_key(model, detail["loc"])
     place = ", ".join(str(each) for each in where)
-    return f"{place}: {message[:1].lower()}{message[1:]}" if place else message
+    return f"{place}: {message}" if place else message

@@ -19,7 +19,7 @@ from mqtt_nats import __version__
 from mqtt_nats.admin.guard import problem, read_body
 from mqtt_nats.admin.tracing import LINES, Lines
 from mqtt_nats.ctl.verb import OVER_HTTP, Refused, Verb
-from mqtt_nats.errors import StartupError
+from mqtt_nats.errors import StartupError, worded
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
 if TYPE_CHECKING:
@@ -216,10 +216,10 @@ def _one_line(error: ValidationError) -> str:
     problems = []
     for detail in error.errors(include_url=False, include_context=False, include_input=False):
         where = ".".join(map(str, detail["loc"]))
-        text = detail["msg"].removeprefix("Value error, ")
+        text = worded(detail, "an object")
         if detail["type"] == "extra_forbidden":
             text = "there is no such argument"
-        problems.append(f"{where}: {text[:1].lower()}{text[1:]}" if where else text)
+        problems.append(f"{where}: {text}" if where else text)
     return "; ".join(problems)
 
 

@@ -20,7 +20,7 @@ from mqtt_nats.ctl.connecting import run_connected
 from mqtt_nats.ctl.verb import Arguments, Verb
 from mqtt_nats.ctl.verbs import VERBS
 from mqtt_nats.descriptors import say
-from mqtt_nats.errors import StartupError
+from mqtt_nats.errors import StartupError, worded
 
 GROUPS = {
     "acl": "What the rules allow.",
@@ -103,11 +103,10 @@ def complaint(error: ValidationError, model: type[Arguments]) -> str:
     """What is wrong, in one line."""
     problems = []
     for detail in error.errors(include_url=False, include_context=False, include_input=False):
-        message = detail["msg"].removeprefix("Value error, ")
         name = str(detail["loc"][0]) if detail["loc"] else ""
         field = model.model_fields.get(name)
         where = f"{name if field is None else _flag(name, field).lstrip('-')}: " if name else ""
-        problems.append(f"{where}{message[:1].lower()}{message[1:]}")
+        problems.append(f"{where}{worded(detail)}")
     return "; ".join(dict.fromkeys(problems))
 
 

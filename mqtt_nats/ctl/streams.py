@@ -295,7 +295,8 @@ def shown_changed(found: dict[str, Any]) -> str:
         lines.append(f"{one['name']}: {replicas}{kept}{'' if one['changed'] else ' (as before)'}")
     if any(one["name"] == MESSAGES and one["changed"] for one in found["streams"]):
         lines.append(
-            "Gateways raise what is below their settings: set message_retention and stream_replicas there too."
+            "Gateways raise what is below their settings when they start, and lower how long messages are kept while "
+            "none is stored: set message_retention and stream_replicas there too."
         )
     return "\n".join(lines)
 

@@ -14,7 +14,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from mqtt_nats.configsource import unknown_key
-from mqtt_nats.errors import StartupError, describe, ends_task
+from mqtt_nats.errors import StartupError, describe, ends_task, worded
 from mqtt_nats.plugins.base import Plugin
 from mqtt_nats.plugins.host import Host
 
@@ -226,8 +226,8 @@ def _wrong(error: ValidationError, model: type[BaseModel]) -> str:
     problems = []
     for detail in error.errors(include_url=False, include_context=False, include_input=False):
         where = ".".join(str(part) for part in detail["loc"])
-        message = detail["msg"].removeprefix("Value error, ")
+        message = worded(detail)
         if detail["type"] == "extra_forbidden":
             message = unknown_key(model, detail["loc"])
-        problems.append(f"{where}: {message[:1].lower()}{message[1:]}" if where else message)
+        problems.append(f"{where}: {message}" if where else message)
     return "; ".join(problems)

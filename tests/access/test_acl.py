@@ -197,7 +197,7 @@ def test_decisions_are_remembered_within_bounds(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("rule = 1", "rule: unknown setting: did you mean 'rules'?"),
-        ("rules = 1", "rules: input should be a valid list"),
+        ("rules = 1", "rules: input should be a list"),
         ("[[rules]]\ntopics = 'a'", "rule 1, effect: field required"),
         ("[[rules]]\neffect = 'allow'", "rule 1, topics: field required"),
         (rule("allow", "'a'") + rule("permit", "'a'"), "rule 2, effect: input should be 'allow' or 'deny'"),

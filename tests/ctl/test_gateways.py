@@ -121,6 +121,7 @@ def test_streams_set(fleet: Fleet) -> None:
     text = fleet.text("streams", "set", "$MQTT_msgs", "--retention", "2d")
     assert text.startswith("$MQTT_msgs: 1 replica, keeps messages for 2 d\n")
     assert "set message_retention" in text
+    assert "lower how long messages are kept while none is stored" in text
     (same,) = fleet.json("streams", "set", "$MQTT_msgs", "--retention", "2d", "--replicas", "1")["streams"]
     assert (same["changed"], same["max_age"]) == (False, 172_800.0)
     (back,) = fleet.json("streams", "set", "$MQTT_msgs", "--retention", "1d")["streams"]
