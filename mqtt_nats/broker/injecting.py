@@ -132,7 +132,7 @@ def inject(
     if qos and release:
         broker.fanout.released(route, message, release)
     else:
-        broker.fanout.local(route, message)
+        broker.fanout.local(route, message, identity)
 
 
 async def unretain(broker: Broker, topic: str) -> bool:

@@ -201,7 +201,7 @@ def publish(
                 headers = first + more.stay + b"\r\n"
             path.store.put(route.msgs, headers, payload, receipt)
             if route.local:
-                path.fanout.group(route.local, message(client, route, payload, 1, retain, more))
+                path.fanout.group(route.local, message(client, route, payload, 1, retain, more), identity)
         else:
             client.inbound.publish(client, route.asked, route, packet_id, payload, retain, more)
     except TooLarge as error:

@@ -21,6 +21,7 @@ from mqtt_nats.broker.grounding import bound
 from mqtt_nats.broker.groups import PREFIX as SHARED
 from mqtt_nats.broker.groups import parse_shared
 from mqtt_nats.broker.nodes import fence, fence_wild
+from mqtt_nats.broker.parting import part
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.replay import Replay, drop_gate, open_gate, prepare, start_replays
@@ -170,8 +171,7 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
             # [MQTT-3.8.4-5] [MQTT-3.9.3-1] (3.1.1), [MQTT-3.8.4-6] [MQTT-3.8.4-7] [MQTT-3.9.3-1] (5.0)
             granted = entry.topic_filter in wanted or entry.topic_filter in shares
             codes[index] = entry.qos if granted else failure
-        if client.version != 5 and codes[index] > FAILURE:
-            codes[index] = FAILURE
+        codes[index] = codes[index] if client.version == 5 else min(codes[index], FAILURE)
     # [MQTT-2.3.1-7] [MQTT-3.8.4-2] (3.1.1), [MQTT-2.2.1-6] [MQTT-3.8.4-2] (5.0)
     # No reason string, no user properties [MQTT-3.9.2-1] [MQTT-3.9.2-2] (5.0)
     if packet.packet_id:
@@ -394,7 +394,7 @@ async def _create_one(client: Client, topic_filter: str, attachment: Attachment)
 async def unsubscribe(client: Client, packet: Unsubscribe) -> None:
     """Answer an UNSUBSCRIBE packet, in any case [MQTT-3.10.4-5] [MQTT-3.10.4-6] (3.1.1, 5.0).
 
-    Messages in flight are completed [MQTT-3.10.4-3] (3.1.1, 5.0).
+    Subscriptions end [MQTT-3.10.4-1] (3.1.1, 5.0), messages in flight are completed [MQTT-3.10.4-3] (3.1.1, 5.0).
     """
     if postponed(client, partial(unsubscribe, client, packet)):
         return
@@ -404,7 +404,7 @@ async def unsubscribe(client: Client, packet: Unsubscribe) -> None:
     shares = list(set(client.shares or ()).intersection(packet.filters))
     try:
         await unsubscribe_shared(client, shares)
-        await _end(client, present.intersection(packet.filters).difference(shares))  # [MQTT-3.10.4-1] (3.1.1, 5.0)
+        await part(client, present.intersection(packet.filters).difference(shares), _end)
     except Conflict:
         client.taken_over()
         return
@@ -481,9 +481,9 @@ def _forget(client: Client, filters: Set[str]) -> list[str]:
         client.broker.table.unsubscribe(client, topic_filter)
         drop_gate(client, topic_filter)
     side = client.durable_side
-    record = client.record
     if side is None:
         return []
+    record = client.record
     assert record is not None
     assert record.v5 is not None
     gone: list[str] = []

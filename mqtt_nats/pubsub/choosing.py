@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mqtt_nats.pubsub.message import encoded_id
 
 if TYPE_CHECKING:
-    from mqtt_nats.pubsub.table import Filter, Member
+    from mqtt_nats.pubsub.table import Filter, Group, Member
 
 
 class Options(NamedTuple):
@@ -78,3 +78,24 @@ def first_of(member: Member, matching: set[Filter]) -> tuple[Filter, int]:
             granted = max(granted, qos)
     assert first is not None
     return first, granted
+
+
+def place(group: Group, member: Member, qos: int, found: Filter, matching: Collection[Filter], renamed: bool) -> None:
+    """Put a member where it belongs in a group; ``renamed``: packets cannot be passed on as they are."""
+    gated = member.gates and found in member.gates
+    if member.options or member.picky or member.no_local or gated or renamed:
+        choice = choose(member, qos, found, matching)
+        if gated or renamed or member.picky or choice.own is not choice or choice.ids or choice.kept:
+            group.guarded.append((member, choice))
+            return
+    if member.version == 5:
+        group.zero5.append(member.outlet)
+    else:
+        group.zero.append(member.outlet)
+    if qos == 0:
+        if member.version == 5:
+            group.low5.append(member.outlet)
+        else:
+            group.low.append(member.outlet)
+    elif not member.durable:  # a durable session gets it from the stream
+        group.high.append((member, qos))

@@ -112,16 +112,16 @@ class Fanout:
         self.sent[0] += count * several
         self.sent_bytes[0] += size * several
 
-    def local(self, route: Route, message: Message) -> None:
-        """A message of one of this gateway's clients, to those who need no way through NATS."""
+    def local(self, route: Route, message: Message, known: bytes = b"") -> None:
+        """A message of one of this gateway's clients, to those who need no way through NATS; ``known`` by that id."""
         if route.local:
-            self.group(route.local, message)
+            self.group(route.local, message, known)
 
     def released(self, route: Route, message: Message, release: bytes) -> None:
         """A QoS 2 message that its publisher has released, unless an earlier release got here before."""
         for found, group in route.groups.items():
             if found.local and self.remember(found, release):
-                self.group(group, message)
+                self.group(group, message, release)
 
     def remember(self, found: Filter, identity: bytes) -> bool:
         """Note that a message came through a filter; False when it had come before."""
@@ -142,12 +142,16 @@ class Fanout:
 
     # -- to members -----------------------------------------------------------------------------
 
-    def group(self, group: Group, message: Message) -> None:
-        """Deliver one message to one group: at the lower QoS, RETAIN clear.
+    def group(self, group: Group, message: Message, known: bytes = b"") -> None:
+        """Deliver one message, ``known`` by that id, to one group: at the lower QoS, RETAIN clear.
 
         [MQTT-3.8.4-6] [MQTT-3.3.1-9] (3.1.1), [MQTT-3.8.4-8] [MQTT-3.3.1-12] (5.0)
         """
         qos = message.qos
+        partings = self.table.partings
+        if partings:
+            for parting in partings.values():
+                parting.known = known
         if qos == 0:
             outlets, outlets5 = group.zero, group.zero5
         else:
@@ -258,6 +262,7 @@ class Fanout:
             reply: where its publisher waits for answers.
         """
         qos = publish_qos(headers)
+        known = b""
         if qos:
             known = identity(headers)
             if known and not self.remember(found, known):
@@ -266,7 +271,7 @@ class Fanout:
         topic = b""
         if reply and self.response_topic is not None and _modern(group):
             topic = self.response_topic(found, route, headers, reply)
-        self.group(group, received(route.key, payload, qos, headers, sender, born, topic))
+        self.group(group, received(route.key, payload, qos, headers, sender, born, topic), known)
 
 
 def _modern(group: Group) -> bool:

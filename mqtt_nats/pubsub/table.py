@@ -11,8 +11,8 @@ first, at the highest granted QoS. So a message that NATS delivers once for each
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import mypyc_attr
 
@@ -23,11 +23,14 @@ from mqtt_nats.pubsub.backlog import Backlog
 from mqtt_nats.pubsub.choosing import PLAIN as PLAIN
 from mqtt_nats.pubsub.choosing import Choice as Choice
 from mqtt_nats.pubsub.choosing import Options as Options
-from mqtt_nats.pubsub.choosing import choose, first_of
+from mqtt_nats.pubsub.choosing import first_of, place
 from mqtt_nats.pubsub.mapping import Transform, mapped
 from mqtt_nats.pubsub.message import Message
 from mqtt_nats.pubsub.trie import FilterTrie
 from mqtt_streams.subjects import ReservedSubject, SubjectTooLong, topic_to_subject, visible_to_wildcard, wire_topic
+
+if TYPE_CHECKING:
+    from mqtt_nats.pubsub.parting import Parting
 
 # Routes kept; a gateway that sees more distinct topics than this starts over. So it does when they take more memory:
 # topics may be long, and each route lists its members (bytes, roughly).
@@ -217,6 +220,8 @@ class Table:
         """By their topic: where there are mappings, all routes; else those that are not in `routes`."""
         self._route_bytes = 0
         self.filters: dict[str, Filter] = {}
+        self.partings: dict[Member, Parting] = {}
+        """Members of which subscriptions are being ended that others overlap."""
         self._trie: FilterTrie[Filter] = FilterTrie()
         self._local_dispatch = local_dispatch
         self._most = max_levels, max_bytes
@@ -303,6 +308,7 @@ class Table:
                 self._drop(found)
         member.filters.clear()
         member.options = None
+        self.partings.pop(member, None)
 
     def _drop(self, found: Filter) -> None:
         for sid in found.sids:
@@ -409,11 +415,11 @@ class Table:
             filters = [found for found in filters if found.text[0] not in "#+"]
         groups: dict[Filter, Group] = {}
         renamed = route.asked != route.key
-        if len(filters) == 1:
+        if len(filters) == 1 and not self.partings:
             only = filters[0]
             group = groups[only] = Group()
             for member, qos in only.members.items():
-                _place(group, member, qos, only, (only,), renamed)
+                place(group, member, qos, only, (only,), renamed)
         elif filters:
             matching = set(filters)
             seen: set[Member] = set()
@@ -423,7 +429,9 @@ class Table:
                         continue
                     seen.add(member)
                     first, granted = first_of(member, matching)
-                    _place(groups.setdefault(first, Group()), member, granted, first, matching, renamed)
+                    parting = self.partings.get(member)
+                    if parting is None or not parting.place(groups, first, granted, matching):
+                        place(groups.setdefault(first, Group()), member, granted, first, matching, renamed)
         route.groups = groups
         members = sum(map(len, groups.values()))
         if MEMBER_BYTES * members > ROUTE_BYTES or route.size > ROUTE_BYTES + KEY_COPIES * len(route.key):
@@ -474,24 +482,3 @@ def _key(topic: str) -> bytes:
     """A topic as it stands in a PUBLISH packet."""
     encoded = topic.encode()
     return len(encoded).to_bytes(2, "big") + encoded
-
-
-def _place(group: Group, member: Member, qos: int, found: Filter, matching: Collection[Filter], renamed: bool) -> None:
-    """Put a member where it belongs; ``renamed``: packets of the publisher cannot be passed on as they are."""
-    gated = member.gates and found in member.gates
-    if member.options or member.picky or member.no_local or gated or renamed:
-        choice = choose(member, qos, found, matching)
-        if gated or renamed or member.picky or choice.own is not choice or choice.ids or choice.kept:
-            group.guarded.append((member, choice))
-            return
-    if member.version == 5:
-        group.zero5.append(member.outlet)
-    else:
-        group.zero.append(member.outlet)
-    if qos == 0:
-        if member.version == 5:
-            group.low5.append(member.outlet)
-        else:
-            group.low.append(member.outlet)
-    elif not member.durable:  # a durable session gets it from the stream
-        group.high.append((member, qos))

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The end of subscriptions of a regular session that others of the same client overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Set
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mqtt_nats.broker.nodes import fence
+from mqtt_nats.broker.patience import patiently
+from mqtt_nats.pubsub.parting import Parting
+from mqtt_nats.session.overlap import patterns_meet
+
+if TYPE_CHECKING:
+    from mqtt_nats.broker.client import Client
+    from mqtt_nats.pubsub.table import Filter
+
+
+async def part(client: Client, filters: Set[str], end: Callable[[Client, Set[str]], Awaitable[None]]) -> None:
+    """Have ``end`` end subscriptions; what it overlaps serves the client from then on, and nothing is lost or doubled.
+
+    Raises:
+        Conflict, ApiError: as ``end`` does.
+    """
+    ending = {found for found in client.filters if found.text in filters}
+    if client.durable or not _overlapped(client, ending):
+        await end(client, filters)
+        return
+    parting = Parting(client.broker.table, client, ending)
+    try:
+        await patiently(client, partial(_passed, client))
+        parting.keep()
+        await patiently(client, partial(_passed, client))
+        await end(client, filters)
+        parting.end()
+        await patiently(client, partial(_passed, client))
+    finally:
+        parting.finish()
+
+
+async def _passed(client: Client) -> None:
+    """Return when what was on its way to the client through NATS has come, also what a lost connection has missed.
+
+    Raises:
+        TimeoutError: not yet.
+    """
+    await fence(client)
+    if any(found.backlog is not None for found in client.filters):
+        raise TimeoutError("what was missed is still being read")
+
+
+def _overlapped(client: Client, ending: Set[Filter]) -> bool:
+    """Whether the client is served through one of these where a later one, that stays, would match too."""
+    before: list[Filter] = []
+    for found, qos in client.filters.items():
+        if found in ending:
+            before.append(found)
+        elif any((qos or client.filters[one]) and _meet(one, found) for one in before):
+            return True
+    return False
+
+
+def _meet(one: Filter, other: Filter) -> bool:
+    """Whether some topic matches both of two different filters."""
+    if not any(wildcard in one.text + other.text for wildcard in "+#"):
+        return False
+    return any(patterns_meet(left.decode(), right.decode()) for left in one.subjects for right in other.subjects)

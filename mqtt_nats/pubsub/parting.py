@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A member some of whose filters end while others of its own match the same topics.
+
+Theory of operation. A message comes once for each filter, on connections of which one may be ahead of the other, and
+the member is served through one of the filters: the *first*. When that ends, the *heir* takes its place: the one that
+was confirmed next. Whatever had come through one of the two by then and not through the other would be lost, or come
+twice. So the change is made in three steps, each of which lasts until both connections have brought all that was on
+its way when it began:
+
+    ======== ===================================== ==========================================
+    step     what the first brings                 what the heir brings
+    ======== ===================================== ==========================================
+    noting   is delivered, and noted               is dropped: the first has brought it, or will
+    keeping  is delivered, and noted               is kept until the first has brought it
+    ended    nothing                               is delivered, unless the first has brought it
+    ======== ===================================== ==========================================
+
+What is still kept when the first ends is delivered then. See docs/internals/rules.md#overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Final
+
+from mqtt_nats.pubsub.choosing import Choice, choose
+from mqtt_nats.pubsub.message import Message
+from mqtt_nats.pubsub.table import Filter, Group, Member, Table
+
+MOST: Final = 250_000
+"""Ids that are noted: while one connection is away, the other may bring any number."""
+
+MOST_KEPT: Final = 4 * 1024 * 1024
+"""Bytes of what is kept."""
+
+
+class Parting(Member):
+    """Takes messages in the place of such a member, on the topics on which another filter is to serve it."""
+
+    __slots__ = ("_ended", "_ending", "_keeping", "_kept", "_noted", "_size", "_table", "known", "member")
+
+    def __init__(self, table: Table, member: Member, ending: Set[Filter]) -> None:
+        super().__init__(member.outlet, member.durable, member.no_local)
+        self.client_id = member.client_id
+        self.version = member.version
+        self.member = member
+        self.known = b""
+        """Id of the message that is being delivered; empty when it has none."""
+        self._table = table
+        self._ending = ending
+        self._noted: dict[bytes, None] = {}
+        self._kept: dict[bytes, tuple[Choice, Message]] = {}
+        self._size = 0
+        self._keeping = self._ended = False
+        table.partings[member] = self
+        for found in ending:
+            table.changed(found)
+
+    def place(self, groups: dict[Filter, Group], first: Filter, granted: int, matching: set[Filter]) -> bool:
+        """Take the member's place on a topic; False: another filter does not take over there."""
+        through = [first]
+        if not self._ended:
+            heir = next((one for one in self.member.filters if one in matching and one not in self._ending), None)
+            if heir is None or heir is first:
+                return False
+            through.append(heir)
+        for found in through:
+            choice = choose(self.member, granted, found, matching)
+            groups.setdefault(found, Group()).guarded.append((self, choice))
+        return True
+
+    def guard(self, choice: Choice, message: Message) -> None:
+        """Deliver a message, keep it, or neither."""
+        known = self.known if message.qos else b""
+        if self._ended:
+            if known in self._noted:
+                return
+        elif choice.found in self._ending:
+            if known in self._noted:  # it was kept, and there was no more room
+                return
+            if known:
+                self._note(known)
+        else:
+            if known and self._keeping and known not in self._noted:
+                self._keep(known, choice, message)
+            return
+        self.member.guard(choice, message)
+
+    def _note(self, known: bytes) -> None:
+        if len(self._noted) >= MOST:
+            self._noted.clear()
+        self._noted[known] = None
+        kept = self._kept.pop(known, None)
+        if kept is not None:
+            self._size -= len(kept[1].payload)
+
+    def _keep(self, known: bytes, choice: Choice, message: Message) -> None:
+        self._kept[known] = choice, message
+        self._size += len(message.payload)
+        if self._size > MOST_KEPT or len(self._kept) > MOST:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Deliver what is kept, at the latest when there is no more room: rather too early than not at all."""
+        kept, self._kept, self._size = self._kept, {}, 0
+        for known, (choice, message) in kept.items():
+            self._note(known)
+            self.member.guard(choice, message)
+
+    def keep(self) -> None:
+        """Keep what the heirs bring from now on."""
+        self._keeping = True
+
+    def end(self) -> None:
+        """The filters have ended."""
+        self._ended = True
+        self._let_go()
+
+    def finish(self) -> None:
+        """The member takes its messages itself again."""
+        if self._table.partings.get(self.member) is self:
+            del self._table.partings[self.member]
+            self._table.version += 1
