@@ -19,6 +19,7 @@ from mqtt_nats.backbone.link import Link
 from mqtt_nats.backbone.ops import Op
 from mqtt_nats.backbone.store import Store
 from mqtt_nats.broker.banning import Banning
+from mqtt_nats.broker.belated import Belated
 from mqtt_nats.broker.claims import Claims
 from mqtt_nats.broker.counters import Counters
 from mqtt_nats.broker.generation import Generation
@@ -163,6 +164,7 @@ class Broker:
         """What writes positions of sessions."""
         self.claims = Claims(self)
         self.leaving = Leaving(self)
+        self.belated = Belated(self)
         self.live: Live | None = None
         """The sessions that the shared reader serves; None: it is not used."""
         self.resets = False

@@ -89,6 +89,8 @@ class DurableSide:
         """Not None: the stream was replaced since the last connection, by one that has other messages after this."""
         self.noted = 0
         """Not 0: sequence of the note of what the client had half-way."""
+        self.assigned: set[int] | None = None
+        """Records that say that a group's message is the client's, as this connection has found them."""
         self.lingering: Lingering | None = None
         """Records of what is complete."""
         self.keeper: Keeper | None = None

@@ -21,7 +21,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats import natstime
 from mqtt_nats.backbone.inbox import frame
@@ -30,7 +32,7 @@ from mqtt_nats.broker.attachment import backstop
 from mqtt_nats.broker.doubtful import NAK, Doubtful, answer, room_of
 from mqtt_nats.broker.groups import parse_shared
 from mqtt_nats.broker.lingering import ASSIGNED
-from mqtt_nats.broker.patience import patiently
+from mqtt_nats.broker.patience import elected, patiently
 from mqtt_nats.broker.tailoring import tailor
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.pubsub.fanout import received
@@ -378,11 +380,18 @@ class AssignOp(Op):
         It may have been so late that another member was given the message meanwhile, and had it whole: a gateway that
         stands still before it has written what it has collected.
         """
-        client = self.member.client
-        if self.stale() and client.alive:
-            client.do(self._late(sequence(ack)))
+        if self.stale():
+            self._look(partial(self._late, sequence(ack)))
         else:
             self._own(sequence(ack))
+
+    def _look(self, look: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Find out whose the message is, also when the connection has ended."""
+        client = self.member.client
+        if client.alive:
+            client.do(look())
+        else:
+            client.broker.spawn(elected(look), f"message of {client.client_id}")
 
     async def _late(self, record: int) -> None:
         """Keep the message where only the answer was late; else give it back."""
@@ -407,8 +416,8 @@ class AssignOp(Op):
     def failed(self, error: ApiError) -> None:
         """Somebody has it, or may have it."""
         client = self.member.client
-        if (error.err_code in TAKEN or error is STALE) and client.alive:
-            client.do(self._contested(error.err_code == TAKEN[0]))
+        if error.err_code in TAKEN or error is STALE:
+            self._look(partial(self._contested, error.err_code == TAKEN[0]))
             return
         log.warning("%s: a message was not assigned to it: %s", client, error)
         self._leave(NAK)
@@ -426,7 +435,7 @@ class AssignOp(Op):
             self.put(sole=False)
         elif found is None:
             self._leave(NAK)
-        elif (found.client_hash, found.packet_id) == (client.hash, self.identifier) and client.alive:
+        elif (found.client_hash, found.packet_id) == (client.hash, self.identifier):
             self._own(found.seq)
         else:
             self._leave(b"")
@@ -450,13 +459,15 @@ class AssignedOp(Op):
         self.record = record
 
     def stored(self, ack: bytes) -> None:
-        """Nobody else gets it; when the connection has ended, the next one finds what was stored."""
+        """Nobody else gets it; when the connection has ended, the next one finds what was stored, or is told."""
         one = self.assignment
         client = one.member.client
         if client.durable_side is not None and client.alive:
             token = b"%b%d" % (ASSIGNED, self.record)
             client.durable_side.machine.share(one.member.source, one.number, one.identifier, 2, one.message, token)
             client.broker.round.start()
+        else:
+            client.broker.belated.tell(client.client_id, self.record)
 
     def failed(self, error: ApiError) -> None:
         """The consumer is gone, and the message with it."""

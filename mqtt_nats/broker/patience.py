@@ -47,7 +47,9 @@ async def patiently(client: Client, attempt: Callable[[], Awaitable[T]]) -> T:
 
 
 async def elected(attempt: Callable[[], Awaitable[T]]) -> T:
-    """Call ``attempt`` until it is answered, as a gateway starts: streams may be so new that they have no leader.
+    """Call ``attempt`` until it is answered, where no client waits for that.
+
+    As a gateway starts, streams may be so new that they have no leader.
 
     Raises:
         RequestTimeout, NoResponders: not answered in `ELECTION` seconds.

@@ -102,6 +102,7 @@ async def recover(broker: Broker, link: Link) -> None:
             broker.live.company.renew(link)
     broker.nodes.renew(link)
     broker.leaving.renew(link)
+    broker.belated.renew(link)
     broker.banning.renew(link)
     broker.system.renew(link)
     broker.service.renew(link)

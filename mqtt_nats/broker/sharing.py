@@ -27,7 +27,9 @@ from mqtt_streams.shared import Assignment
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
+    from mqtt_nats.broker.durable import DurableSide
     from mqtt_streams.sessions import SharedSubscription
+    from mqtt_streams.stored import StoredMessage
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -163,6 +165,7 @@ async def resend(client: Client, assignments: list[Assignment]) -> None:
     broker = client.broker
     side = client.durable_side
     assert side is not None
+    side.assigned = {one.seq for one in assignments} or None
     machine = side.machine
     for one in assignments:
         token = b"%b%d" % (ASSIGNED, one.seq)
@@ -178,11 +181,16 @@ async def resend(client: Client, assignments: list[Assignment]) -> None:
                 machine.owe(one.packet_id, one.message_seq, other)
                 machine.releases[one.packet_id].records.append(token)
             continue
-        stamp = b"%d" % found.time_ns
-        message = broker.stored_message(found.seq, stamp, found.subject.encode(), found.headers, found.payload)
-        member = (client.shares or {}).get(one.subscription)
-        source = member.source if member is not None else Source(2, 0, 1)
-        machine.share(source, one.message_seq, one.packet_id, 2, message, token, True)
+        send_assigned(client, side, one, found, dup=True)
+
+
+def send_assigned(client: Client, side: DurableSide, one: Assignment, found: StoredMessage, *, dup: bool) -> None:
+    """Send a QoS 2 message that belongs to this client, under the identifier that it has."""
+    stamp = b"%d" % found.time_ns
+    message = client.broker.stored_message(found.seq, stamp, found.subject.encode(), found.headers, found.payload)
+    member = (client.shares or {}).get(one.subscription)
+    source = member.source if member is not None else Source(2, 0, 1)
+    side.machine.share(source, one.message_seq, one.packet_id, 2, message, b"%b%d" % (ASSIGNED, one.seq), dup)
 
 
 # -- while the gateway runs ---------------------------------------------------------------------------

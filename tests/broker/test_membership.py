@@ -8,10 +8,13 @@ from typing import Any, cast
 import pytest
 
 from mqtt_nats import natstime
+from mqtt_nats.broker import membership
 from mqtt_nats.broker.client import Client
 from mqtt_nats.broker.doubtful import room_of
-from mqtt_nats.broker.membership import Membership
+from mqtt_nats.broker.membership import AssignOp, Membership
+from mqtt_streams.api import ApiError
 from mqtt_streams.sessions import V5, PoisonedRecord, SessionRecord, SharedSubscription
+from mqtt_streams.shared import TAKEN, Owner
 
 TEXT = "$share/group/topic"
 WANTED = SharedSubscription(1, False, None, 1)
@@ -221,3 +224,69 @@ async def test_what_waits_when_a_member_leaves(monkeypatch: pytest.MonkeyPatch) 
     assert doubts.taken == []
     for number in (1, 2):
         assert b"PUB %b 4\r\n-NAK\r\n" % doubts.reply(number, 2) in doubts.out
+
+
+@pytest.mark.parametrize("seconds", [1, 16], ids=["in time", "too late"])
+async def test_a_message_becomes_a_members_that_has_left(monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
+    """Nobody has sent it: the next connection is told, or where that would find it void, the group."""
+    out: list[bytes] = []
+    told: list[tuple[str, int]] = []
+    work: list[Any] = []
+    deleted: list[int] = []
+    broker: Any = SimpleNamespace(
+        settings=SimpleNamespace(max_topic_levels=128),
+        shared=None,
+        link=SimpleNamespace(out=out, kick=lambda: None),
+        inbox=Inbox(),
+        store=SimpleNamespace(call=lambda target, body, operation: operation.stored(b"")),
+        belated=SimpleNamespace(tell=lambda *what: told.append(what)),
+        spawn=lambda coroutine, name: work.append(coroutine),
+        clients={},
+    )
+    client: Any = SimpleNamespace(broker=broker, version=5, client_id="client", alive=False, durable_side=None)
+
+    async def found(*_: object) -> object:
+        return SimpleNamespace(time_ns=natstime.now() * 1e9)
+
+    async def delete(_inbox: object, _stream: str, record: int) -> None:
+        deleted.append(record)
+
+    monkeypatch.setattr(membership, "get_sequence", found)
+    monkeypatch.setattr(membership, "delete", delete)
+    operation = AssignOp(Membership(cast(Client, client), TEXT, WANTED), cast(Any, None), 5, 7, b"reply")
+    operation.arrived -= int(seconds * 1e9)
+    operation.stored(b'{"stream":"$MQTT_shared","seq":11}')
+    for one in work:
+        await one
+    if seconds < 15:
+        assert (told, deleted, out) == ([("client", 11)], [], [])
+    else:
+        assert (told, deleted, out) == ([], [11], [b"PUB reply 4\r\n-NAK\r\n"])
+
+
+async def test_what_was_refused_because_it_was_stored_before_is_a_members_too() -> None:
+    """It was sent again since NATS was lost, and the member has left meanwhile."""
+    told: list[tuple[str, int]] = []
+    work: list[Any] = []
+
+    async def owner(*_: object) -> Owner:
+        return Owner("hash", 7, 11)
+
+    broker: Any = SimpleNamespace(
+        settings=SimpleNamespace(max_topic_levels=128),
+        shared=None,
+        link=SimpleNamespace(out=[], kick=lambda: None),
+        inbox=Inbox(),
+        groups=SimpleNamespace(owner=owner),
+        store=SimpleNamespace(call=lambda target, body, operation: operation.stored(b"")),
+        belated=SimpleNamespace(tell=lambda *what: told.append(what)),
+        spawn=lambda coroutine, name: work.append(coroutine),
+    )
+    client: Any = SimpleNamespace(broker=broker, version=5, client_id="client", hash="hash", alive=False)
+    client.durable_side = None
+    message: Any = SimpleNamespace(stamp=b"1")
+    operation = AssignOp(Membership(cast(Client, client), TEXT, WANTED), message, 5, 7, b"reply")
+    operation.failed(ApiError(400, TAKEN[0], "wrong last sequence"))
+    for one in work:
+        await one
+    assert told == [("client", 11)]

@@ -265,6 +265,44 @@ async def test_an_assignment_that_comes_after_the_message_was_somebody_elses(
     await first.quiet()
 
 
+@pytest.mark.parametrize("how", ["held up", "NATS is lost"])
+async def test_a_message_of_a_group_becomes_a_members_that_has_moved(
+    connect5: Connector5, name: str, stored: Stored, gateway: Gateway, late: Gateway, proxy: NatsProxy, how: str
+) -> None:
+    """Its next connection has looked by then for what is its own: the gateway of the former one tells the other."""
+    lost = how == "NATS is lost"
+    first, trap = await shared_by(connect5, name, late, proxy, "up", Action.DROP if lost else Action.HOLD)
+    if lost:
+        await lose(proxy, late)
+        first.drop()
+    moved = await connect5(f"{name}-first", clean=False, **OPTIONS)
+    assert moved.session_present
+    await moved.subscribe(f"{name}/else", qos=0)  # after all that belongs to the resume
+    proxy.away = False
+    trap.release()
+    await moved.complete(await moved.message(name, b"1", timeout=30, qos=2, dup=False))
+    await nobodys(stored)
+    await moved.quiet()
+
+
+async def test_a_message_of_a_group_that_a_member_has_found_is_not_sent_twice(
+    connect5: Connector5, name: str, stored: Stored, gateway: Gateway, late: Gateway, proxy: NatsProxy
+) -> None:
+    """It was made the member's before that moved, and its former gateway hears of it afterwards."""
+    _, trap = await shared_by(connect5, name, late, proxy, "answer", Action.HOLD)
+    moved = await connect5(f"{name}-first", clean=False, **OPTIONS)
+    one = await moved.message(name, b"1", qos=2, dup=True)
+    told = proxy.set("up", "$MQTT.gateways.assigned", Action.HOLD)
+    trap.release()
+    await asyncio.wait_for(told.sprung.wait(), 10)
+    told.release()
+    await answers(late, f"{name}-probe")
+    await moved.complete(one)
+    await nobodys(stored)
+    await moved.subscribe(f"{name}/else", qos=0)
+    await moved.quiet()
+
+
 async def test_an_assignment_that_nobody_waits_for_any_more(
     connect5: Connector5, name: str, stored: Stored, gateway: Gateway, second_gateway: Gateway
 ) -> None:

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""QoS 2 messages of groups that have become a durable session's when its next connection had looked for them already.
+
+What says so was on its way to JetStream when the connection ended. Its gateway has not sent the message, and tells
+whoever has the session now. See docs/internals/rules.md#shared-subscriptions.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from mqtt_nats.backbone.ops import Silent
+from mqtt_nats.broker.patience import patiently
+from mqtt_nats.broker.sharing import send_assigned
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.stored import get_sequence
+
+if TYPE_CHECKING:
+    from mqtt_nats.backbone.link import Link
+    from mqtt_nats.broker.client import Client
+    from mqtt_nats.broker.context import Broker
+
+ASSIGNED: Final = b"$MQTT.gateways.assigned"
+"""A gateway names the sequence of a record in `$MQTT_shared` and, behind a space, the client id."""
+
+
+class Belated:
+    """Those of which one gateway tells, or is told."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._sid = broker.link.subscribe_raw(ASSIGNED, self._heard)
+
+    def renew(self, link: Link) -> None:
+        """Subscribe again after a reconnect."""
+        link.renew(self._sid, ASSIGNED)
+
+    def tell(self, client_id: str, record: int) -> None:
+        """A message was made a client's whose connection here has ended."""
+        link = self._broker.link
+        body = b"%d %b" % (record, client_id.encode())
+        link.out.append(b"PUB %b %d\r\n%b\r\n" % (ASSIGNED, len(body), body))
+        link.kick()
+        self._told(client_id, record)  # a connection does not hear itself
+
+    def _heard(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        record, _, client_id = payload.partition(b" ")
+        if record.isdigit():
+            self._told(client_id.decode("utf-8", "replace"), int(record))
+
+    def _told(self, client_id: str, record: int) -> None:
+        client = self._broker.clients.get(client_id)
+        if client is not None and client.alive and client.durable:
+            client.do(_look(client, record))
+
+
+async def _look(client: Client, record: int) -> None:
+    """Send a message unless this connection knows of it; its session is resumed by now."""
+    broker = client.broker
+    side = client.durable_side
+    if side is None or record in (side.assigned or ()):
+        return
+    assignments, _ = await patiently(client, partial(broker.groups.assigned, client.hash))
+    one = next((one for one in assignments if one.seq == record), None)
+    if one is None or one.subscription not in (client.shares or {}):  # what has ended is seen to at the next resume
+        return
+    found = await patiently(client, partial(get_sequence, broker.inbox, MESSAGES, one.message_seq))
+    if not client.alive:
+        return
+    side.assigned = {record, *(side.assigned or ())}
+    if found is None:  # the stream has let it go, and the client was not sent it
+        broker.drop_assignment(b"%d" % record, Silent())
+    else:
+        send_assigned(client, side, one, found, dup=False)
+        broker.round.start()
+    broker.link.kick()
