@@ -175,7 +175,7 @@ def _close_session(client: Client, will: Done | None) -> None:
         else:
             _take_leave(client, _end(client, will), f"end of the session of {client.client_id}")
     elif client.expiry is not None:
-        _set_deadline(client, natstime.now() + client.expiry, UNSET)
+        set_deadline(client, natstime.now() + client.expiry)
     broker.link.kick()
 
 
@@ -210,7 +210,8 @@ def _delete_record(client: Client) -> None:
     broker.store.call(broker.delete_session, b'{"seq":%d,"no_erase":true}' % client.epoch, Silent())
 
 
-def _set_deadline(client: Client, at: float, pairs: tuple[tuple[str, str], ...] = ()) -> None:
+def set_deadline(client: Client, at: float, pairs: tuple[tuple[str, str], ...] = UNSET) -> None:
+    """Have the session end at Unix time ``at``, unless its record is written before."""
     headers = schedule_block(EXPIRY, client.hash, at, client.epoch, pairs)
     target = b"HPUB %b " % timer_subject(EXPIRY, client.hash).encode()
     client.broker.store.put(target, headers, client.client_id.encode(), DeadlineOp(client, at))
@@ -253,7 +254,7 @@ class DeadlineOp(Op):
         except (ApiError, NoResponders, RequestTimeout) as error:
             log.error("the session of %r may not end in time: %s", client.client_id, error)
             return
-        _set_deadline(client, self.at)
+        set_deadline(client, self.at, ())
         broker.link.kick()
 
 

@@ -30,6 +30,7 @@ from mqtt_nats.broker.record import discard_session, leftovers, save_record, unf
 from mqtt_nats.broker.resuming import rejoin, resume
 from mqtt_nats.broker.subscribing import withdraw
 from mqtt_nats.broker.tailoring import Aliases
+from mqtt_nats.broker.unconfirmed import leave_claimed
 from mqtt_nats.broker.will import check_will, keep_will, settle_wills
 from mqtt_nats.codec import (
     Connack,
@@ -187,6 +188,10 @@ async def _claim(client: Client, connect: Connect) -> bool:
         except Conflict:
             known, expected = await _load(client, connect)
             continue
+        except (RequestTimeout, NoResponders, ApiError, TimeoutError):
+            work = leave_claimed(client, expected, continued=present)
+            broker.spawn(work, f"claim of {client.client_id}")
+            raise
         if client.foreign > client.epoch:  # claimed again before our own claim was confirmed
             client.taken = True
             raise MqttError("another connection has claimed the session", ReasonCode.SESSION_TAKEN_OVER)

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from mqtt_nats.codec import Connect, Properties, Will
+from mqtt_nats.codec import Connack, Connect, Properties, ReasonCode, Will
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.qos2 import LATE_NS
 from tests.chaos.points.proxy import Action, NatsProxy
@@ -90,6 +90,43 @@ async def test_a_gateway_that_was_stopped_reads_a_clean_start_late(
         os.kill(still.pid, signal.SIGCONT)
     await answers(still, f"{name}-probe")
     await gets_all(connect5, name, publisher, client)
+
+
+@pytest.mark.parametrize("how", ["goes on", "begins anew", "is regular"])
+async def test_a_claim_whose_answer_is_lost(
+    connect5: Connector5, name: str, stored: Stored, gateway: Gateway, late: Gateway, proxy: NatsProxy, how: str
+) -> None:
+    """Its client is refused and does not come back: what it has claimed ends in time, after the will of before."""
+    will = Will(f"{name}/will", b"gone", 1, False, {"will_delay_interval": 4})
+    client = await connect5(name, session_expiry_interval=6, will=will)
+    await client.subscribe(name, qos=2)
+    await client.quiet()
+    client.drop()
+    await until(lambda: _has(stored, f"$MQTT.timers.will.*.{name_hash(name)}"))
+    regular = how == "is regular"  # such a session's first claim supposes that there is none, and is refused
+    trap = proxy.set("answer", f"$MQTT.sess.{name_hash(name)}", Action.DROP, 2 if regular else 1)
+    expiry: dict[str, Any] = {} if regular else {"session_expiry_interval": 6}
+    client = await connecting(late, name, how != "goes on", **expiry)
+    await trap.sprung.wait()
+    proxy.lose()
+    refused = await client.packet()
+    assert isinstance(refused, Connack)
+    assert refused.code == ReasonCode.SERVER_UNAVAILABLE
+    client.drop()
+    proxy.away = False
+    wills = f"$MQTT.msgs.{name}.will"
+
+    async def over() -> None:
+        assert not await stored.traces(name)
+        assert await stored.count("$MQTT_msgs", wills) == 1
+        assert not await stored.count("$MQTT_wills", f"$MQTT.wills.*.{name_hash(name)}")
+
+    await until(over)
+
+
+async def _has(stored: Stored, subject: str) -> None:
+    """A timer is set."""
+    assert await stored.count("$MQTT_timers", subject)
 
 
 @pytest.mark.parametrize("clean", [True, False], ids=["regular", "durable"])

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client was refused because nobody answered its claim: was that stored?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mqtt_nats.broker import unconfirmed
+from mqtt_nats.broker.unconfirmed import leave_claimed
+from mqtt_streams.api import RequestTimeout
+from mqtt_streams.sessions import V5, PoisonedRecord, SessionRecord
+
+pytestmark = pytest.mark.anyio
+
+
+def record(nonce: str) -> SessionRecord:
+    return SessionRecord("client", v5=V5(nonce=nonce))
+
+
+class Setup:
+    """What each look at the record finds; the last of it for ever."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, found: Iterable[Any]) -> None:
+        self.found = list(found)
+        self.deadlines: list[int] = []
+        monkeypatch.setattr(unconfirmed, "PAUSE", 0.001)
+        monkeypatch.setattr(unconfirmed, "SETTLING", 0.01)
+        monkeypatch.setattr(unconfirmed, "set_deadline", lambda client, at: self.deadlines.append(client.epoch))
+        online = asyncio.Event()
+        online.set()
+        link = SimpleNamespace(kick=lambda: None)
+        broker = SimpleNamespace(online=online, link=link, sessions=SimpleNamespace(load=self.load))
+        self.client: Any = SimpleNamespace(
+            broker=broker, hash="hash", client_id="client", record=record("mine"), epoch=0, expiry=60
+        )
+
+    async def load(self, *_: object) -> Any:
+        found = self.found.pop(0) if len(self.found) > 1 else self.found[0]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+CASES: dict[str, tuple[list[Any], int]] = {
+    "stored": ([(record("mine"), 6)], 6),
+    "stored, as JetStream says later": ([RequestTimeout("a test"), (record("mine"), 6)], 6),
+    "stored after the first look": ([(record("before"), 5), (record("mine"), 6)], 6),
+    "not stored": ([(record("before"), 5)], 0),
+    "claimed by another connection": ([(record("other"), 7)], 0),
+    "claimed by nats-server's listener": ([(SessionRecord("client"), 7)], 0),
+    "claimed by who knows": ([PoisonedRecord("a test")], 0),
+    "ended": ([None], 0),
+}
+
+
+@pytest.mark.parametrize("continued", [True, False])
+@pytest.mark.parametrize("case", CASES)
+async def test_what_is_left_in_order(monkeypatch: pytest.MonkeyPatch, case: str, continued: bool) -> None:
+    """Only what this connection has claimed, and nobody after it."""
+    found, epoch = CASES[case]
+    setup = Setup(monkeypatch, found)
+    await asyncio.wait_for(leave_claimed(setup.client, 5, continued=continued), 10)
+    assert (setup.client.epoch, setup.deadlines) == (epoch, [epoch] if epoch else [])
+
+
+async def test_a_session_that_does_not_expire_has_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = Setup(monkeypatch, [(record("mine"), 6)])
+    setup.client.expiry = None
+    await asyncio.wait_for(leave_claimed(setup.client, 0, continued=True), 10)
+    assert (setup.client.epoch, setup.deadlines) == (6, [])
