@@ -26,6 +26,7 @@ from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.pubsub.table import PLAIN, Options
 from mqtt_nats.rooted import rooted
 from mqtt_nats.session.delivery import Source
+from mqtt_nats.session.unsequenced import RETAINED_BASE
 from mqtt_streams.consumers import (
     existing_consumer,
 )
@@ -97,9 +98,10 @@ async def resume(
     adopt(client, side)
     if record.v5.q2:
         await client.inbound.take_over(client, side.former, record)
-    # A PUBREL may be owed of a subscription that is no more, or was at QoS 2.
+    # A PUBREL may be owed of a subscription that is no more, or was at QoS 2; or of a retained message.
     for owed in await broker.pubrels.owed(client.hash):
-        former = side.replaced is not None and owed.message_seq > side.replaced
+        own = owed.packet_id < RETAINED_BASE
+        former = own and side.replaced is not None and owed.message_seq > side.replaced
         machine.owe(owed.packet_id, owed.message_seq, former)
     went = await recall(client, side)
     assignments, halfway = await broker.groups.assigned(client.hash)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from mqtt_nats.session.delivery import STORING, Delivery, Release
 from mqtt_nats.session.recalling import Recalling
+from mqtt_nats.session.unsequenced import RETAINED_BASE
 
 
 class Releasing(Recalling):
@@ -23,7 +24,7 @@ class Releasing(Recalling):
         self.on_complete: Callable[[Delivery], None] | None = None
         """Called when a message of a subscription that has ended is complete."""
         self._owed: set[int] = set()
-        """Sequences whose PUBREL was owed when the session was resumed: never to be sent again."""
+        """Sequences of the session's own messages whose PUBREL was owed when it was resumed: never to be sent again."""
         self._cleared: set[int] = set()
 
     def owe(self, identifier: int, sequence: int, former: bool = False) -> None:
@@ -33,7 +34,9 @@ class Releasing(Recalling):
             former: the sequence counts in a stream that was replaced.
         """
         self.releases[identifier] = Release(sequence, former)
-        if not former:
+        # Else it is of a shared subscription's copy, which may be another one's too, or of a retained message, whose
+        # sequence counts elsewhere. Records of nats-server's listener, with any identifier, have no sequence.
+        if not former and identifier < RETAINED_BASE:
             self._owed.add(sequence)
 
     def keep(self, identifier: int, record: bytes) -> None:

@@ -215,6 +215,33 @@ async def test_qos_2_that_was_sent_belongs_to_its_client(
     await until(gone)
 
 
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_the_other_copy_of_a_message_whose_pubrel_is_owed(
+    connect5: Connect, name: str, second_gateway: Gateway, qos: int
+) -> None:
+    """[MQTT-4.8.2-4] [MQTT-4.5.0-1] (5.0): of a shared subscription a client has it, of another one it gets it yet."""
+    client = await connect5(name, session_expiry_interval=60)
+    await client.subscribe5(Subscription(f"$share/group/{name}", 2), subscription_identifier=[1])
+    await client.subscribe5(Subscription(name, qos), subscription_identifier=[2])
+    publisher = await connect5(f"{name}-publisher")
+    payloads = [b"0", b"1", b"2"]
+    await publisher.deliver_all(name, payloads, 2)
+    found = await client.messages(2 * len(payloads))
+    shared = [one for one in found if (one.properties or {})["subscription_identifier"] == [1]]
+    assert [one.payload for one in shared] == payloads
+    for one in shared:
+        client.ack(PUBREC, one.packet_id)
+    for one in shared:
+        await client.expect_ack(PUBREL, one.packet_id)
+    client.drop()
+    client = await connect5(name, clean=False, session_expiry_interval=60, to=second_gateway)
+    for one in shared:
+        await client.expect_ack(PUBREL, one.packet_id)
+    again = await client.messages(len(payloads))
+    assert [(one.payload, one.qos, one.dup) for one in again] == [(payload, qos, True) for payload in payloads]
+    await client.quiet()
+
+
 async def test_qos_2_to_a_regular_session_that_ends(connect5: Connect, name: str) -> None:
     """[MQTT-4.8.2-5] (5.0): nobody else gets what was sent."""
     text = f"$share/group/{name}"

@@ -234,6 +234,24 @@ def test_a_retained_message_whose_pubrel_is_owed_is_not_sent_again() -> None:
     assert ports.take() == [("send", ack_bytes(PUBREL, retained_id(3))), ("publish", -4, 2, True)]
 
 
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_a_message_is_sent_for_all_that_a_pubrel_of_its_sequence_is_owed(attempt: int) -> None:
+    """The sequence is of a retained message, or the same message came by a shared subscription [MQTT-4.5.0-1]."""
+    one = source()
+    machine, ports = session(one, started=False)
+    machine.owe(retained_id(3), 3)
+    machine.start()
+    machine.arrived(one, 2, 1, b"before", None, 1)
+    ports.take()
+    if attempt == 1:
+        assert machine.sent_at_once(one, 3, 2, b"reply")
+    else:
+        machine.arrived(one, 3, attempt, b"reply", None, 2)
+        assert ports.take() == [("publish", 3, 2, True)]
+    machine.acknowledged(PUBREC, [packet_id(3)])
+    assert ports.take() == [("store", packet_id(3), 3)]
+
+
 def test_a_retained_message_waits_for_the_identifier_of_another() -> None:
     one = source()
     machine, ports = session(one, started=False)
