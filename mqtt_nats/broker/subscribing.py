@@ -12,12 +12,11 @@ import logging
 from collections.abc import Set
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.broker.announcing import asked, asked_to_end, subscribed, unsubscribed
-from mqtt_nats.broker.attachment import Attachment, backstop
 from mqtt_nats.broker.draining import drain
-from mqtt_nats.broker.grounding import bound
+from mqtt_nats.broker.granting import Wish, grant
 from mqtt_nats.broker.groups import PREFIX as SHARED
 from mqtt_nats.broker.groups import parse_shared
 from mqtt_nats.broker.nodes import fence, fence_wild
@@ -25,7 +24,7 @@ from mqtt_nats.broker.parting import part
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.replay import Replay, drop_gate, open_gate, prepare, start_replays
-from mqtt_nats.broker.resuming import descend, keep_taken, set_options
+from mqtt_nats.broker.resuming import descend, keep_taken
 from mqtt_nats.broker.sharing import acknowledged as ask_again
 from mqtt_nats.broker.sharing import subscribe_shared, unsubscribe_shared
 from mqtt_nats.broker.stalling import postponed
@@ -42,13 +41,8 @@ from mqtt_nats.codec import (
     validate_topic_filter,
 )
 from mqtt_nats.pubsub.table import Options
-from mqtt_nats.rooted import rooted
-from mqtt_nats.session.delivery import Source
-from mqtt_streams.api import ApiError, call
-from mqtt_streams.consumers import create_consumer
-from mqtt_streams.messages import STREAM as MESSAGES
-from mqtt_streams.messages import subscription_consumer
-from mqtt_streams.sessions import Conflict, SharedSubscription, SubscriptionOptions, second_sid
+from mqtt_streams.api import ApiError
+from mqtt_streams.sessions import Conflict, SharedSubscription, second_sid
 from mqtt_streams.subjects import ReservedSubject, filter_to_subjects
 
 if TYPE_CHECKING:
@@ -64,25 +58,6 @@ RECORD_ENTRY: Final = 1000
 
 # Bytes of max_payload that are left for the rest of the session record: headers, later changes.
 RECORD_SPARE: Final = 2048
-
-
-class Wish(NamedTuple):
-    """One subscription that is asked for and may be had."""
-
-    qos: int
-    subjects: tuple[str, ...]
-    options: Options
-    handling: int
-    """Retain handling: 0, 1 or 2."""
-    replay: bool
-    """Retained messages are wanted [MQTT-3.3.1-9] [MQTT-3.3.1-10] [MQTT-3.3.1-11] (5.0)."""
-
-    def described(self, topic_filter: str) -> SubscriptionOptions:
-        """As the session record has it."""
-        options = self.options
-        return SubscriptionOptions(
-            topic_filter, options.no_local, options.retain_as_published, self.handling, options.identifier
-        )
 
 
 async def subscribe(client: Client, packet: Subscribe) -> None:
@@ -131,7 +106,7 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
         if shares:
             await subscribe_shared(client, shares)
         if client.durable_side is not None and wanted:
-            refused = await _subscribe_durable(client, wanted, {replay.key: replay for replay in replays})
+            refused = await grant(client, wanted, {replay.key: replay for replay in replays})
             begun = True
             await _abandon(client, wanted, replays, refused)
         for topic_filter, wish in wanted.items():
@@ -295,100 +270,6 @@ class _Room:
             self._bytes -= size
         self._present.add(topic_filter)
         return True
-
-
-async def _subscribe_durable(client: Client, wanted: dict[str, Wish], replays: dict[str, Replay]) -> set[str]:
-    """Write the record, then make the consumers what it says.
-
-    Args:
-        replays: what is to be sent first, by key in the session record.
-
-    Returns:
-        The filters for which JetStream does not create a consumer.
-
-    Raises:
-        Conflict: the session belongs to somebody else.
-        ApiError: JetStream does not store the record.
-    """
-    broker = client.broker
-    side = client.durable_side
-    record = client.record
-    assert side is not None
-    assert record is not None
-    assert record.v5 is not None
-    if any(not wish.qos for wish in wanted.values()):
-        await descend(client)
-    side.settle()
-    created: list[tuple[str, Attachment]] = []
-    start = 0
-    gone: list[str] = []
-    if any(wish.qos == 2 for wish in wanted.values()) and not side.has_pubrels:
-        await patiently(client, side.attach_pubrels)
-    for topic_filter, wish in wanted.items():
-        qos, subjects = wish.qos, wish.subjects
-        described = wish.described(topic_filter)
-        for index, subject in enumerate(subjects):
-            key = subject if index == 0 else second_sid(subject)
-            known = record.cons.get(key)
-            if known is not None and qos:
-                source = side.attachments[known.durable_name].source
-                set_options(source, described)
-                if key in replays:
-                    replays[key].hold(source)
-                if source.qos != qos:
-                    # An overlapping subscription may have brought what this one's consumer has yet to bring.
-                    until = max(each.last for each in side.machine.sources)
-                    source.was_qos, source.until, source.qos = source.qos, until, qos
-                    record.v5.was[key] = (source.was_qos, source.until)
-            elif known is not None:
-                if drain(side, key, not wish.replay) is None:
-                    gone.append(known.durable_name)
-            elif qos:
-                if not start:
-                    info = await patiently(client, partial(call, broker.inbox, f"STREAM.INFO.{MESSAGES}"))
-                    # What another subscription has brought meanwhile is not for this one: it would come twice.
-                    start = max(int(info["state"]["last_seq"]), *(one.last for one in side.machine.sources), 0) + 1
-                record.cons[key] = consumer = subscription_consumer(
-                    client.hash,
-                    subject,
-                    name_nuid=broker.new_nuid(),
-                    deliver_nuid=broker.new_nuid(),
-                    max_ack_pending=side.window(),
-                    start_seq=start,
-                    inactive_threshold=backstop(record.v5.expiry),
-                )
-                record.v5.start[key] = start
-                source = Source(qos, start, side.window())
-                set_options(source, described)
-                if key in replays:
-                    replays[key].hold(source)
-                source.expected = 0
-                created.append((topic_filter, side.add(key, consumer, source)))
-        record.subs[subjects[0]] = qos
-        record.v5.options[subjects[0]] = described
-    if gone:
-        await keep_taken(client)
-    await save_record(client, client.epoch)
-    if gone:
-        await patiently(client, partial(side.remove, gone))
-    if created:
-        bound(side)  # each has a window of its own
-    results = await patiently(client, partial(_create, client, created))
-    return {created[at][0] for at, done in enumerate(results) if not done}
-
-
-async def _create(client: Client, wanted: list[tuple[str, Attachment]]) -> list[bool]:
-    """Create the consumers of these filters; which of them JetStream has created."""
-    return await asyncio.gather(*(rooted(_create_one(client, *one)) for one in wanted))
-
-
-async def _create_one(client: Client, topic_filter: str, attachment: Attachment) -> bool:
-    try:
-        await create_consumer(client.broker.inbox, MESSAGES, attachment.consumer)
-    except ApiError as error:
-        log.warning("%s: subscribing to %r failed: %s", client, topic_filter, error)
-        return False
-    return True
 
 
 async def unsubscribe(client: Client, packet: Unsubscribe) -> None:
