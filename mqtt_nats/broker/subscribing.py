@@ -294,11 +294,13 @@ async def unsubscribe(client: Client, packet: Unsubscribe) -> None:
     # No reason string, no user properties [MQTT-3.11.2-1] [MQTT-3.11.2-2] (5.0)
     answer = Unsuback(packet.packet_id, codes if client.version == 5 else ())
     client.outlet.write(encode(answer, client.version))
-    unsubscribed(client, (topic_filter for topic_filter in packet.filters if topic_filter in present))
+    ended = (one for one, code in zip(packet.filters, codes, strict=True) if code == ReasonCode.SUCCESS)
+    unsubscribed(client, ended)
 
 
 def _unsuback_code(client: Client, topic_filter: str, present: set[str]) -> int:
     if topic_filter in present:
+        present.remove(topic_filter)  # named once more, it is none any more
         return ReasonCode.SUCCESS
     try:
         validate_topic_filter(topic_filter, client.broker.settings.max_topic_levels)
