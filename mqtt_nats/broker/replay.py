@@ -71,6 +71,10 @@ class Replay:
         self.gate: Gate | None = None
         self._marks: deque[int] = deque()
         """Where pages ended that were sent and are not noted in the record."""
+        self._sent = start
+        """Everything before this has been sent."""
+        self._told = start
+        """What the record says of that, or is about to say."""
         self._written = False
         self._subject = subject
         self.asks = not of_system(topic_filter)
@@ -231,6 +235,7 @@ class Replay:
                     if not (self._free(size) and self.wanted) and not await self.room(size):
                         return
                     self.send(message)
+                    self._sent = message.seq + 1
                 self.cursor = self.page[-1].seq + 1
                 self._marks.append(self.cursor)
                 self.page = [] if following is None else await following
@@ -254,7 +259,10 @@ class Replay:
         return await anext(pages, [])
 
     async def _follow(self) -> None:
-        """Note in the session record how far the client has acknowledged, page by page, and at last that it has all."""
+        """Note in the session record how far the client has acknowledged, page by page, and at last that it has all.
+
+        More often where records are kept of what is complete.
+        """
         side = self.client.durable_side
         source = self.source
         if side is None:  # the connection has ended before this began
@@ -269,9 +277,12 @@ class Replay:
             passed = 0
             while marks and (oldest is None or marks[0] <= oldest):
                 passed = marks.popleft()
-            if passed:
-                self.client.do(self._note(passed))
             wait = ROOM_STEP if passed else min(wait * 2, ROOM_MOST)
+            if side.machine.keeps:
+                passed = self._sent if oldest is None else oldest
+            if passed > self._told:
+                self._told = passed
+                self.client.do(self._note(passed))
             await asyncio.sleep(wait)
 
     async def _note(self, cursor: int | None) -> None:
@@ -279,7 +290,8 @@ class Replay:
         record = self.client.record
         assert record is not None
         assert record.v5 is not None
-        if self.source is None:  # a subscription that has taken its place has its own cursor
+        side, source = self.client.durable_side, self.source
+        if side is None or source is None:  # a subscription that has taken its place has its own cursor
             return
         if cursor is not None:
             record.v5.replay[self.key] = cursor
@@ -289,6 +301,8 @@ class Replay:
             await save_record(self.client, self.client.epoch)
         except Conflict:
             self.client.taken_over()
+        else:
+            side.machine.replayed(source, cursor)
 
 
 async def prepare(client: Client, replays: list[Replay]) -> None:
@@ -302,6 +316,8 @@ async def prepare(client: Client, replays: list[Replay]) -> None:
     if begun and record is not None and record.v5 is not None:
         for replay in begun:
             record.v5.replay[replay.key] = 1
+            if client.durable_side is not None and replay.source is not None:
+                client.durable_side.machine.replayed(replay.source, 1)
         await save_record(client, client.epoch)
 
 

@@ -130,6 +130,7 @@ async def resume(
         if (cursor := record.v5.replay.get(key)) is not None:
             unfinished.append(Replay(client, subject_to_filter(first), key, subject, qos, cursor))
             unfinished[-1].hold(source)
+            machine.replayed(source, cursor)
         attachments.append(side.add(key, consumer, source))
     done = []
     for entry in record.v5.draining:

@@ -211,7 +211,7 @@ class Delivery:
 class Release:
     """An owed PUBREL."""
 
-    __slots__ = ("comp", "delivery", "former", "records", "sequence", "stays", "unconfirmed")
+    __slots__ = ("comp", "delivery", "former", "records", "sequence", "source", "stays", "unconfirmed")
 
     def __init__(self, sequence: int, former: bool = False) -> None:
         self.sequence = sequence
@@ -221,6 +221,8 @@ class Release:
         """Acknowledgements of the message that JetStream has yet to confirm."""
         self.delivery: Delivery | None = None
         """The message, when this connection has sent it."""
+        self.source: Source | None = None
+        """Of a retained message: the subscription that it was sent for, where that is known."""
         self.comp = False
         self.stays = False
         """Its identifier is taken until :meth:`DurableOutbound.freed`, also when all is complete."""

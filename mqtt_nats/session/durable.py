@@ -219,6 +219,8 @@ class DurableOutbound(Releasing):
             return
         while self.others and len(self.inflight) + self.released < self.limit:
             first = self.others[0]
+            if first.id in self.releases and self._give_way(first.id):
+                continue
             if first.id in self.inflight or first.id in self.releases or (first.qos == 2 and first.id in self._asked):
                 break
             self._send(self.others.popleft())
@@ -389,6 +391,8 @@ class DurableOutbound(Releasing):
         replies = delivery.replies()
         release.unconfirmed += len(replies)
         release.delivery = delivery
+        if delivery.sequence < 0 and not replies:
+            release.source = delivery.source
         if self.version == 5:
             self.released += 1
         self.ports.send(ack_bytes(PUBREL, identifier))

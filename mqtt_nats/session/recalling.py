@@ -229,5 +229,6 @@ class Recalling(Unsequenced):
         self._waiting = [(s, d) for s, d in self._waiting if d.source is not source] + again
         heapq.heapify(self._waiting)
         self.others = deque(d for d in self.others if d.source is not source or d.dup or retained)
+        self.replayed(source, None)
         self.pump()
         return [d for d in self.inflight.values() if d.source is source] + [d for _, d in again if d.state == WAITING]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mqtt_nats.session.delivery import STORING, Delivery, Release
-from mqtt_nats.session.recalling import Recalling
+from mqtt_nats.session.delivery import STORING, Delivery, Release, Source
+from mqtt_nats.session.recalling import EVER, Recalling
 from mqtt_nats.session.unsequenced import RETAINED_BASE
 
 
@@ -105,11 +105,50 @@ class Releasing(Recalling):
                 self._cleared.add(identifier)
             self._finish(identifier, release)
 
+    def replayed(self, source: Source, cursor: int | None) -> None:
+        """The session record says how far a subscription's retained messages are: what is before it needs no record."""
+        if cursor is None or source.end:
+            self.cursors.pop(source, None)
+        else:
+            self.cursors[source] = cursor
+        for identifier, release in list(self.releases.items()):
+            if identifier >= RETAINED_BASE and self.releases.get(identifier) is release:
+                self._finish(identifier, release)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether records are kept of retained messages that the client has whole."""
+        return any(one.comp and self._kept(identifier, one) for identifier, one in self.releases.items())
+
+    def _kept(self, identifier: int, release: Release) -> bool:
+        """Whether the next connection would send a retained message again, if there were no record of its PUBREL."""
+        if identifier < RETAINED_BASE or not self.cursors:
+            return False
+        source = release.source
+        if source is not None:
+            first = self.cursors.get(source, EVER)
+        elif release.delivery is None:  # an earlier connection has sent it
+            first = min(self.cursors.values())
+        else:
+            return False  # of a shared subscription
+        if first > release.sequence:
+            return False
+        # Whoever subscribes again meanwhile gets the same once more: that is what would have to be sent again.
+        new = self.others[0] if self.others else None
+        return new is None or -new.sequence != release.sequence or source not in (None, new.source)
+
+    def _give_way(self, identifier: int) -> bool:
+        """Let go of a record that is kept, for the same message that is to be sent anew; False: it is in use."""
+        self._finish(identifier, self.releases[identifier])
+        return identifier not in self.releases
+
     def _finish(self, identifier: int, release: Release, gone: bool = False) -> None:
         if not release.comp:
             return
         if not release.records and not release.stays and not gone:
             self.ports.seek()
+        elif self._kept(identifier, release) and not gone:
+            return
         elif release.unconfirmed <= 0 and (release.records or gone):
             records, release.records = release.records, []
             if not release.stays:

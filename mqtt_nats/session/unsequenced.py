@@ -36,18 +36,25 @@ class Unsequenced:
         """Identifiers of messages of shared subscriptions that are not sent yet."""
         self._asked: set[int] = set()
         """Identifiers that the client is to give up first, where the next message is at QoS 2."""
+        self.cursors: dict[Source, int] = {}
+        """Where the next connection would go on with retained messages, by subscription whose replay is unfinished."""
         self._last_free = 0
 
     def pump(self) -> None:
         """Send what may be sent now."""
         raise NotImplementedError
 
+    def replayed(self, source: Source, cursor: int | None) -> None:
+        """The next connection would go on with a subscription's retained messages here; None = they are complete."""
+        raise NotImplementedError
+
     def replay(self, source: Source, sequence: int, qos: int, body: Any, dup: bool) -> None:
         """Send a retained message at QoS 1 or 2, once there is a place in the window."""
         identifier = retained_id(sequence)
         release = self.releases.get(identifier)
-        if release is not None and release.sequence == sequence and dup:
-            return  # the client has it: its PUBREL is owed
+        if release is not None and release.sequence == sequence and dup and release.source in (None, source):
+            release.source = source  # what another subscription asks for is another copy
+            return  # the client has it: its PUBREL is owed, or was until now
         self.others.append(Delivery(source, -sequence, identifier, qos, body, b"", dup))
         self.pump()
 

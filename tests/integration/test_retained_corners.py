@@ -6,10 +6,14 @@ import itertools
 from collections import Counter
 
 import psutil
+import pytest
 
-from mqtt_nats.codec import Publish, Suback, Subscribe, Subscription
+from mqtt_nats.codec import Ack, Publish, Suback, Subscribe, Subscription
+from tests.conftest import GatewayFactory
 from tests.harness.gateway import Gateway
-from tests.harness.rawclient import PUBACK, topic_of
+from tests.harness.nats import NatsServer
+from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL, topic_of
+from tests.harness.rawclient5 import RawClient5
 from tests.integration.conftest import Connector, Connector5, Stored, until
 from tests.integration.test_retained import take
 
@@ -115,6 +119,71 @@ async def test_many_filters_get_all_of_it(connect: Connector, name: str) -> None
     await client.quiet()
     for topic in topics:
         await publisher.deliver(topic, b"", 1, retain=True)
+
+
+async def following(client: RawClient5) -> Publish:
+    """The next message; each PUBREL before it is answered."""
+    while not isinstance(packet := await client.packet(), Publish):
+        assert isinstance(packet, Ack)
+        client.ack(PUBCOMP, packet.packet_id)
+    return packet
+
+
+@pytest.mark.parametrize("end", ["disconnected", "broken", "killed"])
+async def test_what_is_complete_of_a_replay_does_not_come_again(
+    connect5: Connector5,
+    name: str,
+    gateway: Gateway,
+    nats_server: NatsServer,
+    gateway_factory: GatewayFactory,
+    stored: Stored,
+    end: str,
+) -> None:
+    """[MQTT-4.3.3-6] (5.0): at QoS 2, whatever connection goes on with it, and how often; the rest comes."""
+    near = gateway_factory(nats_server)
+    publisher = await connect5(f"{name}-publisher")
+    payloads = [b"%d" % index for index in range(5)]
+    for payload in payloads:
+        await publisher.deliver(f"{name}/{payload.decode()}", payload, 2, retain=True)
+    client = await connect5(name, to=near, session_expiry_interval=60, receive_maximum=1)
+    await client.subscribe(f"{name}/#", qos=2)
+    for payload in payloads[:2]:
+        one = await client.expect(Publish, payload=payload, dup=False)
+        client.ack(PUBREC, one.packet_id)
+        await client.released(one.packet_id)
+    first = (await stored.js.get_last_msg("$MQTT_rmsgs", f"$MQTT.rmsgs.{name}.0")).seq
+    assert first is not None
+
+    async def noted() -> None:
+        assert (await stored.record(name))["v5"]["replay"][f"{name}.>"] > first
+
+    if end == "killed":
+        await until(noted, 5)
+    waiting = (await client.expect(Publish, payload=payloads[2], dup=False)).packet_id
+    client.ack(PUBREC, waiting)
+    await client.expect_ack(PUBREL, waiting)
+    if end == "disconnected":
+        await client.disconnect5()
+    elif end == "killed":
+        near.kill()
+    client.drop()
+    for _ in range(2):  # the second time, of what was complete before the first message was sent again
+        client = await connect5(name, to=gateway, clean=False, session_expiry_interval=60, receive_maximum=1)
+        one = await following(client)
+        assert (one.payload, one.dup) == (payloads[3], True)
+        client.drop()
+    client = await connect5(name, clean=False, session_expiry_interval=60)
+    for payload in payloads[3:]:
+        one = await following(client)
+        assert one.payload == payload
+        await client.complete(one)
+
+    async def ended() -> None:
+        assert not (await stored.record(name))["v5"].get("replay")
+
+    await until(ended)
+    await stored.settled(name)
+    await client.quiet()
 
 
 async def test_a_retained_message_that_is_removed_half_way(connect5: Connector5, name: str) -> None:

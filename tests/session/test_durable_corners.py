@@ -7,9 +7,9 @@ import pytest
 
 from mqtt_nats.codec import ProtocolError, ack_bytes
 from mqtt_nats.session.delivery import STORING, Source
-from mqtt_nats.session.durable import ID_SPACE, packet_id
+from mqtt_nats.session.durable import ID_SPACE, DurableOutbound, packet_id
 from mqtt_nats.session.unsequenced import retained_id
-from tests.session.recorder import PUBACK, PUBCOMP, PUBREC, PUBREL, session, source
+from tests.session.recorder import PUBACK, PUBCOMP, PUBREC, PUBREL, Recorder, session, source
 
 
 def test_what_was_done_before_the_last_window_is_not_sent_again() -> None:
@@ -262,6 +262,93 @@ def test_a_retained_message_waits_for_the_identifier_of_another() -> None:
     machine.pubrel_delivered(retained_id(3), 3, b"record")
     machine.acknowledged(PUBCOMP, [retained_id(3)])
     assert ports.take() == [("ack", b"record"), ("publish", -3 - 16384, 2, True)]
+
+
+def released(machine: DurableOutbound, sequence: int) -> None:
+    """A retained message is on its way, and the client completes it."""
+    identifier = retained_id(sequence)
+    machine.acknowledged(PUBREC, [identifier])
+    machine.pubrel_stored(identifier)
+    machine.pubrel_delivered(identifier, sequence, b"r%d" % sequence)
+    machine.acknowledged(PUBCOMP, [identifier])
+
+
+def acks(ports: Recorder) -> list[object]:
+    """What was acknowledged since the last look."""
+    return [call[1] for call in ports.take() if call[0] == "ack"]
+
+
+def test_records_of_retained_messages_stay_while_they_would_be_sent_again() -> None:
+    """[MQTT-4.3.3-6] (5.0): the next connection goes on at the cursor, and knows by them what the client has."""
+    one = source()
+    machine, ports = session(one)
+    machine.replayed(one, 1)
+    for sequence in (3, 4, 5):
+        machine.replay(one, sequence, 2, None, False)
+        released(machine, sequence)
+    assert (acks(ports), machine.keeps) == ([], True)
+    machine.replayed(one, 4)
+    assert acks(ports) == [b"r3"]
+    machine.replayed(one, None)
+    assert (acks(ports), machine.keeps) == ([b"r4", b"r5"], False)
+
+
+def test_a_subscription_that_ends_keeps_no_records() -> None:
+    one = source()
+    machine, ports = session(one)
+    machine.replayed(one, 1)
+    machine.replay(one, 3, 2, None, False)
+    released(machine, 3)
+    machine.drain(one)
+    assert (acks(ports), machine.cursors) == ([b"r3"], {})
+
+
+def test_pubcomp_before_the_replay_goes_on() -> None:
+    """[MQTT-4.3.3-6] (5.0): PUBREL leaves before the retained messages are read, and the client may be faster."""
+    one = source()
+    machine, ports = session(one, started=False)
+    machine.owe(retained_id(3), 3)
+    machine.replayed(one, 1)
+    machine.start()
+    machine.pubrel_delivered(retained_id(3), 3, b"r3")
+    machine.acknowledged(PUBCOMP, [retained_id(3)])
+    ports.take()
+    for sequence in (3, 4):
+        machine.replay(one, sequence, 2, None, True)
+    assert ports.take() == [("publish", -4, 2, True)]
+    machine.replayed(one, 4)
+    assert acks(ports) == [b"r3"]
+
+
+def test_another_subscription_gets_its_own_copy_of_a_retained_message() -> None:
+    """[MQTT-3.3.4-5] (5.0): what one has is not what the other waits for."""
+    one, other = source(), source()
+    machine, ports = session(one, other, started=False)
+    machine.owe(retained_id(3), 3)
+    machine.replayed(one, 3)
+    machine.replayed(other, 3)
+    machine.start()
+    machine.replay(one, 3, 2, None, True)
+    machine.replay(other, 3, 2, None, True)
+    released(machine, 3)
+    assert ports.take() == [("send", ack_bytes(PUBREL, retained_id(3)))] * 2
+    machine.replayed(one, 4)
+    assert ports.take() == [("ack", b"r3"), ("publish", -3, 2, True)]
+
+
+def test_a_retained_message_that_is_sent_anew_waits_for_no_record() -> None:
+    """The client has subscribed again [MQTT-3.3.1-9] (5.0)."""
+    one = source()
+    machine, ports = session(one)
+    machine.replayed(one, 1)
+    machine.replay(one, 3, 2, None, False)
+    released(machine, 3)
+    ports.take()
+    machine.replayed(one, 1)
+    machine.replay(one, 3, 2, None, False)
+    assert ports.take() == [("ack", b"r3"), ("publish", -3, 2, False)]
+    released(machine, 3)
+    assert (acks(ports), machine.keeps) == ([], True)
 
 
 # -- ended subscriptions --------------------------------------------------------------------------
