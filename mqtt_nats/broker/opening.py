@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats import natstime
 from mqtt_nats.broker.announcing import admit, connected, looked_at, session
 from mqtt_nats.broker.authenticating import authenticate
 from mqtt_nats.broker.durable import DurableSide
@@ -176,7 +177,7 @@ async def _claim(client: Client, connect: Connect) -> bool:
         wills = known.v5.wills if known is not None and known.v5 is not None else []
         before = known.v5.former if known is not None and known.v5 is not None else 0
         written = known.time_ns if known is not None else 0
-        present = _prepare(client, connect, known)
+        present = _prepare(client, connect, known, await _has_expired(client, known, expected))
         if client.durable_side is not None and client.record is not None and client.record.v5 is not None:
             client.durable_side.former, client.record.v5.former = before, expected
             if present and client.record.v5.first == FIRST:
@@ -259,8 +260,16 @@ async def _load(client: Client, connect: Connect) -> tuple[SessionRecord | None,
     return (None, 0) if found is None else found
 
 
-def _prepare(client: Client, connect: Connect, known: SessionRecord | None) -> bool:
-    """Set the record to be written; returns whether it continues ``known``.
+async def _has_expired(client: Client, known: SessionRecord | None, sequence: int) -> bool:
+    """Whether the time of a session is over, although nobody may have looked yet: its timer has fired."""
+    expiry = known.v5.expiry if known is not None and known.v5 is not None else None
+    if known is None or expiry is None or natstime.now() - known.time_ns / 1e9 < expiry:
+        return False
+    return await client.broker.timers.fired(EXPIRY, client.hash) == sequence
+
+
+def _prepare(client: Client, connect: Connect, known: SessionRecord | None, expired: bool = False) -> bool:
+    """Set the record to be written; returns whether it continues ``known``, which it does not when that has expired.
 
     [MQTT-3.1.2-4] [MQTT-3.1.2-6] (3.1.1), [MQTT-3.1.2-4] [MQTT-3.1.2-5] [MQTT-3.1.2-6] (5.0). A session that was
     made to outlive its connection stays of that kind, and ends at once where its expiry interval is now 0.
@@ -272,7 +281,7 @@ def _prepare(client: Client, connect: Connect, known: SessionRecord | None) -> b
     if connect.will is not None and client.broker.identity not in wills:
         wills.append(client.broker.identity)
     continued = (
-        not connect.clean_start
+        not (connect.clean_start or expired)
         and known is not None
         and not known.clean
         and (known.v5 is None or (known.v5.kind == "durable" and known.v5.expiry != 0))

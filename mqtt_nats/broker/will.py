@@ -196,7 +196,8 @@ async def settle_wills(
 
     Args:
         epoch: of the claim: a will that is not older is a later connection's, and this gateway is late.
-        continued: the session goes on: a will whose delay is not over is not published [MQTT-3.1.3-9] (5.0).
+        continued: the session goes on: a will whose delay is not over is not published [MQTT-3.1.3-9] (5.0). The delay
+            is over when its timer has fired, although nobody may have looked yet.
 
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream does not answer.
@@ -205,9 +206,12 @@ async def settle_wills(
         will = await broker.wills.load(gateway, client_hash)
         if will is None or will.epoch >= epoch:
             continue
+        due = False
         if will.delay:
-            await broker.timers.cancel(WILL, f"{gateway}.{client_hash}", epoch)
-        if continued and will.delay:
+            key = f"{gateway}.{client_hash}"
+            cancelled = await broker.timers.cancel(WILL, key, epoch)
+            due = not cancelled and will.epoch <= await broker.timers.fired(WILL, key)
+        if continued and will.delay and not due:
             await broker.wills.delete(will.seq)
         else:
             await published(broker, will)

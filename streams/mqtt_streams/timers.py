@@ -88,6 +88,11 @@ class TimerStore:
             return False
         return await stored.delete(self._js, STREAM, found.seq)
 
+    async def fired(self, kind: str, key: str) -> int:
+        """The epoch of a timer that has fired and was not dealt with yet; 0 = there is none."""
+        found = await stored.get_last(self._js, STREAM, f"{FIRED_PREFIX}{kind}.{key}")
+        return 0 if found is None else headers.get_int(found.headers, headers.EPOCH) or 0
+
     async def ensure_consumer(self) -> None:
         """Create the consumer that all gateways share; creating it again is no error."""
         config = {
