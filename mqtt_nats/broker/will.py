@@ -146,7 +146,12 @@ def leave_will(client: Client) -> None:
         done = None
         if not client.durable:
             done = broker.last_wills[client] = Done()
-        publish_will(broker, will, done)
+        if client in broker.unchecked or not broker.online.is_set() or will.gateway != broker.identity:
+            look = broker.spawn(_publish_if_there(broker, will, done), f"will of {client.client_id}")
+            broker.farewells.add(look)
+            look.add_done_callback(broker.farewells.discard)
+        else:
+            publish_will(broker, will, done)
 
 
 def leave_late_will(client: Client) -> None:
@@ -186,7 +191,25 @@ async def _taken(client: Client, will: StoredWill) -> None:
             await asyncio.sleep(PAUSE)
             await broker.online.wait()
     if found is None or found[0].v5 is None:
-        publish_will(broker, will)
+        await _publish_if_there(broker, will, None)
+
+
+async def _publish_if_there(broker: Broker, will: StoredWill, done: Done | None) -> None:
+    """Publish a will unless somebody has dealt with it while NATS was away from here, or this gateway passed for dead.
+
+    Its message may have been published so long ago that nobody recognises a repetition.
+    """
+    while True:
+        await broker.online.wait()
+        try:
+            found = await broker.wills.load(will.gateway, will.client_hash)
+            break
+        except (ApiError, NoResponders, RequestTimeout):
+            await asyncio.sleep(PAUSE)
+    if found is not None and found.seq == will.seq:
+        publish_will(broker, will, done)
+    elif done is not None:
+        done.event.set()
 
 
 async def settle_wills(

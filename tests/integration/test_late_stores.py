@@ -329,3 +329,32 @@ async def test_an_assignment_that_nobody_waits_for_any_more(
         await again.quiet()
         await nobodys(stored)
         again.drop()
+
+
+@pytest.mark.parametrize("delay", [0, 100], ids=["clean session", "delayed, goes on"])
+async def test_a_will_that_is_none_any_more(
+    connect5: Connector5, name: str, stored: Stored, late: Gateway, proxy: NatsProxy, delay: int
+) -> None:
+    """The client has gone on elsewhere, and has left in good order, before its gateway has NATS back."""
+    options = OPTIONS if delay else {}
+    properties: Any = {"will_delay_interval": delay} if delay else None
+    will = Will(f"{name}/will", b"x", 1, False, properties)
+    await connect5(name, to=late, clean=not delay, will=will, **options)
+    await lose(proxy, late)
+    moved = await connect5(name, clean=not delay, **options)
+    await moved.disconnect5(**({"session_expiry_interval": 0} if delay else {}))
+
+    async def gone() -> None:
+        assert not await stored.count("$MQTT_sess", f"$MQTT.sess.{name_hash(name)}")
+
+    await until(gone)
+    before = await stored.count("$MQTT_msgs", f"$MQTT.msgs.{name}.will")
+    await find_again(proxy, late, f"{name}-probe")
+    await aeventually(lambda: _let_go(late, name))
+    await answers(late, f"{name}-second")
+    assert await stored.count("$MQTT_msgs", f"$MQTT.msgs.{name}.will") == before
+
+
+def _let_go(late: Gateway, name: str) -> bool:
+    """The gateway has heard that a client's session is not its any more."""
+    return any(f"'{name}'" in line and "session" in line for line in late.log.splitlines())
