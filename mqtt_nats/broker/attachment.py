@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.session.delivery import Source
@@ -10,6 +11,7 @@ from mqtt_streams.consumers import ConsumerRef
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.wire import Wire
+    from mqtt_nats.pubsub.message import Stored
 
 
 BACKSTOP: Final = 86_400
@@ -26,6 +28,7 @@ class Attachment:
 
     __slots__ = (
         "behind",
+        "came",
         "consumer",
         "gone",
         "heirs",
@@ -53,6 +56,8 @@ class Attachment:
         """Once the subscription has ended: nothing more comes that another subscription wants."""
         self.behind: list[Source] = []
         """Once the subscription has ended: those whose new messages wait until this is spent."""
+        self.came: Callable[[Stored], bool] | None = None
+        """Once QoS 0 has taken its place: whether a message has come by that."""
         self.missed = False
         """A delivery was lost on its way: nothing more is taken until it has come again."""
         self.passing = False

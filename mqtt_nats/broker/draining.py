@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.broker.joining import beyond
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.session.delivery import Delivery, Source
+from mqtt_nats.session.overlap import patterns_meet
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import consumer_info
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
@@ -33,12 +36,8 @@ LOOK_AGAIN: Final = 1.0
 """Seconds until JetStream is asked again whether a consumer has anything left: its messages may be removed."""
 
 
-def drain(side: DurableSide, key: str, retained: bool = False) -> Draining | None:
-    """End a subscription's source; returns what the record has to say while messages are in flight.
-
-    Args:
-        retained: the subscription goes on at QoS 0, and with it a replay of retained messages that had begun.
-    """
+def drain(side: DurableSide, key: str) -> Draining | None:
+    """End a subscription's source; returns what the record has to say while messages are in flight."""
     record = side.client.record
     assert record is not None
     assert record.v5 is not None
@@ -49,8 +48,7 @@ def drain(side: DurableSide, key: str, retained: bool = False) -> Draining | Non
     attachment = side.attachments[consumer.durable_name]
     side.settle()
     others = side.overlap.after(attachment)
-    for other in side.overlap.remove(attachment):
-        record.v5.was[other.key] = (other.source.was_qos, other.source.until)
+    unmatch(side, attachment)
     source = attachment.source
     attachment.heirs = {other: other.last for other in others}
     if others:
@@ -67,7 +65,7 @@ def drain(side: DurableSide, key: str, retained: bool = False) -> Draining | Non
             delivery.qos = min(message.qos, qos)
         return bool(qos)
 
-    inflight = side.machine.drain(source, keep, retained)
+    inflight = side.machine.drain(source, keep)
     attachment.key = ""
     if source.live:  # what is in flight is in the session's position
         record.v5.draining.append(Draining(consumer.durable_name, consumer.filter_subject, 0, source.end, source.start))
@@ -77,7 +75,7 @@ def drain(side: DurableSide, key: str, retained: bool = False) -> Draining | Non
         # They have acknowledged what was this one's to deliver, and perhaps it has not been given that yet.
         source.end = max(source.end, *attachment.heirs.values())
         qos += [other.qos for other in others]
-        stand_before(attachment)
+        stand_before(attachment, attachment.heirs)
         watch(side, attachment)
     most = max(qos, default=0)
     draining = Draining(consumer.durable_name, consumer.filter_subject, most, source.end, source.start)
@@ -85,19 +83,56 @@ def drain(side: DurableSide, key: str, retained: bool = False) -> Draining | Non
     return draining if qos or side.machine.holds(source) else None
 
 
+def lower(side: DurableSide, key: str, end: int, came: Callable[[Stored], bool], retained: bool) -> Attachment:
+    """QoS 0 takes the place of a subscription, whose consumer goes on up to ``end`` [MQTT-3.8.4-4] (5.0).
+
+    Args:
+        came: whether a message has come by that.
+        retained: a replay of retained messages that had begun goes on, at QoS 0.
+    """
+    record = side.client.record
+    assert record is not None
+    assert record.v5 is not None
+    consumer = record.cons.pop(key)
+    record.v5.start.pop(key, None)
+    record.v5.replay.pop(key, None)
+    record.v5.was.pop(key, None)
+    attachment = side.attachments[consumer.durable_name]
+    source = attachment.source
+    side.machine.lower(source, end, lambda delivery: came(delivery.body), retained)
+    attachment.key, attachment.came = "", came
+    stand_before(attachment, side.overlap.after(attachment))
+    qos = max(source.qos, source.was_qos)
+    record.v5.draining.append(
+        Draining(consumer.durable_name, consumer.filter_subject, qos, source.end, source.start, True)
+    )
+    return attachment
+
+
+def unmatch(side: DurableSide, attachment: Attachment) -> None:
+    """A subscription has ended, and delivers nothing that others match too."""
+    record = side.client.record
+    for other in side.overlap.remove(attachment):
+        if record is not None and record.v5 is not None:
+            record.v5.was[other.key] = (other.source.was_qos, other.source.until)
+
+
 def still_draining(side: DurableSide, attachment: Attachment) -> None:
     """A subscription had ended before the session was resumed."""
     subject = attachment.consumer.filter_subject.removeprefix(STORED_PREFIX)
     source = attachment.source
+    if source.whole:
+        stand_before(attachment, side.overlap.after(attachment))
+        return
     attachment.heirs = dict.fromkeys(side.overlap.after_ended(source.start, subject), source.end)
     side.machine.ended = max(side.machine.ended, source.end)
-    stand_before(attachment)
+    stand_before(attachment, attachment.heirs)
 
 
-def stand_before(attachment: Attachment) -> None:
+def stand_before(attachment: Attachment, others: Iterable[Source]) -> None:
     """An ended subscription may still bring what is older than the next messages of those that have left it some."""
     attachment.spent = False
-    attachment.behind = list(attachment.heirs)
+    attachment.behind = list(others)
     for other in attachment.behind:
         other.held += Source.BEHIND
 
@@ -116,6 +151,15 @@ def pass_on(side: DurableSide, attachment: Attachment) -> None:
         side.machine.release_held(other, Source.BEHIND)
 
 
+def stand_behind(side: DurableSide, source: Source, subject: str) -> None:
+    """A subscription begins: what is older and still to come, since QoS 0 had taken its place, goes first."""
+    for attachment in side.attachments.values():
+        pattern = attachment.consumer.filter_subject.removeprefix(STORED_PREFIX)
+        if attachment.source.whole and not attachment.spent and patterns_meet(pattern, subject):
+            attachment.behind.append(source)
+            source.held += Source.BEHIND
+
+
 def watch(side: DurableSide, attachment: Attachment) -> None:
     """Find out when an ended subscription has nothing left for others."""
     side.client.broker.spawn(_look_for_rest(side, attachment), f"rest of {attachment.consumer.durable_name}")
@@ -125,16 +169,28 @@ async def _look_for_rest(side: DurableSide, attachment: Attachment) -> None:
     name = attachment.consumer.durable_name
     while side.client.alive and not attachment.spent and side.attachments.get(name) is attachment:
         try:
-            info = await consumer_info(side.client.broker.inbox, MESSAGES, name)
+            nothing = await _has_nothing(side, attachment)
         except (ApiError, NoResponders, RequestTimeout) as error:
             log.debug("%s: consumer %s is not known about yet: %s", side.client, name, error)
         else:
-            # What a consumer that has brought nothing says to have delivered is what lies before its start.
-            known = max(attachment.source.last, attachment.source.start - 1)
-            if info is None or (not info.num_pending and info.delivered_seq <= known):
+            if nothing:
                 spend(side, attachment)
                 return
         await asyncio.sleep(LOOK_AGAIN)
+
+
+async def _has_nothing(side: DurableSide, attachment: Attachment) -> bool:
+    """Whether nothing more comes from the consumer of an ended subscription."""
+    broker = side.client.broker
+    consumer, source = attachment.consumer, attachment.source
+    # What a consumer that has brought nothing says to have delivered is what lies before its start.
+    known = max(source.last, source.start - 1)
+    info = await consumer_info(broker.inbox, MESSAGES, consumer.durable_name)
+    if info is None:
+        return True
+    if source.whole:  # what has just been stored may not count as pending yet
+        return await beyond(broker, consumer.filter_subject, known + 1, source.end)
+    return not info.num_pending and info.delivered_seq <= known
 
 
 def inherited(side: DurableSide, attachment: Attachment, message: Stored, sequence: int) -> int:

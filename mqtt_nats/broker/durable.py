@@ -18,7 +18,7 @@ from mqtt_nats.backbone.link import Handler
 from mqtt_nats.backbone.ops import Op, Silent
 from mqtt_nats.broker.attaching import attach_pubrels, take
 from mqtt_nats.broker.attachment import Attachment, backstop
-from mqtt_nats.broker.draining import finish, inherited, pass_on, spend, was_sent
+from mqtt_nats.broker.draining import finish, inherited, pass_on, spend, unmatch, was_sent
 from mqtt_nats.broker.grounding import WINDOW
 from mqtt_nats.broker.keeping import KEPT, TAKEN, Keeper
 from mqtt_nats.broker.lingering import MARKS, RECORD, Lingering
@@ -300,7 +300,7 @@ class DurableSide:
         sequence = ack.stream_seq
         if not message.qos:
             self.headerless += 1
-        if source.end:
+        if source.end and not source.whole:
             granted = (inherited if ack.delivered == 1 else was_sent)(self, attachment, message, sequence)
         else:
             granted = source.granted(sequence)
@@ -310,8 +310,9 @@ class DurableSide:
             or (source.end and (sequence > source.end or not granted))
             or (wild and not visible_to_wildcard(message.subject))
             or (own and (client.no_local or (source.no_local and len(self.attachments) == 1)))
+            or (attachment.came is not None and ack.delivered == 1 and attachment.came(message))
         )
-        if not unwanted and len(self.attachments) > 1 and not source.end:
+        if not unwanted and len(self.attachments) > 1 and (source.whole or not source.end):
             owner, granted = self.overlap.owner(message.subject, sequence, own)
             unwanted = owner is not attachment
         if ack.delivered == 1:
@@ -322,7 +323,8 @@ class DurableSide:
             self.machine.arrived(source, sequence, ack.delivered, reply, message, min(message.qos, granted))
         if not self.machine.open or ack.delivered > 1:
             self._progress.set()
-        if source.end and not attachment.spent and (not ack.pending or sequence >= source.end):
+        last = sequence >= source.end or (not ack.pending and not source.whole)
+        if source.end and not attachment.spent and last:
             spend(self, attachment)
 
     def pubrel_arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
@@ -382,7 +384,7 @@ class DurableSide:
             self.attachments[consumer.durable_name] = attachment
             self.client.broker.attached[consumer.durable_name] = self.client
             self.machine.sources.append(source)
-            if not source.end:
+            if source.whole or not source.end:
                 self.overlap.add(consumer.filter_subject.removeprefix(STORED_PREFIX), attachment, source)
         attachment.sid = link.subscribe_raw(consumer.deliver_subject.encode(), self.arrival(attachment))
         attachment.wire = link.wire
@@ -402,7 +404,7 @@ class DurableSide:
             source.last = max(source.last, info.delivered_seq)
         source.attached(info.num_ack_pending, info.delivered_consumer_seq, late)
         attachment.gone = (info.ack_floor_seq + 1, info.delivered_seq)
-        if not info.num_pending or info.delivered_seq >= source.end:
+        if info.delivered_seq >= source.end or (not info.num_pending and not source.whole):
             pass_on(self, attachment)
 
     async def attach_pubrels(self) -> None:
@@ -461,6 +463,7 @@ class DurableSide:
                 broker.attached.pop(name, None)
                 broker.link.unsubscribe_raw(attachment.sid)
                 self.machine.forget(attachment.source)
+                unmatch(self, attachment)
         if self.keeper is not None and broker.live is not None:
             # Before anything more comes: the subscription that is left is given whatever the session wants.
             broker.live.refresh(self.client)

@@ -6,18 +6,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import islice
+from time import time_ns
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mqtt_nats.broker.attachment import Attachment, backstop
-from mqtt_nats.broker.draining import drain
+from mqtt_nats.broker.draining import lower, stand_behind, watch
 from mqtt_nats.broker.grounding import bound
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.replay import Replay
-from mqtt_nats.broker.resuming import descend, keep_taken, set_options
-from mqtt_nats.pubsub.table import Options
+from mqtt_nats.broker.resuming import descend, set_options
+from mqtt_nats.pubsub.headers import identity
+from mqtt_nats.pubsub.table import PLAIN, Options
 from mqtt_nats.rooted import rooted
 from mqtt_nats.session.delivery import Source
+from mqtt_nats.session.recalling import EVER
 from mqtt_streams.api import ApiError, call
 from mqtt_streams.consumers import create_consumer
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -26,8 +30,13 @@ from mqtt_streams.sessions import SubscriptionOptions, second_sid
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
+    from mqtt_nats.pubsub.message import Stored
+    from mqtt_nats.pubsub.table import Filter
 
 log = logging.getLogger("mqtt_nats.broker")
+
+ID_LENGTH: Final = 32
+"""Digits of the ids that gateways make, of which the first 16 are the time in microseconds."""
 
 
 class Wish(NamedTuple):
@@ -49,6 +58,102 @@ class Wish(NamedTuple):
         )
 
 
+def is_lowered(client: Client, wish: Wish) -> bool:
+    """Whether QoS 0 is to take the place of a subscription that has consumers."""
+    record = client.record
+    return not wish.qos and record is not None and wish.subjects[0] in record.cons
+
+
+class Lowering:
+    """QoS 0 takes the place of a durable subscription, of which nothing may be lost [MQTT-3.8.4-4] (5.0).
+
+    From when the client has joined at QoS 0 core NATS brings what is new, and what its consumer brings waits. Then the
+    stream says how far it is: up to there the consumer goes on, but for what has come at QoS 0.
+    """
+
+    def __init__(self, client: Client, topic_filter: str, wish: Wish) -> None:
+        """The client is about to join."""
+        self._client = client
+        self.filter = topic_filter
+        self._wish = wish
+        self._found: Filter = client.broker.table.filters[topic_filter]
+        self._seen, self._count = self._found.seen, len(self._found.seen)
+        self._since = time_ns() // 1000
+        self._came: frozenset[bytes] = frozenset()
+        side, record = client.durable_side, client.record
+        assert side is not None
+        assert record is not None
+        self._keys = [key for key in (wish.subjects[0], *map(second_sid, wish.subjects[1:])) if key in record.cons]
+        self._sources = [side.attachments[record.cons[key].durable_name].source for key in self._keys]
+        for source in self._sources:
+            source.held += Source.REPLAYING
+
+    def let_go(self) -> None:
+        """Send what has waited."""
+        side = self._client.durable_side
+        sources, self._sources = self._sources, []
+        for source in sources:
+            if side is not None:
+                side.machine.release_held(source)
+
+    def give_up(self) -> None:
+        """The subscription stays as it was."""
+        record = self._client.record
+        if record is not None and self.filter in {found.text for found in self._client.filters}:
+            options = (self._client.options or {}).get(self._found, PLAIN)
+            self._client.join(self.filter, record.subs[self._wish.subjects[0]], options)
+        self.let_go()
+
+    def apply(self, last: int) -> list[Attachment]:
+        """The stream has got to ``last``; returns the consumers that go on up to there."""
+        side, record = self._client.durable_side, self._client.record
+        if side is None or record is None or record.v5 is None:
+            return []
+        found = self._found
+        if found.seen is self._seen:
+            self._came = frozenset(islice(found.seen, self._count, None))
+        else:  # the older half has been forgotten meanwhile
+            self._came = frozenset((*islice(self._seen, self._count, None), *found.seen))
+        keys = [key for key in self._keys if key in record.cons]
+        attachments = [lower(side, key, last, self._has_come, not self._wish.replay) for key in keys]
+        record.subs[self._wish.subjects[0]] = 0
+        record.v5.options[self._wish.subjects[0]] = self._wish.described(self.filter)
+        return attachments
+
+    def _has_come(self, message: Stored) -> bool:
+        side = self._client.durable_side
+        if side is None or side.overlap.matching(message.subject, EVER, False):
+            return False  # another subscription is to bring it: core NATS has not
+        headers = message.headers
+        known = identity(headers)
+        if known in self._came:
+            return True
+        # What this gateway has published was delivered when it got its id.
+        if not self._found.local or not self._client.broker.is_own(headers) or len(known) != ID_LENGTH:
+            return False
+        return int(known[:16], 16) >= self._since
+
+
+async def finish_lowering(client: Client, lowering: list[Lowering]) -> None:
+    """The server has the subscriptions: let consumers go on up to what is stored now.
+
+    Raises:
+        Conflict: the session belongs to somebody else.
+        ApiError: JetStream does not store the record.
+    """
+    side = client.durable_side
+    if not lowering or side is None:
+        return
+    attachments: list[Attachment] = []
+    info = await patiently(client, partial(call, client.broker.inbox, f"STREAM.INFO.{MESSAGES}"))
+    for one in lowering:
+        attachments += one.apply(int(info["state"]["last_seq"]))
+        one.let_go()  # before anything that stands behind it
+    await save_record(client, client.epoch)
+    for attachment in attachments:
+        watch(side, attachment)
+
+
 async def grant(client: Client, wanted: dict[str, Wish], replays: dict[str, Replay]) -> set[str]:
     """Write the record, then make the consumers what it says.
 
@@ -68,15 +173,17 @@ async def grant(client: Client, wanted: dict[str, Wish], replays: dict[str, Repl
     assert side is not None
     assert record is not None
     assert record.v5 is not None
-    if any(not wish.qos for wish in wanted.values()):
-        await descend(client)
+    lowered = {topic_filter for topic_filter, wish in wanted.items() if is_lowered(client, wish)}
+    if lowered:
+        await descend(client, wholly=True)
     side.settle()
     created: list[tuple[str, Attachment]] = []
     start = 0
-    gone: list[str] = []
     if any(wish.qos == 2 for wish in wanted.values()) and not side.has_pubrels:
         await patiently(client, side.attach_pubrels)
     for topic_filter, wish in wanted.items():
+        if topic_filter in lowered:
+            continue
         qos, subjects = wish.qos, wish.subjects
         described = wish.described(topic_filter)
         for index, subject in enumerate(subjects):
@@ -92,9 +199,6 @@ async def grant(client: Client, wanted: dict[str, Wish], replays: dict[str, Repl
                     until = max(each.last for each in side.machine.sources)
                     source.was_qos, source.until, source.qos = source.qos, until, qos
                     record.v5.was[key] = (source.was_qos, source.until)
-            elif known is not None:
-                if drain(side, key, not wish.replay) is None:
-                    gone.append(known.durable_name)
             elif qos:
                 if not start:
                     info = await patiently(client, partial(call, broker.inbox, f"STREAM.INFO.{MESSAGES}"))
@@ -115,14 +219,11 @@ async def grant(client: Client, wanted: dict[str, Wish], replays: dict[str, Repl
                 if key in replays:
                     replays[key].hold(source)
                 source.expected = 0
+                stand_behind(side, source, subject)
                 created.append((topic_filter, side.add(key, consumer, source)))
         record.subs[subjects[0]] = qos
         record.v5.options[subjects[0]] = described
-    if gone:
-        await keep_taken(client)
     await save_record(client, client.epoch)
-    if gone:
-        await patiently(client, partial(side.remove, gone))
     if created:
         bound(side)  # each has a window of its own
     results = await patiently(client, partial(_create, client, created))

@@ -31,6 +31,7 @@ from mqtt_streams.consumers import (
     existing_consumer,
 )
 from mqtt_streams.messages import DELIVER_PREFIX
+from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import Conflict, SubscriptionOptions
 from mqtt_streams.subjects import subject_to_filter
@@ -139,7 +140,13 @@ async def resume(
             done.append(entry.name)
             continue
         draining = replace(draining, deliver_subject=DELIVER_PREFIX + broker.new_nuid())
-        attachments.append(side.add("", draining, Source(entry.qos, entry.start, draining.max_ack_pending, entry.end)))
+        source = Source(entry.qos, entry.start, draining.max_ack_pending, entry.end)
+        source.whole = entry.whole
+        subject = entry.filter_subject.removeprefix(STORED_PREFIX)
+        described = record.v5.options.get(subject) or record.v5.options.get(f"{subject}.>")
+        if entry.whole and described is not None:
+            set_options(source, described)
+        attachments.append(side.add("", draining, source))
         still_draining(side, attachments[-1])
     for start in range(0, len(attachments), 32):
         await asyncio.gather(*(rooted(side.attach(attachment)) for attachment in attachments[start : start + 32]))
@@ -239,12 +246,16 @@ async def demote(client: Client, side: DurableSide) -> None:
             side.falling = False
 
 
-async def descend(client: Client) -> None:
-    """Before subscriptions end: where only some are live, none is, since what one has left to another may be lost."""
+async def descend(client: Client, *, wholly: bool = False) -> None:
+    """Before subscriptions end: where only some are live, none is, since what one has left to another may be lost.
+
+    Args:
+        wholly: none is in any case: their own consumers are to bring what was stored until now.
+    """
     side = client.durable_side
     if side is None or not (side.live or side.frozen):
         return
-    if side.live and all(one.source.live for one in side.attachments.values()):
+    if side.live and not wholly and all(one.source.live for one in side.attachments.values()):
         return
     stop(side)
     if side.stall is None:

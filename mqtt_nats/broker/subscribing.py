@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.broker.announcing import asked, asked_to_end, subscribed, unsubscribed
 from mqtt_nats.broker.draining import drain
-from mqtt_nats.broker.granting import Wish, grant
+from mqtt_nats.broker.granting import Lowering, Wish, finish_lowering, grant, is_lowered
 from mqtt_nats.broker.groups import PREFIX as SHARED
 from mqtt_nats.broker.groups import parse_shared
 from mqtt_nats.broker.nodes import fence, fence_wild
@@ -102,6 +102,7 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
     failure = ReasonCode.UNSPECIFIED_ERROR
     lost: set[str] = set()
     begun = False
+    lowering: list[Lowering] = []
     try:
         if shares:
             await subscribe_shared(client, shares)
@@ -110,6 +111,8 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
             begun = True
             await _abandon(client, wanted, replays, refused)
         for topic_filter, wish in wanted.items():
+            if is_lowered(client, wish):
+                lowering.append(Lowering(client, topic_filter, wish))
             gates[topic_filter] = open_gate(client, client.join(topic_filter, wish.qos, wish.options))
         await patiently(client, partial(fence_wild, client))
         # Who has joined now gets what is published from now on; what was published before has to be there to be read.
@@ -122,6 +125,7 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
             await patiently(client, partial(fence, client))
         denied = {topic_filter for topic_filter, gate in gates.items() if gate.found.denied}
         await _abandon(client, wanted, replays, denied)
+        await finish_lowering(client, [one for one in lowering if one.filter not in denied])
         await prepare(client, replays)
         while client.guarded is not guard:
             guard = client.guarded
@@ -134,6 +138,8 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
         if not await _undo(client, wanted.keys() - present, fresh, begun):
             return
         _drop(replays, set(wanted))
+        for one in lowering:
+            one.give_up()
         # What came meanwhile is for the subscriptions that there were before: they go on.
         start_replays(client, [], {topic_filter: gates[topic_filter] for topic_filter in present & gates.keys()})
         wanted.clear()

@@ -183,6 +183,11 @@ class Stored:
         self._expiry = -1
 
     @property
+    def headers(self) -> bytes:
+        """As it is stored."""
+        return self._headers
+
+    @property
     def body(self) -> bytes:
         """Properties as they stand in a PUBLISH packet; read from the headers when somebody needs them."""
         if self._body is None:

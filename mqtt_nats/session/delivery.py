@@ -47,6 +47,7 @@ class Source:
         "start",
         "until",
         "was_qos",
+        "whole",
     )
 
     def __init__(self, qos: int, start: int, window: int, end: int = 0) -> None:
@@ -60,6 +61,8 @@ class Source:
         """Subscription identifier (5.0)."""
         self.end = end
         """Not 0: the subscription has ended; only what was in flight up to this sequence is completed."""
+        self.whole = False
+        """Then: all that it matches up to that sequence is still sent, since QoS 0 has only taken its place."""
         self.start = start
         """Stream sequence from which the subscription counts."""
         self.was_qos = 0

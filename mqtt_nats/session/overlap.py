@@ -85,7 +85,7 @@ class Overlap(Generic[T]):
         owner: T | None = None
         granted = 0
         for start, _, value, source in self._match(subject):
-            if start <= sequence and not (own and source.no_local):
+            if start <= sequence and not (own and source.no_local) and _reaches(source, sequence):
                 if owner is None:
                     owner = value
                 granted = max(granted, source.granted(sequence))
@@ -94,14 +94,18 @@ class Overlap(Generic[T]):
     def matching(self, subject: str, sequence: int, own: bool) -> list[T]:
         """All that match a message, the owner first."""
         matching = self._match(subject)
-        return [value for start, _, value, one in matching if start <= sequence and not (own and one.no_local)]
+        return [
+            value
+            for start, _, value, one in matching
+            if start <= sequence and not (own and one.no_local) and _reaches(one, sequence)
+        ]
 
     def extras(self, subject: str, sequence: int, own: bool) -> tuple[list[int], bool]:
         """Subscription identifiers of everything that matches, and whether RETAIN stays as published (5.0)."""
         identifiers: list[int] = []
         kept = False
         for start, _, _, source in self._match(subject):
-            if start <= sequence and not (own and source.no_local):
+            if start <= sequence and not (own and source.no_local) and _reaches(source, sequence):
                 kept = kept or source.kept
                 if source.identifier is not None:
                     identifiers.append(source.identifier)
@@ -116,6 +120,11 @@ class Overlap(Generic[T]):
             matching = [entry for entry in self._entries if subject_matches(entry[1], tokens)]
             self._matching[subject] = matching
         return matching
+
+
+def _reaches(source: Source, sequence: int) -> bool:
+    """Whether a subscription had not ended, in favour of one at QoS 0, when a message was stored."""
+    return not source.end or sequence <= source.end
 
 
 def subject_matches(pattern: str, tokens: list[str]) -> bool:

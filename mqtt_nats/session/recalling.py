@@ -202,14 +202,33 @@ class Recalling(Unsequenced):
             )
         )
 
-    def drain(
-        self, source: Source, keep: Callable[[Delivery], bool] = lambda delivery: False, retained: bool = False
-    ) -> list[Delivery]:
+    def lower(self, source: Source, end: int, came: Callable[[Delivery], bool], retained: bool) -> None:
+        """QoS 0 takes the place of a subscription: what its consumer brings up to ``end`` is still sent.
+
+        Args:
+            came: whether a message was delivered already, at QoS 0.
+            retained: the retained messages that wait are sent all the same: nothing else brings them.
+        """
+        # Others have left what they have brought by now to this one.
+        source.end, source.whole = max(end, 1, *(one.last for one in self.sources)), True
+        kept: deque[Delivery] = deque()
+        for delivery in source.backlog:
+            if delivery.dup or not came(delivery):
+                kept.append(delivery)
+                continue
+            del self._queued[delivery.sequence]
+            source.left.append(delivery.sequence)
+            for reply in delivery.replies():
+                self.ports.ack(reply)
+        source.backlog = kept
+        self.others = deque(d for d in self.others if d.source is not source or d.dup or retained)
+        self.replayed(source, None)
+
+    def drain(self, source: Source, keep: Callable[[Delivery], bool] = lambda delivery: False) -> list[Delivery]:
         """A subscription ends: forget what its source has brought and was not sent yet.
 
         Args:
             keep: whether another subscription wants it, which has left it to this one.
-            retained: the retained messages that wait are sent all the same: nothing else brings them.
 
         Returns:
             What is still in flight; the source may go when all of it is complete.
@@ -228,7 +247,7 @@ class Recalling(Unsequenced):
         source.backlog.clear()
         self._waiting = [(s, d) for s, d in self._waiting if d.source is not source] + again
         heapq.heapify(self._waiting)
-        self.others = deque(d for d in self.others if d.source is not source or d.dup or retained)
+        self.others = deque(d for d in self.others if d.source is not source or d.dup)
         self.replayed(source, None)
         self.pump()
         return [d for d in self.inflight.values() if d.source is source] + [d for _, d in again if d.state == WAITING]

@@ -81,7 +81,8 @@ class SharedSubscription:
 class Draining:
     """Consumer of an ended subscription (or lower QoS): delivers at `qos` up to stream sequence `end`, then goes.
 
-    `start`: where the subscription had begun; 0 = not known.
+    `start`: where the subscription had begun; 0 = not known. `whole`: QoS 0 has taken its place, and nothing that it
+    has yet to bring may be lost.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Draining:
     qos: int
     end: int
     start: int = 0
+    whole: bool = False
 
 
 @dataclass(slots=True)
@@ -197,6 +199,7 @@ def _encode_v5(v5: V5) -> dict[str, object]:
         body["draining"] = [
             {"name": d.name, "filter_subject": d.filter_subject, "qos": d.qos, "end": d.end}
             | ({"start": d.start} if d.start else {})
+            | ({"whole": True} if d.whole else {})
             for d in v5.draining
         ]
     if v5.replay:
@@ -362,6 +365,7 @@ def _v5(value: object, client_hash: str) -> V5:
             inner.number("qos", 0, 2),
             inner.number("end", 0, _MAX_SEQUENCE),
             inner.number("start", 0, _MAX_SEQUENCE, 0),
+            inner.flag("whole"),
         )
         if not _is_consumer_of(entry.name, client_hash) or not _is_subject(entry.filter_subject):
             raise PoisonedRecord("v5: draining does not name a consumer of this client")

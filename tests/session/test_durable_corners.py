@@ -354,6 +354,23 @@ def test_a_retained_message_that_is_sent_anew_waits_for_no_record() -> None:
 # -- ended subscriptions --------------------------------------------------------------------------
 
 
+def test_qos_0_takes_the_place_of_a_subscription() -> None:
+    """[MQTT-3.8.4-4] (5.0): what waits is sent, but for what has come at QoS 0; and as far as others have got."""
+    one, other = source(), source()
+    machine, ports = session(one, other)
+    one.held += Source.REPLAYING
+    for sequence in (5, 6, 7):
+        machine.arrived(one, sequence, 1, b"r%d" % sequence, None, 2)
+    machine.arrived(one, 8, 2, b"r8", None, 2)
+    machine.passed_over(other, 9, 1, b"r9")
+    ports.take()
+    machine.lower(one, 7, lambda delivery: delivery.sequence in (6, 8), False)
+    assert (one.end, one.whole) == (9, True)
+    assert ports.take() == [("ack", b"r6")]
+    machine.release_held(one)
+    assert [call[1] for call in ports.take()] == [5, 7, 8]
+
+
 def test_drain() -> None:
     """What was sent is completed, or may have been sent by an earlier connection; the rest is let go."""
     one, other = source(), source()

@@ -181,3 +181,15 @@ def test_own_messages_pass_by_subscriptions_with_no_local() -> None:
     assert overlap.extras("a.b", 9, False) == ([1, 2], True)
     assert overlap.extras("a.b", 9, True) == ([2], True)
     assert overlap.extras("a.b", 4, False) == ([1], False), "the second subscription began later"
+
+
+def test_a_subscription_whose_place_qos_0_has_taken() -> None:
+    """What was stored before is its own, and of those that come after it what is stored since."""
+    overlap = overlap_of([("a", 1, 2), (">", 2, 1)])
+    for _, _, value, source in overlap._entries:
+        if value == "a":
+            source.end = 9
+    assert (overlap.owner("a", 9), overlap.owner("a", 10)) == (("a", 2), (">", 1))
+    assert overlap.matching("a", 10, False) == [">"]
+    source.identifier = 7
+    assert overlap.extras("a", 10, False) == ([7], False)

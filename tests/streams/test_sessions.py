@@ -73,7 +73,7 @@ def full_v5() -> V5:
         1.5,
         {"a.>": SubscriptionOptions("a/#", True, True, 2, 7), "b": SubscriptionOptions("b")},
         {"a.>": 10, "a fwc": 11},
-        [Draining("A4a1Bsn5_x", "$MQTT.msgs.old", 2, 99), Draining("A4a1Bsn5_y", "$MQTT.msgs.newer", 1, 99, 50)],
+        [Draining("A4a1Bsn5_x", "$MQTT.msgs.old", 2, 99), Draining("A4a1Bsn5_y", "$MQTT.msgs.newer", 1, 99, 50, True)],
         {"a.>": 5},
         {"a.>": (1, 88)},
         former=17,
