@@ -106,8 +106,7 @@ class V5:
     `generation`: id of the `$MQTT_msgs` in which the session counts, "" = not known. `fresh`: not 0 when that one has
     replaced another: from this sequence on it has messages of its own. `pos`: not "" when a position may be stored:
     its id. `former`: sequence of the record that the last claim has replaced; kept while `q2`. `first`: sequence of the
-    session's first record, `FIRST` in that one, 0 = not known. `extra`: keys that are not known here, written back
-    unchanged.
+    session's first record, `FIRST` in that one, 0 = not known. `extra`: keys not known here, written back unchanged.
     """
 
     kind: Kind = "durable"
@@ -384,11 +383,8 @@ def _v5(value: object, client_hash: str) -> V5:
             inner.number("start", 0, _MAX_SEQUENCE, 0),
         )
     nonce = reader.text("nonce", "")
-    first = reader.values.pop("first", 0)
-    if isinstance(first, str):
-        first = FIRST if first == nonce else 0
-    elif isinstance(first, bool) or not isinstance(first, int) or not 0 <= first <= _MAX_SEQUENCE:
-        raise reader.fail("first", "a sequence")
+    if isinstance(first := reader.values.get("first"), str):
+        reader.values["first"] = FIRST if first == nonce else 0
     wills = reader.values.pop("wills", None) or []
     if not isinstance(wills, list) or not all(isinstance(one, str) and _is_token(one) for one in wills):
         raise PoisonedRecord("v5: wills is not a list of gateways")
@@ -411,7 +407,7 @@ def _v5(value: object, client_hash: str) -> V5:
         reader.text("pos", ""),
         reader.number("former", 0, _MAX_SEQUENCE, 0),
         version,
-        first,
+        reader.number("first", FIRST, _MAX_SEQUENCE, 0),
         reader.values or None,
     )
 
