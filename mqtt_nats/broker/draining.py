@@ -23,7 +23,7 @@ from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import consumer_info
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
-from mqtt_streams.sessions import Conflict, Draining
+from mqtt_streams.sessions import V5, Conflict, Draining
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.attachment import Attachment
@@ -36,8 +36,8 @@ LOOK_AGAIN: Final = 1.0
 """Seconds until JetStream is asked again whether a consumer has anything left: its messages may be removed."""
 
 
-def drain(side: DurableSide, key: str) -> Draining | None:
-    """End a subscription's source; returns what the record has to say while messages are in flight."""
+def _strike(side: DurableSide, key: str) -> tuple[V5, Attachment]:
+    """Take a subscription out of the session record; returns the gateways' part of that, and its attachment."""
     record = side.client.record
     assert record is not None
     assert record.v5 is not None
@@ -45,7 +45,13 @@ def drain(side: DurableSide, key: str) -> Draining | None:
     record.v5.start.pop(key, None)
     record.v5.replay.pop(key, None)
     record.v5.was.pop(key, None)
-    attachment = side.attachments[consumer.durable_name]
+    return record.v5, side.attachments[consumer.durable_name]
+
+
+def drain(side: DurableSide, key: str) -> Draining | None:
+    """End a subscription's source; returns what the record has to say while messages are in flight."""
+    record, attachment = _strike(side, key)
+    consumer = attachment.consumer
     side.settle()
     others = side.overlap.after(attachment)
     unmatch(side, attachment)
@@ -68,7 +74,7 @@ def drain(side: DurableSide, key: str) -> Draining | None:
     inflight = side.machine.drain(source, keep)
     attachment.key = ""
     if source.live:  # what is in flight is in the session's position
-        record.v5.draining.append(Draining(consumer.durable_name, consumer.filter_subject, 0, source.end, source.start))
+        record.draining.append(Draining(consumer.durable_name, consumer.filter_subject, 0, source.end, source.start))
         return None
     qos = [delivery.qos for delivery in inflight]
     if any(other.last > source.last for other in others):
@@ -79,7 +85,7 @@ def drain(side: DurableSide, key: str) -> Draining | None:
         watch(side, attachment)
     most = max(qos, default=0)
     draining = Draining(consumer.durable_name, consumer.filter_subject, most, source.end, source.start)
-    record.v5.draining.append(draining)
+    record.draining.append(draining)
     return draining if qos or side.machine.holds(source) else None
 
 
@@ -90,20 +96,14 @@ def lower(side: DurableSide, key: str, end: int, came: Callable[[Stored], bool],
         came: whether a message has come by that.
         retained: a replay of retained messages that had begun goes on, at QoS 0.
     """
-    record = side.client.record
-    assert record is not None
-    assert record.v5 is not None
-    consumer = record.cons.pop(key)
-    record.v5.start.pop(key, None)
-    record.v5.replay.pop(key, None)
-    record.v5.was.pop(key, None)
-    attachment = side.attachments[consumer.durable_name]
+    record, attachment = _strike(side, key)
+    consumer = attachment.consumer
     source = attachment.source
     side.machine.lower(source, end, lambda delivery: came(delivery.body), retained)
     attachment.key, attachment.came = "", came
     stand_before(attachment, side.overlap.after(attachment))
     qos = max(source.qos, source.was_qos)
-    record.v5.draining.append(
+    record.draining.append(
         Draining(consumer.durable_name, consumer.filter_subject, qos, source.end, source.start, True)
     )
     return attachment

@@ -28,8 +28,8 @@ PREFIX: Final = "$MQTT.sess."
 V5_VERSION: Final = 2
 """The newest version that is understood."""
 V5_PLAIN: Final = 1
-FIRST: Final = -1
 """The version of a record of which nothing is kept elsewhere: that is, without `pos`."""
+FIRST: Final = -1  # in place of the sequence of a session's first record, in that record
 SECOND_SID: Final = " fwc"
 """Appended to the second subject of a `#` filter to make its key in `cons`."""
 
