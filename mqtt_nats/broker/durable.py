@@ -310,7 +310,11 @@ class DurableSide:
             or (source.end and (sequence > source.end or not granted))
             or (wild and not visible_to_wildcard(message.subject))
             or (own and (client.no_local or (source.no_local and len(self.attachments) == 1)))
-            or (attachment.came is not None and ack.delivered == 1 and attachment.came(message))
+            or (
+                attachment.came is not None  # also where it comes another time: the first may have been lost on its way
+                and attachment.came(message)
+                and not self.machine.begun_with(sequence)
+            )
         )
         if not unwanted and len(self.attachments) > 1 and (source.whole or not source.end):
             owner, granted = self.overlap.owner(message.subject, sequence, own)
@@ -326,6 +330,8 @@ class DurableSide:
         last = sequence >= source.end or (not ack.pending and not source.whole)
         if source.end and not attachment.spent and last:
             spend(self, attachment)
+        elif source.end and unwanted and source.collected:
+            finish(self, attachment)
 
     def pubrel_arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         """The handler of the deliver subject of PUBREL records."""

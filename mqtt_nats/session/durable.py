@@ -156,6 +156,11 @@ class DurableOutbound(Releasing):
             return found
         return self._queued.get(sequence)
 
+    def begun_with(self, sequence: int) -> bool:
+        """Whether this connection has taken a message for the client and is not done with it."""
+        release = self.releases.get(sequence % ID_SPACE + 1)
+        return self._find(sequence) is not None or (release is not None and release.sequence == sequence)
+
     def _repeated(self, known: Delivery, source: Source, attempt: int, reply: bytes, qos: int) -> None:
         """A message that is on its way has come again: through the same consumer or a second one."""
         if known.source is source:

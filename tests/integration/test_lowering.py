@@ -9,6 +9,8 @@ from functools import partial
 import pytest
 
 from mqtt_nats.codec import Ack, Publish, Subscribe, Subscription
+from tests.chaos.points.proxy import Action, NatsProxy
+from tests.conftest import GatewayFactory
 from tests.harness.gateway import Gateway
 from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, RawClient
 from tests.integration.conftest import Connector, Connector5, Stored, until
@@ -127,6 +129,34 @@ async def test_the_next_connection_gets_the_rest(
     async with completing(client) as found:
         await come(found, *payloads[1:])
         assert {one.qos for one in found} == {1}
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_what_is_lost_meanwhile(
+    connect: Connector, name: str, stored: Stored, proxy: NatsProxy, gateway_factory: GatewayFactory, qos: int
+) -> None:
+    """[MQTT-4.3.2-2] [MQTT-4.3.3-2] (3.1.1): its consumer brings it another time, and it has come at QoS 0."""
+    gateway = gateway_factory(proxy.url, "--shared-reader", "never", start=False)
+    await asyncio.to_thread(gateway.start)
+    client = await connect(name, clean=False, to=gateway)
+    await client.subscribe(name, qos=qos)
+    publisher = await connect(f"{name}-publisher")
+    async with completing(client) as found:
+        await publisher.deliver(name, b"before", qos)
+        await come(found, b"before")
+        asked = proxy.set("up", "$JS.API.DIRECT.GET.$MQTT_rmsgs", Action.HOLD)
+        client.send(Subscribe(7, (Subscription(name, 0),)))
+        await asked.sprung.wait()
+        lost = proxy.set("down", f"$MQTT.msgs.{name}", Action.DROP)
+        await publisher.deliver_all(name, [b"1", b"2"], qos)
+        await lost.sprung.wait()
+        asked.release()
+        await come(found, b"before", b"1", b"2")
+        await lowered(stored, name)
+        await publisher.deliver(name, b"new", qos)
+        await come(found, b"before", b"1", b"2", b"new")
+    assert "were lost: they come again" in gateway.log
+    await asyncio.to_thread(gateway.term)
 
 
 @pytest.mark.parametrize("overlapping", [False, True])
