@@ -108,6 +108,34 @@ async def test_wills_of_a_killed_gateway(cluster: tuple[NatsServer, list[Gateway
     old.drop()
 
 
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_a_will_that_was_published_before_the_gateway_died(
+    cluster: tuple[NatsServer, list[Gateway]], connect: Connect, qos: int
+) -> None:
+    """It had yet to be removed: nobody gets it twice, however long ago that was. [MQTT-4.3.3-2] (3.1.1)"""
+    server, (first, second, _) = cluster
+    watching = await watcher(connect, second, "near")
+    await connect(first, "client", will=Will("wills/client", b"x", qos, False))
+    client = await nats.connect(server.url)
+    try:
+        js = client.jetstream()
+        record = await js.get_last_msg("$MQTT_wills", f"$MQTT.wills.*.{name_hash('client')}")
+        epoch = (record.headers or {})["Nmqtt-Epoch"]
+        first.kill()
+        # What it has sent to those who subscribe came so long ago that their gateways do not know any more.
+        headers = {"Nmqtt-Pub": str(qos), "Nats-Msg-Id": f"will-{epoch}", "Nmqtt-Id": "1"}
+        await js.publish("$MQTT.msgs.wills.client", b"x", headers=headers)
+    finally:
+        await client.close()
+
+    async def gone() -> bool:
+        return await stored(server, "$MQTT_wills") == 0
+
+    assert await aeventually(gone, SOON)
+    await watching.quiet()
+    assert await stored(server, "$MQTT_msgs") == 1
+
+
 async def test_sessions_of_a_killed_gateway(cluster: tuple[NatsServer, list[Gateway]], connect: Connect) -> None:
     server, (first, second, _) = cluster
     await connect(first, "short", session_expiry_interval=4)
