@@ -170,6 +170,8 @@ class Listener:
 
     def enter(self, connection: Counted, host: str) -> bool:
         """Count a connection of the address ``host``, unless it may not come in."""
+        if not host:  # reset already, what it has sent could be read all the same: nobody can say whose it is
+            return False
         now = monotonic()
         verdict = self._trusts(host) if self._proxies else self._door.visit(host, now)
         if verdict not in LET_IN:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import struct
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -162,6 +164,34 @@ def test_a_network(pair: tuple[Inside, Inside], command: Command) -> None:
         assert outside.ping() == []
     command.remove("address", "192.0.2.0/24")
     eventually(lambda: connects("192.0.2.9"), PATIENCE)
+
+
+def test_who_resets_at_once_is_banned_too(nats_server: NatsServer, command: Command) -> None:
+    """When the gateway accepts such a connection, the kernel does not say any more whose it was."""
+
+    def reset(inside: Inside, topic: str) -> None:
+        inside.loop.call_soon_threadsafe(time.sleep, 0.3)
+        time.sleep(0.1)
+        with socket.create_connection(("127.0.0.1", inside.ports[0])) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.sendall(raw.connect(topic) + raw.publish(topic))
+
+    with running(nats_server.url, {}, PROXIED) as inside, Raw(inside.ports[1]) as witness:
+        witness.send(header("192.0.2.7") + raw.connect("witness"))
+        witness.expect(raw.CONNACK)
+        witness.subscribe(("reset/#", 0))
+        command.add("address", "127.0.0.1")
+        try:
+            broker = inside.gateway.broker
+            assert broker is not None
+            eventually(lambda: inside.call(lambda: broker.banning.address("127.0.0.1")), PATIENCE)
+            for number in range(3):
+                reset(inside, f"reset/{number}")
+            time.sleep(1)
+            assert witness.ping() == []
+            eventually(lambda: inside.connections == 1, PATIENCE)
+        finally:
+            command.remove("address", "127.0.0.1")
 
 
 def test_a_ban_ends_by_itself(pair: tuple[Inside, Inside], command: Command) -> None:
