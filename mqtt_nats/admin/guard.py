@@ -95,7 +95,7 @@ class Guard:
             # A name of somebody else's that leads here: a page in a browser of this machine would get in by it.
             return problem(403, "without a token, only 127.0.0.1, ::1 and localhost are answered for")
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and _netloc(origin) != host:
             return problem(403, "the request comes from a page of somebody else's")
         if scope["path"] not in self._open and self._token and not self._presents(scope, headers):
             self._remind(scope)
@@ -131,6 +131,13 @@ class Guard:
             self._reminded = now
             client = scope.get("client")
             log.warning("%s has presented no token, or a wrong one", client[0] if client else "somebody")
+
+
+def _netloc(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 def _near(host: str) -> bool:

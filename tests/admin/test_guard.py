@@ -104,7 +104,7 @@ async def test_names_by_which_the_listener_is_asked(base: str, expected: int) ->
 
 @pytest.mark.parametrize(
     ("origin", "expected"),
-    [(NEAR, 200), ("http://evil.test", 403), ("null", 403), ("http://127.0.0.1:80", 403), ("", 403)],
+    [(NEAR, 200), ("http://evil.test", 403), ("null", 403), ("http://127.0.0.1:80", 403), ("http://[", 403), ("", 403)],
 )
 async def test_pages_of_others(origin: str, expected: int) -> None:
     for one in (guard(), guard(TOKEN), guard(proved=True)):
