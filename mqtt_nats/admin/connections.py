@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
+from wsproto.events import RejectConnection
 
 MOST_CONNECTIONS: Final = 200
 """Connections at a time; for one more, another goes that has no request under way."""
@@ -82,6 +84,21 @@ class AdminProtocol(H11Protocol):
         if self._late is not None:
             self._late.cancel()
             self._late = None
+
+
+class AdminSocket(WSProtocol):
+    """A connection from the request for a WebSocket on."""
+
+    def data_received(self, data: bytes) -> None:
+        """A part of what is sent; header fields that are no text are refused."""
+        try:
+            super().data_received(data)
+        except UnicodeError:
+            if self.handshake_complete:
+                raise
+            refused = RejectConnection(status_code=400, headers=[(b"connection", b"close")])
+            self.transport.write(self.conn.send(refused))
+            self.transport.close()
 
 
 def _open(connections: set[Any]) -> int:

@@ -15,7 +15,7 @@ import anyio
 import uvicorn
 
 from mqtt_nats.admin.app import make_app
-from mqtt_nats.admin.connections import MOST_CONNECTIONS, AdminProtocol, notice_the_end
+from mqtt_nats.admin.connections import MOST_CONNECTIONS, AdminProtocol, AdminSocket, notice_the_end
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.errors import StartupError
 from mqtt_nats.linking import connect_link
@@ -107,7 +107,7 @@ class AdminListener:
         config = uvicorn.Config(
             make_app(self),
             http=AdminProtocol,
-            ws="wsproto",
+            ws=AdminSocket,
             ws_max_size=MESSAGE_MOST,
             ws_ping_interval=PING_INTERVAL,
             ws_ping_timeout=PING_TIMEOUT,

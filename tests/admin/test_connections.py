@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 import socket
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from contextlib import ExitStack
 
 import httpx
 import pytest
+from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
 
 from mqtt_nats.admin import bridge, connections, listener
 from mqtt_nats.admin.connections import MOST_CONNECTIONS, SPARE, notice_the_end
@@ -111,6 +113,22 @@ def test_a_browser_that_has_vanished_is_not_counted(admin: Admin) -> None:
         eventually(vanishes, PATIENCE, what="the gateway")
         assert not finds_room()
         eventually(finds_room, 10, what="room")
+
+
+@pytest.mark.parametrize("field", ["Sec-WebSocket-Protocol: token.\xff", "Sec-WebSocket-Extensions: \xff"])
+def test_a_websocket_whose_header_is_no_text(admin: Admin, field: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It is told so, and nothing is kept of it."""
+    ask = (
+        "GET /bridge HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n{field}\r\n\r\n"
+    )
+    for _ in range(5):
+        with opened(admin, ask.encode("latin-1")) as page:
+            assert page.recv(65_536).startswith(b"HTTP/1.1 400 ")
+            assert page.recv(65_536) == b""
+    assert not [one for one in caplog.records if one.exc_info]
+    gc.collect()
+    assert not [one for one in gc.get_objects() if isinstance(one, WSProtocol)]
 
 
 def test_the_kernel_looks_whether_somebody_is_there() -> None:
