@@ -175,7 +175,10 @@ class Page:
         try:
             while not self._closed:
                 await self._readable.wait()
-                self._take(await self._socket.receive_text())
+                message = await self._socket.receive()
+                if message["type"] != "websocket.receive":
+                    return
+                self._take(message.get("text") or message.get("bytes") or "")
         finally:
             sending.cancel()
             self.close()
@@ -202,7 +205,7 @@ class Page:
 
     # -- from the page --------------------------------------------------------------------------
 
-    def _take(self, text: str) -> None:
+    def _take(self, text: str | bytes) -> None:
         try:
             asked = ASKED.validate_json(text)
             self._do(asked)

@@ -149,7 +149,7 @@ async def talk(admin: Admin, *asked: Any, until: str) -> list[dict[str, Any]]:
     async with asyncio.timeout(PATIENCE), connect(f"ws{admin.url[4:]}/bridge", subprotocols=names) as socket:
         assert socket.subprotocol == "mqtt-nats"
         for one in asked:
-            await socket.send(one if isinstance(one, str) else json.dumps(one))
+            await socket.send(one if isinstance(one, str | bytes) else json.dumps(one))
             async for text in socket:  # what is published before SUBACK may not come
                 found.append(json.loads(text))
                 if found[-1]["is"] in ("subscribed", "unsubscribed", "published", "error"):
@@ -184,6 +184,7 @@ async def test_publish_and_subscribe_by_websocket(admin: Admin) -> None:
     ("asked", "text"),
     [
         ("{", "Invalid JSON"),
+        (b"\xff", "Invalid JSON"),
         ({"do": "dance"}, "does not match any of the expected tags"),
         ({"do": "publish", "topic": "a/#"}, "contains a wildcard"),
         ({"do": "publish", "topic": "a", "qos": 3}, "less than or equal to 2"),
