@@ -93,10 +93,11 @@ def parse_keys(data: bytes, algorithms: Sequence[str]) -> Keys:
     if len(data) > KEYS_BYTES:
         raise ValueError(f"it has more than {KEYS_BYTES} bytes")
     try:
-        entries = orjson.loads(data)["keys"]
-        found = [dict(one) for one in entries]
+        found = orjson.loads(data)["keys"]
     except (ValueError, KeyError, TypeError):
         raise ValueError("expected JSON with the list 'keys'") from None
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise ValueError("expected JSON with the list 'keys'")
     if len(found) > KEYS_MOST:
         raise ValueError(f"it has more than {KEYS_MOST} keys")
     keys: list[Key] = []

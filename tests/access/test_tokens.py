@@ -240,6 +240,7 @@ def small(signer: Signer) -> dict[str, Any]:
         (lambda _: b"", ["RS256"], "expected JSON"),
         (lambda _: b"[]", ["RS256"], "expected JSON"),
         (lambda _: b'{"keys": [1]}', ["RS256"], "expected JSON"),
+        (lambda _: b'{"keys": [[[1, 2]]]}', ["RS256"], "expected JSON"),
         (lambda _: b'{"keys": []}', ["RS256"], "no key in it is for RS256"),
         (lambda _: b" " * 1_048_577, ["RS256"], "more than"),
         (lambda _: b'{"keys": [' + b",".join([b"{}"] * 101) + b"]}", ["RS256"], "more than 100 keys"),
