@@ -8,7 +8,7 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, Self
 
 import anyio
@@ -16,6 +16,7 @@ import uvicorn
 
 from mqtt_nats.admin.app import make_app
 from mqtt_nats.admin.connections import MOST_CONNECTIONS, AdminProtocol, AdminSocket, notice_the_end
+from mqtt_nats.admin.handshakes import Handshakes
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.errors import StartupError
 from mqtt_nats.linking import connect_link
@@ -45,7 +46,32 @@ ENDING: Final = 2
 
 
 class Server(uvicorn.Server):
-    """Signals are not its business."""
+    """Signals are not its business, nor are handshakes of TLS.
+
+    Args:
+        tls: is spoken; None: nothing but HTTP.
+    """
+
+    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None) -> None:
+        super().__init__(config)
+        self._tls = tls
+        self._handshakes: list[Handshakes] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections."""
+        tls = self._tls
+        await super().startup(sockets if tls is None else [])
+        if tls is not None:
+            self._handshakes = [Handshakes(one, tls, self._made) for one in sockets or ()]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let requests end, then go."""
+        for one in self._handshakes:
+            one.close()
+        await super().shutdown(sockets)
+
+    def _made(self) -> asyncio.Protocol:
+        return AdminProtocol(self.config, self.server_state, self.lifespan.state)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -118,11 +144,10 @@ class AdminListener:
             server_header=False,
             h11_max_incomplete_event_size=HEAD_MOST,
             timeout_graceful_shutdown=ENDING,
-            ssl_context_factory=None if tls is None else _given(tls),
         )
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
         self.gateway.reloads.append(self.reload)
-        self._server = Server(config)
+        self._server = Server(config, tls)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listening]), name="admin listener")
         log.info("administrators are listened for on %s", join_address(host, port))
         return self
@@ -208,7 +233,3 @@ class AdminListener:
 
 async def _nothing() -> None:
     return
-
-
-def _given(context: ssl.SSLContext) -> Callable[[uvicorn.Config, Callable[[], ssl.SSLContext]], ssl.SSLContext]:
-    return lambda config, default: context

@@ -3,20 +3,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import gc
 import socket
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import httpx
 import pytest
+from pydantic import SecretStr
 from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
 
-from mqtt_nats.admin import bridge, connections, listener
+from mqtt_nats.admin import administered, bridge, connections, listener
 from mqtt_nats.admin.connections import MOST_CONNECTIONS, SPARE, notice_the_end
+from mqtt_nats.config import Settings
+from mqtt_nats.gateway import Gateway as GatewayProcess
+from mqtt_nats.listeners.settings import Bound
 from tests.admin.support import PATIENCE, TOKEN, Admin, serving
+from tests.backbone.certificates import Authority
 from tests.harness.nats import NatsServer
 from tests.harness.waiting import eventually
 
@@ -113,6 +121,39 @@ def test_a_browser_that_has_vanished_is_not_counted(admin: Admin) -> None:
         eventually(vanishes, PATIENCE, what="the gateway")
         assert not finds_room()
         eventually(finds_room, 10, what="room")
+
+
+async def test_who_does_not_speak_tls_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are, few are kept; and after a while they are gone."""
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 3.0)
+    authority = Authority(tmp_path)
+    own = authority.issue("127.0.0.1")
+    settings = Settings(
+        admin_listen="127.0.0.1:0", admin_token=SecretStr(TOKEN), admin_tls_cert=own.certificate, admin_tls_key=own.key
+    )
+    bound: list[Bound] = []
+
+    async def ended(readers: list[asyncio.StreamReader], seconds: float) -> int:
+        waiting = [asyncio.ensure_future(one.read(1)) for one in readers]
+        done, rest = await asyncio.wait(waiting, timeout=seconds)
+        for one in rest:
+            one.cancel()
+        return len(done)
+
+    async with administered(GatewayProcess(settings), bound.extend) as ready:
+        ready([])
+        port = bound[0].port
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MANY)]
+        readers = [reader for reader, _ in silent]
+        context = ssl.create_default_context(cafile=str(authority.file))
+        try:
+            async with httpx.AsyncClient(base_url=f"https://127.0.0.1:{port}", verify=context) as http:
+                assert (await http.get("/healthz")).status_code == 200
+            assert MANY - MOST_CONNECTIONS <= await ended(readers, 1) <= MANY - MOST_CONNECTIONS + 1
+            assert await ended(readers, 6) == MANY
+        finally:
+            for _, writer in silent:
+                writer.close()
 
 
 @pytest.mark.parametrize("field", ["Sec-WebSocket-Protocol: token.\xff", "Sec-WebSocket-Extensions: \xff"])
