@@ -19,7 +19,7 @@ from mqtt_nats.backbone.ops import Op, Silent
 from mqtt_nats.broker.operations import HoldOp, Receipt, ReleaseOp, RemoveOp, RetainedOp
 from mqtt_nats.broker.patience import PAUSE, patiently
 from mqtt_nats.broker.publishing import RETAIN_LINE, aged, bare, bound, message, restored
-from mqtt_nats.broker.retaining import store_retained
+from mqtt_nats.broker.retaining import is_retained, store_retained
 from mqtt_nats.broker.scheduling import release_of
 from mqtt_nats.broker.takers import Taken, Taker
 from mqtt_nats.codec import MqttError, QuotaExceeded, ReasonCode
@@ -432,13 +432,13 @@ class Inbound:
         """
         broker = client.broker
         subject = broker.table.route(held.key).subject
-        found = await patiently(client, lambda: broker.retained.get(subject))
+        payload = held.payload or b""
+        done = await patiently(client, lambda: is_retained(broker, subject, payload, record.time_ns))
         more = restored(record.headers, record.time_ns / 1e9)
         expired = False
         if more is not None and more.expiry >= 0:
             more = aged(more, natstime.now())
             expired = more is None
-        done = not held.payload if found is None else found.time_ns >= record.time_ns
         if done or expired:
             operation.stored(b"")
         else:

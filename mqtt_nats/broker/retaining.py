@@ -76,3 +76,16 @@ def retain(
         consider(broker, operation)
     broker.store.put(target, headers, payload, operation)
     broker.retaining.add(operation)
+
+
+async def is_retained(broker: Broker, subject: str, payload: bytes, since_ns: int) -> bool:
+    """Whether what was published at a time, or something newer, is retained; an empty payload leaves nothing.
+
+    Args:
+        since_ns: in nanoseconds, by nats-server's clock.
+
+    Raises:
+        ApiError, NoResponders, RequestTimeout: JetStream does not answer.
+    """
+    found = await broker.retained.get(subject)
+    return not payload if found is None else found.time_ns >= since_ns

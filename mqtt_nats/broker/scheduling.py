@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 from mqtt_nats import natstime
 from mqtt_nats.backbone.ops import Op, TooLarge
 from mqtt_nats.broker.injecting import Awaited, Lonely, inject, sender_line
-from mqtt_nats.broker.publishing import restored
+from mqtt_nats.broker.operations import RetainedOp
+from mqtt_nats.broker.publishing import aged, restored
+from mqtt_nats.broker.retaining import is_retained, retain
 from mqtt_streams import headers as block
 from mqtt_streams.consumers import parse_ack
 from mqtt_streams.qos2 import release_stored
@@ -23,7 +25,9 @@ from mqtt_streams.timers import MESSAGE, FiredTimer, schedule_block, timer_subje
 if TYPE_CHECKING:
     from mqtt_nats.broker.context import Broker
     from mqtt_nats.broker.injecting import Counting
+    from mqtt_nats.broker.publishing import Extras
     from mqtt_nats.broker.takers import Taken
+    from mqtt_nats.pubsub.table import Route
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -70,7 +74,10 @@ async def message_due(broker: Broker, timer: FiredTimer) -> None:
         more = broker.replying.addressed(more)
     retained = block.get(timer.headers, block.RETAIN) is not None
     if qos:
-        if not await _published(broker, timer, route.subject, release):
+        if await _published(broker, timer, route.subject, release):
+            if retained:
+                await _retain_again(broker, timer, route, qos, sender, more, release)
+        else:
             operation = Awaited()
             try:
                 inject(broker, route, timer.payload, qos, retained, sender, more, release, operation)
@@ -94,6 +101,30 @@ async def _published(broker: Broker, timer: FiredTimer, subject: str, release: b
     if ack is None or ack.delivered <= REDELIVERED:
         return False
     return await release_stored(broker.inbox, subject, release.decode(), ack.timestamp_ns)
+
+
+async def _retain_again(
+    broker: Broker, timer: FiredTimer, route: Route, qos: int, sender: bytes, more: Extras | None, release: bytes
+) -> None:
+    """Retain what somebody has published, unless that, or something newer, is retained.
+
+    Who has published it may have died with the copy that is to be retained: withheld, or its stream had no leader.
+    """
+    ack = parse_ack(timer.ack.encode())
+    due = 0 if ack is None else ack.timestamp_ns
+    if more is not None and more.expiry >= 0:
+        more = aged(more._replace(born=due / 1e9), natstime.now())
+        if more is None:
+            return
+    if await is_retained(broker, route.subject, timer.payload, due):
+        return
+    operation = Awaited()
+    operation.left = 1
+    parent = RetainedOp(broker, operation, not timer.payload)
+    lines = sender if more is None else sender + more.lines + more.ttl
+    retain(broker, route, timer.payload, qos, parent, lines, b"Nats-Msg-Id:%b\r\n" % release)
+    _send(broker)
+    await operation.done
 
 
 def _send(broker: Broker) -> None:

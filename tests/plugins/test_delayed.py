@@ -244,6 +244,44 @@ async def test_a_timer_that_comes_again_is_not_published_again(
             pass
 
 
+@pytest.mark.parametrize("newer", [False, True], ids=["it was not retained", "something newer is"])
+@pytest.mark.parametrize("payload", [b"x", b""], ids=["message", "removal"])
+async def test_what_was_published_is_retained_by_the_next_gateway(
+    delaying: InProcess, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, newer: bool, payload: bytes
+) -> None:
+    """The gateway has published it, and dies before the copy that is to be retained is stored.
+
+    [MQTT-3.3.1-5] (3.1.1, 5.0)
+    """
+    topic = f"kept-{newer}-{payload.decode()}"
+    fired: list[FiredTimer] = []
+    timers = delaying.broker.timers
+    done = timers.done
+
+    async def keep(timer: FiredTimer) -> bool:
+        fired.append(timer)
+        return await done(timer)
+
+    monkeypatch.setattr(timers, "done", keep)
+    async with await RawClient.connect(delaying.port, "w") as writer:
+        await writer.deliver(topic, b"older", 1, retain=True)
+        await writer.deliver(f"$delayed/0/{topic}", payload, 1)
+        await aeventually(lambda: fired, LONG)
+        if newer:
+            await writer.deliver(topic, b"newer", 1, retain=True)
+        tokens = fired[0].ack.split(".")
+        tokens[4] = "2"
+        headers = fired[0].headers.replace(b"Nmqtt-Pub:", b"Nmqtt-Retain:1\r\nNmqtt-Pub:", 1)
+        again = fired[0]._replace(ack=".".join(tokens), headers=headers)
+        delaying.run(scheduling.message_due(delaying.broker, again))
+        await writer.subscribe(topic, qos=2)
+        if newer or payload:
+            await writer.receive(topic, b"newer" if newer else payload, qos=1, retain=True)
+        await writer.quiet()
+        await writer.unsubscribe(topic)
+        await writer.deliver(topic, b"", 1, retain=True)
+
+
 async def test_what_is_scheduled_survives_the_kill_of_all(
     nats_factory: Callable[..., NatsServer], start: Start
 ) -> None:
