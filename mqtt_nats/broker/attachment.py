@@ -35,10 +35,12 @@ class Attachment:
         "key",
         "missed",
         "passing",
+        "returning",
         "sid",
         "since",
         "source",
         "spent",
+        "through",
         "wire",
     )
 
@@ -54,6 +56,10 @@ class Attachment:
         """Once the subscription has ended: those that match the same, and how far they have left messages to it."""
         self.spent = True
         """Once the subscription has ended: nothing more comes that another subscription wants."""
+        self.through = False
+        """Once the subscription has ended: so it is, but for what was pending and has yet to come again."""
+        self.returning = False
+        """What was pending when it was attached last may have yet to come again: see `draining.returned`."""
         self.behind: list[Source] = []
         """Once the subscription has ended: those whose new messages wait until this is spent."""
         self.came: Callable[[Stored], bool] | None = None

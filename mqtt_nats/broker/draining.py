@@ -131,19 +131,28 @@ def still_draining(side: DurableSide, attachment: Attachment) -> None:
 
 def stand_before(attachment: Attachment, others: Iterable[Source]) -> None:
     """An ended subscription may still bring what is older than the next messages of those that have left it some."""
-    attachment.spent = False
+    attachment.spent = attachment.through = False
     attachment.behind = list(others)
     for other in attachment.behind:
         other.held += Source.BEHIND
 
 
 def spend(side: DurableSide, attachment: Attachment) -> None:
-    """Nothing more comes from an ended subscription that another one wants."""
-    pass_on(side, attachment)
-    finish(side, attachment)
+    """Nothing more comes from an ended subscription that another one wants, but what was pending."""
+    attachment.through = True
+    if not (attachment.returning or attachment.missed):
+        _pass_on(side, attachment)
+        finish(side, attachment)
 
 
-def pass_on(side: DurableSide, attachment: Attachment) -> None:
+def returned(side: DurableSide, attachment: Attachment) -> None:
+    """All that a consumer had pending when it was attached has come again, or is gone."""
+    attachment.returning = False
+    if attachment.through:
+        _pass_on(side, attachment)
+
+
+def _pass_on(side: DurableSide, attachment: Attachment) -> None:
     """Let those go on that stand behind an ended subscription."""
     attachment.spent = True
     behind, attachment.behind = attachment.behind, []
@@ -216,16 +225,22 @@ def was_sent(side: DurableSide, attachment: Attachment, message: Stored, sequenc
     return attachment.source.granted(sequence)
 
 
+def finished(side: DurableSide, attachment: Attachment) -> bool:
+    """Whether nothing more comes from the consumer of an ended subscription, and all of it is complete."""
+    source = attachment.source
+    come = attachment.spent and not (attachment.returning or attachment.missed)
+    return bool(source.end) and come and not side.machine.holds(source)
+
+
 def finish(side: DurableSide, attachment: Attachment) -> None:
     """Remove the consumer of an ended subscription when nothing more comes from it."""
-    source = attachment.source
-    if source.end and attachment.spent and not side.machine.holds(source):
+    if finished(side, attachment):
         side.client.do(_remove(side, attachment))
 
 
 async def _remove(side: DurableSide, attachment: Attachment) -> None:
     name = attachment.consumer.durable_name
-    if side.attachments.get(name) is attachment and not side.machine.holds(attachment.source):
+    if side.attachments.get(name) is attachment and finished(side, attachment):
         await patiently(side.client, partial(side.remove, [name]))
         try:
             await save_record(side.client, side.client.epoch)

@@ -18,7 +18,7 @@ from mqtt_nats.backbone.link import Handler
 from mqtt_nats.backbone.ops import Op, Silent
 from mqtt_nats.broker.attaching import attach_pubrels, take
 from mqtt_nats.broker.attachment import Attachment, backstop
-from mqtt_nats.broker.draining import finish, inherited, pass_on, spend, unmatch, was_sent
+from mqtt_nats.broker.draining import finish, inherited, spend, unmatch, was_sent
 from mqtt_nats.broker.grounding import WINDOW
 from mqtt_nats.broker.keeping import KEPT, TAKEN, Keeper
 from mqtt_nats.broker.lingering import MARKS, RECORD, Lingering
@@ -404,6 +404,7 @@ class DurableSide:
         """
         source = attachment.source
         source.attaching()
+        attachment.returning = True
         await pass_over(self, attachment)
         info, late = await take(self, attachment)
         if not self.machine.open:  # else what was lost on the way is still to come, and may be older
@@ -411,7 +412,7 @@ class DurableSide:
         source.attached(info.num_ack_pending, info.delivered_consumer_seq, late)
         attachment.gone = (info.ack_floor_seq + 1, info.delivered_seq)
         if info.delivered_seq >= source.end or (not info.num_pending and not source.whole):
-            pass_on(self, attachment)
+            attachment.through = True
 
     async def attach_pubrels(self) -> None:
         """Make sure that the consumer of PUBREL records exists and delivers here."""

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.broker.attaching import outstanding
+from mqtt_nats.broker.draining import finish, returned
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.resuming import reattach
 from mqtt_nats.broker.sharing import ask_groups_again
@@ -118,6 +119,8 @@ class Reconciling:
                 self.due(client, name)  # or what is new would wait for good
             else:
                 side.machine.release_held(one.source, Source.RETURNING)
+                returned(side, one)
+                finish(side, one)
 
     async def _unclear(self, side: DurableSide, names: set[str]) -> set[str] | None:
         """Compare what JetStream and this gateway know that the session has been given and has acknowledged.

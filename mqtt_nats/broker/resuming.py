@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.broker.attaching import bring_back
-from mqtt_nats.broker.draining import still_draining, watch
+from mqtt_nats.broker.draining import finish, finished, returned, still_draining, watch
 from mqtt_nats.broker.generation import adopt, settle
 from mqtt_nats.broker.grounding import bound, fetch_pending, ground, recall, stop
 from mqtt_nats.broker.groups import PREFIX as SHARED
@@ -155,11 +155,13 @@ async def resume(
     await side.collect()
     await asyncio.gather(*(bring_back(side, one, 0.0) for one in attachments if one.source.missing))
     for attachment in attachments:
-        if attachment.source.missing and not attachment.missed:  # else they come yet
+        if attachment.missed:
+            continue  # it comes yet
+        if attachment.source.missing:
             machine.suspect(*attachment.gone)
+        returned(side, attachment)
     await fetch_pending(client, side)
-    ended = [one for one in attachments if one.source.end and one.spent and not machine.holds(one.source)]
-    done += [one.consumer.durable_name for one in ended]
+    done += [one.consumer.durable_name for one in attachments if finished(side, one)]
     if done:
         await side.remove(done)
     await resend(client, assignments)
@@ -226,6 +228,8 @@ async def reattach(client: Client, side: DurableSide) -> None:
         await patiently(client, partial(side.attach, attachment))
         if await patiently(client, partial(bring_back, side, attachment, attempts=ATTEMPTS)):
             side.machine.release_held(attachment.source, Source.RETURNING)
+            returned(side, attachment)
+            finish(side, attachment)
         elif client.broker.reconciling is not None:
             client.broker.reconciling.due(client, consumer.durable_name)
     await note_kept(client, side)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.broker.attaching import bring_back
 from mqtt_nats.broker.attachment import BACKSTOP
+from mqtt_nats.broker.draining import returned
 from mqtt_nats.broker.grounding import bound, fetch_pending, ground, stop
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
@@ -209,6 +210,8 @@ async def _wake(client: Client, side: DurableSide, stall: Stall) -> None:
     for one in attachments:
         # What had to come again after a loss has come with everything else.
         side.machine.release_held(one.source, Source.RETURNING)
+        if not one.missed:
+            returned(side, one)
     if not client.alive:
         return
     side.stall = None

@@ -162,7 +162,7 @@ async def test_what_is_new_waits_for_what_is_not_back(monkeypatch: pytest.Monkey
         broker=SimpleNamespace(reconciling=SimpleNamespace(due=lambda client, name: due.append(name))),
     )
     side: Any = SimpleNamespace(
-        attachments={"name": SimpleNamespace(key="key", consumer=CONSUMER, source=source)},
+        attachments={"name": Attachment("key", CONSUMER, source)},
         stall=None,
         has_pubrels=False,
         kept=False,
