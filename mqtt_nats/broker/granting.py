@@ -218,7 +218,7 @@ async def grant(client: Client, wanted: dict[str, Wish], replays: dict[str, Repl
                 set_options(source, described)
                 if key in replays:
                     replays[key].hold(source)
-                source.expected = 0
+                source.expected, source.place = 0, 1  # nobody else has had anything of it: one that is lost is missed
                 stand_behind(side, source, subject)
                 created.append((topic_filter, side.add(key, consumer, source)))
         record.subs[subjects[0]] = qos

@@ -31,6 +31,23 @@ class Delivery(Trap):
         return len(words) > 4 and super().matches(frame._replace(subject=words[3].decode()))
 
 
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_the_first_message_of_a_subscription(
+    connect: Connector, name: str, stored: Stored, proxy: NatsProxy, plain: Gateway, qos: int
+) -> None:
+    """[MQTT-4.6.0-6] (3.1.1): it is lost, and what follows does not overtake it."""
+    client = await connect(name, clean=False, to=plain)
+    await client.subscribe(name, qos=qos)
+    (consumer,) = await stored.session_consumers(name)
+    lost = Delivery(consumer.name, 1, 1)
+    proxy.traps.append(lost)
+    publisher = await connect(f"{name}-publisher")
+    async with completing(client) as found:
+        await publisher.deliver_all(name, [b"1", b"2"], qos)
+        await come(found, b"1", b"2")
+        assert lost.sprung.is_set()
+
+
 async def draining(stored: Stored, name: str) -> None:
     assert (await stored.record(name))["v5"].get("draining")
 
