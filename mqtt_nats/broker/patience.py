@@ -24,6 +24,9 @@ PAUSE: Final = 0.25
 ELECTION: Final = 30.0
 """Seconds in which a stream has a leader that was just created, or had one, wherever that is asked."""
 
+LONGEST: Final = 5.0
+"""Seconds in which a place among those who ask at the same time is kept for who is not answered."""
+
 
 async def patiently(client: Client, attempt: Callable[[], Awaitable[T]]) -> T:
     """Call ``attempt`` until it is answered; calling it twice must do no harm.
@@ -44,6 +47,32 @@ async def patiently(client: Client, attempt: Callable[[], Awaitable[T]]) -> T:
             log.debug("%s waits for NATS: %s", client, error)
         await asyncio.sleep(PAUSE)
         await client.connected()
+
+
+class Place:
+    """One of the places of those who do something at the same time, for a while.
+
+    Who has it for longer waits for a stream, or a consumer, that may be without a leader for good: others have others.
+    """
+
+    __slots__ = ("_limit", "_timer")
+
+    def __init__(self, limit: asyncio.Semaphore) -> None:
+        self._limit = limit
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> None:
+        await self._limit.acquire()
+        self._timer = asyncio.get_running_loop().call_later(LONGEST, self._leave)
+
+    async def __aexit__(self, *failure: object) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+            self._limit.release()
 
 
 async def elected(attempt: Callable[[], Awaitable[T]]) -> T:

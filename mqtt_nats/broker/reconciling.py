@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.broker.attaching import outstanding
 from mqtt_nats.broker.draining import finish, returned
-from mqtt_nats.broker.patience import patiently
+from mqtt_nats.broker.patience import Place, patiently
 from mqtt_nats.broker.resuming import reattach
 from mqtt_nats.broker.sharing import ask_groups_again
 from mqtt_nats.session.delivery import Source
@@ -93,7 +93,7 @@ class Reconciling:
         client.do(self._reconcile(client, side))
 
     async def _reconcile(self, client: Client, side: DurableSide) -> None:
-        async with self._limit:
+        async with Place(self._limit):
             names, side.doubtful = side.doubtful, set()  # what happens from now on is a reason to look again
             if side.stall is not None:
                 return  # everything comes again when the client reads

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.broker.gap import expect_gap, repair
 from mqtt_nats.broker.ownership import still_owner
-from mqtt_nats.broker.patience import patiently
+from mqtt_nats.broker.patience import Place, patiently
 from mqtt_nats.broker.reconciling import Reconciling
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.resuming import reattach
@@ -118,7 +118,7 @@ async def recover(broker: Broker, link: Link) -> None:
     limit = asyncio.Semaphore(AT_ONCE)
 
     async def check(client: Client) -> None:
-        async with limit:
+        async with Place(limit):
             try:
                 await _check(client)
             finally:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.broker import reconciling
+from mqtt_nats.broker import patience, reconciling
 from mqtt_nats.broker.attachment import Attachment
 from mqtt_nats.broker.reconciling import Reconciling
 from mqtt_nats.session.delivery import Delivery, Source
@@ -133,3 +133,30 @@ async def test_what_is_new_waits_for_something_else(monkeypatch: pytest.MonkeyPa
     await bench.look()
     assert bench.sent == []
     assert bench.side.doubtful == ({"name"} if why in ("missed", "elsewhere") else set())
+
+
+async def test_who_is_not_answered_holds_up_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its consumer has no leader any more; as many are looked at as may be at the same time."""
+    bench = Bench(monkeypatch)
+    answered: asyncio.Future[ConsumerInfo] = asyncio.get_running_loop().create_future()
+    monkeypatch.setattr(patience, "LONGEST", 0.05)
+    monkeypatch.setattr(reconciling, "AT_ONCE", 1)
+    bench.reconciling = Reconciling(bench.client.broker)
+    asked = 0
+
+    async def info(*_: object) -> ConsumerInfo:
+        nonlocal asked
+        asked += 1
+        return await answered if asked == 1 else ConsumerInfo({"deliver_subject": "deliver"}, True, 8, 8, 7, 1, 0)
+
+    monkeypatch.setattr(reconciling, "consumer_info", info)
+    bench.next = asyncio.get_running_loop().create_future()
+    bench.reconciling.due(bench.client, "name")
+    stuck = asyncio.create_task(await bench.next)
+    await asyncio.sleep(0)
+    bench.reconciling.due(bench.client, "name")
+    async with asyncio.timeout(5):
+        await bench.look()
+    assert bench.sent == [8]
+    stuck.cancel()
+    await asyncio.gather(stuck, return_exceptions=True)

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
-from mqtt_nats.broker import recovery
+from mqtt_nats.broker import patience, recovery
 
 
 class Slow:
@@ -34,6 +36,44 @@ async def test_a_server_that_answers_late_is_waited_for(fences: int, lost: bool)
     link: Any = Slow(fences, lost)
     assert await recovery._passed(link) is not lost
     assert not link.fences
+
+
+async def test_sessions_that_wait_hold_up_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their consumers, or the stream of PUBRELs, have no leader, and get none."""
+    checked: list[int] = []
+    stuck, others = asyncio.Event(), asyncio.Event()
+
+    async def check(client: Any) -> None:
+        if client.number < recovery.AT_ONCE:
+            await stuck.wait()
+        checked.append(client.number)
+        if len(checked) == recovery.AT_ONCE * 2:
+            others.set()
+
+    async def nothing(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(recovery, "_check", check)
+    monkeypatch.setattr(recovery, "repair", nothing)
+    monkeypatch.setattr(recovery, "expect_gap", lambda *_: None)
+    monkeypatch.setattr(recovery, "recover_inboxes", lambda *_: None)
+    monkeypatch.setattr(patience, "LONGEST", 0.05)
+    broker = MagicMock()
+    clients: dict[int, Any] = {}
+    tasks: set[asyncio.Task[None]] = set()
+    for number in range(recovery.AT_ONCE * 3):
+        client = MagicMock(number=number)
+        client.do = lambda work: tasks.add(asyncio.create_task(work))
+        clients[number] = client
+    broker.clients = clients
+    link: Any = Slow(1, False)
+    link.renew = lambda *_: None
+    await recovery.recover(broker, link)
+    async with asyncio.timeout(10):
+        await others.wait()
+        stuck.set()
+        await asyncio.gather(*tasks)
+    assert len(checked) == recovery.AT_ONCE * 3
 
 
 async def test_a_connection_that_is_lost_is_not_waited_for() -> None:
