@@ -83,6 +83,9 @@ def drain(side: DurableSide, key: str) -> Draining | None:
         qos += [other.qos for other in others]
         stand_before(attachment, attachment.heirs)
         watch(side, attachment)
+    if attachment.missed or attachment.returning:  # what an earlier connection has sent may have yet to come again
+        source.end = max(source.end, attachment.gone[1])
+        qos.append(max(source.qos, source.was_qos))
     most = max(qos, default=0)
     draining = Draining(consumer.durable_name, consumer.filter_subject, most, source.end, source.start)
     record.draining.append(draining)

@@ -14,7 +14,7 @@ from tests.chaos.points.proxy import Action, Frame, NatsProxy, Trap
 from tests.conftest import GatewayFactory
 from tests.harness.gateway import Gateway
 from tests.integration.conftest import Connector, Stored, until
-from tests.integration.test_lowering import come, completing, lowered
+from tests.integration.test_lowering import as_many, come, completing, lowered
 
 pytestmark = pytest.mark.anyio
 
@@ -80,6 +80,31 @@ async def test_what_was_sent_is_completed(
     proxy.traps.append(lost)
     client = await connect(name, clean=False, to=plain)
     async with completing(client) as found:
+        await come(found, b"1", b"2", b"3")
+        assert lost.sprung.is_set()
+        assert [one.packet_id for one in found] == [one.packet_id for one in before]
+        await lowered(stored, name)
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_what_was_sent_before_is_completed(
+    connect: Connector, name: str, stored: Stored, proxy: NatsProxy, plain: Gateway, qos: int
+) -> None:
+    """[MQTT-3.10.4-3] (3.1.1): the subscription ends before it has come again, and after the rest is complete."""
+    client = await connect(name, clean=False, to=plain)
+    await client.subscribe(name, qos=qos)
+    publisher = await connect(f"{name}-publisher")
+    await publisher.deliver_all(name, [b"1", b"2", b"3"], qos)
+    before = await client.messages(3)
+    (consumer,) = await stored.session_consumers(name)
+    client.drop()
+    await stored.detached(name)
+    lost = Delivery(consumer.name, 2, 3)
+    proxy.traps.append(lost)
+    client = await connect(name, clean=False, to=plain)
+    async with completing(client) as found:
+        await until(partial(as_many, found, 2))
+        client.send(Unsubscribe(99, (name,)))
         await come(found, b"1", b"2", b"3")
         assert lost.sprung.is_set()
         assert [one.packet_id for one in found] == [one.packet_id for one in before]
