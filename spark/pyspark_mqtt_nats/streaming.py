@@ -155,7 +155,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             text = f"stream {name} has another message at {start.next - 1} than the checkpoint: it was restored"
         else:
             return start
-        loss(self.options, f"{text}; give a new checkpointLocation, or", max(0, found.first - 1))
+        loss(self.options, text, max(0, found.first - 1), "give a new checkpointLocation, or ")
         return Offset(found.created, found.first, found.first, turn=start.turn + 1)
 
     def _first(self, connection: Connection, start: Offset, found: Snapshot) -> Offset:

@@ -172,8 +172,11 @@ def split(found: Snapshot, parts: int) -> list[Range]:
     return [Range(start, end) for start, end in pairwise(edges)]
 
 
-def loss(options: Options, what: str, count: int) -> None:
-    """Messages that should be there are gone: an error, or a warning when failOnDataLoss is off."""
+def loss(options: Options, what: str, count: int, otherwise: str = "") -> None:
+    """Messages that should be there are gone: an error, or a warning when failOnDataLoss is off.
+
+    `otherwise`: what else than that option helps, with "or" at its end.
+    """
     if options.fail_on_data_loss:
-        raise DataLossError(f"{what}; set {SWITCH} to false to go on without", SWITCH)
+        raise DataLossError(f"{what}; {otherwise}set {SWITCH} to false to go on without", SWITCH)
     log.warning("%s: up to %d messages are missing (%s is false)", what, count, SWITCH)
