@@ -7,7 +7,7 @@ stream that has gone back to an earlier state, and grown again since, has anothe
 none. They are in Spark's checkpoint, as JSON. The offset before the first batch says nothing: Spark asks for it twice,
 and once more when the query stops before the end of its first batch, and each time the answer would be another one.
 What has been found out is in the end of the first batch. That is no place yet while the time to begin with, `since`, is
-still to come: what the stream has by then is not known.
+still to come: what the stream has by then is not known. A sequence to begin with that is still to come is a place.
 
 What is complete. Spark tells with `commit` only when the next batch is planned, so never of the last one. But it asks
 for the `latestOffset` after a start only when everything before that start is complete, also after a restart: there it
@@ -70,6 +70,11 @@ class Offset(NamedTuple):
     def known(self) -> bool:
         """Whether it says where the query is."""
         return bool(self.created)
+
+    @property
+    def to_come(self) -> bool:
+        """Whether the query begins here, where the stream had not come to."""
+        return self.first == self.next and not self.time
 
 
 NOTHING: Final = -1
@@ -149,7 +154,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         name = found.stream
         if start.created != found.created:
             text = f"the checkpoint is of a stream made at {start.created}, stream {name} was made at {found.created}"
-        elif start.next > found.last + 1:
+        elif start.next > found.last + 1 and not start.to_come:
             text = f"stream {name} ends with {found.last}, the checkpoint is at {start.next}: it was restored or purged"
         elif _is_other(connection, found, start):
             text = f"stream {name} has another message at {start.next - 1} than the checkpoint: it was restored"

@@ -184,6 +184,27 @@ def test_nothing_before_the_start_is_read_however_soon_it_comes(store: Store) ->
     assert found + later == wanted
 
 
+@pytest.mark.parametrize("fail", [True, False])
+def test_a_sequence_that_is_still_to_come_is_waited_for(store: Store, fail: bool) -> None:
+    """The stream has not lost what is before it, and nobody has asked for that."""
+    store.put(range(10))
+    query = Query(store, startingSequence=15, failOnDataLoss=fail, maxMessagesPerTrigger=2)
+    assert query.batch() == []
+    assert query.plan() == query.checkpoint
+    query.start(available_now=True)
+    assert query.batches() == []
+    store.put(range(4))
+    assert query.batches() == []
+    query.start()
+    store.put(range(3))
+    assert query.batches() == [[15, 16], [17]]
+    assert query.checkpoint is not None
+    query.checkpoint |= {"next": 500}
+    if fail:  # from here on it has lost something
+        with pytest.raises(DataLossError, match="ends with 17, the checkpoint is at 500"):
+            query.plan()
+
+
 def test_a_start_at_which_nothing_has_come_yet_is_a_place(store: Store) -> None:
     """So that what comes, and goes before it is read, is missed."""
     store.put(range(3))
