@@ -216,14 +216,16 @@ def connect_all(
 ) -> list[Greeting]:
     """Connect and subscribe all clients, at most ``at_once`` under way; in the order of ``clients``."""
     deadline = time.monotonic() + timeout
+    found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    family, _, _, _, peer = min(found, key=lambda one: one[0] != socket.AF_INET)  # IPv4 where the name has both
     greetings: list[Greeting] = []
     pending: list[Greeting] = []
     while len(greetings) < len(clients) or pending:
         while len(greetings) < len(clients) and len(pending) < at_once:
-            sock = socket.socket()
+            sock = socket.socket(family)
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            code = sock.connect_ex(address)
+            code = sock.connect_ex(peer)
             if code not in (0, errno.EINPROGRESS):
                 sock.close()
                 raise LoadError(f"cannot connect: {errno.errorcode[code]}")

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -99,6 +100,22 @@ def test_addresses(address: str) -> None:
     done = CliRunner().invoke(bench, [address])
     assert done.exit_code == 2
     assert "expected HOST:PORT" in done.stderr
+
+
+def test_a_broker_at_an_ipv6_address(nats_server: NatsServer, gateway_factory: GatewayFactory, tmp_path: Path) -> None:
+    """And a name with addresses of both kinds, where the broker listens at that of IPv4 only."""
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
+            port = server.getsockname()[1]
+    except OSError:
+        pytest.skip("there is no IPv6 here")
+    config = tmp_path / "config.toml"
+    config.write_text(f'[[listeners]]\nlisten = "[::1]:{port}"\n')
+    gateway = gateway_factory(nats_server, "--config", str(config))
+    for address in (f"[::1]:{port}", f"localhost:{gateway.port}"):
+        done = CliRunner().invoke(bench, [address, "--seconds", "0.2", "--publishers", "1", "--subscribers", "1"])
+        assert done.exit_code == 0, done.output
+        assert "each came once and in order" in done.stdout
 
 
 def test_nobody_listens(tmp_path: Path) -> None:
