@@ -204,7 +204,8 @@ class TopicTrace(Trace):
 
     def _published(self, event: Publishing, message: Any) -> None:
         if isinstance(message, Published) and self._wanted(message.topic):
-            about = {"event": "published", "topic": message.topic, "qos": message.qos, "retain": message.retain}
+            kind = "will" if event.will else "published"
+            about = {"event": kind, "topic": message.topic, "qos": message.qos, "retain": message.retain}
             self.tell(event.client.client_id, about | _body(message.payload))
 
     def _delivered(self, event: Delivered) -> None:

@@ -21,7 +21,7 @@ from mqtt_nats.ctl.trace import Durations, line, trace
 from tests.ctl.conftest import Fleet
 from tests.harness.nats import ROOT
 from tests.harness.process import LoggedProcess
-from tests.harness.raw5 import Raw5
+from tests.harness.raw5 import Raw5, will
 from tests.harness.waiting import eventually
 
 Event = dict[str, Any]
@@ -137,6 +137,25 @@ def test_a_topic(fleet: Fleet) -> None:
         assert acknowledged["ms"] >= 0
         assert not [one for one in watching.events if one.get("topic") == "other"]
         assert "delivered  path/a  QoS 1" in "\n".join(map(line, watching.events))
+    assert untraced(fleet)
+
+
+def test_a_will_is_not_published_before_it_is(fleet: Fleet) -> None:
+    """That a client has one is said when it connects; when it is published, it is delivered."""
+    with (
+        Raw5.open(fleet.two.port, "c-heir") as heir,
+        Watching(fleet, topic="path/+") as watching,
+    ):
+        assert heir.subscribed(("path/#", 1)) == (1,)
+        testator = Raw5.open(fleet.one.port, "c-testator", flags=4, tail=will("path/will", b"dead"))
+        found = watching.one(event="will", client="c-testator", gateway=fleet.ids[0])
+        assert (found["topic"], found["qos"], found["bytes"]) == ("path/will", 0, 4)
+        testator.close()
+        heir.receive_message(b"dead")
+        delivered = watching.one(event="delivered", client="c-heir", gateway=fleet.ids[1])
+        assert delivered["crc"] == found["crc"]
+        assert "ms" not in delivered
+        assert not [one for one in watching.events if one.get("event") == "published"]
     assert untraced(fleet)
 
 
