@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.broker.system import spread_under
 from mqtt_nats.codec import ReasonCode
-from mqtt_nats.observing.presence import Change, event, places, shortened
+from mqtt_nats.observing.presence import Change, event, milliseconds, places, shortened
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
@@ -33,6 +33,8 @@ class Presence:
         self._broker = broker
         self._wanted = broker.settings.presence
         self._waiting: deque[tuple[Change, str, str, bytes]] = deque(maxlen=WAITING_MOST)
+        self._since: dict[Client, int] = {}
+        """When it was told that a connection has been accepted, in milliseconds since 1970."""
         self._former: set[Client] = set()
         """Connections from when the gateway had another name: whoever took it for dead tells of their end."""
 
@@ -43,30 +45,33 @@ class Presence:
     def connected(self, client: Client, present: bool) -> None:
         """A connection has been accepted."""
         if self._wanted:
+            at = time.time()
+            self._since[client] = milliseconds(at)
             more = {
                 "session_present": present,
                 "keepalive": int(client.connection.keepalive),
                 "expiry_interval": client.expiry,
             }
-            self._tell("connected", client, more)
+            self._tell("connected", client, at, more)
 
     def disconnected(self, client: Client, reason: ReasonCode, text: str) -> None:
         """Such a connection has ended."""
         if not self._wanted:
             return
+        at = time.time()
+        since = self._since.pop(client, milliseconds(at))
         if client in self._former:
             self._former.discard(client)
             return
-        lasted = self._broker.clock.now - client.connection.opened
         more = {
             "reason": reason.name.lower() if reason else "normal_disconnection",
             "reason_code": int(reason),
             "reason_text": shortened(text),
-            "connected_at": int((time.time() - lasted) * 1000),
+            "connected_at": since,
         }
-        self._tell("disconnected", client, more)
+        self._tell("disconnected", client, at, more)
 
-    def _tell(self, change: Change, client: Client, more: dict[str, Any]) -> None:
+    def _tell(self, change: Change, client: Client, at: float, more: dict[str, Any]) -> None:
         connection = client.connection
         about = {
             "connection": connection.number,
@@ -75,17 +80,19 @@ class Presence:
             "proto_name": "MQTT",
             "proto_ver": client.version,
         }
-        self._publish(change, self._broker.identity, client.client_id, client.epoch, about | more)
+        self._publish(change, self._broker.identity, client.client_id, client.epoch, at, about | more)
 
     def lost(self, gateway: str, client_id: str, epoch: int) -> None:
         """A connection has ended with its gateway."""
         if self._wanted:
             reason = ReasonCode.UNSPECIFIED_ERROR
             more = {"reason": "gateway_lost", "reason_code": int(reason), "reason_text": GATEWAY_LOST}
-            self._publish("disconnected", gateway, client_id, epoch, more)
+            self._publish("disconnected", gateway, client_id, epoch, time.time(), more)
 
-    def _publish(self, change: Change, gateway: str, client_id: str, epoch: int, more: dict[str, Any]) -> None:
-        body = event(change, gateway, client_id, epoch, time.time(), more)
+    def _publish(
+        self, change: Change, gateway: str, client_id: str, epoch: int, at: float, more: dict[str, Any]
+    ) -> None:
+        body = event(change, gateway, client_id, epoch, at, more)
         self._waiting.append((change, gateway, client_id, body))
         self.flush()
 

@@ -35,6 +35,11 @@ def shortened(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
+def milliseconds(at: float) -> int:
+    """A Unix time as it is told."""
+    return int(at * 1000)
+
+
 class Places(NamedTuple):
     """Where one event is published."""
 
@@ -68,7 +73,7 @@ def event(change: Change, gateway: str, client_id: str, epoch: int, at: float, m
         epoch: of the session; of two events about one client the one with the higher epoch is newer.
         at: Unix time of the change.
     """
-    moment = int(at * 1000)
+    moment = milliseconds(at)
     found = {
         "event": change,
         "clientid": shortened(client_id),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -95,6 +96,18 @@ async def test_one_event_for_each_change(pair: Pair, name: str, seen: Seen) -> N
         prefixes = [f"$SYS/brokers/{gateway.broker.identity}/clients/{name}/" for gateway in pair]
         assert sorted(topics) == sorted([f"{one}{how}" for one in prefixes for how in ("connected", "disconnected")])
         await watcher.quiet()
+
+
+async def test_the_end_says_when_the_beginning_was(pair: Pair, name: str, seen: Seen) -> None:
+    """To the millisecond; it was when the client was let in, not when it had opened its socket."""
+    async with await RawClient.open(pair[0].port) as client:
+        await asyncio.sleep(0.3)
+        client.send(Connect(4, name, True, 0, None, None, None))
+        await client.expect(Connack, code=0)
+        await seen.count(1)
+        await client.disconnect()
+    begun, ended = await seen.count(2)
+    assert ended["connected_at"] == begun["connected_at"] <= ended["disconnected_at"]
 
 
 @pytest.mark.parametrize(
