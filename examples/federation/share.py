@@ -54,13 +54,20 @@ def _from(one: dict[str, Any], domain: str) -> bool:
     return bool((one.get("external") or {}).get("api") == f"$JS.{domain}.API")
 
 
+async def _nothing(error: Exception) -> None:
+    """What is wrong is raised, too."""
+
+
 async def share(url: str, domain: str, filters: list[str]) -> list[dict[str, Any]]:
     """Set what is taken from a domain; every entry of ``sources`` as it is now.
 
     Raises:
-        SystemExit: JetStream does not do it, or the messages would come back from where they are sent.
+        SystemExit: NATS does not do it, or the messages would come back from where they are sent.
     """
-    client = await nats.connect(url)
+    try:
+        client = await nats.connect(url, max_reconnect_attempts=1, reconnect_time_wait=0.1, error_cb=_nothing)
+    except (OSError, nats.errors.Error) as error:
+        raise SystemExit(f"no nats-server at {url}: {error}") from None
 
     async def ask(subject: str, body: bytes = b"") -> dict[str, Any]:
         answer: dict[str, Any] = orjson.loads((await client.request(subject, body)).data)
@@ -94,6 +101,11 @@ def main() -> None:
     parser.add_argument("--domain", required=True, help="JetStream domain of the core that has them")
     parser.add_argument("--filter", action="append", default=[], help="topic filter; may be given several times")
     given = parser.parse_args()
+    for one in given.filter:
+        try:
+            filter_to_subjects(one)
+        except ValueError as error:
+            parser.error(f"--filter {one}: {error}")
     for one in asyncio.run(share(given.nats, given.domain, given.filter)):
         print(one["external"]["api"], *(each["src"] for each in one["subject_transforms"]))
 

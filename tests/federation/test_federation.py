@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from examples.federation.share import share
+from examples.federation.share import main, share
 from mqtt_nats.config import Settings
 from mqtt_nats.embedded import find_binary
 from tests.harness import raw
@@ -218,3 +219,20 @@ def test_what_would_go_round_for_ever_is_refused(cores: tuple[Core, Core]) -> No
             asyncio.run(share(url, domain, [topics]))
     with pytest.raises(SystemExit, match="no JetStream of the domain east"):
         asyncio.run(share(north.url, "east", ["x"]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--filter", "a/#/b"], "--filter a/#/b: a wildcard must be a whole level, and # the last one"),
+        (["--filter", "$JS/x"], "--filter $JS/x: topics under '$JS' are reserved"),
+        (["--nats", "nats://127.0.0.1:1"], "no nats-server at nats://127.0.0.1:1: "),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(
+    arguments: list[str], text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["share", "--domain", "north", *arguments])
+    with pytest.raises(SystemExit) as told:
+        main()
+    assert text in f"{told.value} {capsys.readouterr().err}"
