@@ -40,7 +40,7 @@ class Presence:
 
     def renamed(self) -> None:
         """The gateway was taken for dead, and goes on under another name."""
-        self._former = {client for client in self._broker.connections if client.greeted}
+        self._former = set(self._since)
 
     def connected(self, client: Client, present: bool) -> None:
         """A connection has been accepted."""
@@ -56,10 +56,10 @@ class Presence:
 
     def disconnected(self, client: Client, reason: ReasonCode, text: str) -> None:
         """Such a connection has ended."""
-        if not self._wanted:
+        since = self._since.pop(client, None)
+        if since is None:
             return
         at = time.time()
-        since = self._since.pop(client, milliseconds(at))
         if client in self._former:
             self._former.discard(client)
             return
