@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from mqtt_nats.backbone.ops import Future, Op, TooLarge
@@ -69,27 +68,6 @@ class Awaited(Future):
             self.done.set_result(0)
 
 
-class Repeated(Op):
-    """The store of a message that somebody may have published before: others get it when JetStream has not known it."""
-
-    __slots__ = ("parent", "tell")
-
-    def __init__(self, parent: Op, tell: Callable[[], None]) -> None:
-        self.parent = parent
-        self.tell = tell
-
-    def stored(self, ack: bytes) -> None:
-        """JetStream says whether it had it."""
-        if b'"duplicate"' not in ack:
-            self.tell()
-        self.parent.stored(ack)
-
-    def failed(self, error: ApiError) -> None:
-        """It is in no stream, as when it is new."""
-        self.tell()
-        self.parent.failed(error)
-
-
 def check_size(broker: Broker, route: Route, payload: bytes, sender: bytes, more: Extras | None) -> None:
     """See whether NATS takes a message.
 
@@ -113,8 +91,6 @@ def inject(
     more: Extras | None,
     release: bytes,
     operation: Op,
-    *,
-    repeated: bool = False,
 ) -> None:
     """Publish a message to everybody.
 
@@ -122,7 +98,6 @@ def inject(
         sender: the header line that names its publisher, or nothing.
         release: what a repetition of it is recognised by, beginning with ``q2-`` or ``will-``; empty: nothing.
         operation: a :class:`Counting`, whose ``left`` grows by the stores that it has to wait for.
-        repeated: somebody may have published it before, so long ago that only JetStream knows.
 
     Raises:
         TooLarge: NATS would not take it.
@@ -145,32 +120,19 @@ def inject(
         first += b"%bNmqtt-Id:%b\r\n" % (known_by, identity)
     first += lines
     size = len(first) + 2
-    bare = b"%b%b%d %d\r\n%b\r\n%b\r\n" % (route.hpub, reply, size, size + len(payload), first, payload)
-
-    def tell() -> None:
-        broker.link.out.append(bare)
-        broker.link.kick()
-        local()
-        broker.round.start()
-
-    def local() -> None:
-        message = _message(route, payload, qos, retained, sender, more)
-        if qos and release:
-            broker.fanout.released(route, message, release)
-        else:
-            broker.fanout.local(route, message, identity)
-
-    repeated = repeated and qos > 0
-    if not repeated:
-        broker.link.out.append(bare)
+    broker.link.out.append(
+        b"%b%b%d %d\r\n%b\r\n%b\r\n" % (route.hpub, reply, size, size + len(payload), first, payload)
+    )
     if qos:
         counting.left += 1
         if not release and broker.path.with_ids:
             first += b"Nats-Msg-Id:%b\r\n" % identity
-        found = Repeated(operation, tell) if repeated else operation
-        broker.store.put(route.msgs, b"%b%b\r\n" % (first, stay), payload, found)
-    if not repeated:
-        local()
+        broker.store.put(route.msgs, b"%b%b\r\n" % (first, stay), payload, operation)
+    message = _message(route, payload, qos, retained, sender, more)
+    if qos and release:
+        broker.fanout.released(route, message, release)
+    else:
+        broker.fanout.local(route, message, identity)
 
 
 async def unretain(broker: Broker, topic: str) -> bool:

@@ -12,12 +12,14 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.broker.closing import UNSET, end_session
+from mqtt_nats.broker.retaining import is_retained
 from mqtt_nats.broker.will import delay_will, published, settle_wills
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError
 from mqtt_streams.gateways import Entry
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.headers import EPOCH, get_int
+from mqtt_streams.qos2 import releases_stored
 from mqtt_streams.sessions import (
     PREFIX,
     STREAM,
@@ -42,6 +44,9 @@ PAGE_BYTES: Final = 1024 * 1024
 AT_ONCE: Final = 32
 """Sessions dealt with at the same time."""
 
+LOOK_BACK: Final = 10.0
+"""Seconds before a gateway was last known to be alive in which it may have published a will that is there still."""
+
 
 async def reap(broker: Broker, dead: Entry) -> None:
     """Deal with the clients of a gateway that does not run any more.
@@ -50,8 +55,11 @@ async def reap(broker: Broker, dead: Entry) -> None:
         ApiError, NoResponders, RequestTimeout: JetStream does not answer.
     """
     wills = await broker.wills.of_gateway(dead.identity)
+    done = await _published_before(broker, dead, wills)
     for start in range(0, len(wills), AT_ONCE):
-        await asyncio.gather(*(_will(broker, dead, will) for will in wills[start : start + AT_ONCE]))
+        await asyncio.gather(
+            *(_will(broker, dead, will, will.epoch in done) for will in wills[start : start + AT_ONCE])
+        )
     sessions = 0
     sequence = 1
     more = True
@@ -74,8 +82,42 @@ async def reap(broker: Broker, dead: Entry) -> None:
     log.info("gateway %s: %d wills and %d sessions dealt with", dead.identity, len(wills), sessions)
 
 
-async def _will(broker: Broker, dead: Entry, will: StoredWill) -> None:
-    """Publish a will, at once or when its delay is over, counted from when the gateway was last alive."""
+async def _published_before(broker: Broker, dead: Entry, wills: list[StoredWill]) -> set[int]:
+    """The epochs of wills that a gateway has published, and not come to remove.
+
+    The others have had them, and may have forgotten that by now: see docs/internals/rules.md#wills.
+    """
+    since = int((dead.alive - LOOK_BACK) * 1e9)
+    names: dict[str, dict[str, StoredWill]] = {}
+    for will in wills:
+        route = broker.table.route_to(will.subject.encode()) if will.qos else None
+        if route is not None:
+            names.setdefault(route.subject, {})[will.release.decode()] = will
+
+    async def look(subject: str) -> set[int]:
+        known = names[subject]
+        found = [known[name] for name in await releases_stored(broker.inbox, subject, known.keys(), since)]
+        # Where the copy that is to be retained is not there, it is published again with that.
+        return {
+            will.epoch for will in found if not will.retain or await is_retained(broker, subject, will.payload, since)
+        }
+
+    done: set[int] = set()
+    subjects = list(names)
+    for start in range(0, len(subjects), AT_ONCE):
+        done.update(*await asyncio.gather(*(look(subject) for subject in subjects[start : start + AT_ONCE])))
+    return done
+
+
+async def _will(broker: Broker, dead: Entry, will: StoredWill, done: bool) -> None:
+    """Publish a will, at once or when its delay is over, counted from when the gateway was last alive.
+
+    Args:
+        done: it has been published.
+    """
+    if done:
+        await broker.wills.delete(will.seq)
+        return
     try:
         found = await broker.sessions.load(will.client_hash)
     except NewerRecord:

@@ -197,7 +197,7 @@ async def _taken(client: Client, will: StoredWill) -> None:
 async def _publish_if_there(broker: Broker, will: StoredWill, done: Done | None) -> None:
     """Publish a will unless somebody has dealt with it while NATS was away from here, or this gateway passed for dead.
 
-    Its message may have been published so long ago that not even JetStream recognises a repetition.
+    Its message may have been published so long ago that nobody recognises a repetition.
     """
     while True:
         await broker.online.wait()
@@ -207,7 +207,7 @@ async def _publish_if_there(broker: Broker, will: StoredWill, done: Done | None)
         except (ApiError, NoResponders, RequestTimeout):
             await asyncio.sleep(PAUSE)
     if found is not None and found.seq == will.seq:
-        publish_will(broker, will, done, repeated=True)
+        publish_will(broker, will, done)
     elif done is not None:
         done.event.set()
 
@@ -263,16 +263,16 @@ async def will_due(broker: Broker, timer: FiredTimer) -> None:
 async def published(broker: Broker, will: StoredWill) -> None:
     """Publish a will, and wait until it is stored."""
     done = Done()
-    publish_will(broker, will, done, repeated=True)
+    publish_will(broker, will, done)
     await done.event.wait()
 
 
-def publish_will(broker: Broker, will: StoredWill, then: Done | None = None, *, repeated: bool = False) -> None:
-    """Publish a will; ``repeated``: somebody may have done it before, and not have come to delete it."""
+def publish_will(broker: Broker, will: StoredWill, then: Done | None = None) -> None:
+    """Publish a will that nobody else has published."""
     if will.qos == 0:
         _delete(broker, will, ZeroOp(broker, will, then))
     else:
-        _publish(broker, will, then, repeated)
+        _publish(broker, will, then)
     broker.link.kick()
 
 
@@ -280,7 +280,7 @@ def _delete(broker: Broker, will: StoredWill, operation: Op) -> None:
     broker.store.call(broker.delete_will, b'{"seq":%d,"no_erase":true}' % will.seq, operation)
 
 
-def _publish(broker: Broker, will: StoredWill, then: Done | None, repeated: bool = False) -> None:
+def _publish(broker: Broker, will: StoredWill, then: Done | None) -> None:
     route = broker.table.route_to(will.subject.encode())
     more = restored(b"%b%b%b" % (START, will.lines, END), natstime.now())
     if more is not None:
@@ -290,9 +290,7 @@ def _publish(broker: Broker, will: StoredWill, then: Done | None, repeated: bool
         if route is None:
             raise TooLarge("its subject names no topic")
         sender = sender_line(will.lines)
-        inject(
-            broker, route, will.payload, will.qos, will.retain, sender, more, will.release, operation, repeated=repeated
-        )
+        inject(broker, route, will.payload, will.qos, will.retain, sender, more, will.release, operation)
     except TooLarge as error:
         log.error("the will on %r cannot be published: %s", subject_to_topic(will.subject), error)
         operation.left = 0

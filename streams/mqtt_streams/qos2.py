@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`$MQTT_qos2in`: QoS 2 publishes from PUBREC to PUBREL, one per client and packet id."""
 
+from collections.abc import Set
 from typing import Final, NamedTuple
 
 import orjson
@@ -115,22 +116,29 @@ def parse(message: StoredMessage) -> Held | None:
 
 
 async def release_stored(js: JetStream, subject: str, wanted: str, since_ns: int) -> bool:
-    """Whether `$MQTT_msgs` has a message for `subject` with the Nats-Msg-Id `wanted`.
+    """Whether `$MQTT_msgs` has a message for `subject` with the Nats-Msg-Id `wanted`; see `releases_stored`."""
+    return bool(await releases_stored(js, subject, {wanted}, since_ns))
+
+
+async def releases_stored(js: JetStream, subject: str, wanted: Set[str], since_ns: int) -> set[str]:
+    """Which Nats-Msg-Ids of `wanted` messages for `subject` in `$MQTT_msgs` have.
 
     Looks at the messages of that subject since `since_ns` (nanoseconds since 1970), as far as the stream still has
     them; needs `allow_direct` there.
     """
     start: dict[str, object] = {"start_time": stored.rfc3339(since_ns)}
+    found: set[str] = set()
     more = True
-    while more:
+    while more and len(found) < len(wanted):
         page, more = await stored.direct_page(
             js, MESSAGES, MESSAGE_PREFIX + subject, start, messages=_LOOK_MESSAGES, size=_LOOK_BYTES
         )
         for message in page:
-            if headers.get(message.headers, headers.MSG_ID) == wanted:
-                return True
+            name = headers.get(message.headers, headers.MSG_ID)
+            if name is not None and name in wanted:
+                found.add(name)
             start = {"seq": message.seq + 1}
-    return False
+    return found
 
 
 class Qos2Store:

@@ -108,14 +108,18 @@ async def test_wills_of_a_killed_gateway(cluster: tuple[NatsServer, list[Gateway
     old.drop()
 
 
+@pytest.mark.parametrize("kept", [None, False, True], ids=["", "not retained yet", "retained"])
 @pytest.mark.parametrize("qos", [1, 2])
 async def test_a_will_that_was_published_before_the_gateway_died(
-    cluster: tuple[NatsServer, list[Gateway]], connect: Connect, qos: int
+    cluster: tuple[NatsServer, list[Gateway]], connect: Connect, qos: int, kept: bool | None
 ) -> None:
-    """It had yet to be removed: nobody gets it twice, however long ago that was. [MQTT-4.3.3-2] (3.1.1)"""
+    """It had yet to be removed: nobody gets it twice, however long ago that was, but where it had to be retained yet.
+
+    [MQTT-4.3.3-2] [MQTT-3.1.2-17] (3.1.1)
+    """
     server, (first, second, _) = cluster
     watching = await watcher(connect, second, "near")
-    await connect(first, "client", will=Will("wills/client", b"x", qos, False))
+    await connect(first, "client", will=Will("wills/client", b"x", qos, kept is not None))
     client = await nats.connect(server.url)
     try:
         js = client.jetstream()
@@ -125,6 +129,9 @@ async def test_a_will_that_was_published_before_the_gateway_died(
         # What it has sent to those who subscribe came so long ago that their gateways do not know any more.
         headers = {"Nmqtt-Pub": str(qos), "Nats-Msg-Id": f"will-{epoch}", "Nmqtt-Id": "1"}
         await js.publish("$MQTT.msgs.wills.client", b"x", headers=headers)
+        if kept:
+            retained = {"Nmqtt-RTopic": "wills/client", "Nmqtt-RFlags": "3", "Nmqtt-ROrigin": "somebody"}
+            await js.publish("$MQTT.rmsgs.wills.client", b"x", headers=retained)
     finally:
         await client.close()
 
@@ -132,8 +139,11 @@ async def test_a_will_that_was_published_before_the_gateway_died(
         return await stored(server, "$MQTT_wills") == 0
 
     assert await aeventually(gone, SOON)
+    if kept is False:  # nothing else would bring it there
+        await watching.receive("wills/client", b"x", qos=qos)
     await watching.quiet()
     assert await stored(server, "$MQTT_msgs") == 1
+    assert await stored(server, "$MQTT_rmsgs") == (kept is not None)
 
 
 async def test_sessions_of_a_killed_gateway(cluster: tuple[NatsServer, list[Gateway]], connect: Connect) -> None:
