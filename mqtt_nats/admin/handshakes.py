@@ -28,7 +28,8 @@ class Handshakes:
 
     def __init__(self, listening: socket.socket, context: ssl.SSLContext, make: Callable[[], asyncio.Protocol]) -> None:
         self._listening = listening
-        self._context = context
+        self.context = context
+        """Of connections to come."""
         self._make = make
         self._loop = asyncio.get_running_loop()
         self._under_way: dict[asyncio.Task[None], str] = {}
@@ -75,7 +76,7 @@ class Handshakes:
     async def _secure(self, accepted: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(
-                self._make, accepted, ssl=self._context, ssl_handshake_timeout=connections.HEAD_SECONDS
+                self._make, accepted, ssl=self.context, ssl_handshake_timeout=connections.HEAD_SECONDS
             )
         except OSError:
             pass  # whatever it was, it does not speak TLS, or has left

@@ -70,6 +70,12 @@ class Server(uvicorn.Server):
             one.close()
         await super().shutdown(sockets)
 
+    def renew(self, tls: ssl.SSLContext | None) -> None:
+        """Speak TLS otherwise, with connections to come."""
+        if tls is not None:
+            for one in self._handshakes:
+                one.context = tls
+
     def _made(self) -> asyncio.Protocol:
         return AdminProtocol(self.config, self.server_state, self.lifespan.state)
 
@@ -110,7 +116,6 @@ class AdminListener:
         assert self.settings.admin_listen is not None
         self.listen = self.settings.admin_listen
         self.bound = Bound(*parse_address(self.listen), "admin")
-        self._tls: ssl.SSLContext | None = None
         self._link: Link | None = None
         self._inbox: Inbox | None = None
         self._connecting = asyncio.Lock()
@@ -124,7 +129,7 @@ class AdminListener:
             StartupError: a file cannot be used, or the address is not to be had.
         """
         settings = self.settings
-        tls = self._tls = context_of(settings)
+        tls = context_of(settings)
         listening = self._bind()
         host, port = listening.getsockname()[:2]
         self.bound = Bound(host, port, "admin")
@@ -153,14 +158,13 @@ class AdminListener:
         return self
 
     def reload(self) -> None:
-        """Read the certificate again, for connections to come.
+        """Read certificate and authorities again, for connections to come.
 
         Raises:
-            StartupError: it cannot be used.
+            StartupError: they cannot be used.
         """
-        if self._tls is not None:
-            context_of(self.settings)
-            self._tls.load_cert_chain(str(self.settings.admin_tls_cert), self.settings.admin_tls_key)
+        if self._server is not None:
+            self._server.renew(context_of(self.settings))
 
     def _bind(self) -> socket.socket:
         """A socket that listens; workers share its address, and the kernel deals connections out."""

@@ -6,9 +6,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import shutil
 import signal
 import ssl
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -26,7 +28,7 @@ from mqtt_nats.gateway import Gateway as GatewayProcess
 from mqtt_nats.listeners.settings import Bound
 from tests.admin.promql import Samples
 from tests.admin.support import PATIENCE, TOKEN, Admin, address, serving
-from tests.backbone.certificates import Authority
+from tests.backbone.certificates import Authority, Pair
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness import raw5
 from tests.harness.nats import ROOT, NatsServer
@@ -258,27 +260,36 @@ async def test_certificates_of_administrators(tmp_path: Path) -> None:
     """And what is said before the gateway is connected to NATS."""
     authority, stranger = made(tmp_path, "ours"), made(tmp_path, "theirs")
     own, known, unknown = authority.issue("127.0.0.1"), authority.issue("admin"), stranger.issue("admin")
+    trusted = tmp_path / "trusted.pem"
+    shutil.copy(authority.file, trusted)
     settings = Settings(
-        admin_listen="127.0.0.1:0",
-        admin_tls_cert=own.certificate,
-        admin_tls_key=own.key,
-        admin_tls_client_ca=authority.file,
+        admin_listen="127.0.0.1:0", admin_tls_cert=own.certificate, admin_tls_key=own.key, admin_tls_client_ca=trusted
     )
     gateway = GatewayProcess(settings)
     bound: list[Bound] = []
+
+    @asynccontextmanager
+    async def client(pair: Pair | None) -> AsyncIterator[httpx.AsyncClient]:
+        context = ssl.create_default_context(cafile=str(authority.file))
+        if pair is not None:
+            context.load_cert_chain(str(pair.certificate), str(pair.key))
+        async with httpx.AsyncClient(base_url=f"https://127.0.0.1:{bound[0].port}", verify=context) as http:
+            yield http
+
+    async def let_in(pair: Pair | None) -> bool:
+        async with client(pair) as http:
+            try:
+                return (await http.get("/healthz")).status_code == 200
+            except httpx.TransportError:
+                return False
+
     async with administered(gateway, bound.extend) as ready:
         ready([])
-        for pair, let_in in ((known, True), (unknown, False), (None, False)):
-            context = ssl.create_default_context(cafile=str(authority.file))
-            if pair is not None:
-                context.load_cert_chain(str(pair.certificate), str(pair.key))
-            async with httpx.AsyncClient(base_url=f"https://127.0.0.1:{bound[0].port}", verify=context) as http:
-                if let_in:
-                    assert (await http.get("/healthz")).status_code == 200
-                    answer = await http.get("/readyz")
-                    assert (answer.status_code, answer.text[:7]) == (503, "the gat")
-                    assert 'mqtt_nats_worker_up{worker="1"} 0.0' in (await http.get("/metrics")).text
-                else:
-                    with pytest.raises(httpx.TransportError):
-                        await http.get("/healthz")
+        assert [await let_in(one) for one in (known, unknown, None)] == [True, False, False]
+        async with client(known) as http:
+            answer = await http.get("/readyz")
+            assert (answer.status_code, answer.text[:7]) == (503, "the gat")
+            assert 'mqtt_nats_worker_up{worker="1"} 0.0' in (await http.get("/metrics")).text
+        shutil.copy(stranger.file, trusted)
         gateway.reload()
+        assert [await let_in(one) for one in (known, unknown, None)] == [False, True, False]
