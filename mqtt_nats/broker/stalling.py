@@ -218,6 +218,9 @@ async def _wake(client: Client, side: DurableSide, stall: Stall) -> None:
     log.info("%s reads again", client)
     bound(side)
     side.machine.go_on()
+    for name, one in side.attachments.items():
+        if one.source.end and (one.missed or one.returning) and client.broker.reconciling is not None:
+            client.broker.reconciling.due(client, name)  # nobody has looked meanwhile, and others wait for it
     ask_again(client)
     client.connection.release(Hold.JOBS)
     for work in stall.postponed:

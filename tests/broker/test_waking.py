@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a client that reads again has yet to get of subscriptions that have ended."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mqtt_nats.broker import reconciling, stalling
+from mqtt_nats.broker.attachment import Attachment
+from mqtt_nats.broker.draining import returned, spend, stand_before
+from mqtt_nats.broker.reconciling import Reconciling
+from mqtt_nats.broker.stalling import Stall
+from mqtt_nats.session.delivery import Source
+from mqtt_nats.session.durable import DurableOutbound
+from mqtt_streams.consumers import ConsumerInfo, ConsumerRef
+
+CONSUMER = ConsumerRef("ended", "deliver", "filter", 10)
+
+
+@pytest.mark.parametrize("why", ["missed", "returning"])
+async def test_what_an_ended_subscription_has_yet_to_bring(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    """It was lost on its way while the client did not read, and is looked for once it does."""
+
+    async def nothing(*_: object) -> None:
+        pass
+
+    async def info(*_: object) -> ConsumerInfo:
+        return ConsumerInfo({"deliver_subject": "deliver"}, True, 8, 8, 8, 0, 0)
+
+    async def patiently(client: object, attempt: Any) -> Any:
+        return await attempt()
+
+    async def reattach(client: Any, side: Any) -> None:
+        ended.missed = False
+        returned(side, ended)
+
+    for name in ("save_record", "note_kept", "fetch_pending"):
+        monkeypatch.setattr(stalling, name, nothing)
+    for name in ("bound", "ask_again"):
+        monkeypatch.setattr(stalling, name, lambda *_: None)
+    for module in (stalling, reconciling):
+        monkeypatch.setattr(module, "patiently", patiently)
+    monkeypatch.setattr(reconciling, "consumer_info", info)
+    monkeypatch.setattr(reconciling, "reattach", reattach)
+    monkeypatch.setattr(reconciling, "ATTEMPTS", 0)
+    monkeypatch.setattr(reconciling, "SETTLE", 0)
+    ports: Any = SimpleNamespace()
+    machine = DurableOutbound(10, ports)
+    source, heir = Source(1, 1, 10, 8), Source(1, 1, 10)
+    ended = Attachment("", CONSUMER, source)
+    ended.missed, ended.returning, source.held = why == "missed", True, Source.RETURNING
+    stand_before(ended, [heir])
+    work: asyncio.Queue[Any] = asyncio.Queue()
+    link = SimpleNamespace(wire=None, subscribe_raw=lambda *_: b"1")
+    broker: Any = SimpleNamespace(link=link, inbox=None, attached={}, reconciling=None)
+    connection = SimpleNamespace(release=lambda _: None)
+    record = SimpleNamespace(cons={})
+    client: Any = SimpleNamespace(
+        broker=broker, alive=True, hash="h", epoch=1, do=work.put_nowait, record=record, connection=connection
+    )
+    stall = Stall()
+    side: Any = SimpleNamespace(
+        client=client,
+        attachments={"ended": ended},
+        machine=machine,
+        doubtful=set(),
+        stall=stall,
+        attempts=0,
+        frozen=False,
+        has_pubrels=False,
+        point_anew=lambda: None,
+        collect=nothing,
+    )
+    client.durable_side = side
+    broker.reconciling = found = Reconciling(broker)
+    spend(side, ended)
+    found.due(client, "ended")
+    async with asyncio.timeout(5):
+        await (await work.get())
+        assert heir.held == Source.BEHIND, "it waits for what the client cannot get now"
+        await stalling._wake(client, side, stall)
+        await (await work.get())
+    assert (heir.held, ended.spent, ended.missed, ended.returning) == (0, True, False, False)
+    while not work.empty():
+        work.get_nowait().close()
