@@ -8,6 +8,7 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from mqtt_nats.admin import connections
@@ -62,7 +63,12 @@ class Handshakes:
             self._make_room()
             task = self._loop.create_task(self._secure(accepted), name="admin handshake")
             self._under_way[task] = address[0]
-            task.add_done_callback(lambda task: self._under_way.pop(task, None))
+            task.add_done_callback(partial(self._ended, accepted))
+
+    def _ended(self, accepted: socket.socket, task: asyncio.Task[None]) -> None:
+        self._under_way.pop(task, None)
+        if task.cancelled():  # perhaps before it had begun
+            accepted.close()
 
     def _make_room(self) -> None:
         """Where there are too many, end the oldest of the address that has most of them."""
