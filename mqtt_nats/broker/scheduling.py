@@ -122,7 +122,11 @@ async def _retain_again(
     operation.left = 1
     parent = RetainedOp(broker, operation, not timer.payload)
     lines = sender if more is None else sender + more.lines + more.ttl
-    retain(broker, route, timer.payload, qos, parent, lines, b"Nats-Msg-Id:%b\r\n" % release)
+    try:
+        retain(broker, route, timer.payload, qos, parent, lines, b"Nats-Msg-Id:%b\r\n" % release)
+    except TooLarge as error:
+        log.error("a scheduled message on %r cannot be retained: %s", route.topic, error)
+        return
     _send(broker)
     await operation.done
 
