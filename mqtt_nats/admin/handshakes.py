@@ -4,20 +4,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Final
 
 from mqtt_nats.admin import connections
+from mqtt_nats.listeners.listener import ACCEPTS, AGAIN
 
-ACCEPTS: Final = 64
-"""Connections accepted in a row."""
-
-AGAIN: Final = 1.0
-"""Seconds without accepting, when the process has too many files open."""
+log = logging.getLogger("mqtt_nats.admin")
 
 
 class Handshakes:
@@ -55,7 +52,8 @@ class Handshakes:
                 accepted, address = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError:
+            except OSError as error:
+                log.error("administrators are not let in for a while: %s", error.strerror)
                 self._loop.remove_reader(self._listening)
                 self._loop.call_later(AGAIN, self._accept_more)
                 return

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 import ssl
 from contextlib import ExitStack
 
 import pytest
 
-from mqtt_nats.admin import connections
+from mqtt_nats.admin import connections, handshakes
 from mqtt_nats.admin.handshakes import Handshakes
 from tests.harness.waiting import aeventually
 
@@ -44,3 +46,30 @@ async def test_a_handshake_that_is_ended_before_it_began(monkeypatch: pytest.Mon
         assert await aeventually(lambda: ended(clients) == MANY - ROOM, 5)
         found.close()
         assert await aeventually(lambda: ended(clients) == MANY, 5)
+
+
+async def test_too_many_open_files(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The log says it; who waits is accepted when there is room again."""
+    monkeypatch.setattr(handshakes, "AGAIN", 0.05)
+    full = True
+
+    class Listening(socket.socket):
+        def accept(self) -> tuple[socket.socket, object]:
+            if full:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return super().accept()
+
+    with ExitStack() as stack:
+        listening = stack.enter_context(Listening())
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        listening.setblocking(False)
+        client = stack.enter_context(socket.create_connection(listening.getsockname()))
+        found = Handshakes(listening, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), asyncio.Protocol)
+        assert await aeventually(
+            lambda: "administrators are not let in for a while: Too many open files" in caplog.text
+        )
+        full = False
+        client.sendall(b"this is no TLS")
+        assert await aeventually(lambda: ended([client]) == 1, 5)
+        found.close()

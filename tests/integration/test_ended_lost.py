@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from mqtt_nats.codec import Unsubscribe
+from mqtt_nats.codec import Publish, Unsubscribe
 from tests.chaos.points.proxy import Action, Frame, NatsProxy, Trap
 from tests.conftest import GatewayFactory
 from tests.harness.gateway import Gateway
@@ -61,22 +61,35 @@ async def plain(proxy: NatsProxy, gateway_factory: GatewayFactory) -> AsyncItera
     await asyncio.to_thread(gateway.term)
 
 
+async def left(
+    connect: Connector, name: str, stored: Stored, plain: Gateway, qos: int, ended: bool
+) -> tuple[list[Publish], str]:
+    """A client has got three messages and completed none, has unsubscribed or not, and is gone.
+
+    Returns:
+        The messages, and the name of the consumer that has them pending.
+    """
+    client = await connect(name, clean=False, to=plain)
+    await client.subscribe(name, qos=qos)
+    publisher = await connect(f"{name}-publisher")
+    await publisher.deliver_all(name, [b"1", b"2", b"3"], qos)
+    found = await client.messages(3)
+    if ended:
+        await client.unsubscribe(name)
+    (consumer,) = await stored.session_consumers(name)
+    client.drop()
+    await stored.detached(name)
+    return found, consumer.name
+
+
 @pytest.mark.parametrize("qos", [1, 2])
 @pytest.mark.parametrize("nth", [1, 2, 3])
 async def test_what_was_sent_is_completed(
     connect: Connector, name: str, stored: Stored, proxy: NatsProxy, plain: Gateway, nth: int, qos: int
 ) -> None:
     """[MQTT-3.10.4-3] (3.1.1): the client may have it as received; the next connection gets it in two parts."""
-    client = await connect(name, clean=False, to=plain)
-    await client.subscribe(name, qos=qos)
-    publisher = await connect(f"{name}-publisher")
-    await publisher.deliver_all(name, [b"1", b"2", b"3"], qos)
-    before = await client.messages(3)
-    await client.unsubscribe(name)
-    (consumer,) = await stored.session_consumers(name)
-    client.drop()
-    await stored.detached(name)
-    lost = Delivery(consumer.name, 2, nth)
+    before, consumer = await left(connect, name, stored, plain, qos, ended=True)
+    lost = Delivery(consumer, 2, nth)
     proxy.traps.append(lost)
     client = await connect(name, clean=False, to=plain)
     async with completing(client) as found:
@@ -91,15 +104,8 @@ async def test_what_was_sent_before_is_completed(
     connect: Connector, name: str, stored: Stored, proxy: NatsProxy, plain: Gateway, qos: int
 ) -> None:
     """[MQTT-3.10.4-3] (3.1.1): the subscription ends before it has come again, and after the rest is complete."""
-    client = await connect(name, clean=False, to=plain)
-    await client.subscribe(name, qos=qos)
-    publisher = await connect(f"{name}-publisher")
-    await publisher.deliver_all(name, [b"1", b"2", b"3"], qos)
-    before = await client.messages(3)
-    (consumer,) = await stored.session_consumers(name)
-    client.drop()
-    await stored.detached(name)
-    lost = Delivery(consumer.name, 2, 3)
+    before, consumer = await left(connect, name, stored, plain, qos, ended=False)
+    lost = Delivery(consumer, 2, 3)
     proxy.traps.append(lost)
     client = await connect(name, clean=False, to=plain)
     async with completing(client) as found:

@@ -208,19 +208,23 @@ async def test_a_release_that_is_repeated_elsewhere_is_one_message(start: Start,
         await reader.quiet()
 
 
-async def test_a_timer_that_comes_again_is_not_published_again(
-    delaying: InProcess, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The gateway publishes, and dies before it has removed the timer: another one gets it, here by hand."""
-    fired: list[FiredTimer] = []
+@pytest.fixture
+def fired(delaying: InProcess, monkeypatch: pytest.MonkeyPatch) -> list[FiredTimer]:
+    """The timers that the gateway has dealt with, and removes."""
+    found: list[FiredTimer] = []
     timers = delaying.broker.timers
     done = timers.done
 
     async def keep(timer: FiredTimer) -> bool:
-        fired.append(timer)
+        found.append(timer)
         return await done(timer)
 
     monkeypatch.setattr(timers, "done", keep)
+    return found
+
+
+async def test_a_timer_that_comes_again_is_not_published_again(delaying: InProcess, fired: list[FiredTimer]) -> None:
+    """The gateway publishes, and dies before it has removed the timer: another one gets it, here by hand."""
     async with (
         await RawClient.connect(delaying.port, "reader") as reader,
         await RawClient.connect(delaying.port, "keeper", clean=False) as keeper,
@@ -247,22 +251,13 @@ async def test_a_timer_that_comes_again_is_not_published_again(
 @pytest.mark.parametrize("newer", [False, True], ids=["it was not retained", "something newer is"])
 @pytest.mark.parametrize("payload", [b"x", b""], ids=["message", "removal"])
 async def test_what_was_published_is_retained_by_the_next_gateway(
-    delaying: InProcess, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, newer: bool, payload: bytes
+    delaying: InProcess, fired: list[FiredTimer], newer: bool, payload: bytes
 ) -> None:
     """The gateway has published it, and dies before the copy that is to be retained is stored.
 
     [MQTT-3.3.1-5] (3.1.1, 5.0)
     """
     topic = f"kept-{newer}-{payload.decode()}"
-    fired: list[FiredTimer] = []
-    timers = delaying.broker.timers
-    done = timers.done
-
-    async def keep(timer: FiredTimer) -> bool:
-        fired.append(timer)
-        return await done(timer)
-
-    monkeypatch.setattr(timers, "done", keep)
     async with await RawClient.connect(delaying.port, "w") as writer:
         await writer.deliver(topic, b"older", 1, retain=True)
         await writer.deliver(f"$delayed/0/{topic}", payload, 1)
