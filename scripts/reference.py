@@ -21,6 +21,7 @@ from mqtt_nats.config import Settings, flag_name, has_flag
 from mqtt_nats.limits.settings import ClientLimits
 from mqtt_nats.listeners.settings import ListenerSettings
 from mqtt_streams.definitions import EVERY, load_definition
+from scripts import packages
 
 ROOT: Final = Path(__file__).parents[1]
 
@@ -232,6 +233,8 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "reasons": reasons,
     "texts": texts,
     "streams": streams,
+    "packages": packages.table,
+    "package_diagram": packages.diagram,
 }
 
 _PART: Final = re.compile(r"<!-- begin: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -239,7 +242,7 @@ _PART: Final = re.compile(r"<!-- begin: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
 def pages() -> Iterator[tuple[Path, str]]:
     """Every page with such parts, as it should be."""
-    for path in sorted((ROOT / "docs").glob("*.md")):
+    for path in sorted((ROOT / "docs").rglob("*.md")):
         text = path.read_text(encoding="utf-8")
         if _PART.search(text):
             yield path, _PART.sub(lambda one: f"<!-- begin: {one[1]} -->\n{TABLES[one[1]]()}\n<!-- end -->", text)

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order and the size of packages. Exceptions are listed by name; a list may only shrink.
+
+The tests compare both ways: an exception that the source no longer has must leave its list.
+"""
+
+import ast
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.packages import PACKAGES, SOURCE, cycle, modules, package, parsed, upward
+from tests.architecture.ownership import foreign_assignments, private_names
+
+EXCEPTIONS: dict[str, Any] = json.loads(Path(__file__).with_name("exceptions.json").read_text(encoding="utf-8"))
+
+PACKAGES_MAX = 24
+MODULES_MAX = 12
+FUNCTION_LINES_MAX = 50
+SHRINK = "remove from tests/architecture/exceptions.json what has gone; what is new needs another design"
+
+
+def short(module: str) -> str:
+    return module.removeprefix("mqtt_nats.")
+
+
+def folders() -> dict[str, int]:
+    """Every folder with modules, and how many it has."""
+    return dict(
+        Counter(path.parent.relative_to(SOURCE).as_posix() for path in modules().values() if path.stem != "__init__")
+    )
+
+
+def test_no_import_at_run_time_points_upward() -> None:
+    found = sorted(f"{short(one.source)} -> {short(one.target)}" for one in upward() if not one.types)
+    assert found == EXCEPTIONS["upward_at_run_time"], SHRINK
+
+
+def test_no_import_for_types_points_upward() -> None:
+    found = Counter(short(one.target) for one in upward() if one.types)
+    assert dict(sorted(found.items())) == EXCEPTIONS["upward_for_types"], SHRINK
+
+
+def test_no_modules_import_each_other_at_run_time() -> None:
+    assert cycle() == []
+
+
+def test_every_package_has_a_place_in_the_order() -> None:
+    assert (
+        sorted({one for one in map(package, modules()) if one} - PACKAGES.keys())
+        == EXCEPTIONS["packages_without_place"]
+    )
+
+
+def test_packages_are_few_and_small() -> None:
+    assert len(PACKAGES) <= PACKAGES_MAX
+    large = {name: count for name, count in sorted(folders().items()) if count > MODULES_MAX}
+    assert large == EXCEPTIONS["large_packages"], SHRINK
+
+
+def test_functions_are_short() -> None:
+    found = {
+        f"{short(module)}.{node.name}": node.end_lineno - node.lineno + 1
+        for module, path in modules().items()
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno is not None
+        and node.end_lineno - node.lineno + 1 > FUNCTION_LINES_MAX
+    }
+    listed: dict[str, int] = EXCEPTIONS["long_functions"]
+    assert found.keys() == listed.keys(), SHRINK
+    assert {name: lines for name, lines in found.items() if lines > listed[name]} == {}
+
+
+def test_nobody_assigns_attributes_of_others() -> None:
+    found = {short(name): dict(Counter(sorted(foreign_assignments(parsed(path))))) for name, path in modules().items()}
+    assert {name: some for name, some in sorted(found.items()) if some} == EXCEPTIONS["foreign_assignments"], SHRINK
+
+
+def test_nobody_uses_private_names_of_others() -> None:
+    found = {short(name): dict(Counter(sorted(private_names(parsed(path))))) for name, path in modules().items()}
+    assert {name: some for name, some in sorted(found.items()) if some} == EXCEPTIONS["private_names"], SHRINK
+
+
+@pytest.mark.parametrize(
+    ("text", "foreign", "private"),
+    [
+        ("self.a = 1", [], []),
+        ("client.a = 1", ["client.a"], []),
+        ("self.client.a += 1", ["client.a"], []),
+        ("del side.a", ["side.a"], []),
+        ("find().a = 1", ["().a"], []),
+        ("(a.x, b.y) = 1, 2", ["a.x", "b.y"], []),
+        ("print(client.a)", [], []),
+        ("print(client._a)", [], ["client._a"]),
+        ("self._a = 1\nprint(other._a)", [], []),
+        ("from mqtt_nats.base import _x", [], ["mqtt_nats.base._x"]),
+        ("from collections import _x", [], []),
+        ("a.__slots__", [], []),
+    ],
+)
+def test_the_checks_themselves(text: str, foreign: list[str], private: list[str]) -> None:
+    assert sorted(foreign_assignments(ast.parse(text))) == foreign
+    assert sorted(private_names(ast.parse(text))) == private
