@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, FilePath, SecretStr, model_validator
 from pydantic_settings import NoDecode
 
-from mqtt_nats.configsource import without_userinfo
+from mqtt_nats.base.config_files import without_userinfo
 from mqtt_nats.pubsub.mapping import parse_mappings
 
 _URL_SCHEMES = ("nats", "tls")  # the data path is not for WebSocket

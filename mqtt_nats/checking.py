@@ -13,10 +13,10 @@ from typing import Any, Final, NamedTuple
 import anyio
 from pydantic import BaseModel, SecretStr
 
+from mqtt_nats.base.config_files import nearest, without_userinfo
+from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config import ENV_PREFIX, TABLES, Settings, env_name, gather
-from mqtt_nats.configsource import nearest, without_userinfo
 from mqtt_nats.ctl.tables import table
-from mqtt_nats.errors import StartupError
 
 DEFAULT: Final = "default"
 

@@ -23,9 +23,9 @@ from pydantic_settings import (
 from mqtt_nats.access.settings import KINDS, AccessSettings
 from mqtt_nats.account import AccountSettings, TenantName, TenantSettings, Urls
 from mqtt_nats.admin.settings import AdminSettings
-from mqtt_nats.configsource import is_json, nearest, read_file, without_userinfo
-from mqtt_nats.errors import StartupError, worded
-from mqtt_nats.limits.settings import (
+from mqtt_nats.base.config_files import is_json, nearest, read_file, without_userinfo
+from mqtt_nats.base.errors import StartupError, worded
+from mqtt_nats.base.limit_settings import (
     MOST_BYTES,
     MOST_SECONDS,
     ClientLimits,

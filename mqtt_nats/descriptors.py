@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from mqtt_nats.errors import StartupError
+from mqtt_nats.base.errors import StartupError
 
 if TYPE_CHECKING:
     from mqtt_nats.config import Settings

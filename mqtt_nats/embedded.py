@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 import anyio
 
-from mqtt_nats.errors import StartupError
+from mqtt_nats.base.errors import StartupError
 
 HOST: Final = "127.0.0.1"
 

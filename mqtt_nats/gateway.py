@@ -14,6 +14,9 @@ import anyio
 
 from mqtt_nats.admin import administered
 from mqtt_nats.authenticators.doors import Doors
+from mqtt_nats.base.admission import House
+from mqtt_nats.base.errors import StartupError, describe
+from mqtt_nats.base.logs import GATEWAY
 from mqtt_nats.broker.client import Client
 from mqtt_nats.broker.context import Broker
 from mqtt_nats.broker.control import Powers
@@ -23,12 +26,9 @@ from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.config import Settings, cannot_listen
 from mqtt_nats.connection.connection import Connection, Handler
 from mqtt_nats.connection.pacing import PacedConnection, paced
-from mqtt_nats.errors import StartupError, describe
 from mqtt_nats.hangup import Hangup
-from mqtt_nats.limits.admission import House
 from mqtt_nats.listeners.listener import Listener
 from mqtt_nats.listeners.settings import Bound
-from mqtt_nats.logs import GATEWAY
 from mqtt_nats.tenant import Tenant
 
 log = logging.getLogger("mqtt_nats.gateway")

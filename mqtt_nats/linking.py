@@ -11,8 +11,8 @@ from nats.errors import AuthorizationError, NoServersError
 from nats.errors import Error as NatsError
 
 from mqtt_nats.backbone.link import CONNECT_TIMEOUT, Link, open_link
+from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config import Settings
-from mqtt_nats.errors import StartupError
 from mqtt_nats.natskeys import creds_login, nkey_file
 
 if TYPE_CHECKING:

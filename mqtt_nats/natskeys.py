@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from mqtt_nats.errors import StartupError
+from mqtt_nats.base.errors import StartupError
 
 SEED_BYTES: Final = 36
 """Two say what it is, 32 are the seed, two the checksum of the others."""

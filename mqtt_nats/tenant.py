@@ -19,6 +19,8 @@ import anyio
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.backbone.store import Store
+from mqtt_nats.base.errors import StartupError
+from mqtt_nats.base.logs import GATEWAY
 from mqtt_nats.broker import company, live, stalling
 from mqtt_nats.broker.context import Broker
 from mqtt_nats.broker.control import Control, Powers
@@ -34,9 +36,7 @@ from mqtt_nats.broker.timing import take_timers
 from mqtt_nats.broker.withholding import withhold
 from mqtt_nats.config import Settings
 from mqtt_nats.connection.connection import CLOCK_STEP
-from mqtt_nats.errors import StartupError
 from mqtt_nats.linking import check_version, connect_link, server_version
-from mqtt_nats.logs import GATEWAY
 from mqtt_nats.plugins.manager import Plugins
 from mqtt_nats.pubsub.fanout import SEEN_FOR
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout

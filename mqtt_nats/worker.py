@@ -12,12 +12,12 @@ from functools import partial
 import anyio
 from anyio.abc import TaskStatus
 
+from mqtt_nats.base.errors import StartupError, first_error
+from mqtt_nats.base.logs import configure
 from mqtt_nats.config import Settings
 from mqtt_nats.ending import run_to_end
-from mqtt_nats.errors import StartupError, first_error
 from mqtt_nats.hangup import Hangup
 from mqtt_nats.listeners.settings import Bound
-from mqtt_nats.logs import configure
 from mqtt_nats.place import PLACE, Place
 from mqtt_nats.workers import DRAINED, FAILED, READY
 

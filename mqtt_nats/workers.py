@@ -24,8 +24,8 @@ from typing import Any, Final
 import anyio
 from pydantic import BaseModel, SecretStr
 
+from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config import Settings, cannot_listen
-from mqtt_nats.errors import StartupError
 from mqtt_nats.hangup import Hangup
 from mqtt_nats.listeners.settings import Bound, join_address, parse_address
 

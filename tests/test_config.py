@@ -10,9 +10,9 @@ import pytest
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from mqtt_nats.access.settings import KINDS
+from mqtt_nats.base.errors import StartupError
+from mqtt_nats.base.limit_settings import PER_LISTENER
 from mqtt_nats.config import Settings
-from mqtt_nats.errors import StartupError
-from mqtt_nats.limits.settings import PER_LISTENER
 from mqtt_nats.listeners.settings import ListenerSettings
 from mqtt_nats.plugins.delayed import DelayedOptions
 from mqtt_nats.workers import dump

@@ -10,8 +10,8 @@ from pathlib import Path
 import nkeys
 import pytest
 
+from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config import Settings
-from mqtt_nats.errors import StartupError
 from mqtt_nats.linking import nats_options
 from mqtt_nats.natskeys import creds_login, nkey_file
 from tests.backbone.certificates import ACCOUNT, USER, nkey

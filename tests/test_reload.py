@@ -3,8 +3,8 @@
 
 import pytest
 
+from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config import Settings
-from mqtt_nats.errors import StartupError
 from mqtt_nats.gateway import Gateway
 
 

@@ -12,9 +12,9 @@ import nats
 import pytest
 from nats.js.api import RetentionPolicy, StreamConfig
 
+from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config import Settings
 from mqtt_nats.ctl.connecting import connected
-from mqtt_nats.errors import StartupError
 from mqtt_streams.gateways import PREFIX, STREAM, GatewayStore
 from tests.chaos.points.proxy import Action, NatsProxy
 from tests.conftest import GatewayFactory, NatsFactory

@@ -19,9 +19,9 @@ from pydantic import (
 )
 
 from mqtt_nats.access.acl import Access, Group, Pattern, Rule, Rules, Who
+from mqtt_nats.base.config_files import read_toml, unknown_key
+from mqtt_nats.base.errors import StartupError, worded
 from mqtt_nats.codec import MqttError, validate_topic_filter
-from mqtt_nats.configsource import read_toml, unknown_key
-from mqtt_nats.errors import StartupError, worded
 
 
 def _listed(value: Any) -> Any:

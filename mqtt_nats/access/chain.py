@@ -20,9 +20,9 @@ from mqtt_nats.access.authenticator import (
     Denied,
     Exchange,
 )
+from mqtt_nats.base.errors import describe
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.connection.connection import Connection
-from mqtt_nats.errors import describe
 
 if TYPE_CHECKING:
     from mqtt_nats.access.scram import Users

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from mqtt_nats.errors import StartupError
+from mqtt_nats.base.errors import StartupError
 
 E = TypeVar("E")
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from ssl import SSLContext
 from typing import TYPE_CHECKING
 
-from mqtt_nats.errors import StartupError
+from mqtt_nats.base.errors import StartupError
 
 if TYPE_CHECKING:
     from mqtt_nats.admin.listener import AdminListener

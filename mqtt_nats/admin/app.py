@@ -19,8 +19,8 @@ from mqtt_nats.admin.bridge import Bridge
 from mqtt_nats.admin.guard import Guard, problem
 from mqtt_nats.admin.metrics import CONTENT_TYPE, collect
 from mqtt_nats.admin.tracing import TRACE
+from mqtt_nats.base.errors import StartupError
 from mqtt_nats.ctl.verbs import VERBS
-from mqtt_nats.errors import StartupError
 
 if TYPE_CHECKING:
     from mqtt_nats.admin.listener import AdminListener

@@ -18,7 +18,7 @@ from mqtt_nats.admin.app import make_app
 from mqtt_nats.admin.connections import MOST_CONNECTIONS, AdminProtocol, AdminSocket, notice_the_end
 from mqtt_nats.admin.handshakes import Handshakes
 from mqtt_nats.backbone.inbox import Inbox
-from mqtt_nats.errors import StartupError
+from mqtt_nats.base.errors import StartupError
 from mqtt_nats.linking import connect_link
 from mqtt_nats.listeners.secure import make_context
 from mqtt_nats.listeners.settings import Bound, ListenerSettings, join_address, parse_address

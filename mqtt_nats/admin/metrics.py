@@ -21,9 +21,9 @@ from prometheus_client.registry import Collector
 
 from mqtt_nats import __version__
 from mqtt_nats.admin.siblings import gather
+from mqtt_nats.base.errors import StartupError
 from mqtt_nats.broker.reporting import report
 from mqtt_nats.building import build
-from mqtt_nats.errors import StartupError
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.definitions import EVERY
 

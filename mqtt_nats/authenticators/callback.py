@@ -14,8 +14,8 @@ from mqtt_nats.access.authenticator import IGNORE, Allow, Credentials, Denied, I
 from mqtt_nats.access.settings import HttpSettings
 from mqtt_nats.authenticators.crowd import Crowd
 from mqtt_nats.authenticators.fetching import TooLong, fetch, make_client
+from mqtt_nats.base.errors import StartupError
 from mqtt_nats.codec import ReasonCode
-from mqtt_nats.errors import StartupError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from mqtt_nats.errors import StartupError
+from mqtt_nats.base.errors import StartupError
 
 # They tell of each request.
 for _name in ("httpx", "httpcore"):

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.access.authenticator import IGNORE, Allow, Credentials, Denied, Ignore
 from mqtt_nats.access.settings import TokenSettings
 from mqtt_nats.access.tokens import KEYS_BYTES, BadToken, Keys, check_claims, parse_keys, read_head, verify
+from mqtt_nats.base.errors import StartupError
 from mqtt_nats.codec import ReasonCode
-from mqtt_nats.errors import StartupError
 
 if TYPE_CHECKING:
     import httpx

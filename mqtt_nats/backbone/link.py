@@ -29,7 +29,7 @@ from mqtt_nats.backbone.complaints import Complaints
 from mqtt_nats.backbone.lines import denied
 from mqtt_nats.backbone.servers import Servers
 from mqtt_nats.backbone.wire import STANDSTILL, Wire
-from mqtt_nats.loopback import unpace
+from mqtt_nats.base.loopback import unpace
 
 log = logging.getLogger("mqtt_nats.nats")
 

@@ -19,7 +19,6 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from time import perf_counter
 
-from mqtt_nats import natstime
 from mqtt_nats.backbone.complaints import Complaints
 from mqtt_nats.backbone.lines import (
     MESSAGE_ID,
@@ -34,6 +33,7 @@ from mqtt_nats.backbone.lines import (
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.backbone.ops import STALE, Op, TooLarge
 from mqtt_nats.backbone.outage import Outage
+from mqtt_nats.base import server_clock as natstime
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
 log = logging.getLogger("mqtt_nats.nats")

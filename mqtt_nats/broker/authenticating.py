@@ -13,6 +13,8 @@ from time import time
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from mqtt_nats.access.authenticator import Allow, Credentials, Denied, Ignore, Success
+from mqtt_nats.base.errors import describe, ends_task
+from mqtt_nats.base.logs import about
 from mqtt_nats.broker.announcing import verdict_of_hooks
 from mqtt_nats.codec import (
     Auth,
@@ -28,8 +30,6 @@ from mqtt_nats.codec import (
     encode,
 )
 from mqtt_nats.connection.connection import Hold
-from mqtt_nats.errors import describe, ends_task
-from mqtt_nats.logs import about
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client

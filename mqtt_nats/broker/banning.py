@@ -13,10 +13,10 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from mqtt_nats.base.bans import PAIRS, Ban, Bans, ban, pair
+from mqtt_nats.base.flapping import Flapping
+from mqtt_nats.base.networks import household, parse_host
 from mqtt_nats.codec import MqttError, ReasonCode
-from mqtt_nats.limits.bans import PAIRS, Ban, Bans, ban, pair
-from mqtt_nats.limits.flapping import Flapping
-from mqtt_nats.limits.networks import household, parse_host
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.bans import PREFIX, BanStore, read_ban
 

@@ -14,6 +14,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.access.authenticator import ANONYMOUS
+from mqtt_nats.base.errors import ends_task
 from mqtt_nats.broker.authenticating import Authentication, begin
 from mqtt_nats.broker.closing import fall_silent, farewell, leave
 from mqtt_nats.broker.greeting import TERMS, Terms, goodbye, refusal, terms
@@ -46,7 +47,6 @@ from mqtt_nats.codec import (
     Unsubscribe,
 )
 from mqtt_nats.connection.connection import Connection, Hold
-from mqtt_nats.errors import ends_task
 from mqtt_nats.pubsub.message import Message
 from mqtt_nats.pubsub.table import PLAIN, Choice, Filter, Member, Options
 from mqtt_nats.session.regular import Late, RegularOutbound

@@ -9,8 +9,8 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from mqtt_nats import natstime
 from mqtt_nats.backbone.ops import Op, Silent
+from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.broker.announcing import disconnected, session
 from mqtt_nats.broker.attachment import backstop
 from mqtt_nats.broker.greeting import NEVER

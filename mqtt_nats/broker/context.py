@@ -12,12 +12,13 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-from mqtt_nats import natstime
 from mqtt_nats.access.acl import Rules
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.backbone.ops import Op
 from mqtt_nats.backbone.store import Store
+from mqtt_nats.base import server_clock as natstime
+from mqtt_nats.base.tasks import rooted
 from mqtt_nats.broker.banning import Banning
 from mqtt_nats.broker.belated import Belated
 from mqtt_nats.broker.claims import Claims
@@ -44,7 +45,6 @@ from mqtt_nats.place import own_place
 from mqtt_nats.pubsub.fanout import Fanout
 from mqtt_nats.pubsub.mapping import parse_mappings
 from mqtt_nats.pubsub.table import Table
-from mqtt_nats.rooted import rooted
 from mqtt_streams.hashing import nuid
 from mqtt_streams.positions import PositionStore
 from mqtt_streams.pubrel import PubrelStore

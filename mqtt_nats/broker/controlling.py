@@ -10,7 +10,7 @@ from fnmatch import translate
 from re import compile as compile_pattern
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from mqtt_nats.limits.networks import parse_host, parse_network
+from mqtt_nats.base.networks import parse_host, parse_network
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client

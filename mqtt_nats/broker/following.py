@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.base.logs import about
 from mqtt_nats.hooks.events import Acked, Delivered, Drop, Dropped, Published, Publishing
 from mqtt_nats.hooks.points import MESSAGE_ACKED, MESSAGE_DELIVERED, MESSAGE_DROPPED, MESSAGE_PUBLISH
-from mqtt_nats.logs import about
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.context import Broker

@@ -12,7 +12,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats import natstime
+from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.session.durable import ID_SPACE
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout

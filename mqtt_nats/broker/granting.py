@@ -10,6 +10,7 @@ from itertools import islice
 from time import time_ns
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mqtt_nats.base.tasks import rooted
 from mqtt_nats.broker.attachment import Attachment, backstop
 from mqtt_nats.broker.draining import lower, stand_behind, watch
 from mqtt_nats.broker.grounding import bound
@@ -19,7 +20,6 @@ from mqtt_nats.broker.replay import Replay
 from mqtt_nats.broker.resuming import descend, set_options
 from mqtt_nats.pubsub.headers import identity
 from mqtt_nats.pubsub.table import PLAIN, Options
-from mqtt_nats.rooted import rooted
 from mqtt_nats.session.delivery import Source
 from mqtt_nats.session.recalling import EVER
 from mqtt_streams.api import ApiError, call

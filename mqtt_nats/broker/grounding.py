@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from mqtt_nats import natstime
+from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.broker.attaching import CREATE_FAILED, CREATE_TRIES, STEP
 from mqtt_nats.broker.attachment import backstop
 from mqtt_nats.broker.keeping import OWED, TAKEN, Keeper

@@ -14,8 +14,8 @@ from collections.abc import Set
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats import natstime
 from mqtt_nats.backbone.ops import Op, Silent
+from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.broker.operations import HoldOp, Receipt, ReleaseOp, RemoveOp, RetainedOp
 from mqtt_nats.broker.patience import PAUSE, patiently
 from mqtt_nats.broker.publishing import RETAIN_LINE, aged, bare, bound, message, restored

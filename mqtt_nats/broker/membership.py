@@ -25,9 +25,9 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from mqtt_nats import natstime
 from mqtt_nats.backbone.inbox import frame
 from mqtt_nats.backbone.ops import STALE, Op, Silent, sequence
+from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.broker.attachment import backstop
 from mqtt_nats.broker.doubtful import NAK, Doubtful, answer, room_of
 from mqtt_nats.broker.groups import parse_shared

@@ -13,7 +13,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats import natstime
+from mqtt_nats.base import server_clock as natstime
+from mqtt_nats.base.logs import about
 from mqtt_nats.broker.announcing import admit, connected, looked_at, session
 from mqtt_nats.broker.authenticating import authenticate
 from mqtt_nats.broker.durable import DurableSide
@@ -45,7 +46,6 @@ from mqtt_nats.codec import (
     encode,
 )
 from mqtt_nats.hooks.points import SESSION_CREATED, SESSION_DISCARDED, SESSION_RESUMED
-from mqtt_nats.logs import about
 from mqtt_nats.session.regular import RegularOutbound
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import consumer_names

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.base.tasks import rooted
 from mqtt_nats.broker.attaching import bring_back
 from mqtt_nats.broker.draining import finish, finished, returned, still_draining, watch
 from mqtt_nats.broker.generation import adopt, settle
@@ -24,7 +25,6 @@ from mqtt_nats.broker.sharing import acknowledged as ask_again
 from mqtt_nats.broker.sharing import rejoin_shared, resend
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.pubsub.table import PLAIN, Options
-from mqtt_nats.rooted import rooted
 from mqtt_nats.session.delivery import Source
 from mqtt_nats.session.unsequenced import RETAINED_BASE
 from mqtt_streams.consumers import (

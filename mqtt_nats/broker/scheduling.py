@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from mqtt_nats import natstime
 from mqtt_nats.backbone.ops import Op, TooLarge
+from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.broker.injecting import Awaited, Lonely, inject, sender_line
 from mqtt_nats.broker.operations import RetainedOp
 from mqtt_nats.broker.publishing import aged, restored

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from mqtt_nats import natstime
+from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.broker.announcing import dropped
 from mqtt_nats.codec import matches
 from mqtt_nats.pubsub.message import Message, Stored, encoded_id, expired, tailored

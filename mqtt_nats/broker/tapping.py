@@ -17,6 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from mqtt_nats.backbone.ops import Op, TooLarge
+from mqtt_nats.base.errors import ends_task
 from mqtt_nats.broker.announcing import dropped
 from mqtt_nats.broker.client import Client
 from mqtt_nats.broker.injecting import Counting as CountingOp
@@ -53,7 +54,6 @@ from mqtt_nats.codec import (
 )
 from mqtt_nats.connection.connection import Handler, Hold
 from mqtt_nats.connection.pacing import Counting
-from mqtt_nats.errors import ends_task
 from mqtt_nats.hooks.chain import DecisionChain, HookFailed, Point
 from mqtt_nats.hooks.events import Acked, ClientView, Drop, Published, Publishing
 from mqtt_nats.hooks.points import CLIENT_AUTHORIZE, MESSAGE_ACKED, MESSAGE_DROPPED, MESSAGE_PUBLISH

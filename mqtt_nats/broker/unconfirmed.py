@@ -12,7 +12,7 @@ import logging
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats import natstime
+from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.broker.closing import set_deadline
 from mqtt_nats.broker.patience import PAUSE
 from mqtt_nats.broker.will import delay_will, settle_wills

@@ -11,9 +11,9 @@ import asyncio
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from mqtt_nats.base.bucket import Bucket, depth
 from mqtt_nats.codec import Limits, MqttError, Packet, Publish, PublishRun, ReasonCode
 from mqtt_nats.connection.connection import Clock, Connection, Handler, Hold
-from mqtt_nats.limits.bucket import Bucket, depth
 from mqtt_nats.outlet import Round
 
 if TYPE_CHECKING:

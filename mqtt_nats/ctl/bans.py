@@ -12,9 +12,9 @@ from typing import Any, Final, Literal
 from pydantic import Field
 
 from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.base.bans import Ban, ban
 from mqtt_nats.ctl.tables import cell, plain, table
 from mqtt_nats.ctl.verb import OVER_HTTP, Arguments, Length, Refused, Verb
-from mqtt_nats.limits.bans import Ban, ban
 from mqtt_streams.bans import BanStore
 
 

@@ -12,8 +12,8 @@ import anyio
 import orjson
 
 from mqtt_nats.backbone.inbox import NO_RESPONDERS, Inbox
+from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config import Settings
-from mqtt_nats.errors import StartupError
 from mqtt_nats.linking import connect_link
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from mqtt_nats.backbone.inbox import Inbox
-from mqtt_nats.errors import StartupError
+from mqtt_nats.base.errors import StartupError
 
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 
-from mqtt_nats.errors import describe, ends_task
+from mqtt_nats.base.errors import describe, ends_task
 
 log = logging.getLogger("mqtt_nats.hooks")
 

@@ -16,14 +16,14 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from mqtt_nats.base.admission import Door, House, Verdict
+from mqtt_nats.base.loopback import unpace
+from mqtt_nats.base.networks import parse_host, parse_network
 from mqtt_nats.codec import Limits
 from mqtt_nats.connection.connection import LINGER
-from mqtt_nats.limits.admission import Door, House, Verdict
-from mqtt_nats.limits.networks import parse_host, parse_network
 from mqtt_nats.listeners.proxy import BadHeader, HeaderReader
 from mqtt_nats.listeners.secure import make_context
 from mqtt_nats.listeners.settings import Bound, ListenerSettings, parse_address
-from mqtt_nats.loopback import unpace
 
 if TYPE_CHECKING:
     from mqtt_nats.config import Settings

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ssl
 from typing import Final
 
-from mqtt_nats.errors import StartupError
+from mqtt_nats.base.errors import StartupError
 from mqtt_nats.listeners.settings import ListenerSettings
 
 VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}

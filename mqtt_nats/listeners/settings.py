@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, FilePath, model_validator
 
-from mqtt_nats.limits.settings import (
+from mqtt_nats.base.limit_settings import (
     Bytes,
     Count,
     Inflight,

@@ -28,8 +28,8 @@ from wsproto.events import (
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import ProtocolError, RemoteProtocolError
 
+from mqtt_nats.base.bucket import Bucket
 from mqtt_nats.connection.connection import LINGER, Connection
-from mqtt_nats.limits.bucket import Bucket
 from mqtt_nats.listeners.settings import normal_origin
 
 log = logging.getLogger("mqtt_nats.listeners")

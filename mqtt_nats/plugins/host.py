@@ -7,8 +7,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from mqtt_nats import natstime
 from mqtt_nats.backbone.ops import TooLarge
+from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.broker.injecting import Awaited, check_size, inject
 from mqtt_nats.broker.publishing import extras
 from mqtt_nats.broker.scheduling import schedule

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 from pydantic import BaseModel, ValidationError
 
-from mqtt_nats.configsource import unknown_key
-from mqtt_nats.errors import StartupError, describe, ends_task, worded
+from mqtt_nats.base.config_files import unknown_key
+from mqtt_nats.base.errors import StartupError, describe, ends_task, worded
 from mqtt_nats.plugins.base import Plugin
 from mqtt_nats.plugins.host import Host
 

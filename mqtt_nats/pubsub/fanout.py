@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from mqtt_nats import natstime
 from mqtt_nats.backbone.link import Handler, Link, RunHandler
+from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import PublishRun, publish_head
 from mqtt_nats.outlet import Outlet, Round
 from mqtt_nats.pubsub.headers import identity, is_status, publish_qos, publisher

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from mqtt_nats.access.acl import Identity, Permissions, covers, overlaps
 from mqtt_nats.access.aclfile import load
+from mqtt_nats.base.errors import StartupError
 from mqtt_nats.codec import matches
-from mqtt_nats.errors import StartupError
 
 ANNA = Identity("anna", "sensor-1", "10.1.2.3")
 NOBODY = Identity(None, "sensor-1", "::ffff:10.1.2.3")

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from mqtt_nats.access import passwords
 from mqtt_nats.access.passwords import PasswordHash, PasswordUsers, delete_user, load, set_password
+from mqtt_nats.base.errors import StartupError
 from mqtt_nats.cli import command
-from mqtt_nats.errors import StartupError
 from tests.harness.nats import ROOT
 
 CHEAP = PasswordHasher(time_cost=1, memory_cost=64, parallelism=1)

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from mqtt_nats.access.verifiers import MECHANISM, NOBODY, Verifier, delete_user, load, make, set_password
+from mqtt_nats.base.errors import StartupError
 from mqtt_nats.cli import command
-from mqtt_nats.errors import StartupError
 from tests.harness.nats import ROOT
 
 # The password and salt of RFC 7677's example, as PostgreSQL keeps them

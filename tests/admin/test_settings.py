@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mqtt_nats.admin import administered
+from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config import Settings
-from mqtt_nats.errors import StartupError
 from mqtt_nats.gateway import Gateway
 from tests.admin.support import TOKEN
 

@@ -14,8 +14,8 @@ from mqtt_nats.access.passwords import PasswordHash, set_password
 from mqtt_nats.access.settings import PasswordSettings
 from mqtt_nats.authenticators.crowd import Crowd
 from mqtt_nats.authenticators.passwords import PasswordFile
+from mqtt_nats.base.errors import StartupError
 from mqtt_nats.codec import MqttError, ReasonCode
-from mqtt_nats.errors import StartupError
 from tests.access.test_chain import credentials
 from tests.access.test_passwords import CHEAP
 

@@ -17,7 +17,7 @@ from mqtt_nats.access.settings import HttpSettings, TokenSettings
 from mqtt_nats.authenticators import tokens
 from mqtt_nats.authenticators.callback import Callback
 from mqtt_nats.authenticators.tokens import Tokens
-from mqtt_nats.errors import StartupError
+from mqtt_nats.base.errors import StartupError
 from tests.access.test_chain import credentials
 from tests.access.test_tokens import Signer
 from tests.authenticators.web import Answer, Service, serving

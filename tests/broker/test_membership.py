@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from mqtt_nats import natstime
+from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.broker import membership
 from mqtt_nats.broker.client import Client
 from mqtt_nats.broker.doubtful import room_of

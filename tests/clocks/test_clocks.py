@@ -12,8 +12,8 @@ import pytest
 from nats.js.client import JetStreamContext
 from nats.js.errors import NotFoundError
 
+from mqtt_nats.base.server_clock import NatsTime
 from mqtt_nats.codec import Subscription, Will
-from mqtt_nats.natstime import NatsTime
 from mqtt_streams.hashing import name_hash
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness.gateway import Gateway

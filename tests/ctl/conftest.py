@@ -10,8 +10,8 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
+from mqtt_nats.base.errors import StartupError
 from mqtt_nats.cli import command
-from mqtt_nats.errors import StartupError
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer, make_server
 from tests.harness.process import wait_ready

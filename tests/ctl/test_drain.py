@@ -10,9 +10,9 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
+from mqtt_nats.base.errors import StartupError
 from mqtt_nats.cli import command
 from mqtt_nats.ctl import asking
-from mqtt_nats.errors import StartupError
 from tests.conftest import GatewayFactory
 from tests.ctl.conftest import Fleet, attend
 from tests.harness.gateway import Gateway

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import anyio
 
+from mqtt_nats.base.errors import first_error
 from mqtt_nats.broker.context import Broker
 from mqtt_nats.config import Settings
-from mqtt_nats.errors import first_error
 from mqtt_nats.gateway import Gateway
 from mqtt_nats.listeners.settings import Bound
 

@@ -21,12 +21,12 @@ from mqtt_nats.access.passwords import set_password
 from mqtt_nats.account import TenantSettings
 from mqtt_nats.admin.listener import AdminListener
 from mqtt_nats.admin.metrics import collect
+from mqtt_nats.base.errors import StartupError
 from mqtt_nats.broker.context import Broker
 from mqtt_nats.broker.control import ASK, RELOAD
 from mqtt_nats.config import Settings
 from mqtt_nats.ctl import bans
 from mqtt_nats.ctl.connecting import connected
-from mqtt_nats.errors import StartupError
 from mqtt_nats.hooks import CLIENT_AUTHENTICATE, MESSAGE_PUBLISH, Continue, Stop
 from mqtt_nats.hooks.events import Published, Publishing
 from mqtt_nats.place import Place as Spot

@@ -18,12 +18,12 @@ from click.testing import CliRunner
 
 from mqtt_nats.access.authenticator import Allow, Credentials
 from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.base.errors import StartupError
 from mqtt_nats.cli import command as cli
 from mqtt_nats.config import Settings
 from mqtt_nats.ctl import bans as ctl
 from mqtt_nats.ctl.connecting import connected
 from mqtt_nats.ctl.verb import seconds
-from mqtt_nats.errors import StartupError
 from mqtt_streams.bans import ban_subject, read_ban
 from mqtt_streams.stored import get_last
 from tests.conftest import NatsFactory
@@ -284,7 +284,7 @@ def test_what_is_stored_by_others_does_no_harm(pair: tuple[Inside, Inside], nats
 
 def test_clients_that_flap(nats_factory: NatsFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """More and more slowly, then not at all, anywhere, for a while."""
-    monkeypatch.setattr("mqtt_nats.limits.flapping.SLOWEST", 2.0)
+    monkeypatch.setattr("mqtt_nats.base.flapping.SLOWEST", 2.0)
     server = nats_factory()
     limits = {"flapping_connects": 6, "flapping_window": 60, "flapping_ban": 4}
     with running(server.url, **limits) as one, running(server.url) as two, Raw5.open(one.ports[0], "calm") as calm:
@@ -311,7 +311,7 @@ def test_clients_that_flap(nats_factory: NatsFactory, monkeypatch: pytest.Monkey
 
 def test_users_cannot_have_others_banned(nats_factory: NatsFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client id counts for the user who has come with it, or for the address of anonymous clients."""
-    monkeypatch.setattr("mqtt_nats.limits.flapping.SLOWEST", 0.2)
+    monkeypatch.setattr("mqtt_nats.base.flapping.SLOWEST", 0.2)
     server = nats_factory()
     limits = {"flapping_connects": 4, "flapping_window": 600, "flapping_ban": 600}
 
@@ -358,7 +358,7 @@ def test_users_cannot_have_others_banned(nats_factory: NatsFactory, monkeypatch:
 
 def test_strangers_cannot_have_others_banned(nats_factory: NatsFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is not let in counts for his address only."""
-    monkeypatch.setattr("mqtt_nats.limits.flapping.SLOWEST", 0.2)
+    monkeypatch.setattr("mqtt_nats.base.flapping.SLOWEST", 0.2)
     server = nats_factory()
     limits = {"flapping_connects": 4, "flapping_connects_per_address": 8, "flapping_window": 600, "flapping_ban": 600}
     with running(server.url, {**PROXIED}, **limits) as inside:

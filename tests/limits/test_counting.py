@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mqtt_nats.base.admission import Door, House, Verdict
+from mqtt_nats.base.bans import Ban, Bans, ban, pair
+from mqtt_nats.base.bucket import Bucket, Buckets, depth
+from mqtt_nats.base.flapping import SLOWEST, Flapping
+from mqtt_nats.base.networks import Networks, admitted, household, parse_host, parse_rules
 from mqtt_nats.config import Settings
-from mqtt_nats.limits.admission import Door, House, Verdict
-from mqtt_nats.limits.bans import Ban, Bans, ban, pair
-from mqtt_nats.limits.bucket import Bucket, Buckets, depth
-from mqtt_nats.limits.flapping import SLOWEST, Flapping
-from mqtt_nats.limits.networks import Networks, admitted, household, parse_host, parse_rules
 from mqtt_nats.listeners.settings import ListenerSettings
 
 

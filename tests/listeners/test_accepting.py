@@ -12,8 +12,8 @@ from contextlib import AsyncExitStack, ExitStack, closing
 
 import pytest
 
+from mqtt_nats.base.admission import House
 from mqtt_nats.config import Settings
-from mqtt_nats.limits.admission import House
 from mqtt_nats.listeners.listener import Listener
 from tests.harness.waiting import aeventually
 

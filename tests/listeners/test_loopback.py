@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mqtt_nats import loopback
-from mqtt_nats.loopback import unpace
+from mqtt_nats.base import loopback
+from mqtt_nats.base.loopback import unpace
 
 LINUX = hasattr(socket, "TCP_CONGESTION")
 ALL = (b"",)

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from mqtt_nats.errors import StartupError
+from mqtt_nats.base.errors import StartupError
 from mqtt_nats.listeners.secure import make_context
 from mqtt_nats.listeners.settings import ListenerSettings
 from tests.backbone.certificates import Authority, Pair

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from mqtt_nats.logs import Json
+from mqtt_nats.base.logs import Json
 
 
 class Records(logging.Handler):

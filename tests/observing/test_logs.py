@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.logs import GATEWAY, Json, Text, about
+from mqtt_nats.base.logs import GATEWAY, Json, Text, about
 from tests.conftest import GatewayFactory
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config import Settings
 from mqtt_nats.ctl.connecting import connected
 from mqtt_nats.ctl.verbs import VERBS
-from mqtt_nats.errors import StartupError
 from mqtt_streams.fleet import FleetStore, Wish, read_wish
 from tests.harness.inprocess import InProcess, running
 from tests.harness.nats import NatsServer

@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 import pytest
 
+from mqtt_nats.base.errors import StartupError
 from mqtt_nats.codec import Publish, ReasonCode
-from mqtt_nats.errors import StartupError
 from mqtt_nats.plugins.manager import PluginError
 from tests.harness.inprocess import InProcess
 from tests.harness.nats import NatsServer

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
-from mqtt_nats.limits.networks import Networks, household, parse_network
+from mqtt_nats.base.networks import Networks, household, parse_network
 
 KINDS: Final = ("client", "user", "address", "user-client", "address-client")
 

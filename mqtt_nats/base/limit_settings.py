@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field
 from pydantic_settings import NoDecode
 
-from mqtt_nats.limits.networks import parse_network, parse_rules
+from mqtt_nats.base.networks import parse_network, parse_rules
 
 
 def _split(value: Any) -> Any:

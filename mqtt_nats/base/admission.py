@@ -11,8 +11,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from mqtt_nats.limits.bucket import Bucket, Buckets, depth
-from mqtt_nats.limits.networks import admitted, household, parse_rules
+from mqtt_nats.base.bucket import Bucket, Buckets, depth
+from mqtt_nats.base.networks import admitted, household, parse_rules
 
 if TYPE_CHECKING:
     from mqtt_nats.config import Settings

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mqtt_nats.limits.bucket import Buckets
+from mqtt_nats.base.bucket import Buckets
 
 SLOWEST: Final = 5.0
 """Seconds that a CONNECT waits at most."""

@@ -13,7 +13,7 @@ from typing import Any, Final, get_args
 
 from pydantic import BaseModel
 
-from mqtt_nats.errors import StartupError
+from mqtt_nats.base.errors import StartupError
 
 _HEADER: Final = re.compile(r"\s*\[")
 _KEY: Final = re.compile(r"""\s*\[{0,2}\s*(?:"([^"]+)"|'([^']+)'|([\w-]+))""")
