@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
     from mqtt_nats.broker.durable import DurableSide
-    from mqtt_nats.session.delivery import Source
-    from mqtt_nats.session.durable import DurableOutbound
+    from mqtt_nats.protocol.durable_sender import DurableOutbound
+    from mqtt_nats.protocol.inflight import Source
 
 log = logging.getLogger("mqtt_nats.broker")
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.session.delivery import Source
+from mqtt_nats.protocol.inflight import Source
 from mqtt_streams.consumers import ConsumerRef
 
 if TYPE_CHECKING:

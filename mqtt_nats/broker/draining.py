@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.broker.joining import beyond
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
-from mqtt_nats.session.delivery import Delivery, Source
-from mqtt_nats.session.overlap import patterns_meet
+from mqtt_nats.protocol.inflight import Delivery, Source
+from mqtt_nats.protocol.overlap import patterns_meet
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import consumer_info
 from mqtt_streams.messages import PREFIX as STORED_PREFIX

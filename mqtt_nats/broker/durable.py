@@ -27,12 +27,12 @@ from mqtt_nats.broker.overflowing import pass_over
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.seeking import seek
 from mqtt_nats.broker.tailoring import extras_of, pack
+from mqtt_nats.protocol.durable_sender import DurableOutbound
+from mqtt_nats.protocol.inflight import Delivery, Source
+from mqtt_nats.protocol.overlap import Overlap
+from mqtt_nats.protocol.ports import NOWHERE
+from mqtt_nats.protocol.pubrel_order import ReleaseOrder
 from mqtt_nats.pubsub.message import Stored
-from mqtt_nats.session.delivery import Delivery, Source
-from mqtt_nats.session.durable import DurableOutbound
-from mqtt_nats.session.ordering import ReleaseOrder
-from mqtt_nats.session.overlap import Overlap
-from mqtt_nats.session.ports import NOWHERE
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import (
     ConsumerRef,

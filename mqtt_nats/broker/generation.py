@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import MqttError, ReasonCode
-from mqtt_nats.session.durable import ID_SPACE
+from mqtt_nats.protocol.durable_sender import ID_SPACE
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.generations import GenerationStore, Lower
 from mqtt_streams.messages import STREAM as MESSAGES

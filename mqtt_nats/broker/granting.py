@@ -18,10 +18,10 @@ from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.replay import Replay
 from mqtt_nats.broker.resuming import descend, set_options
+from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.protocol.requeue import EVER
 from mqtt_nats.pubsub.headers import identity
 from mqtt_nats.pubsub.table import PLAIN, Options
-from mqtt_nats.session.delivery import Source
-from mqtt_nats.session.recalling import EVER
 from mqtt_streams.api import ApiError, call
 from mqtt_streams.consumers import create_consumer
 from mqtt_streams.messages import STREAM as MESSAGES

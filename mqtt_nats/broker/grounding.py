@@ -20,8 +20,8 @@ from mqtt_nats.broker.attachment import backstop
 from mqtt_nats.broker.keeping import OWED, TAKEN, Keeper
 from mqtt_nats.broker.ownership import still_owner
 from mqtt_nats.broker.patience import patiently
-from mqtt_nats.session.delivery import Source
-from mqtt_nats.session.recalling import EVER
+from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.protocol.requeue import EVER
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.consumers import (

@@ -12,8 +12,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from mqtt_nats.backbone.ops import Silent
-from mqtt_nats.session.durable import packet_id
-from mqtt_nats.session.unsequenced import retained_id
+from mqtt_nats.protocol.durable_sender import packet_id
+from mqtt_nats.protocol.unsequenced import retained_id
 from mqtt_streams import stored
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.retained import STREAM as RETAINED
@@ -22,7 +22,7 @@ from mqtt_streams.shared import HalfWay, halfway_subject
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.durable import DurableSide
-    from mqtt_nats.session.durable import DurableOutbound
+    from mqtt_nats.protocol.durable_sender import DurableOutbound
 
 log = logging.getLogger("mqtt_nats.broker")
 

@@ -23,9 +23,9 @@ from mqtt_nats.broker.retaining import is_retained, store_retained
 from mqtt_nats.broker.scheduling import release_of
 from mqtt_nats.broker.takers import Taken, Taker
 from mqtt_nats.codec import MqttError, QuotaExceeded, ReasonCode
+from mqtt_nats.protocol.batch_removal import Clearance
+from mqtt_nats.protocol.qos2_receiver import Action, InboundQos2
 from mqtt_nats.pubsub.fanout import SEEN_FOR
-from mqtt_nats.session.clearance import Clearance
-from mqtt_nats.session.inbound import Action, InboundQos2
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.headers import get
 from mqtt_streams.qos2 import STREAM, Held, held_block, held_subject, held_up_to, release_id, release_stored

@@ -15,7 +15,7 @@ from mqtt_nats.backbone.ops import Silent
 from mqtt_nats.broker.attaching import STEP
 from mqtt_nats.broker.grounding import SETTING, all_done, parts, stop
 from mqtt_nats.broker.keeping import PROOFS, Fresh
-from mqtt_nats.session.recalling import EVER
+from mqtt_nats.protocol.requeue import EVER
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.messages import STREAM as MESSAGES

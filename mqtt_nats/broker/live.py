@@ -34,7 +34,7 @@ from mqtt_nats.broker.keeping import TAKEN, Keeper
 from mqtt_nats.broker.reader import Reader
 from mqtt_nats.broker.resuming import demote, reattach
 from mqtt_nats.codec import MqttError, ReasonCode
-from mqtt_nats.session.delivery import Source
+from mqtt_nats.protocol.inflight import Source
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.sessions import Conflict
 

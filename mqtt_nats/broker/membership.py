@@ -35,11 +35,11 @@ from mqtt_nats.broker.lingering import ASSIGNED
 from mqtt_nats.broker.patience import elected, patiently
 from mqtt_nats.broker.tailoring import tailor
 from mqtt_nats.codec import QuotaExceeded
+from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.pubsub.fanout import received
 from mqtt_nats.pubsub.headers import is_status, publish_qos
 from mqtt_nats.pubsub.message import Stored, encoded_id
 from mqtt_nats.pubsub.table import Choice, Filter
-from mqtt_nats.session.delivery import Source
 from mqtt_streams.api import ApiError
 from mqtt_streams.consumers import Ack, parse_ack
 from mqtt_streams.messages import PREFIX as STORED_PREFIX

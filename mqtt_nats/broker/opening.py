@@ -46,7 +46,7 @@ from mqtt_nats.codec import (
     encode,
 )
 from mqtt_nats.hooks.points import SESSION_CREATED, SESSION_DISCARDED, SESSION_RESUMED
-from mqtt_nats.session.regular import RegularOutbound
+from mqtt_nats.protocol.transient_sender import RegularOutbound
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import consumer_names
 from mqtt_streams.hashing import name_hash, subject_token

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Handler
     from mqtt_nats.broker.attachment import Attachment
     from mqtt_nats.broker.durable import DurableSide
-    from mqtt_nats.session.durable import DurableOutbound
+    from mqtt_nats.protocol.durable_sender import DurableOutbound
 
 log = logging.getLogger("mqtt_nats.broker")
 

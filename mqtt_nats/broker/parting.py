@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from mqtt_nats.broker.nodes import fence
 from mqtt_nats.broker.patience import patiently
+from mqtt_nats.protocol.overlap import patterns_meet
 from mqtt_nats.pubsub.parting import Parting
-from mqtt_nats.session.overlap import patterns_meet
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client

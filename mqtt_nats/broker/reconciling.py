@@ -19,7 +19,7 @@ from mqtt_nats.broker.draining import finish, returned
 from mqtt_nats.broker.patience import Place, patiently
 from mqtt_nats.broker.resuming import reattach
 from mqtt_nats.broker.sharing import ask_groups_again
-from mqtt_nats.session.delivery import Source
+from mqtt_nats.protocol.inflight import Source
 from mqtt_streams.consumers import ConsumerInfo, consumer_info
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.pubrel import CONSUMER_PREFIX
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
     from mqtt_nats.broker.durable import DurableSide
-    from mqtt_nats.session.durable import DurableOutbound
+    from mqtt_nats.protocol.durable_sender import DurableOutbound
 
 log = logging.getLogger("mqtt_nats.broker")
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.system import of_system
+from mqtt_nats.protocol.unsequenced import retained_id
 from mqtt_nats.pubsub.fanout import received
 from mqtt_nats.pubsub.message import Stored, encoded_id
 from mqtt_nats.pubsub.table import PLAIN, Choice, Gate
-from mqtt_nats.session.unsequenced import retained_id
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.retained import PAGE_BYTES, RetainedMessage
 from mqtt_streams.sessions import Conflict
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from mqtt_nats.broker.client import Client
+    from mqtt_nats.protocol.inflight import Source
     from mqtt_nats.pubsub.table import Filter
-    from mqtt_nats.session.delivery import Source
 
 log = logging.getLogger("mqtt_nats.broker")
 

@@ -24,9 +24,9 @@ from mqtt_nats.broker.replay import Replay, open_gate, start_replays
 from mqtt_nats.broker.sharing import acknowledged as ask_again
 from mqtt_nats.broker.sharing import rejoin_shared, resend
 from mqtt_nats.codec import QuotaExceeded
+from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.protocol.unsequenced import RETAINED_BASE
 from mqtt_nats.pubsub.table import PLAIN, Options
-from mqtt_nats.session.delivery import Source
-from mqtt_nats.session.unsequenced import RETAINED_BASE
 from mqtt_streams.consumers import (
     existing_consumer,
 )

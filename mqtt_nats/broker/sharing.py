@@ -18,7 +18,7 @@ from mqtt_nats.broker.membership import OVERDUE, Membership
 from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.codec import TopicFilterInvalid
-from mqtt_nats.session.delivery import Source
+from mqtt_nats.protocol.inflight import Source
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.messages import STREAM as MESSAGES

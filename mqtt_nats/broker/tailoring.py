@@ -17,9 +17,9 @@ from mqtt_streams.subjects import subject_to_topic
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
+    from mqtt_nats.protocol.inflight import Delivery
+    from mqtt_nats.protocol.overlap import Overlap
     from mqtt_nats.pubsub.table import Choice
-    from mqtt_nats.session.delivery import Delivery
-    from mqtt_nats.session.overlap import Overlap
 
 # Topic aliases given to one client, however many more it allows: each is remembered here and there.
 ALIASES_MOST: Final = 256

@@ -57,7 +57,7 @@ from mqtt_nats.connection.pacing import Counting
 from mqtt_nats.hooks.chain import DecisionChain, HookFailed, Point
 from mqtt_nats.hooks.events import Acked, ClientView, Drop, Published, Publishing
 from mqtt_nats.hooks.points import CLIENT_AUTHORIZE, MESSAGE_ACKED, MESSAGE_DROPPED, MESSAGE_PUBLISH
-from mqtt_nats.session.inbound import Action
+from mqtt_nats.protocol.qos2_receiver import Action
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.context import Broker

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.ctl.records import STREAM_NOT_FOUND, Found, consumers, pages
-from mqtt_nats.session.overlap import subject_matches
+from mqtt_nats.protocol.overlap import subject_matches
 from mqtt_streams import positions, stored
 from mqtt_streams.api import ApiError, NoResponders, call
 from mqtt_streams.consumers import ConsumerRef, consumer_info

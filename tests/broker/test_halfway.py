@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 
 from mqtt_nats.broker.halfway import missing
-from mqtt_nats.session.delivery import Source
-from mqtt_nats.session.durable import ID_SPACE, DurableOutbound, packet_id
-from mqtt_nats.session.ports import NOWHERE
+from mqtt_nats.protocol.durable_sender import ID_SPACE, DurableOutbound, packet_id
+from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.protocol.ports import NOWHERE
 
 Come = Callable[[DurableOutbound, Source], None]
 

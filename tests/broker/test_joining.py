@@ -9,7 +9,7 @@ from mqtt_nats.broker import joining
 from mqtt_nats.broker.attachment import Attachment
 from mqtt_nats.broker.grounding import AT_ONCE
 from mqtt_nats.broker.joining import Joining, Turns, rest
-from mqtt_nats.session.delivery import Source
+from mqtt_nats.protocol.inflight import Source
 from mqtt_streams.messages import subscription_consumer
 
 

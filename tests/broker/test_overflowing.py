@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mqtt_nats.broker import overflowing
-from mqtt_nats.session.delivery import Source
+from mqtt_nats.protocol.inflight import Source
 
 
 class Bench:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqtt_nats.broker.reader import EVERYTHING, FILTERS_MOST, LEAST, MOST, SAMPLE, Reader, chosen, covers
-from mqtt_nats.session.overlap import patterns_meet, subject_matches
+from mqtt_nats.protocol.overlap import patterns_meet, subject_matches
 from mqtt_streams.api import Reply, RequestTimeout
 from mqtt_streams.messages import PREFIX
 

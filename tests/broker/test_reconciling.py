@@ -11,8 +11,8 @@ import pytest
 from mqtt_nats.broker import patience, reconciling
 from mqtt_nats.broker.attachment import Attachment
 from mqtt_nats.broker.reconciling import Reconciling
-from mqtt_nats.session.delivery import Delivery, Source
-from mqtt_nats.session.durable import DurableOutbound
+from mqtt_nats.protocol.durable_sender import DurableOutbound
+from mqtt_nats.protocol.inflight import Delivery, Source
 from mqtt_streams.consumers import ConsumerInfo, ConsumerRef
 
 CONSUMER = ConsumerRef("name", "deliver", "filter", 10)

@@ -8,8 +8,8 @@ import pytest
 
 from mqtt_nats.broker import replay as replaying
 from mqtt_nats.broker.replay import Replay
-from mqtt_nats.session.delivery import Source
-from mqtt_nats.session.durable import DurableOutbound
+from mqtt_nats.protocol.durable_sender import DurableOutbound
+from mqtt_nats.protocol.inflight import Source
 
 
 class Namespace(SimpleNamespace):

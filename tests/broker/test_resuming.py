@@ -8,7 +8,7 @@ import pytest
 
 from mqtt_nats.broker import attaching, resuming
 from mqtt_nats.broker.attachment import Attachment
-from mqtt_nats.session.delivery import Source
+from mqtt_nats.protocol.inflight import Source
 from mqtt_streams.api import ApiError
 from mqtt_streams.consumers import ConsumerRef
 

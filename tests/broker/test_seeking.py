@@ -10,8 +10,8 @@ import pytest
 
 from mqtt_nats.broker import seeking
 from mqtt_nats.broker.seeking import seek
-from mqtt_nats.session.durable import DurableOutbound
-from mqtt_nats.session.ports import NOWHERE
+from mqtt_nats.protocol.durable_sender import DurableOutbound
+from mqtt_nats.protocol.ports import NOWHERE
 from mqtt_streams.api import RequestTimeout
 from mqtt_streams.pubrel import Owed
 

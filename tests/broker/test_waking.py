@@ -14,8 +14,8 @@ from mqtt_nats.broker.attachment import Attachment
 from mqtt_nats.broker.draining import returned, spend, stand_before
 from mqtt_nats.broker.reconciling import Reconciling
 from mqtt_nats.broker.stalling import Stall
-from mqtt_nats.session.delivery import Source
-from mqtt_nats.session.durable import DurableOutbound
+from mqtt_nats.protocol.durable_sender import DurableOutbound
+from mqtt_nats.protocol.inflight import Source
 from mqtt_streams.consumers import ConsumerInfo, ConsumerRef
 
 CONSUMER = ConsumerRef("ended", "deliver", "filter", 10)

@@ -5,7 +5,7 @@ import pytest
 from nats.aio.client import Client as NatsClient
 
 from mqtt_nats.codec import Ack, Publish
-from mqtt_nats.session.durable import packet_id
+from mqtt_nats.protocol.durable_sender import packet_id
 from mqtt_streams.hashing import name_hash
 from tests.harness.rawclient import PUBCOMP, PUBREC, PUBREL, RawClient
 from tests.harness.waiting import aeventually

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from mqtt_nats.session.delivery import Delivery, Source
-from mqtt_nats.session.durable import DurableOutbound
+from mqtt_nats.protocol.durable_sender import DurableOutbound
+from mqtt_nats.protocol.inflight import Delivery, Source
 
 PUBACK, PUBREC, PUBREL, PUBCOMP = 4, 5, 6, 7
 

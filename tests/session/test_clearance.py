@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mqtt_nats.session.clearance import Clearance
+from mqtt_nats.protocol.batch_removal import Clearance
 
 
 def held(*sequences: int, attempt: int = 0) -> Clearance:

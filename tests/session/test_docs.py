@@ -8,9 +8,10 @@ import re
 import pytest
 
 from mqtt_nats.codec import ProtocolError, ack_bytes
-from mqtt_nats.session import delivery, regular
-from mqtt_nats.session.inbound import ON_PUBLISH, ON_PUBREL, Action, State
-from mqtt_nats.session.regular import RegularOutbound
+from mqtt_nats.protocol import inflight as delivery
+from mqtt_nats.protocol import transient_sender as regular
+from mqtt_nats.protocol.qos2_receiver import ON_PUBLISH, ON_PUBREL, Action, State
+from mqtt_nats.protocol.transient_sender import RegularOutbound
 from tests.harness.nats import ROOT
 
 INTERNALS = ROOT / "docs" / "internals"

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from mqtt_nats.codec import ack_bytes
-from mqtt_nats.session.delivery import Delivery, Source
-from mqtt_nats.session.durable import ID_SPACE, DurableOutbound, packet_id
-from mqtt_nats.session.unsequenced import RETAINED_BASE, retained_id
+from mqtt_nats.protocol.durable_sender import ID_SPACE, DurableOutbound, packet_id
+from mqtt_nats.protocol.inflight import Delivery, Source
+from mqtt_nats.protocol.unsequenced import RETAINED_BASE, retained_id
 from tests.session.recorder import PUBACK, PUBCOMP, PUBREC, PUBREL, session, source
 
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 
 from mqtt_nats.codec import ProtocolError, ack_bytes
-from mqtt_nats.session.delivery import STORING, Source
-from mqtt_nats.session.durable import ID_SPACE, DurableOutbound, packet_id
-from mqtt_nats.session.unsequenced import retained_id
+from mqtt_nats.protocol.durable_sender import ID_SPACE, DurableOutbound, packet_id
+from mqtt_nats.protocol.inflight import STORING, Source
+from mqtt_nats.protocol.unsequenced import retained_id
 from tests.session.recorder import PUBACK, PUBCOMP, PUBREC, PUBREL, Recorder, session, source
 
 

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from mqtt_nats.session import durable
-from mqtt_nats.session.delivery import SENT, STORING
+from mqtt_nats.protocol import durable_sender as durable
+from mqtt_nats.protocol.inflight import SENT, STORING
 from tests.session.world import Consumer, Gateway, World
 
 # So few identifiers that they are used again all the time.

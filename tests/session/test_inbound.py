@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from mqtt_nats.codec import ProtocolError
-from mqtt_nats.session.inbound import ON_PUBLISH, ON_PUBREL, Action, InboundQos2, State
+from mqtt_nats.protocol.qos2_receiver import ON_PUBLISH, ON_PUBREL, Action, InboundQos2, State
 
 # (state, packet, action or None for a violation, state afterwards)
 CASES: list[tuple[State | None, str, Action | None, State | None]] = [

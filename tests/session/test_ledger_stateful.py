@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mqtt_nats.session.delivery import Delivery, Source
-from mqtt_nats.session.durable import ID_SPACE, DurableOutbound, packet_id
-from mqtt_nats.session.ledger import Content, Ledger, Step
+from mqtt_nats.protocol.durable_sender import ID_SPACE, DurableOutbound, packet_id
+from mqtt_nats.protocol.inflight import Delivery, Source
+from mqtt_nats.protocol.position import Content, Ledger, Step
 
 EVER = 1 << 62
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtt_nats.session.delivery import Source
-from mqtt_nats.session.overlap import MAX_TOPICS, Overlap, patterns_meet, subject_matches
+from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.protocol.overlap import MAX_TOPICS, Overlap, patterns_meet, subject_matches
 
 MATCHING = [
     (">", "a", True),

@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqtt_nats.codec import ProtocolError, QuotaExceeded
-from mqtt_nats.session.regular import PUBACK, PUBCOMP, PUBLISHED1, PUBLISHED2, PUBREC, RELEASED, RegularOutbound
+from mqtt_nats.protocol.transient_sender import (
+    PUBACK,
+    PUBCOMP,
+    PUBLISHED1,
+    PUBLISHED2,
+    PUBREC,
+    RELEASED,
+    RegularOutbound,
+)
 
 HEAD = b"\x32\x07\x00\x01t"
 

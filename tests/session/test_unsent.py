@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from mqtt_nats.session.durable import packet_id
-from mqtt_nats.session.recalling import EVER
+from mqtt_nats.protocol.durable_sender import packet_id
+from mqtt_nats.protocol.requeue import EVER
 from tests.session.recorder import PUBACK, PUBCOMP, PUBREC, session, source
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from mqtt_nats.session.delivery import Delivery, Source
-from mqtt_nats.session.durable import DurableOutbound, packet_id
-from mqtt_nats.session.overlap import Overlap
+from mqtt_nats.protocol.durable_sender import DurableOutbound, packet_id
+from mqtt_nats.protocol.inflight import Delivery, Source
+from mqtt_nats.protocol.overlap import Overlap
 
 PUBACK, PUBREC, PUBREL, PUBCOMP = 4, 5, 6, 7
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from mqtt_nats.cli import main
-from mqtt_nats.session import durable
+from mqtt_nats.protocol import durable_sender as durable
 
 
 class _Restarted(int):

@@ -11,7 +11,7 @@ from collections import deque
 from typing import Any, Final
 
 from mqtt_nats.codec import ProtocolError
-from mqtt_nats.session.delivery import Delivery, Release, Source
+from mqtt_nats.protocol.inflight import Delivery, Release, Source
 
 RETAINED_BASE: Final = 49152
 RETAINED_SPACE: Final = 16384

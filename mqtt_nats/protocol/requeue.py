@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from mqtt_nats.session.delivery import SENT, WAITING, Delivery, Source
-from mqtt_nats.session.ports import NOWHERE, Ports
-from mqtt_nats.session.unsequenced import Unsequenced
+from mqtt_nats.protocol.inflight import SENT, WAITING, Delivery, Source
+from mqtt_nats.protocol.ports import NOWHERE, Ports
+from mqtt_nats.protocol.unsequenced import Unsequenced
 
 EVER: Final = 1 << 62
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import Generic, TypeVar
 
-from mqtt_nats.session.delivery import Source
+from mqtt_nats.protocol.inflight import Source
 
 T = TypeVar("T")
 

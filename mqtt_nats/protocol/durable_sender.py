@@ -29,10 +29,10 @@ import heapq
 from typing import Any, Final
 
 from mqtt_nats.codec import ProtocolError, ack_bytes
-from mqtt_nats.session.delivery import SENT, STORING, Delivery, Release, Source
-from mqtt_nats.session.ports import Ports
-from mqtt_nats.session.regular import unknown_pubrel
-from mqtt_nats.session.releasing import Releasing
+from mqtt_nats.protocol.inflight import SENT, STORING, Delivery, Release, Source
+from mqtt_nats.protocol.owed_pubrels import Releasing
+from mqtt_nats.protocol.ports import Ports
+from mqtt_nats.protocol.transient_sender import unknown_pubrel
 
 ID_SPACE: Final = 49151
 """Identifiers 1-49151 belong to stream sequences, the rest to what is not stored in ``$MQTT_msgs``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from mqtt_nats.session.delivery import Delivery, Source
+from mqtt_nats.protocol.inflight import Delivery, Source
 
 
 class Ports(Protocol):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mqtt_nats.session.delivery import STORING, Delivery, Release, Source
-from mqtt_nats.session.recalling import EVER, Recalling
-from mqtt_nats.session.unsequenced import RETAINED_BASE
+from mqtt_nats.protocol.inflight import STORING, Delivery, Release, Source
+from mqtt_nats.protocol.requeue import EVER, Recalling
+from mqtt_nats.protocol.unsequenced import RETAINED_BASE
 
 
 class Releasing(Recalling):

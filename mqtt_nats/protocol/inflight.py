@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What :mod:`mqtt_nats.session.durable` keeps about a consumer, a message and an owed PUBREL."""
+"""What :mod:`mqtt_nats.protocol.durable_sender` keeps about a consumer, a message and an owed PUBREL."""
 
 from __future__ import annotations
 
