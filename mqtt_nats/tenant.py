@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import anyio
 
+from mqtt_nats.backbone.acked_publisher import Store
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.backbone.link import Link
-from mqtt_nats.backbone.store import Store
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.base.logs import GATEWAY
 from mqtt_nats.broker import company, live, stalling

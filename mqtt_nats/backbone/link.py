@@ -25,10 +25,10 @@ from nats.aio.transport import TcpTransport
 from nats.errors import Error as NatsError
 from nats.errors import NoServersError, UnexpectedEOF
 
-from mqtt_nats.backbone.complaints import Complaints
-from mqtt_nats.backbone.lines import denied
+from mqtt_nats.backbone.frames import denied
+from mqtt_nats.backbone.log_throttle import Complaints
 from mqtt_nats.backbone.servers import Servers
-from mqtt_nats.backbone.wire import STANDSTILL, Wire
+from mqtt_nats.backbone.transport import STANDSTILL, Wire
 from mqtt_nats.base.loopback import unpace
 
 log = logging.getLogger("mqtt_nats.nats")
@@ -64,7 +64,7 @@ class Link(Client):
 
     ``out`` is the list of frames to be sent at the end of this loop turn: callers append complete
     protocol frames and call :meth:`kick` once. Frames appended while the connection is down are
-    dropped; whoever needs them delivered keeps them (see :mod:`mqtt_nats.backbone.store`).
+    dropped; whoever needs them delivered keeps them (see :mod:`mqtt_nats.backbone.acked_publisher`).
     """
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from mqtt_nats.protocol.inflight import Source
 from mqtt_streams.consumers import ConsumerRef
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.wire import Wire
+    from mqtt_nats.backbone.transport import Wire
     from mqtt_nats.pubsub.message import Stored
 
 

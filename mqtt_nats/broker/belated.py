@@ -10,8 +10,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.ops import Silent
-from mqtt_nats.broker.patience import patiently
+from mqtt_nats.backbone.pending import Silent
+from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.broker.sharing import send_assigned
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.stored import get_sequence

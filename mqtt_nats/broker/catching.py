@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.store import TRANSIENT
+from mqtt_nats.backbone.acked_publisher import TRANSIENT
 from mqtt_nats.broker.attaching import STEP
 from mqtt_nats.broker.interest import shown
 from mqtt_nats.broker.joining import Joining, Member, nothing_left

@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from mqtt_nats.backbone.ops import Op, Silent
+from mqtt_nats.backbone.pending import Op, Silent
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.broker.announcing import disconnected, session
 from mqtt_nats.broker.attachment import backstop

@@ -13,10 +13,11 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.access.acl import Rules
+from mqtt_nats.backbone.acked_publisher import Store
+from mqtt_nats.backbone.doubtful_stores import Unheard, find_stored
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.backbone.link import Link
-from mqtt_nats.backbone.ops import Op
-from mqtt_nats.backbone.store import Store
+from mqtt_nats.backbone.pending import Op
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.base.tasks import rooted
 from mqtt_nats.broker.banning import Banning
@@ -37,7 +38,6 @@ from mqtt_nats.broker.service import Service
 from mqtt_nats.broker.system import System
 from mqtt_nats.broker.takers import Takers
 from mqtt_nats.broker.tombstones import Tombstones
-from mqtt_nats.broker.unheard import Unheard, find_stored
 from mqtt_nats.connection.connection import Clock, Hold
 from mqtt_nats.hooks.registry import Hooks
 from mqtt_nats.outlet import Round

@@ -11,8 +11,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.base import server_clock as natstime
-from mqtt_nats.broker.patience import patiently
 from mqtt_streams.shared import IN_TIME_NS
 
 if TYPE_CHECKING:

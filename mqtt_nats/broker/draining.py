@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.broker.joining import beyond
-from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.protocol.inflight import Delivery, Source
 from mqtt_nats.protocol.overlap import patterns_meet

@@ -15,7 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.link import Handler
-from mqtt_nats.backbone.ops import Op, Silent
+from mqtt_nats.backbone.pending import Op, Silent
+from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.broker.attaching import attach_pubrels, take
 from mqtt_nats.broker.attachment import Attachment, backstop
 from mqtt_nats.broker.draining import finish, inherited, spend, unmatch, was_sent
@@ -24,7 +25,6 @@ from mqtt_nats.broker.keeping import KEPT, TAKEN, Keeper
 from mqtt_nats.broker.lingering import MARKS, RECORD, Lingering
 from mqtt_nats.broker.operations import ConfirmOp, PubrelOp
 from mqtt_nats.broker.overflowing import pass_over
-from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.seeking import seek
 from mqtt_nats.broker.tailoring import extras_of, pack
 from mqtt_nats.protocol.durable_sender import DurableOutbound

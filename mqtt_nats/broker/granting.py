@@ -10,11 +10,11 @@ from itertools import islice
 from time import time_ns
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.base.tasks import rooted
 from mqtt_nats.broker.attachment import Attachment, backstop
 from mqtt_nats.broker.draining import lower, stand_behind, watch
 from mqtt_nats.broker.grounding import bound
-from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.replay import Replay
 from mqtt_nats.broker.resuming import descend, set_options

@@ -14,10 +14,10 @@ from collections.abc import Set
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.ops import Op, Silent
+from mqtt_nats.backbone.pending import Op, Silent
+from mqtt_nats.backbone.retry import PAUSE, patiently
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.broker.operations import HoldOp, Receipt, ReleaseOp, RemoveOp, RetainedOp
-from mqtt_nats.broker.patience import PAUSE, patiently
 from mqtt_nats.broker.publishing import RETAIN_LINE, aged, bare, bound, message, restored
 from mqtt_nats.broker.retaining import is_retained, store_retained
 from mqtt_nats.broker.scheduling import release_of

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from mqtt_nats.backbone.ops import Future, Op, TooLarge
+from mqtt_nats.backbone.pending import Future, Op, TooLarge
 from mqtt_nats.broker.operations import RetainedOp
 from mqtt_nats.broker.publishing import HEADERS, RETAIN_LINE, Extras
 from mqtt_nats.broker.retaining import retain

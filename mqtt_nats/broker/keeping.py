@@ -11,8 +11,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.ops import Op, TooLarge
-from mqtt_nats.backbone.ops import sequence as stored_sequence
+from mqtt_nats.backbone.pending import Op, TooLarge
+from mqtt_nats.backbone.pending import sequence as stored_sequence
 from mqtt_nats.broker.ownership import still_owner
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.protocol.position import Ledger, Step

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-from mqtt_nats.backbone.store import TRANSIENT
+from mqtt_nats.backbone.acked_publisher import TRANSIENT
 from mqtt_streams.api import ApiError, call
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.stored import delete

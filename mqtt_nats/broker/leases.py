@@ -15,10 +15,10 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats import __version__
-from mqtt_nats.backbone.store import TRANSIENT
+from mqtt_nats.backbone.acked_publisher import TRANSIENT
+from mqtt_nats.backbone.retry import elected
 from mqtt_nats.base.server_clock import converted
 from mqtt_nats.broker.ownership import still_owner
-from mqtt_nats.broker.patience import elected
 from mqtt_nats.broker.reaping import reap
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.connection.connection import Hold

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.ops import Silent
+from mqtt_nats.backbone.pending import Silent
 from mqtt_nats.broker.attaching import STEP
 from mqtt_nats.broker.grounding import SETTING, all_done, parts, stop
 from mqtt_nats.broker.keeping import PROOFS, Fresh

@@ -14,7 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.ops import Op
+    from mqtt_nats.backbone.pending import Op
     from mqtt_nats.broker.context import Broker
 
 ASSIGNED: Final = b"="

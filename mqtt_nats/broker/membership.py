@@ -26,13 +26,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.backbone.inbox import frame
-from mqtt_nats.backbone.ops import STALE, Op, Silent, sequence
+from mqtt_nats.backbone.pending import STALE, Op, Silent, sequence
+from mqtt_nats.backbone.retry import elected, patiently
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.broker.attachment import backstop
 from mqtt_nats.broker.doubtful import NAK, Doubtful, answer, room_of
 from mqtt_nats.broker.groups import parse_shared
 from mqtt_nats.broker.lingering import ASSIGNED
-from mqtt_nats.broker.patience import elected, patiently
 from mqtt_nats.broker.tailoring import tailor
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.protocol.inflight import Source

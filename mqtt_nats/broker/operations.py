@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.ops import Op, sequence
+from mqtt_nats.backbone.pending import Op, sequence
 from mqtt_nats.codec import Ack, ReasonCode, ack_bytes, encode
 from mqtt_streams.api import ApiError
 

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Set
 from functools import partial
 from typing import TYPE_CHECKING
 
+from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.broker.nodes import fence
-from mqtt_nats.broker.patience import patiently
 from mqtt_nats.protocol.overlap import patterns_meet
 from mqtt_nats.pubsub.parting import Parting
 

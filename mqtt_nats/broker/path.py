@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mqtt_nats.backbone.acked_publisher import Store
 from mqtt_nats.backbone.link import ENOUGH
-from mqtt_nats.backbone.store import Store
 from mqtt_nats.broker.messageids import MessageIds
 from mqtt_nats.outlet import Round
 from mqtt_nats.pubsub.fanout import Fanout

@@ -18,7 +18,7 @@ from mqtt_streams.gateways import STREAM as GATEWAYS
 from mqtt_streams.messages import STREAM as MESSAGES
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.store import Store
+    from mqtt_nats.backbone.acked_publisher import Store
     from mqtt_nats.broker.context import Broker
 
 log = logging.getLogger("mqtt_nats.gateway")

@@ -14,9 +14,9 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.backbone.retry import Place, patiently
 from mqtt_nats.broker.attaching import outstanding
 from mqtt_nats.broker.draining import finish, returned
-from mqtt_nats.broker.patience import Place, patiently
 from mqtt_nats.broker.resuming import reattach
 from mqtt_nats.broker.sharing import ask_groups_again
 from mqtt_nats.protocol.inflight import Source

@@ -11,9 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.link import Link
+from mqtt_nats.backbone.retry import Place, patiently
 from mqtt_nats.broker.gap import expect_gap, repair
 from mqtt_nats.broker.ownership import still_owner
-from mqtt_nats.broker.patience import Place, patiently
 from mqtt_nats.broker.reconciling import Reconciling
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.resuming import reattach

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.base.tasks import rooted
 from mqtt_nats.broker.attaching import bring_back
 from mqtt_nats.broker.draining import finish, finished, returned, still_draining, watch
@@ -18,7 +19,6 @@ from mqtt_nats.broker.grounding import bound, fetch_pending, ground, recall, sto
 from mqtt_nats.broker.groups import PREFIX as SHARED
 from mqtt_nats.broker.halfway import gone
 from mqtt_nats.broker.nodes import fence
-from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.replay import Replay, open_gate, start_replays
 from mqtt_nats.broker.sharing import acknowledged as ask_again

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.ops import Op
+from mqtt_nats.backbone.pending import Op
 from mqtt_nats.broker.withholding import consider
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_streams.retained import retained_subject, set_block, tombstone_block

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from mqtt_nats.backbone.ops import Op, TooLarge
+from mqtt_nats.backbone.pending import Op, TooLarge
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.broker.injecting import Awaited, Lonely, inject, sender_line
 from mqtt_nats.broker.operations import RetainedOp

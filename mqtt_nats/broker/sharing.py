@@ -12,10 +12,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.broker.doubtful import answer
 from mqtt_nats.broker.lingering import ASSIGNED
 from mqtt_nats.broker.membership import OVERDUE, Membership
-from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.codec import TopicFilterInvalid
 from mqtt_nats.protocol.inflight import Source

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.broker.announcing import asked, asked_to_end, subscribed, unsubscribed
 from mqtt_nats.broker.draining import drain
 from mqtt_nats.broker.granting import Lowering, Wish, finish_lowering, grant, is_lowered
@@ -21,7 +22,6 @@ from mqtt_nats.broker.groups import PREFIX as SHARED
 from mqtt_nats.broker.groups import parse_shared
 from mqtt_nats.broker.nodes import fence, fence_wild
 from mqtt_nats.broker.parting import part
-from mqtt_nats.broker.patience import patiently
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.replay import Replay, drop_gate, open_gate, prepare, start_replays
 from mqtt_nats.broker.resuming import descend, keep_taken

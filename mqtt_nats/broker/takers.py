@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.ops import Op
+    from mqtt_nats.backbone.pending import Op
     from mqtt_nats.broker.publishing import Extras
     from mqtt_nats.pubsub.table import Route
 

@@ -16,7 +16,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
-from mqtt_nats.backbone.ops import Op, TooLarge
+from mqtt_nats.backbone.pending import Op, TooLarge
 from mqtt_nats.base.errors import ends_task
 from mqtt_nats.broker.announcing import dropped
 from mqtt_nats.broker.client import Client

@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.ops import Op, Silent
+from mqtt_nats.backbone.pending import Op, Silent
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.context import Broker

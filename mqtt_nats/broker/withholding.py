@@ -12,14 +12,14 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.store import TRANSIENT
+from mqtt_nats.backbone.acked_publisher import TRANSIENT
 from mqtt_nats.broker.grounding import all_done
 from mqtt_nats.broker.operations import RetainedOp
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.sessions import NewerRecord, PoisonedRecord
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.ops import Op
+    from mqtt_nats.backbone.pending import Op
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
 

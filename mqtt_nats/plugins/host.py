@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from mqtt_nats.backbone.ops import TooLarge
+from mqtt_nats.backbone.pending import TooLarge
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.broker.injecting import Awaited, check_size, inject
 from mqtt_nats.broker.publishing import extras
@@ -20,7 +20,7 @@ from mqtt_nats.hooks.chain import TIMEOUT, Decider, Decision, Entry, Notice, Obs
 from mqtt_nats.hooks.events import ClientView
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.ops import Op
+    from mqtt_nats.backbone.pending import Op
     from mqtt_nats.broker.context import Broker
 
 E = TypeVar("E")

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import cast
 
+from mqtt_nats.backbone.acked_publisher import Store
 from mqtt_nats.backbone.link import Handler, Link
-from mqtt_nats.backbone.ops import Op
-from mqtt_nats.backbone.store import Store
+from mqtt_nats.backbone.pending import Op
 from mqtt_streams.api import ApiError, NoResponders
 
 ACK = b"$JS.ACK.$MQTT_msgs.C.1.1.1.1.0"

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from mqtt_nats.backbone import outage
-from mqtt_nats.backbone.store import ACK_TIMEOUT
+from mqtt_nats.backbone import stream_outage as outage
+from mqtt_nats.backbone.acked_publisher import ACK_TIMEOUT
 from tests.backbone.bench import Bench, Look, Note
 from tests.harness.waiting import aeventually
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from mqtt_nats.backbone import outage
-from mqtt_nats.backbone.lines import stream_of
-from mqtt_nats.backbone.store import ACK_TIMEOUT
+from mqtt_nats.backbone import stream_outage as outage
+from mqtt_nats.backbone.acked_publisher import ACK_TIMEOUT
+from mqtt_nats.backbone.frames import stream_of
 from mqtt_streams.api import NoResponders
 from mqtt_streams.consumers import parse_ack
 from mqtt_streams.definitions import EVERY, load_definition

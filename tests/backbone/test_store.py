@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.backbone import outage
-from mqtt_nats.backbone import store as module
+from mqtt_nats.backbone import acked_publisher as module
+from mqtt_nats.backbone import stream_outage as outage
+from mqtt_nats.backbone.acked_publisher import ACK_TIMEOUT
 from mqtt_nats.backbone.link import Link
-from mqtt_nats.backbone.ops import TooLarge, sequence
-from mqtt_nats.backbone.store import ACK_TIMEOUT
+from mqtt_nats.backbone.pending import TooLarge, sequence
 from mqtt_nats.broker import standstill
 from mqtt_nats.connection.connection import Clock
 from tests.backbone.bench import ACK, NO_RESPONDERS, Bench

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqtt_nats.backbone.link import ENOUGH, LARGE, Link
-from mqtt_nats.backbone.wire import Wire
+from mqtt_nats.backbone.transport import Wire
 
 Event = tuple[bytes, ...]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.backbone.wire import Wire
+from mqtt_nats.backbone.transport import Wire
 from mqtt_nats.broker import grounding
 from mqtt_nats.broker.attachment import Attachment
 from mqtt_nats.broker.grounding import WINDOW, all_done, bound, fetch_pending, ground, recall

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.backbone.ops import Silent
+from mqtt_nats.backbone.pending import Silent
 from mqtt_nats.broker import lingering
 from mqtt_nats.broker.lingering import Lingering
 from tests.broker.support import Timers

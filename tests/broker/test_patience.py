@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from mqtt_nats.broker import patience
-from mqtt_nats.broker.patience import elected
+from mqtt_nats.backbone import retry as patience
+from mqtt_nats.backbone.retry import elected
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.broker import patience, reconciling
+from mqtt_nats.backbone import retry as patience
+from mqtt_nats.broker import reconciling
 from mqtt_nats.broker.attachment import Attachment
 from mqtt_nats.broker.reconciling import Reconciling
 from mqtt_nats.protocol.durable_sender import DurableOutbound

@@ -9,7 +9,8 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from mqtt_nats.broker import patience, recovery
+from mqtt_nats.backbone import retry as patience
+from mqtt_nats.broker import recovery
 
 
 class Slow:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.backbone.ops import Op, Silent
+from mqtt_nats.backbone.pending import Op, Silent
 from mqtt_nats.broker.retaining import retain
 from mqtt_nats.broker.tombstones import HEARD, Tombstones
 from mqtt_streams.api import ApiError

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from mqtt_nats.backbone.ops import Op
+from mqtt_nats.backbone.pending import Op
 from mqtt_nats.broker import withholding
 from mqtt_nats.broker.context import Broker
 from mqtt_nats.broker.withholding import consider, withhold

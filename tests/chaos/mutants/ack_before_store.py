@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import asyncio
 
-from mqtt_nats.backbone.ops import Op, Silent
-from mqtt_nats.backbone.store import Store
+from mqtt_nats.backbone.acked_publisher import Store
+from mqtt_nats.backbone.pending import Op, Silent
 from mqtt_nats.broker.operations import Receipt
 from mqtt_nats.cli import main
 

@@ -22,7 +22,7 @@ class Outage:
 
     def __init__(self, stream: bytes) -> None:
         self.stream = stream
-        """The one that does not store; what goes with it waits too: see :func:`mqtt_nats.backbone.lines.group_of`."""
+        """The one that does not store; what goes with it waits too: see :func:`mqtt_nats.backbone.frames.group_of`."""
         self.probed = b""
         """Token of what was tried last."""
         self.patience = PROBE_MOST

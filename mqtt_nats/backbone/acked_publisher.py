@@ -19,8 +19,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from time import perf_counter
 
-from mqtt_nats.backbone.complaints import Complaints
-from mqtt_nats.backbone.lines import (
+from mqtt_nats.backbone.frames import (
     MESSAGE_ID,
     MESSAGES,
     error_of,
@@ -31,8 +30,9 @@ from mqtt_nats.backbone.lines import (
     subject_of,
 )
 from mqtt_nats.backbone.link import Link
-from mqtt_nats.backbone.ops import STALE, Op, TooLarge
-from mqtt_nats.backbone.outage import Outage
+from mqtt_nats.backbone.log_throttle import Complaints
+from mqtt_nats.backbone.pending import STALE, Op, TooLarge
+from mqtt_nats.backbone.stream_outage import Outage
 from mqtt_nats.base import server_clock as natstime
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
