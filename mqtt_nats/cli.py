@@ -32,7 +32,7 @@ from mqtt_nats.descriptors import complete, say, warn_of_few
 from mqtt_nats.embedded import run_server
 from mqtt_nats.ending import run_to_end
 from mqtt_nats.hangup import Hangup
-from mqtt_nats.listeners.settings import Bound, join_address
+from mqtt_nats.transport.listener_settings import Bound, join_address
 from mqtt_nats.workers import supervise
 
 LABELS = {

@@ -36,7 +36,7 @@ from mqtt_nats.base.limit_settings import (
     Sixteen,
     at_listener,
 )
-from mqtt_nats.listeners.settings import Address, ListenerSettings, parse_address
+from mqtt_nats.transport.listener_settings import Address, ListenerSettings, parse_address
 
 ENV_PREFIX = "MQTT_NATS_"
 

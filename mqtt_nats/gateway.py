@@ -24,12 +24,12 @@ from mqtt_nats.broker.greeting import UseAnotherServer
 from mqtt_nats.broker.tapping import entered
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.config import Settings, cannot_listen
-from mqtt_nats.connection.connection import Connection, Handler
-from mqtt_nats.connection.pacing import PacedConnection, paced
 from mqtt_nats.hangup import Hangup
-from mqtt_nats.listeners.listener import Listener
-from mqtt_nats.listeners.settings import Bound
 from mqtt_nats.tenant import Tenant
+from mqtt_nats.transport.connection import Connection, Handler
+from mqtt_nats.transport.listener import Listener
+from mqtt_nats.transport.listener_settings import Bound
+from mqtt_nats.transport.rate_limited import PacedConnection, paced
 
 log = logging.getLogger("mqtt_nats.gateway")
 

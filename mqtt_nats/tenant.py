@@ -35,10 +35,10 @@ from mqtt_nats.broker.tapping import changed, fit
 from mqtt_nats.broker.timing import take_timers
 from mqtt_nats.broker.withholding import withhold
 from mqtt_nats.config import Settings
-from mqtt_nats.connection.connection import CLOCK_STEP
 from mqtt_nats.linking import check_version, connect_link, server_version
 from mqtt_nats.plugins.manager import Plugins
 from mqtt_nats.pubsub.fanout import SEEN_FOR
+from mqtt_nats.transport.connection import CLOCK_STEP
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.definitions import (
     BY_SIZE,

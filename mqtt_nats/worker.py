@@ -17,8 +17,8 @@ from mqtt_nats.base.logs import configure
 from mqtt_nats.config import Settings
 from mqtt_nats.ending import run_to_end
 from mqtt_nats.hangup import Hangup
-from mqtt_nats.listeners.settings import Bound
 from mqtt_nats.place import PLACE, Place
+from mqtt_nats.transport.listener_settings import Bound
 from mqtt_nats.workers import DRAINED, FAILED, READY
 
 

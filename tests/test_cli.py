@@ -28,7 +28,7 @@ STUCK = """
 import sys, types
 import anyio
 from mqtt_nats.cli import main
-from mqtt_nats.listeners.settings import Bound
+from mqtt_nats.transport.listener_settings import Bound
 
 async def serve(settings, *, on_ready, stop, hangup):
     if {ready}:

@@ -11,7 +11,7 @@ from mqtt_nats.codec import ReasonCode
 
 if TYPE_CHECKING:
     from mqtt_nats.access.acl import OwnRules
-    from mqtt_nats.connection.connection import Connection
+    from mqtt_nats.transport.connection import Connection
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from mqtt_nats.access.authenticator import (
 )
 from mqtt_nats.base.errors import describe
 from mqtt_nats.codec import MqttError, ReasonCode
-from mqtt_nats.connection.connection import Connection
+from mqtt_nats.transport.connection import Connection
 
 if TYPE_CHECKING:
     from mqtt_nats.access.scram import Users

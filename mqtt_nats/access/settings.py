@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FilePath, model_validator
 
 if TYPE_CHECKING:
-    from mqtt_nats.listeners.settings import ListenerSettings
+    from mqtt_nats.transport.listener_settings import ListenerSettings
 
 Algorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "HS256", "HS384", "HS512"

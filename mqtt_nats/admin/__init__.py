@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mqtt_nats.admin.listener import AdminListener
     from mqtt_nats.config import Settings
     from mqtt_nats.gateway import Gateway
-    from mqtt_nats.listeners.settings import Bound
+    from mqtt_nats.transport.listener_settings import Bound
 
 
 @contextlib.asynccontextmanager

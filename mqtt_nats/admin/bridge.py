@@ -44,8 +44,8 @@ from mqtt_nats.codec import (
     validate_topic_filter,
     validate_topic_name,
 )
-from mqtt_nats.connection.connection import Connection, Handler
-from mqtt_nats.listeners.listener import decoder_limits
+from mqtt_nats.transport.connection import Connection, Handler
+from mqtt_nats.transport.listener import decoder_limits
 
 if TYPE_CHECKING:
     from mqtt_nats.admin.listener import AdminListener

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 from mqtt_nats.admin import connections
-from mqtt_nats.listeners.listener import ACCEPTS, AGAIN
+from mqtt_nats.transport.listener import ACCEPTS, AGAIN
 
 log = logging.getLogger("mqtt_nats.admin")
 

@@ -20,9 +20,9 @@ from mqtt_nats.admin.handshakes import Handshakes
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.linking import connect_link
-from mqtt_nats.listeners.secure import make_context
-from mqtt_nats.listeners.settings import Bound, ListenerSettings, join_address, parse_address
 from mqtt_nats.place import own_place
+from mqtt_nats.transport.listener_settings import Bound, ListenerSettings, join_address, parse_address
+from mqtt_nats.transport.tls import make_context
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link

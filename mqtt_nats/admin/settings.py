@@ -8,7 +8,7 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, Field, FilePath, SecretStr, field_validator
 
 from mqtt_nats.access.settings import is_loopback
-from mqtt_nats.listeners.settings import Address, parse_address
+from mqtt_nats.transport.listener_settings import Address, parse_address
 
 TOKEN_LEAST: Final = 16
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mqtt_nats.access.scram import Users
     from mqtt_nats.broker.context import Broker
     from mqtt_nats.config import Settings
-    from mqtt_nats.listeners.settings import ListenerSettings
+    from mqtt_nats.transport.listener_settings import ListenerSettings
 
 log = logging.getLogger("mqtt_nats.access")
 

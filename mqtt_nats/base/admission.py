@@ -16,7 +16,7 @@ from mqtt_nats.base.networks import admitted, household, parse_rules
 
 if TYPE_CHECKING:
     from mqtt_nats.config import Settings
-    from mqtt_nats.listeners.settings import ListenerSettings
+    from mqtt_nats.transport.listener_settings import ListenerSettings
 
 
 class Verdict(Enum):

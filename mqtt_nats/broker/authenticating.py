@@ -29,7 +29,7 @@ from mqtt_nats.codec import (
     ReasonCode,
     encode,
 )
-from mqtt_nats.connection.connection import Hold
+from mqtt_nats.transport.connection import Hold
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client

@@ -46,10 +46,10 @@ from mqtt_nats.codec import (
     Subscribe,
     Unsubscribe,
 )
-from mqtt_nats.connection.connection import Connection, Hold
 from mqtt_nats.protocol.transient_sender import Late, RegularOutbound
 from mqtt_nats.pubsub.message import Message
 from mqtt_nats.pubsub.table import PLAIN, Choice, Filter, Member, Options
+from mqtt_nats.transport.connection import Connection, Hold
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.headers import percent_encode
 from mqtt_streams.subjects import filter_to_subjects

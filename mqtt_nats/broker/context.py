@@ -38,13 +38,13 @@ from mqtt_nats.broker.service import Service
 from mqtt_nats.broker.system import System
 from mqtt_nats.broker.takers import Takers
 from mqtt_nats.broker.tombstones import Tombstones
-from mqtt_nats.connection.connection import Clock, Hold
 from mqtt_nats.hooks.registry import Hooks
-from mqtt_nats.outlet import Round
 from mqtt_nats.place import own_place
 from mqtt_nats.pubsub.fanout import Fanout
 from mqtt_nats.pubsub.mapping import parse_mappings
 from mqtt_nats.pubsub.table import Table
+from mqtt_nats.transport.connection import Clock, Hold
+from mqtt_nats.transport.write_buffer import Round
 from mqtt_streams.hashing import nuid
 from mqtt_streams.positions import PositionStore
 from mqtt_streams.pubrel import PubrelStore

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
     from mqtt_nats.broker.context import Broker
     from mqtt_nats.broker.leases import Lease
-    from mqtt_nats.listeners.listener import Listener
+    from mqtt_nats.transport.listener import Listener
 
 log = logging.getLogger("mqtt_nats.audit")
 

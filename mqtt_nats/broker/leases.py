@@ -21,7 +21,7 @@ from mqtt_nats.base.server_clock import converted
 from mqtt_nats.broker.ownership import still_owner
 from mqtt_nats.broker.reaping import reap
 from mqtt_nats.codec import MqttError, ReasonCode
-from mqtt_nats.connection.connection import Hold
+from mqtt_nats.transport.connection import Hold
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.gateways import POSITIONS, Entry, GatewayStore, LeaseTaken
 from mqtt_streams.hashing import name_hash

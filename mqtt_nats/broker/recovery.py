@@ -18,7 +18,7 @@ from mqtt_nats.broker.reconciling import Reconciling
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.resuming import reattach
 from mqtt_nats.broker.sharing import recover_inboxes
-from mqtt_nats.connection.connection import Hold
+from mqtt_nats.transport.connection import Hold
 from mqtt_streams.consumers import ConsumerExists, consumer_info, create_consumer
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import Conflict

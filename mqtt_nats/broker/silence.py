@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mqtt_nats.broker.opening import refuse
 from mqtt_nats.codec import MqttError, ReasonCode
-from mqtt_nats.connection.connection import CLOCK_STEP
+from mqtt_nats.transport.connection import CLOCK_STEP
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.context import Broker

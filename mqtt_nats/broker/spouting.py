@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mqtt_nats.broker.announcing import dropped
 from mqtt_nats.hooks.events import ClientView, Delivered
 from mqtt_nats.hooks.points import MESSAGE_ACKED, MESSAGE_DELIVERED, MESSAGE_DROPPED
-from mqtt_nats.outlet import Outlet
+from mqtt_nats.transport.write_buffer import Outlet
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client

@@ -27,8 +27,8 @@ from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.resuming import note_kept
 from mqtt_nats.broker.sharing import acknowledged as ask_again
 from mqtt_nats.codec import QuotaExceeded
-from mqtt_nats.connection.connection import Hold
 from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.transport.connection import Hold
 from mqtt_streams.sessions import Conflict
 
 if TYPE_CHECKING:

@@ -52,12 +52,12 @@ from mqtt_nats.codec import (
     ReasonCode,
     validate_topic_name,
 )
-from mqtt_nats.connection.connection import Handler, Hold
-from mqtt_nats.connection.pacing import Counting
 from mqtt_nats.hooks.chain import DecisionChain, HookFailed, Point
 from mqtt_nats.hooks.events import Acked, ClientView, Drop, Published, Publishing
 from mqtt_nats.hooks.points import CLIENT_AUTHORIZE, MESSAGE_ACKED, MESSAGE_DROPPED, MESSAGE_PUBLISH
 from mqtt_nats.protocol.qos2_receiver import Action
+from mqtt_nats.transport.connection import Handler, Hold
+from mqtt_nats.transport.rate_limited import Counting
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.context import Broker

@@ -14,7 +14,7 @@ from mqtt_nats.access.scram import Users
 from mqtt_nats.access.tenancy import bound
 from mqtt_nats.access.turns import Turns, source_of
 from mqtt_nats.codec import MqttError, ReasonCode
-from mqtt_nats.connection.connection import Connection
+from mqtt_nats.transport.connection import Connection
 
 pytestmark = pytest.mark.anyio
 

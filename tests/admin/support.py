@@ -15,7 +15,7 @@ import httpx
 
 from mqtt_nats.config import Settings
 from mqtt_nats.gateway import serve
-from mqtt_nats.listeners.settings import Bound
+from mqtt_nats.transport.listener_settings import Bound
 from tests.harness.gateway import Gateway
 from tests.harness.waiting import eventually
 

@@ -16,7 +16,7 @@ from mqtt_nats.backbone.acked_publisher import ACK_TIMEOUT
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.backbone.pending import TooLarge, sequence
 from mqtt_nats.broker import standstill
-from mqtt_nats.connection.connection import Clock
+from mqtt_nats.transport.connection import Clock
 from tests.backbone.bench import ACK, NO_RESPONDERS, Bench
 from tests.harness.waiting import aeventually
 

@@ -15,9 +15,9 @@ from mqtt_nats.authenticators.doors import Doors
 from mqtt_nats.broker import authenticating
 from mqtt_nats.codec import ReasonCode
 from mqtt_nats.config import Settings
-from mqtt_nats.connection.connection import Connection
 from mqtt_nats.gateway import Gateway
-from mqtt_nats.listeners.settings import Bound
+from mqtt_nats.transport.connection import Connection
+from mqtt_nats.transport.listener_settings import Bound
 from tests.harness import raw, raw5
 from tests.harness.bystanders import Bystanders
 from tests.harness.nats import NatsServer

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mqtt_nats.config import Settings
-from mqtt_nats.connection.connection import Hold
+from mqtt_nats.transport.connection import Hold
 from tests.conftest import NatsFactory
 from tests.harness import raw
 from tests.harness.inprocess import InProcess, running

@@ -168,7 +168,7 @@ def test_chart() -> None:
 STACKS = [
     "main (mqtt_nats/cli.py:1);loop (uvloop/loop.c:5);packets (/x/mqtt_nats/broker/client.py:7);find (a/b.py:2) 30",
     "main (mqtt_nats/cli.py:1);loop (uvloop/loop.c:6);packets (/x/mqtt_nats/broker/client.py:9) 50",
-    "main (mqtt_nats/cli.py:1);loop (uvloop/loop.c:6);flush (/x/mqtt_nats/outlet.py:9);write (libc.so.6) 20",
+    "main (mqtt_nats/cli.py:1);loop (uvloop/loop.c:6);flush (/x/mqtt_nats/transport/write_buffer.py:9);write (libc.so.6) 20",
     "main (mqtt_nats/cli.py:1);loop (uvloop/loop.c:6);epoll_pwait (libc.so.6) 900",
     "",
 ]
@@ -191,7 +191,7 @@ def test_folded_stacks() -> None:
 @pytest.mark.parametrize(
     ("frame", "name", "layer"),
     [
-        ("Outlet.flush (mqtt_nats/outlet.py:3)", "Outlet.flush (outlet.py)", "connection"),
+        ("Outlet.flush (mqtt_nats/transport/write_buffer.py:3)", "Outlet.flush (outlet.py)", "connection"),
         ("match (/a/mqtt_nats/pubsub/trie.py)", "match (pubsub/trie.py)", "pubsub"),
         ("check (/a/mqtt_nats/access/acl.py)", "check (access/acl.py)", "broker"),
         ("parse (/a/mqtt_streams/stored.py:1)", "parse (stored.py)", "streams"),

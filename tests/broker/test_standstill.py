@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mqtt_nats.broker import standstill
-from mqtt_nats.connection.connection import Clock, Hold
+from mqtt_nats.transport.connection import Clock, Hold
 
 
 @pytest.mark.parametrize("greeted", [True, False])

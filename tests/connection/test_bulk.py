@@ -11,10 +11,10 @@ from pydantic import ByteSize
 
 from mqtt_nats.codec import Connect, Limits, MqttError, Packet, PublishRun, encode, encode_publish
 from mqtt_nats.config import Settings
-from mqtt_nats.connection.bulk import Bulk
-from mqtt_nats.connection.connection import Clock, Connection, Hold
-from mqtt_nats.connection.pacing import PacedConnection
-from mqtt_nats.outlet import Round
+from mqtt_nats.transport.connection import Clock, Connection, Hold
+from mqtt_nats.transport.large_reads import Bulk
+from mqtt_nats.transport.rate_limited import PacedConnection
+from mqtt_nats.transport.write_buffer import Round
 from tests.codec.support import flatten, key
 
 pytestmark = pytest.mark.anyio

@@ -9,9 +9,9 @@ import pytest
 
 from mqtt_nats.codec import Limits, MqttError, Packet
 from mqtt_nats.config import Settings
-from mqtt_nats.connection import connection as module
-from mqtt_nats.connection.connection import WRITE_HIGH_WATER, Clock, Connection
-from mqtt_nats.outlet import Round
+from mqtt_nats.transport import connection as module
+from mqtt_nats.transport.connection import WRITE_HIGH_WATER, Clock, Connection
+from mqtt_nats.transport.write_buffer import Round
 from tests.harness.waiting import aeventually
 
 pytestmark = pytest.mark.anyio

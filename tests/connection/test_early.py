@@ -9,9 +9,9 @@ import pytest
 
 from mqtt_nats.codec import Connect, Limits, MqttError, Packet, Publish, PublishRun, encode
 from mqtt_nats.config import Settings
-from mqtt_nats.connection.connection import EARLY_MOST, Clock, Connection, Hold
-from mqtt_nats.connection.pacing import PacedConnection
-from mqtt_nats.outlet import Round
+from mqtt_nats.transport.connection import EARLY_MOST, Clock, Connection, Hold
+from mqtt_nats.transport.rate_limited import PacedConnection
+from mqtt_nats.transport.write_buffer import Round
 
 LIMITS = Limits(
     max_packet_size=1 << 20, connect_packet_size=65_536, max_topic_levels=8, max_filters=8, max_user_properties=0

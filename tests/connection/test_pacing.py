@@ -11,9 +11,9 @@ import pytest
 
 from mqtt_nats.codec import Limits, MqttError, Packet, PublishRun, ReasonCode
 from mqtt_nats.config import Settings
-from mqtt_nats.connection.connection import Clock
-from mqtt_nats.connection.pacing import PacedConnection
-from mqtt_nats.outlet import Round
+from mqtt_nats.transport.connection import Clock
+from mqtt_nats.transport.rate_limited import PacedConnection
+from mqtt_nats.transport.write_buffer import Round
 from tests.harness import raw
 from tests.harness.waiting import aeventually
 

@@ -13,7 +13,7 @@ import anyio
 
 from mqtt_nats.config import Settings
 from mqtt_nats.gateway import Gateway
-from mqtt_nats.listeners.settings import Bound
+from mqtt_nats.transport.listener_settings import Bound
 
 PATIENCE = 30.0
 

@@ -17,7 +17,7 @@ import mqtt_nats.gateway
 from mqtt_nats.codec import Subscription
 from mqtt_nats.config import Settings
 from mqtt_nats.gateway import Gateway
-from mqtt_nats.listeners.settings import Bound
+from mqtt_nats.transport.listener_settings import Bound
 from tests.harness import raw, raw5
 from tests.harness.nats import NatsServer
 from tests.harness.raw import Raw

@@ -13,7 +13,7 @@ from mqtt_nats.broker.client import Client
 from mqtt_nats.codec import Disconnect, Publish, Will
 from mqtt_nats.config import Settings
 from mqtt_nats.gateway import serve
-from mqtt_nats.listeners.settings import Bound
+from mqtt_nats.transport.listener_settings import Bound
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBREC, RawClient
 from tests.harness.waiting import aeventually

@@ -17,7 +17,7 @@ from mqtt_nats.broker.client import Client
 from mqtt_nats.codec import ReasonCode
 from mqtt_nats.config import Settings
 from mqtt_nats.gateway import Gateway
-from mqtt_nats.listeners.settings import Bound, ListenerSettings
+from mqtt_nats.transport.listener_settings import Bound, ListenerSettings
 from tests.harness import raw5
 from tests.harness.raw5 import Raw5
 from tests.harness.waiting import eventually

@@ -16,7 +16,7 @@ from mqtt_nats.base.bucket import Bucket, Buckets, depth
 from mqtt_nats.base.flapping import SLOWEST, Flapping
 from mqtt_nats.base.networks import Networks, admitted, household, parse_host, parse_rules
 from mqtt_nats.config import Settings
-from mqtt_nats.listeners.settings import ListenerSettings
+from mqtt_nats.transport.listener_settings import ListenerSettings
 
 
 def test_a_bucket_lets_a_burst_through_and_then_the_rate() -> None:

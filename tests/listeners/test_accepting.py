@@ -14,7 +14,7 @@ import pytest
 
 from mqtt_nats.base.admission import House
 from mqtt_nats.config import Settings
-from mqtt_nats.listeners.listener import Listener
+from mqtt_nats.transport.listener import Listener
 from tests.harness.waiting import aeventually
 
 COUNT = 32

@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from mqtt_nats.listeners.settings import ListenerSettings
+from mqtt_nats.transport.listener_settings import ListenerSettings
 from tests.harness.nats import NatsServer
 from tests.limits.support import PATIENCE, Inside, running
 from tests.listeners.web import request

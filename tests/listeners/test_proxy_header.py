@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtt_nats.listeners.proxy import SIGNATURE, BadHeader, HeaderReader
+from mqtt_nats.transport.proxy import SIGNATURE, BadHeader, HeaderReader
 
 
 def second(family: int, fields: bytes, *, command: int = 0x21, size: int | None = None) -> bytes:

@@ -19,8 +19,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from mqtt_nats.base.errors import StartupError
-from mqtt_nats.listeners.secure import make_context
-from mqtt_nats.listeners.settings import ListenerSettings
+from mqtt_nats.transport.listener_settings import ListenerSettings
+from mqtt_nats.transport.tls import make_context
 from tests.backbone.certificates import Authority, Pair
 from tests.conftest import GatewayFactory
 from tests.harness import raw

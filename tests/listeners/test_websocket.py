@@ -14,7 +14,7 @@ import psutil
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
-from mqtt_nats.listeners.websocket import BARREN_MOST
+from mqtt_nats.transport.websocket import BARREN_MOST
 from tests.backbone.certificates import Authority
 from tests.conftest import GatewayFactory
 from tests.harness import raw, raw5

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mqtt_nats.listeners.websocket import BARREN_MOST
+from mqtt_nats.transport.websocket import BARREN_MOST
 from tests.harness import raw
 from tests.harness.nats import NatsServer
 from tests.integration.inprocess import running

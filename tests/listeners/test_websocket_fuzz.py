@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from mqtt_nats.connection.connection import Connection
-from mqtt_nats.listeners.websocket import WebSocket
+from mqtt_nats.transport.connection import Connection
+from mqtt_nats.transport.websocket import WebSocket
 from tests.harness import raw
 from tests.listeners.web import CLOSE, CONTINUATION, PING, PONG, TEXT, frame, request
 

@@ -29,8 +29,8 @@ from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import ProtocolError, RemoteProtocolError
 
 from mqtt_nats.base.bucket import Bucket
-from mqtt_nats.connection.connection import LINGER, Connection
-from mqtt_nats.listeners.settings import normal_origin
+from mqtt_nats.transport.connection import LINGER, Connection
+from mqtt_nats.transport.listener_settings import normal_origin
 
 log = logging.getLogger("mqtt_nats.listeners")
 

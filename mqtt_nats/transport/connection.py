@@ -11,8 +11,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from mqtt_nats.codec import Decoder, Limits, MqttError, Packet, PublishRun, ReasonCode
-from mqtt_nats.connection.bulk import begin
-from mqtt_nats.outlet import Outlet, Round
+from mqtt_nats.transport.large_reads import begin
+from mqtt_nats.transport.write_buffer import Outlet, Round
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ import ssl
 from typing import Final
 
 from mqtt_nats.base.errors import StartupError
-from mqtt_nats.listeners.settings import ListenerSettings
+from mqtt_nats.transport.listener_settings import ListenerSettings
 
 VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 

@@ -15,7 +15,7 @@ from mqtt_nats.codec.decoder import OPENING
 
 if TYPE_CHECKING:
     from mqtt_nats.codec import PublishRun
-    from mqtt_nats.connection.connection import Connection
+    from mqtt_nats.transport.connection import Connection
 
 PART: Final = 4
 """One in so many bytes of a packet is there before it keeps a buffer: memory for little that comes stays little."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from mqtt_nats.base.bucket import Bucket, depth
 from mqtt_nats.codec import Limits, MqttError, Packet, Publish, PublishRun, ReasonCode
-from mqtt_nats.connection.connection import Clock, Connection, Handler, Hold
-from mqtt_nats.outlet import Round
+from mqtt_nats.transport.connection import Clock, Connection, Handler, Hold
+from mqtt_nats.transport.write_buffer import Round
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,14 +20,14 @@ from mqtt_nats.base.admission import Door, House, Verdict
 from mqtt_nats.base.loopback import unpace
 from mqtt_nats.base.networks import parse_host, parse_network
 from mqtt_nats.codec import Limits
-from mqtt_nats.connection.connection import LINGER
-from mqtt_nats.listeners.proxy import BadHeader, HeaderReader
-from mqtt_nats.listeners.secure import make_context
-from mqtt_nats.listeners.settings import Bound, ListenerSettings, parse_address
+from mqtt_nats.transport.connection import LINGER
+from mqtt_nats.transport.listener_settings import Bound, ListenerSettings, parse_address
+from mqtt_nats.transport.proxy import BadHeader, HeaderReader
+from mqtt_nats.transport.tls import make_context
 
 if TYPE_CHECKING:
     from mqtt_nats.config import Settings
-    from mqtt_nats.listeners.websocket import WebSocket
+    from mqtt_nats.transport.websocket import WebSocket
 
 log = logging.getLogger("mqtt_nats.listeners")
 
@@ -224,7 +224,7 @@ class Listener:
         return False
 
     def _web(self, make: Callable[[Listener], Any]) -> Callable[[], WebSocket]:
-        from mqtt_nats.listeners.websocket import WebSocket  # what nobody listens for is not loaded
+        from mqtt_nats.transport.websocket import WebSocket  # what nobody listens for is not loaded
 
         return lambda: WebSocket(make(self), self._enter_web, self._timeout, self.settings.origins)
 
