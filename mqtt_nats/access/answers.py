@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mqtt_nats.access.aclfile import own_rules
+from mqtt_nats.access.acl_file import own_rules
 from mqtt_nats.access.authenticator import IGNORE, Allow, Credentials, Denied, Ignore
 from mqtt_nats.codec import ReasonCode
 

@@ -25,7 +25,7 @@ from argon2 import Parameters, PasswordHasher, Type, extract_parameters
 from argon2.exceptions import Argon2Error, InvalidHashError
 from argon2.low_level import ARGON2_VERSION, verify_secret
 
-from mqtt_nats.access.userfile import changing, read
+from mqtt_nats.access.user_file import changing, read
 
 # What OWASP asks for at least: some 20 ms and 19 MiB. Whole fleets connect at once, so not more.
 HASHER: Final = PasswordHasher(time_cost=2, memory_cost=19 * 1024, parallelism=1, hash_len=32, salt_len=16)

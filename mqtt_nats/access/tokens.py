@@ -18,7 +18,7 @@ import orjson
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from mqtt_nats.access.acl import Rules
-from mqtt_nats.access.aclfile import own_rules
+from mqtt_nats.access.acl_file import own_rules
 from mqtt_nats.access.settings import TokenSettings
 
 # Bytes of a set of keys, and keys in it that are looked at.

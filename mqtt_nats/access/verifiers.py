@@ -21,7 +21,7 @@ from typing import Final
 from scramp import ScramException, ScramMechanism
 from scramp.utils import saslprep
 
-from mqtt_nats.access.userfile import changing, read
+from mqtt_nats.access.user_file import changing, read
 
 MECHANISM: Final = ScramMechanism("SCRAM-SHA-256")
 

@@ -131,7 +131,7 @@ class Doors:
 def _rules(settings: Settings) -> Rules | None:
     if settings.acl_file is None:
         return None
-    from mqtt_nats.access.aclfile import load
+    from mqtt_nats.access.acl_file import load
 
     return load(settings.acl_file)
 

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mqtt_nats.access.acl import Identity, Permissions, covers, overlaps
-from mqtt_nats.access.aclfile import load
+from mqtt_nats.access.acl_file import load
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.codec import matches
 
