@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from mqtt_nats.access.authenticator import Allow, Credentials, Denied, Ignore, Success
 from mqtt_nats.base.errors import describe, ends_task
 from mqtt_nats.base.logs import about
-from mqtt_nats.broker.announcing import verdict_of_hooks
 from mqtt_nats.codec import (
     Auth,
     Connect,
@@ -29,6 +28,7 @@ from mqtt_nats.codec import (
     ReasonCode,
     encode,
 )
+from mqtt_nats.hooks.calls import verdict_of_hooks
 from mqtt_nats.transport.connection import Hold
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.base.logs import about
-from mqtt_nats.broker.announcing import admit, connected, looked_at, session
 from mqtt_nats.broker.authenticating import authenticate
 from mqtt_nats.broker.durable import DurableSide
 from mqtt_nats.broker.greeting import (
@@ -45,6 +44,7 @@ from mqtt_nats.codec import (
     connack_code,
     encode,
 )
+from mqtt_nats.hooks.calls import admit, connected, looked_at, session
 from mqtt_nats.hooks.points import SESSION_CREATED, SESSION_DISCARDED, SESSION_RESUMED
 from mqtt_nats.protocol.transient_sender import RegularOutbound
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mqtt_nats.broker.announcing import dropped
+from mqtt_nats.hooks.calls import dropped
 from mqtt_nats.hooks.events import ClientView, Delivered
 from mqtt_nats.hooks.points import MESSAGE_ACKED, MESSAGE_DELIVERED, MESSAGE_DROPPED
 from mqtt_nats.transport.write_buffer import Outlet

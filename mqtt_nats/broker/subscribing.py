@@ -15,7 +15,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.retry import patiently
-from mqtt_nats.broker.announcing import asked, asked_to_end, subscribed, unsubscribed
 from mqtt_nats.broker.draining import drain
 from mqtt_nats.broker.granting import Lowering, Wish, finish_lowering, grant, is_lowered
 from mqtt_nats.broker.groups import PREFIX as SHARED
@@ -40,6 +39,7 @@ from mqtt_nats.codec import (
     put_varint,
     validate_topic_filter,
 )
+from mqtt_nats.hooks.calls import asked, asked_to_end, subscribed, unsubscribed
 from mqtt_nats.pubsub.table import Options
 from mqtt_streams.api import ApiError
 from mqtt_streams.sessions import Conflict, SharedSubscription, second_sid

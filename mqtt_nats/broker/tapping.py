@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from mqtt_nats.backbone.pending import Op, TooLarge
 from mqtt_nats.base.errors import ends_task
-from mqtt_nats.broker.announcing import dropped
 from mqtt_nats.broker.client import Client
 from mqtt_nats.broker.injecting import Counting as CountingOp
 from mqtt_nats.broker.injecting import Lonely, check_size, inject
@@ -52,6 +51,7 @@ from mqtt_nats.codec import (
     ReasonCode,
     validate_topic_name,
 )
+from mqtt_nats.hooks.calls import dropped
 from mqtt_nats.hooks.chain import DecisionChain, HookFailed, Point
 from mqtt_nats.hooks.events import Acked, ClientView, Drop, Published, Publishing
 from mqtt_nats.hooks.points import CLIENT_AUTHORIZE, MESSAGE_ACKED, MESSAGE_DROPPED, MESSAGE_PUBLISH
