@@ -13,9 +13,9 @@ from time import process_time
 from mqtt_nats.building import build
 from mqtt_nats.codec import Decoder, encode_publish
 from mqtt_nats.config import Settings
+from mqtt_nats.messages.headers import identity, publish_qos
+from mqtt_nats.messages.message import Message
 from mqtt_nats.protocol.transient_sender import RegularOutbound
-from mqtt_nats.pubsub.headers import identity, publish_qos
-from mqtt_nats.pubsub.message import Message
 from mqtt_nats.transport.listener import decoder_limits
 
 KEY = b"\0\3a/b"

@@ -11,7 +11,7 @@ from mqtt_streams.consumers import ConsumerRef
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.transport import Wire
-    from mqtt_nats.pubsub.message import Stored
+    from mqtt_nats.messages.message import Stored
 
 
 BACKSTOP: Final = 86_400

@@ -26,7 +26,6 @@ from mqtt_nats.broker.publishing import RECEIPTS_LOW, publish, publish5, publish
 from mqtt_nats.broker.sharing import acknowledged
 from mqtt_nats.broker.state import State
 from mqtt_nats.broker.subscribing import subscribe, unsubscribe
-from mqtt_nats.broker.tailoring import Aliases, tailor
 from mqtt_nats.broker.will import leave_will
 from mqtt_nats.codec import (
     PINGRESP,
@@ -46,8 +45,9 @@ from mqtt_nats.codec import (
     Subscribe,
     Unsubscribe,
 )
+from mqtt_nats.messages.message import Message
+from mqtt_nats.messages.publish_encoder import Aliases, tailor
 from mqtt_nats.protocol.transient_sender import Late, RegularOutbound
-from mqtt_nats.pubsub.message import Message
 from mqtt_nats.pubsub.table import PLAIN, Choice, Filter, Member, Options
 from mqtt_nats.transport.connection import Connection, Hold
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
     from mqtt_nats.broker.membership import Membership
-    from mqtt_nats.pubsub.message import Stored
+    from mqtt_nats.messages.message import Stored
 
 NAK: Final = b"-NAK"
 

@@ -28,7 +28,7 @@ from mqtt_streams.sessions import V5, Conflict, Draining
 if TYPE_CHECKING:
     from mqtt_nats.broker.attachment import Attachment
     from mqtt_nats.broker.durable import DurableSide
-    from mqtt_nats.pubsub.message import Stored
+    from mqtt_nats.messages.message import Stored
 
 log = logging.getLogger("mqtt_nats.broker")
 

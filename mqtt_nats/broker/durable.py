@@ -26,13 +26,13 @@ from mqtt_nats.broker.lingering import MARKS, RECORD, Lingering
 from mqtt_nats.broker.operations import ConfirmOp, PubrelOp
 from mqtt_nats.broker.overflowing import pass_over
 from mqtt_nats.broker.seeking import seek
-from mqtt_nats.broker.tailoring import extras_of, pack
+from mqtt_nats.messages.message import Stored
+from mqtt_nats.messages.publish_encoder import extras_of, pack
 from mqtt_nats.protocol.durable_sender import DurableOutbound
 from mqtt_nats.protocol.inflight import Delivery, Source
 from mqtt_nats.protocol.overlap import Overlap
 from mqtt_nats.protocol.ports import NOWHERE
 from mqtt_nats.protocol.pubrel_order import ReleaseOrder
-from mqtt_nats.pubsub.message import Stored
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import (
     ConsumerRef,

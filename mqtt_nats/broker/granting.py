@@ -18,9 +18,9 @@ from mqtt_nats.broker.grounding import bound
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.replay import Replay
 from mqtt_nats.broker.resuming import descend, set_options
+from mqtt_nats.messages.headers import identity
 from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.protocol.requeue import EVER
-from mqtt_nats.pubsub.headers import identity
 from mqtt_nats.pubsub.table import PLAIN, Options
 from mqtt_streams.api import ApiError, call
 from mqtt_streams.consumers import create_consumer
@@ -30,7 +30,7 @@ from mqtt_streams.sessions import SubscriptionOptions, second_sid
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
-    from mqtt_nats.pubsub.message import Stored
+    from mqtt_nats.messages.message import Stored
     from mqtt_nats.pubsub.table import Filter
 
 log = logging.getLogger("mqtt_nats.broker")

@@ -11,7 +11,7 @@ from mqtt_nats.broker.operations import RetainedOp
 from mqtt_nats.broker.publishing import HEADERS, RETAIN_LINE, Extras
 from mqtt_nats.broker.retaining import retain
 from mqtt_nats.codec import PacketTooLarge, TopicNameInvalid
-from mqtt_nats.pubsub.message import Message, Rich
+from mqtt_nats.messages.message import Message, Rich
 from mqtt_nats.pubsub.table import Route
 from mqtt_streams.api import ApiError
 from mqtt_streams.headers import percent_decode

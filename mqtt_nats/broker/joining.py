@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
     from mqtt_nats.broker.durable import DurableSide
+    from mqtt_nats.messages.message import Stored
     from mqtt_nats.protocol.durable_sender import DurableOutbound
     from mqtt_nats.protocol.position import Ledger
-    from mqtt_nats.pubsub.message import Stored
 
 KEPT_BACK: Final = 10_000
 """Messages that are kept back for a session meanwhile, at most."""

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from mqtt_nats.broker.company import Company
     from mqtt_nats.broker.context import Broker
     from mqtt_nats.broker.durable import DurableSide
-    from mqtt_nats.pubsub.message import Stored
+    from mqtt_nats.messages.message import Stored
 
 log = logging.getLogger("mqtt_nats.broker")
 

@@ -33,12 +33,12 @@ from mqtt_nats.broker.attachment import backstop
 from mqtt_nats.broker.doubtful import NAK, Doubtful, answer, room_of
 from mqtt_nats.broker.groups import parse_shared
 from mqtt_nats.broker.lingering import ASSIGNED
-from mqtt_nats.broker.tailoring import tailor
 from mqtt_nats.codec import QuotaExceeded
+from mqtt_nats.messages.headers import is_status, publish_qos
+from mqtt_nats.messages.message import Stored, encoded_id
+from mqtt_nats.messages.publish_encoder import tailor
 from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.pubsub.fanout import received
-from mqtt_nats.pubsub.headers import is_status, publish_qos
-from mqtt_nats.pubsub.message import Stored, encoded_id
 from mqtt_nats.pubsub.table import Choice, Filter
 from mqtt_streams.api import ApiError
 from mqtt_streams.consumers import Ack, parse_ack

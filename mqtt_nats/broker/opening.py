@@ -30,7 +30,6 @@ from mqtt_nats.broker.permitting import denied_subscriptions, identify
 from mqtt_nats.broker.record import discard_session, leftovers, save_record, unfinished
 from mqtt_nats.broker.resuming import rejoin, resume
 from mqtt_nats.broker.subscribing import withdraw
-from mqtt_nats.broker.tailoring import Aliases
 from mqtt_nats.broker.unconfirmed import leave_claimed
 from mqtt_nats.broker.will import check_will, keep_will, settle_wills
 from mqtt_nats.codec import (
@@ -46,6 +45,7 @@ from mqtt_nats.codec import (
 )
 from mqtt_nats.hooks.calls import admit, connected, looked_at, session
 from mqtt_nats.hooks.points import SESSION_CREATED, SESSION_DISCARDED, SESSION_RESUMED
+from mqtt_nats.messages.publish_encoder import Aliases
 from mqtt_nats.protocol.transient_sender import RegularOutbound
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import consumer_names

@@ -20,8 +20,8 @@ from mqtt_nats.codec import (
     ReceiveMaximumExceeded,
     TopicAliasInvalid,
 )
-from mqtt_nats.pubsub.message import Message, Rich
-from mqtt_nats.pubsub.properties import body, from_headers
+from mqtt_nats.messages.message import Message, Rich
+from mqtt_nats.messages.properties import body, from_headers
 from mqtt_nats.transport.connection import Hold
 from mqtt_streams.properties import STAY, header_lines, ttl_line
 from mqtt_streams.subjects import REPLY_LEVEL

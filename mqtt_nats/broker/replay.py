@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.system import of_system
+from mqtt_nats.messages.message import Stored, encoded_id
 from mqtt_nats.protocol.unsequenced import retained_id
 from mqtt_nats.pubsub.fanout import received
-from mqtt_nats.pubsub.message import Stored, encoded_id
 from mqtt_nats.pubsub.table import PLAIN, Choice, Gate
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.retained import PAGE_BYTES, RetainedMessage

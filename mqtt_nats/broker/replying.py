@@ -32,10 +32,10 @@ from mqtt_nats.codec import (
 )
 from mqtt_nats.codec.properties import place, read_properties
 from mqtt_nats.codec.wire import Reader
+from mqtt_nats.messages.headers import is_status
+from mqtt_nats.messages.message import Message, Rich
+from mqtt_nats.messages.properties import RESPONSE_TOPIC, SHOWN_MOST, from_headers
 from mqtt_nats.protocol.qos2_receiver import Action
-from mqtt_nats.pubsub.headers import is_status
-from mqtt_nats.pubsub.message import Message, Rich
-from mqtt_nats.pubsub.properties import RESPONSE_TOPIC, SHOWN_MOST, from_headers
 from mqtt_streams.subjects import MAX_SUBJECT_BYTES, RESERVED_ROOTS
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from mqtt_nats.broker.spouting import Spout, extent
 from mqtt_nats.codec import (
     Ack,
     AckRun,
@@ -25,6 +24,7 @@ from mqtt_nats.codec import (
     Unsubscribe,
 )
 from mqtt_nats.codec.wire import PacketKind
+from mqtt_nats.messages.delivery_hooks import Spout, extent
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mqtt_nats.pubsub.message import encoded_id
+from mqtt_nats.messages.message import encoded_id
 
 if TYPE_CHECKING:
     from mqtt_nats.pubsub.table import Filter, Group, Member

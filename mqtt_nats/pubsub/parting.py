@@ -23,8 +23,8 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Final
 
+from mqtt_nats.messages.message import Message
 from mqtt_nats.pubsub.choosing import Choice, choose
-from mqtt_nats.pubsub.message import Message
 from mqtt_nats.pubsub.table import Filter, Group, Member, Table
 
 MOST: Final = 250_000

@@ -3,7 +3,7 @@
 
 from time import time_ns
 
-from mqtt_nats.broker.messageids import MessageIds
+from mqtt_nats.messages.ids import MessageIds
 
 GATEWAY = 0x0000ABCDEF12
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.broker.spouting import Spout
 from mqtt_nats.broker.watching import WatchedSend
 from mqtt_nats.hooks import MESSAGE_DELIVERED, MESSAGE_PUBLISH
+from mqtt_nats.messages.delivery_hooks import Spout
 from mqtt_nats.transport.large_reads import Bulk
 from tests.harness.inprocess import InProcess
 from tests.harness.rawclient import RawClient

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.broker.spouting import Spout
 from mqtt_nats.broker.tapping import Tap
 from mqtt_nats.codec import Ack, Connack, Connect, Publish, ReasonCode, Subscription, Will
 from mqtt_nats.hooks import (
@@ -27,6 +26,7 @@ from mqtt_nats.hooks import (
     Publishing,
     Stop,
 )
+from mqtt_nats.messages.delivery_hooks import Spout
 from tests.harness.inprocess import InProcess
 from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL, RawClient, key_of, topic_of
 from tests.harness.rawclient5 import RawClient5

@@ -22,7 +22,7 @@ from mqtt_nats.hooks import (
     Published,
     Stop,
 )
-from mqtt_nats.pubsub.headers import header
+from mqtt_nats.messages.headers import header
 from mqtt_streams import stored
 from mqtt_streams.messages import PREFIX, STREAM
 from tests.harness.inprocess import InProcess, running

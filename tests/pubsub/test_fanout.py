@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 
 from mqtt_nats.codec import Decoder, Limits, PublishRun, encode_publish
+from mqtt_nats.messages.headers import header, identity, publish_qos, publisher
+from mqtt_nats.messages.message import Message, Stored
 from mqtt_nats.pubsub import fanout as module
-from mqtt_nats.pubsub.headers import header, identity, publish_qos, publisher
-from mqtt_nats.pubsub.message import Message, Stored
 from tests.pubsub.support import Bench, Subscriber, key_of
 
 KEY = key_of("a")

@@ -4,7 +4,7 @@
 import pytest
 
 from mqtt_nats.codec import ClientDecoder, Limits, PublishRun
-from mqtt_nats.pubsub.message import Message, Rich
+from mqtt_nats.messages.message import Message, Rich
 from mqtt_nats.pubsub.table import Choice, Options, Route
 from tests.pubsub.support import Bench, Subscriber, key_of
 

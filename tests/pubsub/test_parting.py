@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from mqtt_nats.messages.message import Message
 from mqtt_nats.pubsub import parting as module
-from mqtt_nats.pubsub.message import Message
 from mqtt_nats.pubsub.parting import Parting
 from mqtt_nats.pubsub.table import Choice, Filter
 from tests.pubsub.support import Bench, Subscriber

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from mqtt_nats.codec import Properties
 from mqtt_nats.codec.properties import read_properties
 from mqtt_nats.codec.wire import PacketKind, Reader, put_varint
-from mqtt_nats.pubsub import properties as module
-from mqtt_nats.pubsub.properties import SHOWN_MOST, body, from_headers
+from mqtt_nats.messages import properties as module
+from mqtt_nats.messages.properties import SHOWN_MOST, body, from_headers
 from mqtt_streams import headers as streams_headers
 from mqtt_streams import properties as written
 from mqtt_streams.properties import header_lines, ttl_line

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mqtt_nats.pubsub.properties import body, from_headers
+from mqtt_nats.messages.properties import body, from_headers
 from mqtt_streams import headers as names
 from mqtt_streams.properties import Properties, header_lines
 from mqtt_streams.subjects import topic_to_subject

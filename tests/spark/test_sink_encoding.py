@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 )
 
 from mqtt_nats.codec import Properties
-from mqtt_nats.pubsub.properties import body, from_headers
+from mqtt_nats.messages.properties import body, from_headers
 from mqtt_streams.properties import header_lines
 from pyspark_mqtt_nats.errors import OptionError
 from pyspark_mqtt_nats.publishing import columns

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import matches
 from mqtt_nats.hooks.calls import dropped
-from mqtt_nats.pubsub.message import Message, Stored, encoded_id, expired, tailored
+from mqtt_nats.messages.message import Message, Stored, encoded_id, expired, tailored
 from mqtt_streams.subjects import subject_to_topic
 
 if TYPE_CHECKING:

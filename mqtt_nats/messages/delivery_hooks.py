@@ -13,7 +13,7 @@ from mqtt_nats.transport.write_buffer import Outlet
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
-    from mqtt_nats.pubsub.message import Stored
+    from mqtt_nats.messages.message import Stored
 
 
 def fit_spout(client: Client) -> None:

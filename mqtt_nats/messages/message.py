@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 from mqtt_nats.codec import ID, publish_head, put_varint
-from mqtt_nats.pubsub.headers import header, publisher
-from mqtt_nats.pubsub.properties import from_headers
+from mqtt_nats.messages.headers import header, publisher
+from mqtt_nats.messages.properties import from_headers
 
 EXPIRY: Final = b"\x02"
 ALIAS: Final = b"\x23"

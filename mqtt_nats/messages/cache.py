@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.messages.headers import publish_qos
+from mqtt_nats.messages.message import Stored
 from mqtt_nats.protocol.durable_sender import packet_id
-from mqtt_nats.pubsub.headers import publish_qos
-from mqtt_nats.pubsub.message import Stored
 from mqtt_streams.messages import PREFIX
 
 if TYPE_CHECKING:
