@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_settings import NoDecode
 
 from mqtt_nats.base.config_files import without_userinfo
-from mqtt_nats.pubsub.mapping import parse_mappings
+from mqtt_nats.pubsub.subject_mapping import parse_mappings
 
 _URL_SCHEMES = ("nats", "tls")  # the data path is not for WebSocket
 

@@ -48,7 +48,7 @@ from mqtt_nats.codec import (
 from mqtt_nats.messages.message import Message
 from mqtt_nats.messages.publish_encoder import Aliases, tailor
 from mqtt_nats.protocol.transient_sender import Late, RegularOutbound
-from mqtt_nats.pubsub.table import PLAIN, Choice, Filter, Member, Options
+from mqtt_nats.pubsub.routing_table import PLAIN, Choice, Filter, Member, Options
 from mqtt_nats.transport.connection import Connection, Hold
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.headers import percent_encode

@@ -27,8 +27,6 @@ from mqtt_nats.broker.counters import Counters
 from mqtt_nats.broker.generation import Generation
 from mqtt_nats.broker.latest import Latest
 from mqtt_nats.broker.leaving import Leaving
-from mqtt_nats.broker.nodes import Nodes
-from mqtt_nats.broker.path import Path
 from mqtt_nats.broker.presence import Presence
 from mqtt_nats.broker.readiness import Readiness
 from mqtt_nats.broker.replying import Replying
@@ -40,9 +38,11 @@ from mqtt_nats.hooks.registry import Hooks
 from mqtt_nats.messages.cache import Recent
 from mqtt_nats.messages.ids import MessageIds
 from mqtt_nats.place import own_place
+from mqtt_nats.pubsub.data_path import Path
 from mqtt_nats.pubsub.fanout import Fanout
-from mqtt_nats.pubsub.mapping import parse_mappings
-from mqtt_nats.pubsub.table import Table
+from mqtt_nats.pubsub.interest_propagation import Nodes
+from mqtt_nats.pubsub.routing_table import Table
+from mqtt_nats.pubsub.subject_mapping import parse_mappings
 from mqtt_nats.transport.connection import Clock, Hold
 from mqtt_nats.transport.write_buffer import Round
 from mqtt_streams.hashing import nuid

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.broker.controlling import SLICE, Refusal, Total, chosen, is_slow, load, sliced
 from mqtt_nats.codec import MqttError, ReasonCode, matches
-from mqtt_nats.pubsub.table import PLAIN, Filter
+from mqtt_nats.pubsub.routing_table import PLAIN, Filter
 from mqtt_nats.transport.connection import Hold
 from mqtt_streams.subjects import subject_to_topic
 

@@ -21,7 +21,7 @@ from mqtt_nats.broker.resuming import descend, set_options
 from mqtt_nats.messages.headers import identity
 from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.protocol.requeue import EVER
-from mqtt_nats.pubsub.table import PLAIN, Options
+from mqtt_nats.pubsub.routing_table import PLAIN, Options
 from mqtt_streams.api import ApiError, call
 from mqtt_streams.consumers import create_consumer
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -31,7 +31,7 @@ from mqtt_streams.sessions import SubscriptionOptions, second_sid
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.messages.message import Stored
-    from mqtt_nats.pubsub.table import Filter
+    from mqtt_nats.pubsub.routing_table import Filter
 
 log = logging.getLogger("mqtt_nats.broker")
 

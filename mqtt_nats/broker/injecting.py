@@ -12,7 +12,7 @@ from mqtt_nats.broker.publishing import HEADERS, RETAIN_LINE, Extras
 from mqtt_nats.broker.retaining import retain
 from mqtt_nats.codec import PacketTooLarge, TopicNameInvalid
 from mqtt_nats.messages.message import Message, Rich
-from mqtt_nats.pubsub.table import Route
+from mqtt_nats.pubsub.routing_table import Route
 from mqtt_streams.api import ApiError
 from mqtt_streams.headers import percent_decode
 from mqtt_streams.subjects import topic_to_subject

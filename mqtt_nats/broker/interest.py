@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.pubsub.trie import FilterTrie
+from mqtt_nats.pubsub.filter_trie import FilterTrie
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.subjects import visible_to_wildcard
 

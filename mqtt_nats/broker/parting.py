@@ -8,13 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mqtt_nats.backbone.retry import patiently
-from mqtt_nats.broker.nodes import fence
 from mqtt_nats.protocol.overlap import patterns_meet
-from mqtt_nats.pubsub.parting import Parting
+from mqtt_nats.pubsub.filter_handover import Parting
+from mqtt_nats.pubsub.interest_propagation import fence
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
-    from mqtt_nats.pubsub.table import Filter
+    from mqtt_nats.pubsub.routing_table import Filter
 
 
 async def part(client: Client, filters: Set[str], end: Callable[[Client, Set[str]], Awaitable[None]]) -> None:

@@ -29,7 +29,7 @@ from mqtt_streams.subjects import REPLY_LEVEL
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.permitting import Guard
-    from mqtt_nats.pubsub.table import Route
+    from mqtt_nats.pubsub.routing_table import Route
 
 HEADERS: Final = 256
 """More than all headers of a message take, without its subject, the publisher's client id and properties (bytes)."""

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.retry import patiently
-from mqtt_nats.broker.groups import groups_of
+from mqtt_nats.pubsub.shared_filters import groups_of
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import delete_consumer
 from mqtt_streams.hashing import name_hash, subject_token

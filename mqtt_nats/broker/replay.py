@@ -20,7 +20,7 @@ from mqtt_nats.broker.system import of_system
 from mqtt_nats.messages.message import Stored, encoded_id
 from mqtt_nats.protocol.unsequenced import retained_id
 from mqtt_nats.pubsub.fanout import received
-from mqtt_nats.pubsub.table import PLAIN, Choice, Gate
+from mqtt_nats.pubsub.routing_table import PLAIN, Choice, Gate
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.retained import PAGE_BYTES, RetainedMessage
 from mqtt_streams.sessions import Conflict
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from mqtt_nats.broker.client import Client
     from mqtt_nats.protocol.inflight import Source
-    from mqtt_nats.pubsub.table import Filter
+    from mqtt_nats.pubsub.routing_table import Filter
 
 log = logging.getLogger("mqtt_nats.broker")
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
     from mqtt_nats.broker.inbound import HeldPublish
-    from mqtt_nats.pubsub.table import Filter, Route
+    from mqtt_nats.pubsub.routing_table import Filter, Route
 
 log = logging.getLogger("mqtt_nats.broker")
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
     from mqtt_nats.broker.publishing import Extras
-    from mqtt_nats.pubsub.table import Route
+    from mqtt_nats.pubsub.routing_table import Route
 
 log = logging.getLogger("mqtt_nats.broker")
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mqtt_nats.broker.injecting import Counting
     from mqtt_nats.broker.publishing import Extras
     from mqtt_nats.broker.takers import Taken
-    from mqtt_nats.pubsub.table import Route
+    from mqtt_nats.pubsub.routing_table import Route
 
 log = logging.getLogger("mqtt_nats.broker")
 

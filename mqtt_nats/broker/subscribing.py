@@ -17,9 +17,6 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.broker.draining import drain
 from mqtt_nats.broker.granting import Lowering, Wish, finish_lowering, grant, is_lowered
-from mqtt_nats.broker.groups import PREFIX as SHARED
-from mqtt_nats.broker.groups import parse_shared
-from mqtt_nats.broker.nodes import fence, fence_wild
 from mqtt_nats.broker.parting import part
 from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.replay import Replay, drop_gate, open_gate, prepare, start_replays
@@ -40,14 +37,17 @@ from mqtt_nats.codec import (
     validate_topic_filter,
 )
 from mqtt_nats.hooks.calls import asked, asked_to_end, subscribed, unsubscribed
-from mqtt_nats.pubsub.table import Options
+from mqtt_nats.pubsub.interest_propagation import fence, fence_wild
+from mqtt_nats.pubsub.routing_table import Options
+from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED
+from mqtt_nats.pubsub.shared_filters import parse_shared
 from mqtt_streams.api import ApiError
 from mqtt_streams.sessions import Conflict, SharedSubscription, second_sid
 from mqtt_streams.subjects import ReservedSubject, filter_to_subjects
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
-    from mqtt_nats.pubsub.table import Gate
+    from mqtt_nats.pubsub.routing_table import Gate
 
 log = logging.getLogger("mqtt_nats.broker")
 

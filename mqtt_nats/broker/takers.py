@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from mqtt_nats.backbone.pending import Op
     from mqtt_nats.broker.publishing import Extras
-    from mqtt_nats.pubsub.table import Route
+    from mqtt_nats.pubsub.routing_table import Route
 
 
 class Taken(NamedTuple):

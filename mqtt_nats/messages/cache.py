@@ -11,7 +11,7 @@ from mqtt_nats.protocol.durable_sender import packet_id
 from mqtt_streams.messages import PREFIX
 
 if TYPE_CHECKING:
-    from mqtt_nats.pubsub.table import Table
+    from mqtt_nats.pubsub.routing_table import Table
 
 # So many are kept (messages, bytes of payload).
 MOST: Final = 4096

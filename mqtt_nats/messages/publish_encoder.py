@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.protocol.inflight import Delivery
     from mqtt_nats.protocol.overlap import Overlap
-    from mqtt_nats.pubsub.table import Choice
+    from mqtt_nats.pubsub.routing_table import Choice
 
 # Topic aliases given to one client, however many more it allows: each is remembered here and there.
 ALIASES_MOST: Final = 256

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mqtt_nats.pubsub.table import Route
+    from mqtt_nats.pubsub.routing_table import Route
 
 
 class Backlog:

@@ -12,7 +12,7 @@ from mqtt_nats.codec import PublishRun, publish_head
 from mqtt_nats.messages.headers import identity, is_status, publish_qos, publisher
 from mqtt_nats.messages.message import Message, Rich
 from mqtt_nats.messages.properties import from_headers
-from mqtt_nats.pubsub.table import Filter, Group, Member, Route, Table
+from mqtt_nats.pubsub.routing_table import Filter, Group, Member, Route, Table
 from mqtt_nats.transport.write_buffer import Outlet, Round
 from mqtt_streams.subjects import visible_to_wildcard
 

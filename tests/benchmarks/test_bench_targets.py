@@ -192,7 +192,7 @@ def test_folded_stacks() -> None:
     ("frame", "name", "layer"),
     [
         ("Outlet.flush (mqtt_nats/transport/write_buffer.py:3)", "Outlet.flush (outlet.py)", "connection"),
-        ("match (/a/mqtt_nats/pubsub/trie.py)", "match (pubsub/trie.py)", "pubsub"),
+        ("match (/a/mqtt_nats/pubsub/filter_trie.py)", "match (pubsub/trie.py)", "pubsub"),
         ("check (/a/mqtt_nats/access/acl.py)", "check (access/acl.py)", "broker"),
         ("parse (/a/mqtt_streams/stored.py:1)", "parse (stored.py)", "streams"),
         ("run (asyncio/runners.py)", "run (runners.py)", "python"),

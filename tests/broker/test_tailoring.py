@@ -17,7 +17,7 @@ from mqtt_nats.codec import ClientDecoder, Limits, Publish, PublishRun
 from mqtt_nats.hooks.registry import Hooks
 from mqtt_nats.messages.message import Message, Rich, Stored, encoded_id, expired, left, tailored
 from mqtt_nats.messages.publish_encoder import Aliases, pack, tailor
-from mqtt_nats.pubsub.table import Choice, Filter
+from mqtt_nats.pubsub.routing_table import Choice, Filter
 
 LIMITS = Limits(
     max_packet_size=1 << 20, connect_packet_size=1 << 16, max_topic_levels=128, max_filters=100, max_user_properties=64

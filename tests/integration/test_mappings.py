@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from mqtt_nats.cli import command
-from mqtt_nats.pubsub.mapping import mapped, parse_mappings
+from mqtt_nats.pubsub.subject_mapping import mapped, parse_mappings
 from tests.conftest import _nats_factory
 from tests.harness import raw5
 from tests.harness.nats import ROOT, NatsServer

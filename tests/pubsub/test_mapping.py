@@ -4,8 +4,8 @@
 import pytest
 
 from mqtt_nats.codec import TopicNameInvalid
-from mqtt_nats.pubsub.mapping import mapped, parse_mappings
-from mqtt_nats.pubsub.table import Table
+from mqtt_nats.pubsub.routing_table import Table
+from mqtt_nats.pubsub.subject_mapping import mapped, parse_mappings
 
 
 @pytest.mark.parametrize(

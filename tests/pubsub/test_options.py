@@ -5,7 +5,7 @@ import pytest
 
 from mqtt_nats.codec import ClientDecoder, Limits, PublishRun
 from mqtt_nats.messages.message import Message, Rich
-from mqtt_nats.pubsub.table import Choice, Options, Route
+from mqtt_nats.pubsub.routing_table import Choice, Options, Route
 from tests.pubsub.support import Bench, Subscriber, key_of
 
 LIMITS = Limits(

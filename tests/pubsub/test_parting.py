@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 
 from mqtt_nats.messages.message import Message
-from mqtt_nats.pubsub import parting as module
-from mqtt_nats.pubsub.parting import Parting
-from mqtt_nats.pubsub.table import Choice, Filter
+from mqtt_nats.pubsub import filter_handover as module
+from mqtt_nats.pubsub.filter_handover import Parting
+from mqtt_nats.pubsub.routing_table import Choice, Filter
 from tests.pubsub.support import Bench, Subscriber
 from tests.pubsub.test_fanout import headers
 

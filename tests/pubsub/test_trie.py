@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqtt_nats.codec.topics import matches
-from mqtt_nats.pubsub.trie import FilterTrie
+from mqtt_nats.pubsub.filter_trie import FilterTrie
 
 LEVELS = st.sampled_from(["", "a", "b", "$x", "ab"])
 TOPICS = st.lists(LEVELS, min_size=1, max_size=4).map("/".join).filter(bool)

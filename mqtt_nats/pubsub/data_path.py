@@ -12,7 +12,7 @@ from mqtt_nats.backbone.acked_publisher import Store
 from mqtt_nats.backbone.link import ENOUGH
 from mqtt_nats.messages.ids import MessageIds
 from mqtt_nats.pubsub.fanout import Fanout
-from mqtt_nats.pubsub.table import Table
+from mqtt_nats.pubsub.routing_table import Table
 from mqtt_nats.transport.write_buffer import Round
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from collections.abc import Set
 from typing import Final
 
 from mqtt_nats.messages.message import Message
-from mqtt_nats.pubsub.choosing import Choice, choose
-from mqtt_nats.pubsub.table import Filter, Group, Member, Table
+from mqtt_nats.pubsub.granted_options import Choice, choose
+from mqtt_nats.pubsub.routing_table import Filter, Group, Member, Table
 
 MOST: Final = 250_000
 """Ids that are noted: while one connection is away, the other may bring any number."""

@@ -25,7 +25,7 @@ from mqtt_streams.stored import time_ns
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
     from mqtt_nats.broker.context import Broker
-    from mqtt_nats.pubsub.table import Filter, Group
+    from mqtt_nats.pubsub.routing_table import Filter, Group
 
 log = logging.getLogger("mqtt_nats.broker")
 

@@ -20,17 +20,17 @@ from mqtt_nats.backbone.link import Handler, Link, RunHandler
 from mqtt_nats.codec import MqttError, NotAuthorized, TopicNameInvalid, validate_topic_name
 from mqtt_nats.messages.message import Message
 from mqtt_nats.pubsub.backlog import Backlog
-from mqtt_nats.pubsub.choosing import PLAIN as PLAIN
-from mqtt_nats.pubsub.choosing import Choice as Choice
-from mqtt_nats.pubsub.choosing import Options as Options
-from mqtt_nats.pubsub.choosing import first_of, place
-from mqtt_nats.pubsub.mapping import Transform, mapped
-from mqtt_nats.pubsub.trie import FilterTrie
+from mqtt_nats.pubsub.filter_trie import FilterTrie
+from mqtt_nats.pubsub.granted_options import PLAIN as PLAIN
+from mqtt_nats.pubsub.granted_options import Choice as Choice
+from mqtt_nats.pubsub.granted_options import Options as Options
+from mqtt_nats.pubsub.granted_options import first_of, place
+from mqtt_nats.pubsub.subject_mapping import Transform, mapped
 from mqtt_nats.transport.write_buffer import Outlet
 from mqtt_streams.subjects import ReservedSubject, SubjectTooLong, topic_to_subject, visible_to_wildcard, wire_topic
 
 if TYPE_CHECKING:
-    from mqtt_nats.pubsub.parting import Parting
+    from mqtt_nats.pubsub.filter_handover import Parting
 
 # Routes kept; a gateway that sees more distinct topics than this starts over. So it does when they take more memory:
 # topics may be long, and each route lists its members (bytes, roughly).

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mqtt_nats.messages.message import encoded_id
 
 if TYPE_CHECKING:
-    from mqtt_nats.pubsub.table import Filter, Group, Member
+    from mqtt_nats.pubsub.routing_table import Filter, Group, Member
 
 
 class Options(NamedTuple):
