@@ -13,7 +13,7 @@ from typing import Final
 import anyio
 
 from mqtt_nats.admin import administered
-from mqtt_nats.authenticators.doors import Doors
+from mqtt_nats.authenticators.access_control import Doors
 from mqtt_nats.base.admission import House
 from mqtt_nats.base.errors import StartupError, describe
 from mqtt_nats.base.logs import GATEWAY

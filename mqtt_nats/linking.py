@@ -16,7 +16,7 @@ from mqtt_nats.config import Settings
 from mqtt_nats.natskeys import creds_login, nkey_file
 
 if TYPE_CHECKING:
-    from mqtt_nats.authenticators.natsusers import NatsAccess
+    from mqtt_nats.authenticators.nats_users import NatsAccess
 
 
 async def connect_link(
@@ -79,8 +79,8 @@ def nats_options(settings: Settings) -> dict[str, Any]:
 
 
 def nats_access(settings: Settings) -> NatsAccess:
-    """How the users of nats-server are checked; see :mod:`mqtt_nats.authenticators.natsusers`."""
-    from mqtt_nats.authenticators.natsusers import NatsAccess, own_login
+    """How the users of nats-server are checked; see :mod:`mqtt_nats.authenticators.nats_users`."""
+    from mqtt_nats.authenticators.nats_users import NatsAccess, own_login
 
     nkey = settings.nats_nkey is not None or settings.nats_creds is not None
     password = None if settings.nats_password is None else settings.nats_password.get_secret_value()

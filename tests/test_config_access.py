@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.authenticators.doors import Doors
+from mqtt_nats.authenticators.access_control import Doors
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config import Settings
 from mqtt_nats.workers import dump

@@ -12,8 +12,8 @@ import httpx
 from mqtt_nats.access.answers import ANSWER_MOST, question, verdict
 from mqtt_nats.access.authenticator import IGNORE, Allow, Credentials, Denied, Ignore
 from mqtt_nats.access.settings import HttpSettings
-from mqtt_nats.authenticators.crowd import Crowd
-from mqtt_nats.authenticators.fetching import TooLong, fetch, make_client
+from mqtt_nats.authenticators.admission_queue import Crowd
+from mqtt_nats.authenticators.http_client import TooLong, fetch, make_client
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.codec import ReasonCode
 

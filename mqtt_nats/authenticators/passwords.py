@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from mqtt_nats.access.authenticator import IGNORE, Allow, Credentials, Denied, Ignore
 from mqtt_nats.access.passwords import PasswordUsers, load
 from mqtt_nats.access.settings import PasswordSettings
-from mqtt_nats.authenticators.crowd import Crowd
+from mqtt_nats.authenticators.admission_queue import Crowd
 from mqtt_nats.codec import ReasonCode
 
 

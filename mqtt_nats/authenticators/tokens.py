@@ -82,7 +82,7 @@ class RemoteKeys:
     """
 
     def __init__(self, settings: TokenSettings, changed: Callable[[], None]) -> None:
-        from mqtt_nats.authenticators.fetching import make_client  # not needed for files
+        from mqtt_nats.authenticators.http_client import make_client  # not needed for files
 
         self.keys = Keys()
         self._settings = settings
@@ -122,7 +122,7 @@ class RemoteKeys:
         return True
 
     async def _fetch(self) -> None:
-        from mqtt_nats.authenticators.fetching import fetch
+        from mqtt_nats.authenticators.http_client import fetch
 
         settings = self._settings
         try:

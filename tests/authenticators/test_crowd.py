@@ -12,7 +12,7 @@ from mqtt_nats.access import passwords
 from mqtt_nats.access.authenticator import IGNORE, Allow, Denied
 from mqtt_nats.access.passwords import PasswordHash, set_password
 from mqtt_nats.access.settings import PasswordSettings
-from mqtt_nats.authenticators.crowd import Crowd
+from mqtt_nats.authenticators.admission_queue import Crowd
 from mqtt_nats.authenticators.passwords import PasswordFile
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.codec import MqttError, ReasonCode
@@ -94,7 +94,7 @@ async def test_who_gives_up() -> None:
 
 
 async def test_who_waits_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mqtt_nats.authenticators.crowd.WAIT", 0.05)
+    monkeypatch.setattr("mqtt_nats.authenticators.admission_queue.WAIT", 0.05)
     crowd, work = Crowd(1), Work()
     first = asyncio.create_task(crowd.run("a", lambda: work.do("1")))
     await settled()

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from mqtt_nats.access.acl import Identity
-from mqtt_nats.authenticators.natsusers import parse_info
-from mqtt_nats.authenticators.subjectrules import SubjectRules, Subjects
+from mqtt_nats.authenticators.nats_users import parse_info
+from mqtt_nats.authenticators.subject_rules import SubjectRules, Subjects
 from mqtt_nats.codec import matches
 
 NONE: dict[str, Any] = {}

@@ -20,7 +20,7 @@ from mqtt_nats.access.settings import (
     PasswordSettings,
     TokenSettings,
 )
-from mqtt_nats.access.tenancy import bound
+from mqtt_nats.authenticators.tenancy import bound
 from mqtt_nats.broker.permitting import change_rules, revoke
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Doors:
 
                 return Callback(one)
             case NatsSettings():
-                from mqtt_nats.authenticators.natsusers import NatsUsers
+                from mqtt_nats.authenticators.nats_users import NatsUsers
                 from mqtt_nats.linking import nats_access
 
                 return NatsUsers(one, nats_access(self._settings.of(one.tenant or "")))

@@ -21,8 +21,8 @@ import orjson
 
 from mqtt_nats.access.authenticator import IGNORE, Allow, Credentials, Denied, Ignore
 from mqtt_nats.access.settings import ANY, NatsSettings
-from mqtt_nats.authenticators.crowd import Crowd
-from mqtt_nats.authenticators.subjectrules import SubjectRules, Subjects
+from mqtt_nats.authenticators.admission_queue import Crowd
+from mqtt_nats.authenticators.subject_rules import SubjectRules, Subjects
 from mqtt_nats.codec import MqttError, ReasonCode
 
 log = logging.getLogger("mqtt_nats.access")

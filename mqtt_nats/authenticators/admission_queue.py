@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
-from mqtt_nats.access.turns import Turns, source_of
+from mqtt_nats.authenticators.turns import Turns, source_of
 from mqtt_nats.codec import MqttError, ReasonCode
 
 T = TypeVar("T")
