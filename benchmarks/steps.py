@@ -10,9 +10,9 @@ import argparse
 from collections.abc import Callable
 from time import process_time
 
-from mqtt_nats.building import build
 from mqtt_nats.codec import Decoder, encode_publish
-from mqtt_nats.config import Settings
+from mqtt_nats.config.build_info import build
+from mqtt_nats.config.settings import Settings
 from mqtt_nats.messages.headers import identity, publish_qos
 from mqtt_nats.messages.message import Message
 from mqtt_nats.protocol.transient_sender import RegularOutbound

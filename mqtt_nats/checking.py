@@ -15,7 +15,7 @@ from pydantic import BaseModel, SecretStr
 
 from mqtt_nats.base.config_files import nearest, without_userinfo
 from mqtt_nats.base.errors import StartupError
-from mqtt_nats.config import ENV_PREFIX, TABLES, Settings, env_name, gather
+from mqtt_nats.config.settings import ENV_PREFIX, TABLES, Settings, env_name, gather
 from mqtt_nats.ctl.tables import table
 
 DEFAULT: Final = "default"
@@ -74,8 +74,8 @@ def _check_environment() -> None:
 
 async def _read_files(settings: Settings) -> None:
     from mqtt_nats.admin import check as check_admin
+    from mqtt_nats.config.nats_connect import nats_options
     from mqtt_nats.gateway import Gateway  # not needed where settings are wrong
-    from mqtt_nats.linking import nats_options
 
     await Gateway(settings).access.close()
     for account in (settings, *map(settings.of, settings.tenants)):

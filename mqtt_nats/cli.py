@@ -25,10 +25,10 @@ from mqtt_nats.access.settings import AccessSettings
 from mqtt_nats.base.errors import StartupError, first_error
 from mqtt_nats.base.limit_settings import ClientLimits
 from mqtt_nats.base.logs import configure
-from mqtt_nats.building import build
-from mqtt_nats.config import ENV_PREFIX, Settings, env_name, flag_name, has_flag
+from mqtt_nats.config.build_info import build
+from mqtt_nats.config.process_limits import complete, say, warn_of_few
+from mqtt_nats.config.settings import ENV_PREFIX, Settings, env_name, flag_name, has_flag
 from mqtt_nats.ctl.group import Ctl
-from mqtt_nats.descriptors import complete, say, warn_of_few
 from mqtt_nats.embedded import run_server
 from mqtt_nats.ending import run_to_end
 from mqtt_nats.hangup import Hangup

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 import anyio
 
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ from mqtt_nats.broker.control import Powers
 from mqtt_nats.broker.greeting import UseAnotherServer
 from mqtt_nats.broker.tapping import entered
 from mqtt_nats.codec import MqttError, ReasonCode
-from mqtt_nats.config import Settings, cannot_listen
+from mqtt_nats.config.settings import Settings, cannot_listen
 from mqtt_nats.hangup import Hangup
 from mqtt_nats.tenant import Tenant
 from mqtt_nats.transport.connection import Connection, Handler

@@ -14,10 +14,10 @@ from anyio.abc import TaskStatus
 
 from mqtt_nats.base.errors import StartupError, first_error
 from mqtt_nats.base.logs import configure
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
+from mqtt_nats.config.worker_identity import PLACE, Place
 from mqtt_nats.ending import run_to_end
 from mqtt_nats.hangup import Hangup
-from mqtt_nats.place import PLACE, Place
 from mqtt_nats.transport.listener_settings import Bound
 from mqtt_nats.workers import DRAINED, FAILED, READY
 

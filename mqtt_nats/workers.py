@@ -25,7 +25,7 @@ import anyio
 from pydantic import BaseModel, SecretStr
 
 from mqtt_nats.base.errors import StartupError
-from mqtt_nats.config import Settings, cannot_listen
+from mqtt_nats.config.settings import Settings, cannot_listen
 from mqtt_nats.hangup import Hangup
 from mqtt_nats.transport.listener_settings import Bound, join_address, parse_address
 

@@ -18,7 +18,7 @@ from mqtt_nats.base.limit_settings import ClientLimits
 from mqtt_nats.cli import default_text
 from mqtt_nats.codec import errors
 from mqtt_nats.codec.reasons import ConnackCode, ReasonCode, connack_code
-from mqtt_nats.config import Settings, flag_name, has_flag
+from mqtt_nats.config.settings import Settings, flag_name, has_flag
 from mqtt_nats.transport.listener_settings import ListenerSettings
 from mqtt_streams.definitions import EVERY, load_definition
 from scripts import packages

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
 from tests.harness.nats import ROOT, NatsServer
 from tests.harness.process import LoggedProcess, wait_ready
 from tests.harness.shell import need

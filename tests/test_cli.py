@@ -14,8 +14,8 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
 from mqtt_nats import __version__
-from mqtt_nats.building import build
-from mqtt_nats.config import Settings, flag_name, has_flag
+from mqtt_nats.config.build_info import build
+from mqtt_nats.config.settings import Settings, flag_name, has_flag
 from tests.conftest import GatewayFactory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import ROOT, NatsServer

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mqtt_nats.config import Settings, env_name
+from mqtt_nats.config.settings import Settings, env_name
 from mqtt_nats.embedded import find_binary
 from pyspark_mqtt_nats.jobs.commands import jobs as spark_jobs
 from tests.harness.gateway import Gateway

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from mqtt_nats import __version__
-from mqtt_nats.config import Settings, env_name
+from mqtt_nats.config.settings import Settings, env_name
 from mqtt_nats.tenant import SHUTDOWN
 from tests.harness.nats import IMAGE, ROOT
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from mqtt_nats.config import Settings
-from mqtt_nats.descriptors import BESIDES, warn_of_few
+from mqtt_nats.config.process_limits import BESIDES, warn_of_few
+from mqtt_nats.config.settings import Settings
 from tests.conftest import GatewayFactory
 from tests.harness.nats import ROOT, NatsServer
 from tests.harness.raw5 import Raw5

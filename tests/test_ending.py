@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
 from mqtt_nats.ending import run_to_end
 
 DEAF = """

@@ -11,9 +11,9 @@ import nkeys
 import pytest
 
 from mqtt_nats.base.errors import StartupError
-from mqtt_nats.config import Settings
-from mqtt_nats.linking import nats_options
-from mqtt_nats.natskeys import creds_login, nkey_file
+from mqtt_nats.config.nats_connect import nats_options
+from mqtt_nats.config.nats_keys import creds_login, nkey_file
+from mqtt_nats.config.settings import Settings
 from tests.backbone.certificates import ACCOUNT, USER, nkey
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.test_startup import refusal

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from mqtt_nats.config import env_name
+from mqtt_nats.config.settings import env_name
 from mqtt_streams.definitions import EVERY
 from scripts.reference import TABLES, WHEN, pages, said
 from tests.harness.nats import ROOT

@@ -4,7 +4,7 @@
 import pytest
 
 from mqtt_nats.base.errors import StartupError
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
 from mqtt_nats.gateway import Gateway
 
 

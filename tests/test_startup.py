@@ -13,7 +13,7 @@ import pytest
 from nats.js.api import RetentionPolicy, StreamConfig
 
 from mqtt_nats.base.errors import StartupError
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
 from mqtt_nats.ctl.connecting import connected
 from mqtt_streams.gateways import PREFIX, STREAM, GatewayStore
 from tests.chaos.points.proxy import Action, NatsProxy

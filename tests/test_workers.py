@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from mqtt_nats.base.errors import StartupError
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
 from mqtt_nats.workers import READY, Worker, reserve
 from tests.conftest import GatewayFactory
 from tests.harness import raw5

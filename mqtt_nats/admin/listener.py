@@ -19,14 +19,14 @@ from mqtt_nats.admin.connections import MOST_CONNECTIONS, AdminProtocol, AdminSo
 from mqtt_nats.admin.handshakes import Handshakes
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.base.errors import StartupError
-from mqtt_nats.linking import connect_link
-from mqtt_nats.place import own_place
+from mqtt_nats.config.nats_connect import connect_link
+from mqtt_nats.config.worker_identity import own_place
 from mqtt_nats.transport.listener_settings import Bound, ListenerSettings, join_address, parse_address
 from mqtt_nats.transport.tls import make_context
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
-    from mqtt_nats.config import Settings
+    from mqtt_nats.config.settings import Settings
     from mqtt_nats.gateway import Gateway
 
 log = logging.getLogger("mqtt_nats.admin")

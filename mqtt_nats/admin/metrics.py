@@ -23,14 +23,14 @@ from mqtt_nats import __version__
 from mqtt_nats.admin.siblings import gather
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.broker.reporting import report
-from mqtt_nats.building import build
+from mqtt_nats.config.build_info import build
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.definitions import EVERY
 
 if TYPE_CHECKING:
     from mqtt_nats.admin.listener import AdminListener
     from mqtt_nats.broker.context import Broker
-    from mqtt_nats.config import Settings
+    from mqtt_nats.config.settings import Settings
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -26,7 +26,7 @@ from mqtt_nats.broker.permitting import change_rules, revoke
 if TYPE_CHECKING:
     from mqtt_nats.access.scram import Users
     from mqtt_nats.broker.context import Broker
-    from mqtt_nats.config import Settings
+    from mqtt_nats.config.settings import Settings
     from mqtt_nats.transport.listener_settings import ListenerSettings
 
 log = logging.getLogger("mqtt_nats.access")
@@ -77,7 +77,7 @@ class Doors:
                 return Callback(one)
             case NatsSettings():
                 from mqtt_nats.authenticators.nats_users import NatsUsers
-                from mqtt_nats.linking import nats_access
+                from mqtt_nats.config.nats_connect import nats_access
 
                 return NatsUsers(one, nats_access(self._settings.of(one.tenant or "")))
 

@@ -15,7 +15,7 @@ from mqtt_nats.base.bucket import Bucket, Buckets, depth
 from mqtt_nats.base.networks import admitted, household, parse_rules
 
 if TYPE_CHECKING:
-    from mqtt_nats.config import Settings
+    from mqtt_nats.config.settings import Settings
     from mqtt_nats.transport.listener_settings import ListenerSettings
 
 

@@ -34,10 +34,10 @@ from mqtt_nats.broker.service import Service
 from mqtt_nats.broker.system import System
 from mqtt_nats.broker.takers import Takers
 from mqtt_nats.broker.tombstones import Tombstones
+from mqtt_nats.config.worker_identity import own_place
 from mqtt_nats.hooks.registry import Hooks
 from mqtt_nats.messages.cache import Recent
 from mqtt_nats.messages.ids import MessageIds
-from mqtt_nats.place import own_place
 from mqtt_nats.pubsub.data_path import Path
 from mqtt_nats.pubsub.fanout import Fanout
 from mqtt_nats.pubsub.interest_propagation import Nodes
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from mqtt_nats.broker.live import Live
     from mqtt_nats.broker.reconciling import Reconciling
     from mqtt_nats.broker.will import Done
-    from mqtt_nats.config import Settings
+    from mqtt_nats.config.settings import Settings
     from mqtt_nats.plugins.manager import Plugins
     from mqtt_streams.wills import StoredWill
 

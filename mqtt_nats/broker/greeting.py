@@ -23,7 +23,7 @@ from mqtt_nats.codec import (
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
-    from mqtt_nats.config import Settings
+    from mqtt_nats.config.settings import Settings
 
 NEVER: Final = 0xFFFFFFFF
 """A session expiry interval that does not end (section 3.1.2.11.2)."""

@@ -15,12 +15,12 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from mqtt_nats.base.errors import StartupError, worded
+from mqtt_nats.config.process_limits import say
 from mqtt_nats.ctl import tracing
 from mqtt_nats.ctl.bar import bar
 from mqtt_nats.ctl.connecting import run_connected
 from mqtt_nats.ctl.verb import Arguments, Verb
 from mqtt_nats.ctl.verbs import VERBS
-from mqtt_nats.descriptors import say
 
 GROUPS = {
     "acl": "What the rules allow.",

@@ -13,8 +13,8 @@ import orjson
 
 from mqtt_nats.backbone.inbox import NO_RESPONDERS, Inbox
 from mqtt_nats.base.errors import StartupError
-from mqtt_nats.config import Settings
-from mqtt_nats.linking import connect_link
+from mqtt_nats.config.nats_connect import connect_link
+from mqtt_nats.config.settings import Settings
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
 

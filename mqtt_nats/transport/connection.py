@@ -17,7 +17,7 @@ from mqtt_nats.transport.write_buffer import Outlet, Round
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mqtt_nats.config import Settings
+    from mqtt_nats.config.settings import Settings
 
 log = logging.getLogger("mqtt_nats.connection")
 

@@ -26,7 +26,7 @@ from mqtt_nats.transport.proxy import BadHeader, HeaderReader
 from mqtt_nats.transport.tls import make_context
 
 if TYPE_CHECKING:
-    from mqtt_nats.config import Settings
+    from mqtt_nats.config.settings import Settings
     from mqtt_nats.transport.websocket import WebSocket
 
 log = logging.getLogger("mqtt_nats.listeners")

@@ -19,7 +19,7 @@ from mqtt_nats.transport.write_buffer import Round
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mqtt_nats.config import Settings
+    from mqtt_nats.config.settings import Settings
 
 
 def paced(settings: Settings) -> bool:

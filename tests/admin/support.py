@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import httpx
 
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
 from mqtt_nats.gateway import serve
 from mqtt_nats.transport.listener_settings import Bound
 from tests.harness.gateway import Gateway

@@ -10,12 +10,12 @@ from typing import Any, cast
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
 
-from mqtt_nats.account import TenantSettings
 from mqtt_nats.admin import metrics
 from mqtt_nats.admin.listener import AdminListener
 from mqtt_nats.broker.counters import LAGS, LATENCIES, Counters, Histogram
-from mqtt_nats.config import Settings
-from mqtt_nats.place import Place
+from mqtt_nats.config.accounts import TenantSettings
+from mqtt_nats.config.settings import Settings
+from mqtt_nats.config.worker_identity import Place
 from tests.harness.nats import ROOT
 
 

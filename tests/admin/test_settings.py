@@ -11,7 +11,7 @@ import pytest
 
 from mqtt_nats.admin import administered
 from mqtt_nats.base.errors import StartupError
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
 from mqtt_nats.gateway import Gateway
 from tests.admin.support import TOKEN
 

@@ -19,8 +19,8 @@ from nats.errors import Error as NatsError
 
 from mqtt_nats.backbone import link as link_module
 from mqtt_nats.backbone.link import Link, open_link
-from mqtt_nats.config import Settings
-from mqtt_nats.linking import nats_options
+from mqtt_nats.config.nats_connect import nats_options
+from mqtt_nats.config.settings import Settings
 from tests.backbone.certificates import ACCOUNT, OPERATOR, USER, Authority, credentials, nkey, token
 from tests.conftest import NatsFactory
 from tests.harness.nats import NatsServer

@@ -16,8 +16,8 @@ from mqtt_nats.backbone import servers
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.backbone.servers import FORMER_MOST, Servers
 from mqtt_nats.base.errors import StartupError
-from mqtt_nats.config import Settings
-from mqtt_nats.linking import connect_link
+from mqtt_nats.config.nats_connect import connect_link
+from mqtt_nats.config.settings import Settings
 from tests.backbone.certificates import Authority
 from tests.conftest import NatsFactory
 from tests.harness.proxy import Proxy

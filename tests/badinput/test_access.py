@@ -14,7 +14,7 @@ from mqtt_nats.access.authenticator import Allow, Challenge, Credentials, Denied
 from mqtt_nats.authenticators.access_control import Doors
 from mqtt_nats.broker import authenticating
 from mqtt_nats.codec import ReasonCode
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
 from mqtt_nats.gateway import Gateway
 from mqtt_nats.transport.connection import Connection
 from mqtt_nats.transport.listener_settings import Bound

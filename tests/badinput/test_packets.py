@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
 from tests.conftest import GatewayFactory
 from tests.harness import raw
 from tests.harness.bystanders import Bystanders

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
 from mqtt_nats.transport.connection import Hold
 from tests.conftest import NatsFactory
 from tests.harness import raw

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ByteSize
 
 from mqtt_nats.codec import Connect, Limits, MqttError, Packet, PublishRun, encode, encode_publish
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
 from mqtt_nats.transport.connection import Clock, Connection, Hold
 from mqtt_nats.transport.large_reads import Bulk
 from mqtt_nats.transport.rate_limited import PacedConnection

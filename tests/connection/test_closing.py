@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from mqtt_nats.codec import Limits, MqttError, Packet
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
 from mqtt_nats.transport import connection as module
 from mqtt_nats.transport.connection import WRITE_HIGH_WATER, Clock, Connection
 from mqtt_nats.transport.write_buffer import Round

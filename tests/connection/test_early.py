@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from mqtt_nats.codec import Connect, Limits, MqttError, Packet, Publish, PublishRun, encode
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
 from mqtt_nats.transport.connection import EARLY_MOST, Clock, Connection, Hold
 from mqtt_nats.transport.rate_limited import PacedConnection
 from mqtt_nats.transport.write_buffer import Round

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from mqtt_nats.codec import Limits, MqttError, Packet, PublishRun, ReasonCode
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
 from mqtt_nats.transport.connection import Clock
 from mqtt_nats.transport.rate_limited import PacedConnection
 from mqtt_nats.transport.write_buffer import Round

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mqtt_nats.backbone.inbox import Inbox
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
 from mqtt_nats.ctl import asking, clients
 from mqtt_nats.ctl.asking import PROGRESS, Answers
 from mqtt_nats.ctl.bar import bar

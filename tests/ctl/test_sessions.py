@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from mqtt_nats.backbone.inbox import Inbox
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
 from mqtt_nats.ctl import orphans, records, sessions
 from mqtt_nats.ctl.connecting import connected
 from mqtt_nats.ctl.verb import Refused

@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from mqtt_nats.broker.controltrace import PATIENCE
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
 from mqtt_nats.ctl import trace as tracing
 from mqtt_nats.ctl.connecting import connected
 from mqtt_nats.ctl.trace import Durations, line, trace

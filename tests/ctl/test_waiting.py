@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from mqtt_nats.cli import command
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
 from mqtt_nats.ctl import asking
 from mqtt_nats.ctl.connecting import run_connected
 from mqtt_nats.ctl.sessions import Client, _connected, _waits

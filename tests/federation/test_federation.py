@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from examples.federation.share import main, share
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
 from mqtt_nats.embedded import find_binary
 from tests.harness import raw
 from tests.harness.inprocess import InProcess, running

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
 from mqtt_nats.hooks import Entry
 from tests.harness.inprocess import InProcess, running
 from tests.harness.nats import NatsServer

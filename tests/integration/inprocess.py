@@ -11,7 +11,7 @@ from typing import Any
 
 import anyio
 
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
 from mqtt_nats.gateway import Gateway
 from mqtt_nats.transport.listener_settings import Bound
 

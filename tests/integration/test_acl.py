@@ -15,7 +15,7 @@ import pytest
 
 import mqtt_nats.gateway
 from mqtt_nats.codec import Subscription
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
 from mqtt_nats.gateway import Gateway
 from mqtt_nats.transport.listener_settings import Bound
 from tests.harness import raw, raw5

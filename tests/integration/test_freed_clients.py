@@ -11,7 +11,7 @@ import pytest
 from mqtt_nats import tenant as module
 from mqtt_nats.broker.client import Client
 from mqtt_nats.codec import Disconnect, Publish, Will
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
 from mqtt_nats.gateway import serve
 from mqtt_nats.transport.listener_settings import Bound
 from tests.harness.nats import NatsServer

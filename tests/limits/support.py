@@ -15,7 +15,7 @@ import psutil
 
 from mqtt_nats.broker.client import Client
 from mqtt_nats.codec import ReasonCode
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
 from mqtt_nats.gateway import Gateway
 from mqtt_nats.transport.listener_settings import Bound, ListenerSettings
 from tests.harness import raw5

@@ -20,7 +20,7 @@ from mqtt_nats.access.authenticator import Allow, Credentials
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.cli import command as cli
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
 from mqtt_nats.ctl import bans as ctl
 from mqtt_nats.ctl.connecting import connected
 from mqtt_nats.ctl.verb import seconds

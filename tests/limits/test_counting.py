@@ -15,7 +15,7 @@ from mqtt_nats.base.bans import Ban, Bans, ban, pair
 from mqtt_nats.base.bucket import Bucket, Buckets, depth
 from mqtt_nats.base.flapping import SLOWEST, Flapping
 from mqtt_nats.base.networks import Networks, admitted, household, parse_host, parse_rules
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
 from mqtt_nats.transport.listener_settings import ListenerSettings
 
 

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, ExitStack, closing
 import pytest
 
 from mqtt_nats.base.admission import House
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
 from mqtt_nats.transport.listener import Listener
 from tests.harness.waiting import aeventually
 

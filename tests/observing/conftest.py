@@ -10,7 +10,7 @@ import nats
 import pytest
 from nats.aio.client import Client as NatsClient
 
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
 from tests.harness.inprocess import InProcess, running
 from tests.harness.nats import NatsServer
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mqtt_nats.codec import ReasonCode
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
 from mqtt_nats.hooks import (
     MESSAGE_ACKED,
     MESSAGE_DELIVERED,

@@ -10,7 +10,7 @@ import pytest
 from nats.aio.client import Client as NatsClient
 
 from mqtt_nats.codec import PINGREQ, Ack, PingResp, Publish, ReasonCode
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
 from tests.harness.inprocess import InProcess, running
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient, topic_of

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
 from mqtt_nats.plugins import manager
 from tests.harness.inprocess import InProcess, running
 from tests.harness.nats import ROOT, NatsServer

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mqtt_nats.config import Settings
+from mqtt_nats.config.settings import Settings
 from pyspark_mqtt_nats.reading.batches import Batches
 from pyspark_mqtt_nats.reading.decoding import message_id
 from tests.harness.inprocess import running

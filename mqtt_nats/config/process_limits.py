@@ -14,7 +14,7 @@ import click
 from mqtt_nats.base.errors import StartupError
 
 if TYPE_CHECKING:
-    from mqtt_nats.config import Settings
+    from mqtt_nats.config.settings import Settings
 
 log = logging.getLogger("mqtt_nats.gateway")
 

@@ -12,8 +12,8 @@ from nats.errors import Error as NatsError
 
 from mqtt_nats.backbone.link import CONNECT_TIMEOUT, Link, open_link
 from mqtt_nats.base.errors import StartupError
-from mqtt_nats.config import Settings
-from mqtt_nats.natskeys import creds_login, nkey_file
+from mqtt_nats.config.nats_keys import creds_login, nkey_file
+from mqtt_nats.config.settings import Settings
 
 if TYPE_CHECKING:
     from mqtt_nats.authenticators.nats_users import NatsAccess

@@ -21,8 +21,6 @@ from pydantic_settings import (
 )
 
 from mqtt_nats.access.settings import KINDS, AccessSettings
-from mqtt_nats.account import AccountSettings, TenantName, TenantSettings, Urls
-from mqtt_nats.admin.settings import AdminSettings
 from mqtt_nats.base.config_files import is_json, nearest, read_file, without_userinfo
 from mqtt_nats.base.errors import StartupError, worded
 from mqtt_nats.base.limit_settings import (
@@ -36,6 +34,8 @@ from mqtt_nats.base.limit_settings import (
     Sixteen,
     at_listener,
 )
+from mqtt_nats.config.accounts import AccountSettings, TenantName, TenantSettings, Urls
+from mqtt_nats.config.admin_settings import AdminSettings
 from mqtt_nats.transport.listener_settings import Address, ListenerSettings, parse_address
 
 ENV_PREFIX = "MQTT_NATS_"
