@@ -25,7 +25,6 @@ from mqtt_nats.broker import company, live, stalling
 from mqtt_nats.broker.context import Broker
 from mqtt_nats.broker.control import Control, Powers
 from mqtt_nats.broker.fleet import Fleet
-from mqtt_nats.broker.following import follow
 from mqtt_nats.broker.leases import Lease
 from mqtt_nats.broker.recovery import recover, recover_wild, watch_consumers
 from mqtt_nats.broker.sharing import look_after, recover_queues
@@ -36,6 +35,7 @@ from mqtt_nats.broker.timing import take_timers
 from mqtt_nats.broker.withholding import withhold
 from mqtt_nats.config.nats_connect import check_version, connect_link, server_version
 from mqtt_nats.config.settings import Settings
+from mqtt_nats.observability.message_log import follow
 from mqtt_nats.plugins.manager import Plugins
 from mqtt_nats.pubsub.fanout import SEEN_FOR
 from mqtt_nats.transport.connection import CLOCK_STEP

@@ -22,8 +22,8 @@ from prometheus_client.registry import Collector
 from mqtt_nats import __version__
 from mqtt_nats.admin.siblings import gather
 from mqtt_nats.base.errors import StartupError
-from mqtt_nats.broker.reporting import report
 from mqtt_nats.config.build_info import build
+from mqtt_nats.observability.report import report
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.definitions import EVERY
 
@@ -38,7 +38,7 @@ PATIENCE: Final = 2.0
 """Seconds in which siblings and streams answer."""
 
 Report = dict[str, Any]
-"""What :func:`mqtt_nats.broker.reporting.report` makes."""
+"""What :func:`mqtt_nats.observability.report.report` makes."""
 
 
 class Number(NamedTuple):

@@ -16,8 +16,8 @@ import orjson
 
 from mqtt_nats.broker import controlclients, controlrules, controltrace
 from mqtt_nats.broker.controlling import Refusal, Total
-from mqtt_nats.broker.reporting import COUNTERS, reported
 from mqtt_nats.codec import MqttError
+from mqtt_nats.observability.report import COUNTERS, reported
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
 if TYPE_CHECKING:

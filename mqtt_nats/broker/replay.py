@@ -16,8 +16,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.broker.record import save_record
-from mqtt_nats.broker.system import of_system
 from mqtt_nats.messages.message import Stored, encoded_id
+from mqtt_nats.observability.sys_topics import of_system
 from mqtt_nats.protocol.unsequenced import retained_id
 from mqtt_nats.pubsub.fanout import received
 from mqtt_nats.pubsub.routing_table import PLAIN, Choice, Gate

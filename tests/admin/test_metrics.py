@@ -12,10 +12,10 @@ from pydantic import SecretStr
 
 from mqtt_nats.admin import metrics
 from mqtt_nats.admin.listener import AdminListener
-from mqtt_nats.broker.counters import LAGS, LATENCIES, Counters, Histogram
 from mqtt_nats.config.accounts import TenantSettings
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.config.worker_identity import Place
+from mqtt_nats.observability.counters import LAGS, LATENCIES, Counters, Histogram
 from tests.harness.nats import ROOT
 
 

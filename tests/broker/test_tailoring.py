@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.broker.client import Client
-from mqtt_nats.broker.counters import Counters
 from mqtt_nats.broker.greeting import Terms
 from mqtt_nats.codec import ClientDecoder, Limits, Publish, PublishRun
 from mqtt_nats.hooks.registry import Hooks
 from mqtt_nats.messages.message import Message, Rich, Stored, encoded_id, expired, left, tailored
 from mqtt_nats.messages.publish_encoder import Aliases, pack, tailor
+from mqtt_nats.observability.counters import Counters
 from mqtt_nats.pubsub.routing_table import Choice, Filter
 
 LIMITS = Limits(

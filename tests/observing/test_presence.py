@@ -12,10 +12,10 @@ import pytest
 from nats.aio.client import Client as NatsClient
 
 from mqtt_nats.broker.context import Broker
-from mqtt_nats.broker.presence import Presence
 from mqtt_nats.codec import Connack, Connect
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.observing.presence import LONGEST, event, level, shortened
+from mqtt_nats.observability.presence import Presence
+from mqtt_nats.observability.presence_events import LONGEST, event, level, shortened
 from tests.conftest import GatewayFactory
 from tests.harness.inprocess import InProcess, running
 from tests.harness.nats import NatsServer

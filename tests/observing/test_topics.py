@@ -11,9 +11,9 @@ import pytest
 
 from mqtt_nats.access.acl import Identity, Pattern, Permissions, Rule, Rules, Who
 from mqtt_nats.codec import validate_topic_name
-from mqtt_nats.observing.averages import Averages
-from mqtt_nats.observing.presence import level, places
-from mqtt_nats.observing.topics import LOADS, of_cluster, of_gateway, totals
+from mqtt_nats.observability.load_averages import Averages
+from mqtt_nats.observability.presence_events import level, places
+from mqtt_nats.observability.topics import LOADS, of_cluster, of_gateway, totals
 from mqtt_streams.subjects import MAX_SUBJECT_BYTES, system_subject
 
 

@@ -12,9 +12,9 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from mqtt_nats.broker.system import spread_under
 from mqtt_nats.codec import ReasonCode
-from mqtt_nats.observing.presence import Change, event, milliseconds, places, shortened
+from mqtt_nats.observability.presence_events import Change, event, milliseconds, places, shortened
+from mqtt_nats.observability.sys_topics import spread_under
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client

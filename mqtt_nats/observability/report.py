@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from mqtt_nats.broker.counters import snapshot
+from mqtt_nats.observability.counters import snapshot
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.context import Broker

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from mqtt_nats import __version__
-from mqtt_nats.broker.counters import snapshot
 from mqtt_nats.codec import matches
 from mqtt_nats.messages.message import Message
-from mqtt_nats.observing.averages import Averages
-from mqtt_nats.observing.topics import Report, of_cluster, of_gateway, totals
+from mqtt_nats.observability.counters import snapshot
+from mqtt_nats.observability.load_averages import Averages
+from mqtt_nats.observability.topics import Report, of_cluster, of_gateway, totals
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.retained import STREAM as RETAINED

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names and values of `$SYS` topics: mosquitto's for the cluster, EMQX's for each gateway.
 
-They are made of reports: a gateway's counters (:mod:`mqtt_nats.broker.counters`) and what comes with them.
+They are made of reports: a gateway's counters (:mod:`mqtt_nats.observability.counters`) and what comes with them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from mqtt_nats.observing.averages import MINUTES
+from mqtt_nats.observability.load_averages import MINUTES
 
 Report = Mapping[str, Any]
 """One gateway's counters, and ``interval``, ``version``, ``loads``, ``most`` (clients) and ``streams``."""
