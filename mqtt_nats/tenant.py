@@ -27,7 +27,6 @@ from mqtt_nats.broker.control import Control, Powers
 from mqtt_nats.broker.fleet import Fleet
 from mqtt_nats.broker.leases import Lease
 from mqtt_nats.broker.recovery import recover, recover_wild, watch_consumers
-from mqtt_nats.broker.sharing import look_after, recover_queues
 from mqtt_nats.broker.silence import end_silent
 from mqtt_nats.broker.standstill import tick, watch
 from mqtt_nats.broker.tapping import changed, fit
@@ -38,6 +37,7 @@ from mqtt_nats.config.settings import Settings
 from mqtt_nats.observability.message_log import follow
 from mqtt_nats.plugins.manager import Plugins
 from mqtt_nats.pubsub.fanout import SEEN_FOR
+from mqtt_nats.sessions.shared_subscribe import look_after, recover_queues
 from mqtt_nats.transport.connection import CLOCK_STEP
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.definitions import (

@@ -14,11 +14,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.acked_publisher import TRANSIENT
-from mqtt_nats.broker.attaching import STEP
 from mqtt_nats.broker.interest import shown
 from mqtt_nats.broker.joining import Joining, Member, nothing_left
 from mqtt_nats.broker.keeping import TAKEN
 from mqtt_nats.broker.reader import chosen
+from mqtt_nats.sessions.consumer_attach import STEP
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.consumers import delete_consumer, reader_request
 from mqtt_streams.messages import DELIVER_PREFIX

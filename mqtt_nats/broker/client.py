@@ -19,12 +19,9 @@ from mqtt_nats.broker.authenticating import Authentication, begin
 from mqtt_nats.broker.closing import fall_silent, farewell, leave
 from mqtt_nats.broker.greeting import TERMS, Terms, goodbye, refusal, terms
 from mqtt_nats.broker.inbound import Inbound
-from mqtt_nats.broker.membership import Membership
 from mqtt_nats.broker.opening import open_session, refuse
 from mqtt_nats.broker.operations import Receipt
 from mqtt_nats.broker.publishing import RECEIPTS_LOW, publish, publish5, publish_run
-from mqtt_nats.broker.sharing import acknowledged
-from mqtt_nats.broker.state import State
 from mqtt_nats.broker.subscribing import subscribe, unsubscribe
 from mqtt_nats.broker.will import leave_will
 from mqtt_nats.codec import (
@@ -49,6 +46,9 @@ from mqtt_nats.messages.message import Message
 from mqtt_nats.messages.publish_encoder import Aliases, tailor
 from mqtt_nats.protocol.transient_sender import Late, RegularOutbound
 from mqtt_nats.pubsub.routing_table import PLAIN, Choice, Filter, Member, Options
+from mqtt_nats.sessions.connection_state import State
+from mqtt_nats.sessions.shared_member import Membership
+from mqtt_nats.sessions.shared_subscribe import acknowledged
 from mqtt_nats.transport.connection import Connection, Hold
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.headers import percent_encode

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.backbone.pending import Op, Silent
 from mqtt_nats.base import server_clock as natstime
-from mqtt_nats.broker.attachment import backstop
 from mqtt_nats.broker.greeting import NEVER
 from mqtt_nats.broker.halfway import note
 from mqtt_nats.broker.leaving import leave_position
-from mqtt_nats.broker.record import discard_session, leftovers, save_record
-from mqtt_nats.broker.sharing import detach, forget_later
 from mqtt_nats.broker.will import Done, drop_will, leave_late_will, settle_wills
 from mqtt_nats.codec import Disconnect, ProtocolError, ReasonCode
 from mqtt_nats.hooks.calls import disconnected, session
 from mqtt_nats.hooks.points import SESSION_TERMINATED
+from mqtt_nats.sessions.consumer_binding import backstop
+from mqtt_nats.sessions.record import discard_session, leftovers, save_record
+from mqtt_nats.sessions.shared_subscribe import detach, forget_later
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import update_consumer
 from mqtt_streams.hashing import name_hash

@@ -21,10 +21,6 @@ from mqtt_nats.backbone.pending import Op
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.base.tasks import rooted
 from mqtt_nats.broker.banning import Banning
-from mqtt_nats.broker.belated import Belated
-from mqtt_nats.broker.claims import Claims
-from mqtt_nats.broker.generation import Generation
-from mqtt_nats.broker.latest import Latest
 from mqtt_nats.broker.leaving import Leaving
 from mqtt_nats.broker.readiness import Readiness
 from mqtt_nats.broker.replying import Replying
@@ -43,6 +39,10 @@ from mqtt_nats.pubsub.fanout import Fanout
 from mqtt_nats.pubsub.interest_propagation import Nodes
 from mqtt_nats.pubsub.routing_table import Table
 from mqtt_nats.pubsub.subject_mapping import parse_mappings
+from mqtt_nats.sessions.shared_assignment import Belated
+from mqtt_nats.sessions.stream_head import Latest
+from mqtt_nats.sessions.stream_identity import Generation
+from mqtt_nats.sessions.takeover import Claims
 from mqtt_nats.transport.connection import Clock, Hold
 from mqtt_nats.transport.write_buffer import Round
 from mqtt_streams.hashing import nuid

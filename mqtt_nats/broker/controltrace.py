@@ -19,7 +19,6 @@ import orjson
 
 from mqtt_nats.broker.client import Client
 from mqtt_nats.broker.controlling import Refusal
-from mqtt_nats.broker.state import State
 from mqtt_nats.broker.watching import Watch, WatchedSend
 from mqtt_nats.codec import MqttError, Packet, matches, validate_topic_filter
 from mqtt_nats.hooks.events import Acked, Connected, Delivered, Disconnected, Dropped, Published, Publishing
@@ -32,6 +31,7 @@ from mqtt_nats.hooks.points import (
     MESSAGE_PUBLISH,
 )
 from mqtt_nats.messages.delivery_hooks import Spout
+from mqtt_nats.sessions.connection_state import State
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.control import Control

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.broker.joining import beyond
-from mqtt_nats.broker.record import save_record
 from mqtt_nats.protocol.inflight import Delivery, Source
 from mqtt_nats.protocol.overlap import patterns_meet
+from mqtt_nats.sessions.record import save_record
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import consumer_info
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
@@ -26,9 +26,9 @@ from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import V5, Conflict, Draining
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.attachment import Attachment
     from mqtt_nats.broker.durable import DurableSide
     from mqtt_nats.messages.message import Stored
+    from mqtt_nats.sessions.consumer_binding import Attachment
 
 log = logging.getLogger("mqtt_nats.broker")
 

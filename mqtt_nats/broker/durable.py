@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.link import Handler
 from mqtt_nats.backbone.pending import Op, Silent
 from mqtt_nats.backbone.retry import patiently
-from mqtt_nats.broker.attaching import attach_pubrels, take
-from mqtt_nats.broker.attachment import Attachment, backstop
 from mqtt_nats.broker.draining import finish, inherited, spend, unmatch, was_sent
 from mqtt_nats.broker.grounding import WINDOW
 from mqtt_nats.broker.keeping import KEPT, TAKEN, Keeper
@@ -33,6 +31,8 @@ from mqtt_nats.protocol.inflight import Delivery, Source
 from mqtt_nats.protocol.overlap import Overlap
 from mqtt_nats.protocol.ports import NOWHERE
 from mqtt_nats.protocol.pubrel_order import ReleaseOrder
+from mqtt_nats.sessions.consumer_attach import attach_pubrels, take
+from mqtt_nats.sessions.consumer_binding import Attachment, backstop
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import (
     ConsumerRef,

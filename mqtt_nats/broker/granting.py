@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.base.tasks import rooted
-from mqtt_nats.broker.attachment import Attachment, backstop
 from mqtt_nats.broker.draining import lower, stand_behind, watch
 from mqtt_nats.broker.grounding import bound
-from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.replay import Replay
 from mqtt_nats.broker.resuming import descend, set_options
 from mqtt_nats.messages.headers import identity
 from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.protocol.requeue import EVER
 from mqtt_nats.pubsub.routing_table import PLAIN, Options
+from mqtt_nats.sessions.consumer_binding import Attachment, backstop
+from mqtt_nats.sessions.record import save_record
 from mqtt_streams.api import ApiError, call
 from mqtt_streams.consumers import create_consumer
 from mqtt_streams.messages import STREAM as MESSAGES

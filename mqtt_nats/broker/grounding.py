@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.base import server_clock as natstime
-from mqtt_nats.broker.attaching import CREATE_FAILED, CREATE_TRIES, STEP
-from mqtt_nats.broker.attachment import backstop
 from mqtt_nats.broker.keeping import OWED, TAKEN, Keeper
-from mqtt_nats.broker.ownership import still_owner
 from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.protocol.requeue import EVER
+from mqtt_nats.sessions.consumer_attach import CREATE_FAILED, CREATE_TRIES, STEP
+from mqtt_nats.sessions.consumer_binding import backstop
+from mqtt_nats.sessions.ownership import still_owner
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.consumers import (

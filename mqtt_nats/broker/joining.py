@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.broker.grounding import AT_ONCE, parts
 from mqtt_nats.broker.keeping import TAKEN
-from mqtt_nats.broker.record import save_record
+from mqtt_nats.sessions.record import save_record
 from mqtt_streams.consumers import consumer_info, parse_ack
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.stored import get_next
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mqtt_nats.backbone.link import Handler
-    from mqtt_nats.broker.attachment import Attachment
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
     from mqtt_nats.broker.durable import DurableSide
     from mqtt_nats.messages.message import Stored
     from mqtt_nats.protocol.durable_sender import DurableOutbound
     from mqtt_nats.protocol.position import Ledger
+    from mqtt_nats.sessions.consumer_binding import Attachment
 
 KEPT_BACK: Final = 10_000
 """Messages that are kept back for a session meanwhile, at most."""

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.pending import Op, TooLarge
 from mqtt_nats.backbone.pending import sequence as stored_sequence
-from mqtt_nats.broker.ownership import still_owner
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.protocol.position import Ledger, Step
+from mqtt_nats.sessions.ownership import still_owner
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.positions import Position, expected_block, position_subject
 from mqtt_streams.sessions import WRONG_LAST_SEQUENCE

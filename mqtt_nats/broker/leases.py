@@ -18,9 +18,9 @@ from mqtt_nats import __version__
 from mqtt_nats.backbone.acked_publisher import TRANSIENT
 from mqtt_nats.backbone.retry import elected
 from mqtt_nats.base.server_clock import converted
-from mqtt_nats.broker.ownership import still_owner
 from mqtt_nats.broker.reaping import reap
 from mqtt_nats.codec import MqttError, ReasonCode
+from mqtt_nats.sessions.ownership import still_owner
 from mqtt_nats.transport.connection import Hold
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.gateways import POSITIONS, Entry, GatewayStore, LeaseTaken

@@ -12,10 +12,10 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.pending import Silent
-from mqtt_nats.broker.attaching import STEP
 from mqtt_nats.broker.grounding import SETTING, all_done, parts, stop
 from mqtt_nats.broker.keeping import PROOFS, Fresh
 from mqtt_nats.protocol.requeue import EVER
+from mqtt_nats.sessions.consumer_attach import STEP
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.messages import STREAM as MESSAGES

@@ -14,7 +14,6 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.broker.attaching import STEP
 from mqtt_nats.broker.catching import Catching
 from mqtt_nats.broker.grounding import bound, stop
 from mqtt_nats.broker.interest import Interest
@@ -35,16 +34,17 @@ from mqtt_nats.broker.reader import Reader
 from mqtt_nats.broker.resuming import demote, reattach
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.sessions.consumer_attach import STEP
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.sessions import Conflict
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.attachment import Attachment
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.company import Company
     from mqtt_nats.broker.context import Broker
     from mqtt_nats.broker.durable import DurableSide
     from mqtt_nats.messages.message import Stored
+    from mqtt_nats.sessions.consumer_binding import Attachment
 
 log = logging.getLogger("mqtt_nats.broker")
 

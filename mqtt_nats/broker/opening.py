@@ -27,7 +27,6 @@ from mqtt_nats.broker.greeting import (
 )
 from mqtt_nats.broker.moving import settle
 from mqtt_nats.broker.permitting import denied_subscriptions, identify
-from mqtt_nats.broker.record import discard_session, leftovers, save_record, unfinished
 from mqtt_nats.broker.resuming import rejoin, resume
 from mqtt_nats.broker.subscribing import withdraw
 from mqtt_nats.broker.unconfirmed import leave_claimed
@@ -47,6 +46,7 @@ from mqtt_nats.hooks.calls import admit, connected, looked_at, session
 from mqtt_nats.hooks.points import SESSION_CREATED, SESSION_DISCARDED, SESSION_RESUMED
 from mqtt_nats.messages.publish_encoder import Aliases
 from mqtt_nats.protocol.transient_sender import RegularOutbound
+from mqtt_nats.sessions.record import discard_session, leftovers, save_record, unfinished
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import consumer_names
 from mqtt_streams.hashing import name_hash, subject_token

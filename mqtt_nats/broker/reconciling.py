@@ -15,11 +15,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.retry import Place, patiently
-from mqtt_nats.broker.attaching import outstanding
 from mqtt_nats.broker.draining import finish, returned
 from mqtt_nats.broker.resuming import reattach
-from mqtt_nats.broker.sharing import ask_groups_again
 from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.sessions.consumer_attach import outstanding
+from mqtt_nats.sessions.shared_subscribe import ask_groups_again
 from mqtt_streams.consumers import ConsumerInfo, consumer_info
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.pubrel import CONSUMER_PREFIX
@@ -28,11 +28,11 @@ from mqtt_streams.shared import CONSUMER_PREFIX as SHARED_PREFIX
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
-    from mqtt_nats.broker.attachment import Attachment
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
     from mqtt_nats.broker.durable import DurableSide
     from mqtt_nats.protocol.durable_sender import DurableOutbound
+    from mqtt_nats.sessions.consumer_binding import Attachment
 
 log = logging.getLogger("mqtt_nats.broker")
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.backbone.retry import Place, patiently
-from mqtt_nats.broker.ownership import still_owner
 from mqtt_nats.broker.reconciling import Reconciling
-from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.resuming import reattach
-from mqtt_nats.broker.sharing import recover_inboxes
 from mqtt_nats.pubsub.backfill import expect_gap, repair
+from mqtt_nats.sessions.ownership import still_owner
+from mqtt_nats.sessions.record import save_record
+from mqtt_nats.sessions.shared_subscribe import recover_inboxes
 from mqtt_nats.transport.connection import Hold
 from mqtt_streams.consumers import ConsumerExists, consumer_info, create_consumer
 from mqtt_streams.messages import STREAM as MESSAGES

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.base.tasks import rooted
-from mqtt_nats.broker.attaching import bring_back
 from mqtt_nats.broker.draining import finish, finished, returned, still_draining, watch
-from mqtt_nats.broker.generation import adopt, settle
 from mqtt_nats.broker.grounding import bound, fetch_pending, ground, recall, stop
 from mqtt_nats.broker.halfway import gone
-from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.replay import Replay, open_gate, start_replays
-from mqtt_nats.broker.sharing import acknowledged as ask_again
-from mqtt_nats.broker.sharing import rejoin_shared, resend
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.protocol.unsequenced import RETAINED_BASE
 from mqtt_nats.pubsub.interest_propagation import fence
 from mqtt_nats.pubsub.routing_table import PLAIN, Options
 from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED
+from mqtt_nats.sessions.consumer_attach import bring_back
+from mqtt_nats.sessions.record import save_record
+from mqtt_nats.sessions.shared_subscribe import acknowledged as ask_again
+from mqtt_nats.sessions.shared_subscribe import rejoin_shared, resend
+from mqtt_nats.sessions.stream_identity import adopt, settle
 from mqtt_streams.consumers import (
     existing_consumer,
 )

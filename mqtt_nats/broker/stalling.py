@@ -19,15 +19,15 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.backbone.retry import patiently
-from mqtt_nats.broker.attaching import bring_back
-from mqtt_nats.broker.attachment import BACKSTOP
 from mqtt_nats.broker.draining import returned
 from mqtt_nats.broker.grounding import bound, fetch_pending, ground, stop
-from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.resuming import note_kept
-from mqtt_nats.broker.sharing import acknowledged as ask_again
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.sessions.consumer_attach import bring_back
+from mqtt_nats.sessions.consumer_binding import BACKSTOP
+from mqtt_nats.sessions.record import save_record
+from mqtt_nats.sessions.shared_subscribe import acknowledged as ask_again
 from mqtt_nats.transport.connection import Hold
 from mqtt_streams.sessions import Conflict
 

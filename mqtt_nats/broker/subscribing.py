@@ -18,11 +18,8 @@ from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.broker.draining import drain
 from mqtt_nats.broker.granting import Lowering, Wish, finish_lowering, grant, is_lowered
 from mqtt_nats.broker.parting import part
-from mqtt_nats.broker.record import save_record
 from mqtt_nats.broker.replay import Replay, drop_gate, open_gate, prepare, start_replays
 from mqtt_nats.broker.resuming import descend, keep_taken
-from mqtt_nats.broker.sharing import acknowledged as ask_again
-from mqtt_nats.broker.sharing import subscribe_shared, unsubscribe_shared
 from mqtt_nats.broker.stalling import postponed
 from mqtt_nats.codec import (
     MqttError,
@@ -41,6 +38,9 @@ from mqtt_nats.pubsub.interest_propagation import fence, fence_wild
 from mqtt_nats.pubsub.routing_table import Options
 from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED
 from mqtt_nats.pubsub.shared_filters import parse_shared
+from mqtt_nats.sessions.record import save_record
+from mqtt_nats.sessions.shared_subscribe import acknowledged as ask_again
+from mqtt_nats.sessions.shared_subscribe import subscribe_shared, unsubscribe_shared
 from mqtt_streams.api import ApiError
 from mqtt_streams.sessions import Conflict, SharedSubscription, second_sid
 from mqtt_streams.subjects import ReservedSubject, filter_to_subjects

@@ -35,7 +35,6 @@ from mqtt_nats.broker.publishing import (
     unalias,
 )
 from mqtt_nats.broker.retaining import may_retain
-from mqtt_nats.broker.state import State
 from mqtt_nats.broker.takers import Taken, Taker
 from mqtt_nats.codec import (
     Ack,
@@ -56,6 +55,7 @@ from mqtt_nats.hooks.events import Acked, ClientView, Drop, Published, Publishin
 from mqtt_nats.hooks.points import CLIENT_AUTHORIZE, MESSAGE_ACKED, MESSAGE_DROPPED, MESSAGE_PUBLISH
 from mqtt_nats.messages.delivery_hooks import Spout, fit_spout, lost
 from mqtt_nats.protocol.qos2_receiver import Action
+from mqtt_nats.sessions.connection_state import State
 from mqtt_nats.transport.connection import Handler, Hold
 from mqtt_nats.transport.rate_limited import Counting
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.broker.claims import SIGNALS, Claims
+from mqtt_nats.sessions.takeover import SIGNALS, Claims
 
 ACK = b'{"stream":"$MQTT_sess","seq":%d}'
 

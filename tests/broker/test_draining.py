@@ -7,11 +7,11 @@ from typing import Any
 import nats
 import orjson
 
-from mqtt_nats.broker.attachment import Attachment
 from mqtt_nats.broker.draining import drain, inherited, still_draining, was_sent
 from mqtt_nats.protocol.durable_sender import packet_id
 from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.protocol.overlap import Overlap
+from mqtt_nats.sessions.consumer_binding import Attachment
 from mqtt_streams.consumers import ConsumerRef
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.sessions import V5, SessionRecord

@@ -11,12 +11,12 @@ import pytest
 
 from mqtt_nats.backbone.transport import Wire
 from mqtt_nats.broker import grounding
-from mqtt_nats.broker.attachment import Attachment
 from mqtt_nats.broker.grounding import WINDOW, all_done, bound, fetch_pending, ground, recall
 from mqtt_nats.broker.keeping import FRESH, TAKEN, Fresh
 from mqtt_nats.protocol.durable_sender import DurableOutbound, packet_id
 from mqtt_nats.protocol.inflight import Delivery, Source
 from mqtt_nats.protocol.position import Ledger
+from mqtt_nats.sessions.consumer_binding import Attachment
 from mqtt_streams.api import ApiError, RequestTimeout
 from mqtt_streams.messages import subscription_consumer
 from mqtt_streams.positions import Found, Position

@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from mqtt_nats.base import server_clock as natstime
-from mqtt_nats.broker import membership
 from mqtt_nats.broker.client import Client
-from mqtt_nats.broker.doubtful import room_of
-from mqtt_nats.broker.membership import AssignOp, Membership
+from mqtt_nats.sessions import shared_member as membership
+from mqtt_nats.sessions.shared_member import AssignOp, Membership
+from mqtt_nats.sessions.shared_ownership import room_of
 from mqtt_streams.api import ApiError
 from mqtt_streams.sessions import V5, PoisonedRecord, SessionRecord, SharedSubscription
 from mqtt_streams.shared import TAKEN, Owner

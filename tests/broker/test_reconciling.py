@@ -10,10 +10,10 @@ import pytest
 
 from mqtt_nats.backbone import retry as patience
 from mqtt_nats.broker import reconciling
-from mqtt_nats.broker.attachment import Attachment
 from mqtt_nats.broker.reconciling import Reconciling
 from mqtt_nats.protocol.durable_sender import DurableOutbound
 from mqtt_nats.protocol.inflight import Delivery, Source
+from mqtt_nats.sessions.consumer_binding import Attachment
 from mqtt_streams.consumers import ConsumerInfo, ConsumerRef
 
 CONSUMER = ConsumerRef("name", "deliver", "filter", 10)

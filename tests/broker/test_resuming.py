@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.broker import attaching, resuming
-from mqtt_nats.broker.attachment import Attachment
+from mqtt_nats.broker import resuming
 from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.sessions import consumer_attach as attaching
+from mqtt_nats.sessions.consumer_binding import Attachment
 from mqtt_streams.api import ApiError
 from mqtt_streams.consumers import ConsumerRef
 

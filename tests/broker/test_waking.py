@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from mqtt_nats.broker import reconciling, stalling
-from mqtt_nats.broker.attachment import Attachment
 from mqtt_nats.broker.draining import returned, spend, stand_before
 from mqtt_nats.broker.reconciling import Reconciling
 from mqtt_nats.broker.stalling import Stall
 from mqtt_nats.protocol.durable_sender import DurableOutbound
 from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.sessions.consumer_binding import Attachment
 from mqtt_streams.consumers import ConsumerInfo, ConsumerRef
 
 CONSUMER = ConsumerRef("ended", "deliver", "filter", 10)

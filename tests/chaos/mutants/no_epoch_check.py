@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from mqtt_nats.broker.claims import Claims
 from mqtt_nats.broker.client import Client
 from mqtt_nats.cli import main
+from mqtt_nats.sessions.takeover import Claims
 
 
 def _deaf(claims: Claims, client: Client) -> None:

@@ -18,8 +18,8 @@ from mqtt_streams.shared import IN_TIME_NS
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
-    from mqtt_nats.broker.membership import Membership
     from mqtt_nats.messages.message import Stored
+    from mqtt_nats.sessions.shared_member import Membership
 
 NAK: Final = b"-NAK"
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared subscriptions: joining groups, leaving them, and what goes on while clients are members.
 
-See :mod:`mqtt_nats.broker.membership` for how messages come to a member.
+See :mod:`mqtt_nats.sessions.shared_member` for how messages come to a member.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.retry import patiently
-from mqtt_nats.broker.doubtful import answer
 from mqtt_nats.broker.lingering import ASSIGNED
-from mqtt_nats.broker.membership import OVERDUE, Membership
-from mqtt_nats.broker.record import save_record
 from mqtt_nats.codec import TopicFilterInvalid
 from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.sessions.record import save_record
+from mqtt_nats.sessions.shared_member import OVERDUE, Membership
+from mqtt_nats.sessions.shared_ownership import answer
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.messages import STREAM as MESSAGES

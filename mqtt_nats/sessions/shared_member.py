@@ -29,8 +29,6 @@ from mqtt_nats.backbone.inbox import frame
 from mqtt_nats.backbone.pending import STALE, Op, Silent, sequence
 from mqtt_nats.backbone.retry import elected, patiently
 from mqtt_nats.base import server_clock as natstime
-from mqtt_nats.broker.attachment import backstop
-from mqtt_nats.broker.doubtful import NAK, Doubtful, answer, room_of
 from mqtt_nats.broker.lingering import ASSIGNED
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.messages.headers import is_status, publish_qos
@@ -40,6 +38,8 @@ from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.pubsub.fanout import received
 from mqtt_nats.pubsub.routing_table import Choice, Filter
 from mqtt_nats.pubsub.shared_filters import parse_shared
+from mqtt_nats.sessions.consumer_binding import backstop
+from mqtt_nats.sessions.shared_ownership import NAK, Doubtful, answer, room_of
 from mqtt_streams.api import ApiError
 from mqtt_streams.consumers import Ack, parse_ack
 from mqtt_streams.messages import PREFIX as STORED_PREFIX

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.pending import Silent
 from mqtt_nats.backbone.retry import patiently
-from mqtt_nats.broker.sharing import send_assigned
+from mqtt_nats.sessions.shared_subscribe import send_assigned
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.stored import get_sequence
 
