@@ -31,9 +31,9 @@ from mqtt_nats.broker.silence import end_silent
 from mqtt_nats.broker.standstill import tick, watch
 from mqtt_nats.broker.tapping import changed, fit
 from mqtt_nats.broker.timing import take_timers
-from mqtt_nats.broker.withholding import withhold
 from mqtt_nats.config.nats_connect import check_version, connect_link, server_version
 from mqtt_nats.config.settings import Settings
+from mqtt_nats.ingress.retained_deferral import withhold
 from mqtt_nats.observability.message_log import follow
 from mqtt_nats.plugins.manager import Plugins
 from mqtt_nats.pubsub.fanout import SEEN_FOR

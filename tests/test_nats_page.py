@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mqtt_nats.broker.replying import KNOWN_BYTES, KNOWN_FOR, KNOWN_MOST
+from mqtt_nats.ingress.request_reply import KNOWN_BYTES, KNOWN_FOR, KNOWN_MOST
 from mqtt_nats.messages.properties import SHOWN_MOST
 from mqtt_streams import headers
 from mqtt_streams.subjects import encode_topic, filter_to_subjects, subject_to_topic, system_subject

@@ -23,11 +23,11 @@ from mqtt_nats.base.tasks import rooted
 from mqtt_nats.broker.banning import Banning
 from mqtt_nats.broker.leaving import Leaving
 from mqtt_nats.broker.readiness import Readiness
-from mqtt_nats.broker.replying import Replying
-from mqtt_nats.broker.takers import Takers
-from mqtt_nats.broker.tombstones import Tombstones
 from mqtt_nats.config.worker_identity import own_place
 from mqtt_nats.hooks.registry import Hooks
+from mqtt_nats.ingress.interceptors import Takers
+from mqtt_nats.ingress.request_reply import Replying
+from mqtt_nats.ingress.retained_tombstones import Tombstones
 from mqtt_nats.messages.cache import Recent
 from mqtt_nats.messages.ids import MessageIds
 from mqtt_nats.observability.counters import Counters

@@ -21,9 +21,9 @@ from mqtt_nats.broker.draining import finish, inherited, spend, unmatch, was_sen
 from mqtt_nats.broker.grounding import WINDOW
 from mqtt_nats.broker.keeping import KEPT, TAKEN, Keeper
 from mqtt_nats.broker.lingering import MARKS, RECORD, Lingering
-from mqtt_nats.broker.operations import ConfirmOp, PubrelOp
 from mqtt_nats.broker.overflowing import pass_over
 from mqtt_nats.broker.seeking import seek
+from mqtt_nats.ingress.receipts import ConfirmOp, PubrelOp
 from mqtt_nats.messages.message import Stored
 from mqtt_nats.messages.publish_encoder import extras_of, pack
 from mqtt_nats.protocol.durable_sender import DurableOutbound

@@ -15,8 +15,8 @@ from mqtt_nats.base.tasks import rooted
 from mqtt_nats.broker.draining import finish, finished, returned, still_draining, watch
 from mqtt_nats.broker.grounding import bound, fetch_pending, ground, recall, stop
 from mqtt_nats.broker.halfway import gone
-from mqtt_nats.broker.replay import Replay, open_gate, start_replays
 from mqtt_nats.codec import QuotaExceeded
+from mqtt_nats.ingress.retained_replay import Replay, open_gate, start_replays
 from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.protocol.unsequenced import RETAINED_BASE
 from mqtt_nats.pubsub.interest_propagation import fence

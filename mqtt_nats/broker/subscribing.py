@@ -18,7 +18,6 @@ from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.broker.draining import drain
 from mqtt_nats.broker.granting import Lowering, Wish, finish_lowering, grant, is_lowered
 from mqtt_nats.broker.parting import part
-from mqtt_nats.broker.replay import Replay, drop_gate, open_gate, prepare, start_replays
 from mqtt_nats.broker.resuming import descend, keep_taken
 from mqtt_nats.broker.stalling import postponed
 from mqtt_nats.codec import (
@@ -34,6 +33,7 @@ from mqtt_nats.codec import (
     validate_topic_filter,
 )
 from mqtt_nats.hooks.calls import asked, asked_to_end, subscribed, unsubscribed
+from mqtt_nats.ingress.retained_replay import Replay, drop_gate, open_gate, prepare, start_replays
 from mqtt_nats.pubsub.interest_propagation import fence, fence_wild
 from mqtt_nats.pubsub.routing_table import Options
 from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED

@@ -19,23 +19,7 @@ from typing import TYPE_CHECKING
 from mqtt_nats.backbone.pending import Op, TooLarge
 from mqtt_nats.base.errors import ends_task
 from mqtt_nats.broker.client import Client
-from mqtt_nats.broker.injecting import Counting as CountingOp
-from mqtt_nats.broker.injecting import Lonely, check_size, inject
-from mqtt_nats.broker.operations import Passed, Receipt
 from mqtt_nats.broker.permitting import look_again
-from mqtt_nats.broker.publishing import (
-    ANSWERED,
-    bound,
-    count,
-    described,
-    extras,
-    is_answer,
-    publish,
-    refuse_publish,
-    unalias,
-)
-from mqtt_nats.broker.retaining import may_retain
-from mqtt_nats.broker.takers import Taken, Taker
 from mqtt_nats.codec import (
     Ack,
     AckRun,
@@ -53,6 +37,22 @@ from mqtt_nats.hooks.calls import dropped
 from mqtt_nats.hooks.chain import DecisionChain, HookFailed, Point
 from mqtt_nats.hooks.events import Acked, ClientView, Drop, Published, Publishing
 from mqtt_nats.hooks.points import CLIENT_AUTHORIZE, MESSAGE_ACKED, MESSAGE_DROPPED, MESSAGE_PUBLISH
+from mqtt_nats.ingress.interceptors import Taken, Taker
+from mqtt_nats.ingress.publish import (
+    ANSWERED,
+    bound,
+    count,
+    described,
+    extras,
+    is_answer,
+    publish,
+    refuse_publish,
+    unalias,
+)
+from mqtt_nats.ingress.receipts import Passed, Receipt
+from mqtt_nats.ingress.retained_store import may_retain
+from mqtt_nats.ingress.server_publish import Counting as CountingOp
+from mqtt_nats.ingress.server_publish import Lonely, check_size, inject
 from mqtt_nats.messages.delivery_hooks import Spout, fit_spout, lost
 from mqtt_nats.protocol.qos2_receiver import Action
 from mqtt_nats.sessions.connection_state import State

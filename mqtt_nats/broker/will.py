@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from mqtt_nats.backbone.pending import Future, Op, Silent, TooLarge, sequence
 from mqtt_nats.backbone.retry import PAUSE
 from mqtt_nats.base import server_clock as natstime
-from mqtt_nats.broker.injecting import inject, sender_line
-from mqtt_nats.broker.publishing import HEADERS, may_answer, restored
 from mqtt_nats.codec import NotAuthorized, PacketTooLarge, QuotaExceeded, Will
+from mqtt_nats.ingress.publish import HEADERS, may_answer, restored
+from mqtt_nats.ingress.server_publish import inject, sender_line
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.headers import END, START
 from mqtt_streams.properties import header_lines

@@ -8,8 +8,8 @@ from typing import Final
 from pydantic import Field
 
 from mqtt_nats.backbone.pending import Op
-from mqtt_nats.broker.takers import Taken
 from mqtt_nats.codec import TopicNameInvalid
+from mqtt_nats.ingress.interceptors import Taken
 from mqtt_nats.plugins.base import Options, Plugin
 
 BEGINNING: Final = "$delayed/"

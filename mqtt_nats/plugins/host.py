@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from mqtt_nats.backbone.pending import TooLarge
 from mqtt_nats.base import server_clock as natstime
-from mqtt_nats.broker.injecting import Awaited, check_size, inject
-from mqtt_nats.broker.publishing import extras
-from mqtt_nats.broker.scheduling import schedule
 from mqtt_nats.broker.subscribing import subscribe
-from mqtt_nats.broker.takers import Taken, Taker
 from mqtt_nats.broker.tapping import arrange
 from mqtt_nats.codec import MqttError, PacketTooLarge, Properties, ReasonCode, Subscribe, Subscription
 from mqtt_nats.hooks.chain import TIMEOUT, Decider, Decision, Entry, Notice, Observer, Point
 from mqtt_nats.hooks.events import ClientView
+from mqtt_nats.ingress.interceptors import Taken, Taker
+from mqtt_nats.ingress.publish import extras
+from mqtt_nats.ingress.scheduled import schedule
+from mqtt_nats.ingress.server_publish import Awaited, check_size, inject
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.pending import Op

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.broker import replay as replaying
-from mqtt_nats.broker.replay import Replay
+from mqtt_nats.ingress import retained_replay as replaying
+from mqtt_nats.ingress.retained_replay import Replay
 from mqtt_nats.protocol.durable_sender import DurableOutbound
 from mqtt_nats.protocol.inflight import Source
 

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from mqtt_nats.broker import replying
-from mqtt_nats.broker.replying import KNOWN_BYTES, KNOWN_FOR, KNOWN_MOST, Tokens
+from mqtt_nats.ingress import request_reply as replying
+from mqtt_nats.ingress.request_reply import KNOWN_BYTES, KNOWN_FOR, KNOWN_MOST, Tokens
 
 
 def test_known_for_a_limited_time() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from mqtt_nats.backbone.pending import Op, Silent
-from mqtt_nats.broker.retaining import retain
-from mqtt_nats.broker.tombstones import HEARD, Tombstones
+from mqtt_nats.ingress.retained_store import retain
+from mqtt_nats.ingress.retained_tombstones import HEARD, Tombstones
 from mqtt_streams.api import ApiError
 from tests.broker.support import Timers
 

@@ -11,9 +11,9 @@ from typing import Any, cast
 import pytest
 
 from mqtt_nats.backbone.pending import Op
-from mqtt_nats.broker import withholding
 from mqtt_nats.broker.context import Broker
-from mqtt_nats.broker.withholding import consider, withhold
+from mqtt_nats.ingress import retained_deferral as withholding
+from mqtt_nats.ingress.retained_deferral import consider, withhold
 from mqtt_streams.api import ApiError, NoResponders
 from mqtt_streams.sessions import V5, PoisonedRecord, SessionRecord
 from tests.harness.waiting import aeventually

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mqtt_nats.broker import subscribing
-from mqtt_nats.broker.replay import prepare
+from mqtt_nats.ingress.retained_replay import prepare
 from mqtt_streams.api import ApiError
 from tests.harness import raw
 from tests.harness.nats import NatsServer

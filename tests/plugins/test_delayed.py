@@ -11,8 +11,8 @@ from typing import Any
 import nats
 import pytest
 
-from mqtt_nats.broker import scheduling
 from mqtt_nats.codec import Publish, TopicNameInvalid, Will
+from mqtt_nats.ingress import scheduled as scheduling
 from mqtt_nats.plugins.delayed import parse
 from mqtt_streams.timers import FiredTimer
 from tests.harness.inprocess import InProcess

@@ -15,9 +15,9 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
 from mqtt_nats.backbone.inbox import Inbox
-from mqtt_nats.broker.operations import NO_ROOM
 from mqtt_nats.config.nats_connect import connect_link
 from mqtt_nats.config.settings import Settings
+from mqtt_nats.ingress.receipts import NO_ROOM
 from mqtt_streams.api import ApiError, Reply, call, publish
 from mqtt_streams.consumers import ConsumerRef, create_consumer
 from mqtt_streams.definitions import (

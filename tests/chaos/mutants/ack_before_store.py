@@ -7,8 +7,8 @@ import asyncio
 
 from mqtt_nats.backbone.acked_publisher import Store
 from mqtt_nats.backbone.pending import Op, Silent
-from mqtt_nats.broker.operations import Receipt
 from mqtt_nats.cli import main
+from mqtt_nats.ingress.receipts import Receipt
 
 _BEHIND = 0.05  # seconds
 

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.pending import Op, Silent
 from mqtt_nats.backbone.retry import PAUSE, patiently
 from mqtt_nats.base import server_clock as natstime
-from mqtt_nats.broker.operations import HoldOp, Receipt, ReleaseOp, RemoveOp, RetainedOp
-from mqtt_nats.broker.publishing import RETAIN_LINE, aged, bare, bound, message, restored
-from mqtt_nats.broker.retaining import is_retained, store_retained
-from mqtt_nats.broker.scheduling import release_of
-from mqtt_nats.broker.takers import Taken, Taker
 from mqtt_nats.codec import MqttError, QuotaExceeded, ReasonCode
+from mqtt_nats.ingress.interceptors import Taken, Taker
+from mqtt_nats.ingress.publish import RETAIN_LINE, aged, bare, bound, message, restored
+from mqtt_nats.ingress.receipts import HoldOp, Receipt, ReleaseOp, RemoveOp, RetainedOp
+from mqtt_nats.ingress.retained_store import is_retained, store_retained
+from mqtt_nats.ingress.scheduled import release_of
 from mqtt_nats.protocol.batch_removal import Clearance
 from mqtt_nats.protocol.qos2_receiver import Action, InboundQos2
 from mqtt_nats.pubsub.fanout import SEEN_FOR
@@ -35,7 +35,7 @@ from mqtt_streams.subjects import topic_to_subject, wire_topic
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
-    from mqtt_nats.broker.publishing import Extras
+    from mqtt_nats.ingress.publish import Extras
     from mqtt_nats.pubsub.routing_table import Route
     from mqtt_streams.sessions import SessionRecord
 

@@ -17,7 +17,7 @@ from mqtt_streams.api import ApiError
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
-    from mqtt_nats.broker.inbound import HeldPublish, Removals
+    from mqtt_nats.ingress.qos2 import HeldPublish, Removals
 
 log = logging.getLogger("mqtt_nats.broker")
 

@@ -16,8 +16,6 @@ import secrets
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
-from mqtt_nats.broker.operations import Receipt
-from mqtt_nats.broker.publishing import ANSWERS, HEADERS, Extras, bound, extras, may_answer, message
 from mqtt_nats.codec import (
     MqttError,
     NotAuthorized,
@@ -32,6 +30,8 @@ from mqtt_nats.codec import (
 )
 from mqtt_nats.codec.properties import place, read_properties
 from mqtt_nats.codec.wire import Reader
+from mqtt_nats.ingress.publish import ANSWERS, HEADERS, Extras, bound, extras, may_answer, message
+from mqtt_nats.ingress.receipts import Receipt
 from mqtt_nats.messages.headers import is_status
 from mqtt_nats.messages.message import Message, Rich
 from mqtt_nats.messages.properties import RESPONSE_TOPIC, SHOWN_MOST, from_headers
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
-    from mqtt_nats.broker.inbound import HeldPublish
+    from mqtt_nats.ingress.qos2 import HeldPublish
     from mqtt_nats.pubsub.routing_table import Filter, Route
 
 log = logging.getLogger("mqtt_nats.broker")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.acked_publisher import TRANSIENT
 from mqtt_nats.broker.grounding import all_done
-from mqtt_nats.broker.operations import RetainedOp
+from mqtt_nats.ingress.receipts import RetainedOp
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.sessions import NewerRecord, PoisonedRecord
 

@@ -7,14 +7,14 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.pending import Op
-from mqtt_nats.broker.withholding import consider
 from mqtt_nats.codec import QuotaExceeded
+from mqtt_nats.ingress.retained_deferral import consider
 from mqtt_streams.retained import retained_subject, set_block, tombstone_block
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
-    from mqtt_nats.broker.publishing import Extras
+    from mqtt_nats.ingress.publish import Extras
     from mqtt_nats.pubsub.routing_table import Route
 
 log = logging.getLogger("mqtt_nats.broker")

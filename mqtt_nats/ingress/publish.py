@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mqtt_nats.backbone.pending import TooLarge
 from mqtt_nats.base import server_clock as natstime
-from mqtt_nats.broker.operations import Receipt, RetainedOp
-from mqtt_nats.broker.retaining import may_retain, store_retained
 from mqtt_nats.codec import (
     MqttError,
     PacketTooLarge,
@@ -20,6 +18,8 @@ from mqtt_nats.codec import (
     ReceiveMaximumExceeded,
     TopicAliasInvalid,
 )
+from mqtt_nats.ingress.receipts import Receipt, RetainedOp
+from mqtt_nats.ingress.retained_store import may_retain, store_retained
 from mqtt_nats.messages.message import Message, Rich
 from mqtt_nats.messages.properties import body, from_headers
 from mqtt_nats.transport.connection import Hold

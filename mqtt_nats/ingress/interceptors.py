@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.pending import Op
-    from mqtt_nats.broker.publishing import Extras
+    from mqtt_nats.ingress.publish import Extras
     from mqtt_nats.pubsub.routing_table import Route
 
 
@@ -44,7 +44,7 @@ class Taker(Protocol):
         """
 
     def take(self, taken: Taken, operation: Op) -> None:
-        """Store a message; ``operation`` is a :class:`~mqtt_nats.broker.injecting.Counting` that ends with that.
+        """Store a message; ``operation`` is a :class:`~mqtt_nats.ingress.server_publish.Counting` that ends with that.
 
         Raises:
             TooLarge: NATS would not take it.

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from mqtt_nats.backbone.pending import Op, TooLarge
 from mqtt_nats.base import server_clock as natstime
-from mqtt_nats.broker.injecting import Awaited, Lonely, inject, sender_line
-from mqtt_nats.broker.operations import RetainedOp
-from mqtt_nats.broker.publishing import aged, restored
-from mqtt_nats.broker.retaining import is_retained, retain
+from mqtt_nats.ingress.publish import aged, restored
+from mqtt_nats.ingress.receipts import RetainedOp
+from mqtt_nats.ingress.retained_store import is_retained, retain
+from mqtt_nats.ingress.server_publish import Awaited, Lonely, inject, sender_line
 from mqtt_streams import headers as block
 from mqtt_streams.consumers import parse_ack
 from mqtt_streams.qos2 import release_stored
@@ -24,9 +24,9 @@ from mqtt_streams.timers import MESSAGE, FiredTimer, schedule_block, timer_subje
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.context import Broker
-    from mqtt_nats.broker.injecting import Counting
-    from mqtt_nats.broker.publishing import Extras
-    from mqtt_nats.broker.takers import Taken
+    from mqtt_nats.ingress.interceptors import Taken
+    from mqtt_nats.ingress.publish import Extras
+    from mqtt_nats.ingress.server_publish import Counting
     from mqtt_nats.pubsub.routing_table import Route
 
 log = logging.getLogger("mqtt_nats.broker")
