@@ -21,7 +21,7 @@ from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.base.logs import GATEWAY
-from mqtt_nats.broker import company, live, stalling
+from mqtt_nats.broker import company, live
 from mqtt_nats.broker.context import Broker
 from mqtt_nats.broker.control import Control, Powers
 from mqtt_nats.broker.fleet import Fleet
@@ -33,6 +33,7 @@ from mqtt_nats.broker.tapping import changed, fit
 from mqtt_nats.broker.timing import take_timers
 from mqtt_nats.config.nats_connect import check_version, connect_link, server_version
 from mqtt_nats.config.settings import Settings
+from mqtt_nats.delivery import slow_clients as stalling
 from mqtt_nats.ingress.retained_deferral import withhold
 from mqtt_nats.observability.message_log import follow
 from mqtt_nats.plugins.manager import Plugins

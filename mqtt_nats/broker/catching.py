@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.acked_publisher import TRANSIENT
 from mqtt_nats.broker.interest import shown
 from mqtt_nats.broker.joining import Joining, Member, nothing_left
-from mqtt_nats.broker.keeping import TAKEN
 from mqtt_nats.broker.reader import chosen
+from mqtt_nats.delivery.position_writer import TAKEN
 from mqtt_nats.sessions.consumer_attach import STEP
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.consumers import delete_consumer, reader_request

@@ -57,8 +57,8 @@ from mqtt_streams.subjects import filter_to_subjects
 if TYPE_CHECKING:
     from mqtt_nats.access.authenticator import Door
     from mqtt_nats.broker.context import Broker
-    from mqtt_nats.broker.durable import DurableSide
     from mqtt_nats.broker.permitting import Guard
+    from mqtt_nats.delivery.durable import DurableSide
     from mqtt_streams.sessions import SessionRecord
     from mqtt_streams.wills import StoredWill
 

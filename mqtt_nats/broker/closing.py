@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 from mqtt_nats.backbone.pending import Op, Silent
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.broker.greeting import NEVER
-from mqtt_nats.broker.halfway import note
-from mqtt_nats.broker.leaving import leave_position
 from mqtt_nats.broker.will import Done, drop_will, leave_late_will, settle_wills
 from mqtt_nats.codec import Disconnect, ProtocolError, ReasonCode
+from mqtt_nats.delivery.inflight_note import note
+from mqtt_nats.delivery.position_handover import leave_position
 from mqtt_nats.hooks.calls import disconnected, session
 from mqtt_nats.hooks.points import SESSION_TERMINATED
 from mqtt_nats.sessions.consumer_binding import backstop
@@ -33,7 +33,7 @@ from mqtt_streams.timers import EXPIRY, FiredTimer, schedule_block, timer_subjec
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
-    from mqtt_nats.broker.durable import DurableSide
+    from mqtt_nats.delivery.durable import DurableSide
 
 # The header with which a timer is stored only where there is none.
 UNSET: Final = ((EXPECTED_LAST_SUBJECT_SEQUENCE, "0"),)

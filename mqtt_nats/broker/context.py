@@ -21,9 +21,9 @@ from mqtt_nats.backbone.pending import Op
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.base.tasks import rooted
 from mqtt_nats.broker.banning import Banning
-from mqtt_nats.broker.leaving import Leaving
 from mqtt_nats.broker.readiness import Readiness
 from mqtt_nats.config.worker_identity import own_place
+from mqtt_nats.delivery.position_handover import Leaving
 from mqtt_nats.hooks.registry import Hooks
 from mqtt_nats.ingress.interceptors import Takers
 from mqtt_nats.ingress.request_reply import Replying
@@ -59,12 +59,12 @@ if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.control import Control
     from mqtt_nats.broker.fleet import Fleet
-    from mqtt_nats.broker.keeping import Keeper
     from mqtt_nats.broker.leases import Lease
     from mqtt_nats.broker.live import Live
-    from mqtt_nats.broker.reconciling import Reconciling
     from mqtt_nats.broker.will import Done
     from mqtt_nats.config.settings import Settings
+    from mqtt_nats.delivery.position_writer import Keeper
+    from mqtt_nats.delivery.reconcile import Reconciling
     from mqtt_nats.plugins.manager import Plugins
     from mqtt_streams.wills import StoredWill
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.base.tasks import rooted
-from mqtt_nats.broker.draining import lower, stand_behind, watch
-from mqtt_nats.broker.grounding import bound
-from mqtt_nats.broker.resuming import descend, set_options
+from mqtt_nats.delivery.draining import lower, stand_behind, watch
+from mqtt_nats.delivery.position_recovery import bound
+from mqtt_nats.delivery.resume import descend, set_options
 from mqtt_nats.ingress.retained_replay import Replay
 from mqtt_nats.messages.headers import identity
 from mqtt_nats.protocol.inflight import Source

@@ -7,8 +7,8 @@ import asyncio
 import math
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.broker.grounding import AT_ONCE, parts
-from mqtt_nats.broker.keeping import TAKEN
+from mqtt_nats.delivery.position_recovery import AT_ONCE, parts
+from mqtt_nats.delivery.position_writer import TAKEN
 from mqtt_nats.sessions.record import save_record
 from mqtt_streams.consumers import consumer_info, parse_ack
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Handler
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
-    from mqtt_nats.broker.durable import DurableSide
+    from mqtt_nats.delivery.durable import DurableSide
     from mqtt_nats.messages.message import Stored
     from mqtt_nats.protocol.durable_sender import DurableOutbound
     from mqtt_nats.protocol.position import Ledger

@@ -4,7 +4,7 @@
 Theory of operation. A subscription is *plain* while its own consumer brings its messages, and *live* while the shared
 reader does; its consumer then lies dormant. It becomes live at a sequence after which the reader brings it all:
 what its consumer brings after that is dropped, what the reader brings is kept back until the consumer has brought the
-rest. It becomes plain again where its client falls behind (:mod:`mqtt_nats.broker.grounding`).
+rest. It becomes plain again where its client falls behind (:mod:`mqtt_nats.delivery.position_recovery`).
 See docs/internals/rules.md#shared-reader.
 """
 
@@ -15,7 +15,6 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.broker.catching import Catching
-from mqtt_nats.broker.grounding import bound, stop
 from mqtt_nats.broker.interest import Interest
 from mqtt_nats.broker.joining import (
     Joining,
@@ -29,10 +28,11 @@ from mqtt_nats.broker.joining import (
     settled,
     take_over,
 )
-from mqtt_nats.broker.keeping import TAKEN, Keeper
 from mqtt_nats.broker.reader import Reader
-from mqtt_nats.broker.resuming import demote, reattach
 from mqtt_nats.codec import MqttError, ReasonCode
+from mqtt_nats.delivery.position_recovery import bound, stop
+from mqtt_nats.delivery.position_writer import TAKEN, Keeper
+from mqtt_nats.delivery.resume import demote, reattach
 from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.sessions.consumer_attach import STEP
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.company import Company
     from mqtt_nats.broker.context import Broker
-    from mqtt_nats.broker.durable import DurableSide
+    from mqtt_nats.delivery.durable import DurableSide
     from mqtt_nats.messages.message import Stored
     from mqtt_nats.sessions.consumer_binding import Attachment
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.base.logs import about
 from mqtt_nats.broker.authenticating import authenticate
-from mqtt_nats.broker.durable import DurableSide
 from mqtt_nats.broker.greeting import (
     UNLIMITED,
     check_greeting,
@@ -27,7 +26,6 @@ from mqtt_nats.broker.greeting import (
 )
 from mqtt_nats.broker.moving import settle
 from mqtt_nats.broker.permitting import denied_subscriptions, identify
-from mqtt_nats.broker.resuming import rejoin, resume
 from mqtt_nats.broker.subscribing import withdraw
 from mqtt_nats.broker.unconfirmed import leave_claimed
 from mqtt_nats.broker.will import check_will, keep_will, settle_wills
@@ -42,6 +40,8 @@ from mqtt_nats.codec import (
     connack_code,
     encode,
 )
+from mqtt_nats.delivery.durable import DurableSide
+from mqtt_nats.delivery.resume import rejoin, resume
 from mqtt_nats.hooks.calls import admit, connected, looked_at, session
 from mqtt_nats.hooks.points import SESSION_CREATED, SESSION_DISCARDED, SESSION_RESUMED
 from mqtt_nats.messages.publish_encoder import Aliases

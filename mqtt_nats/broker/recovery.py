@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.backbone.retry import Place, patiently
-from mqtt_nats.broker.reconciling import Reconciling
-from mqtt_nats.broker.resuming import reattach
+from mqtt_nats.delivery.reconcile import Reconciling
+from mqtt_nats.delivery.resume import reattach
 from mqtt_nats.pubsub.backfill import expect_gap, repair
 from mqtt_nats.sessions.ownership import still_owner
 from mqtt_nats.sessions.record import save_record
@@ -26,7 +26,7 @@ from mqtt_streams.sessions import Conflict
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
-    from mqtt_nats.broker.durable import DurableSide
+    from mqtt_nats.delivery.durable import DurableSide
 
 log = logging.getLogger("mqtt_nats.broker")
 

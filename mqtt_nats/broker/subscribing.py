@@ -15,11 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.retry import patiently
-from mqtt_nats.broker.draining import drain
 from mqtt_nats.broker.granting import Lowering, Wish, finish_lowering, grant, is_lowered
 from mqtt_nats.broker.parting import part
-from mqtt_nats.broker.resuming import descend, keep_taken
-from mqtt_nats.broker.stalling import postponed
 from mqtt_nats.codec import (
     MqttError,
     PacketTooLarge,
@@ -32,6 +29,9 @@ from mqtt_nats.codec import (
     put_varint,
     validate_topic_filter,
 )
+from mqtt_nats.delivery.draining import drain
+from mqtt_nats.delivery.resume import descend, keep_taken
+from mqtt_nats.delivery.slow_clients import postponed
 from mqtt_nats.hooks.calls import asked, asked_to_end, subscribed, unsubscribed
 from mqtt_nats.ingress.retained_replay import Replay, drop_gate, open_gate, prepare, start_replays
 from mqtt_nats.pubsub.interest_propagation import fence, fence_wild

@@ -7,14 +7,14 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.broker.grounding import renew_dormant
 from mqtt_nats.broker.joining import settled
 from mqtt_nats.broker.live import RENEWAL
+from mqtt_nats.delivery.position_recovery import renew_dormant
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
-    from mqtt_nats.broker.durable import DurableSide
     from mqtt_nats.broker.live import Live
+    from mqtt_nats.delivery.durable import DurableSide
 
 log = logging.getLogger("mqtt_nats.broker")
 

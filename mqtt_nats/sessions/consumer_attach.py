@@ -34,7 +34,7 @@ from mqtt_streams.pubrel import pubrel_consumer
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
-    from mqtt_nats.broker.durable import DurableSide
+    from mqtt_nats.delivery.durable import DurableSide
     from mqtt_nats.protocol.durable_sender import DurableOutbound
     from mqtt_nats.protocol.inflight import Source
     from mqtt_nats.sessions.consumer_binding import Attachment

@@ -29,8 +29,8 @@ from mqtt_nats.backbone.inbox import frame
 from mqtt_nats.backbone.pending import STALE, Op, Silent, sequence
 from mqtt_nats.backbone.retry import elected, patiently
 from mqtt_nats.base import server_clock as natstime
-from mqtt_nats.broker.lingering import ASSIGNED
 from mqtt_nats.codec import QuotaExceeded
+from mqtt_nats.delivery.deferred_removals import ASSIGNED
 from mqtt_nats.messages.headers import is_status, publish_qos
 from mqtt_nats.messages.message import Stored, encoded_id
 from mqtt_nats.messages.publish_encoder import tailor

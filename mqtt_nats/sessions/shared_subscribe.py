@@ -13,8 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.retry import patiently
-from mqtt_nats.broker.lingering import ASSIGNED
 from mqtt_nats.codec import TopicFilterInvalid
+from mqtt_nats.delivery.deferred_removals import ASSIGNED
 from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.sessions.record import save_record
 from mqtt_nats.sessions.shared_member import OVERDUE, Membership
@@ -27,7 +27,7 @@ from mqtt_streams.shared import Assignment
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
-    from mqtt_nats.broker.durable import DurableSide
+    from mqtt_nats.delivery.durable import DurableSide
     from mqtt_streams.sessions import SharedSubscription
     from mqtt_streams.stored import StoredMessage
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
-    from mqtt_nats.broker.durable import DurableSide
+    from mqtt_nats.delivery.durable import DurableSide
 
 log = logging.getLogger("mqtt_nats.broker")
 

@@ -7,7 +7,7 @@ from typing import Any
 import nats
 import orjson
 
-from mqtt_nats.broker.draining import drain, inherited, still_draining, was_sent
+from mqtt_nats.delivery.draining import drain, inherited, still_draining, was_sent
 from mqtt_nats.protocol.durable_sender import packet_id
 from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.protocol.overlap import Overlap

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mqtt_nats.broker.halfway import missing
+from mqtt_nats.delivery.inflight_note import missing
 from mqtt_nats.protocol.durable_sender import ID_SPACE, DurableOutbound, packet_id
 from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.protocol.ports import NOWHERE

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from mqtt_nats.broker import joining
-from mqtt_nats.broker.grounding import AT_ONCE
 from mqtt_nats.broker.joining import Joining, Turns, rest
+from mqtt_nats.delivery.position_recovery import AT_ONCE
 from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.sessions.consumer_binding import Attachment
 from mqtt_streams.messages import subscription_consumer

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.broker.leaving import LEFT, Leaving
+from mqtt_nats.delivery.position_handover import LEFT, Leaving
 from mqtt_streams.api import NoResponders
 
 

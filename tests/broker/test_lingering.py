@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from mqtt_nats.backbone.pending import Silent
-from mqtt_nats.broker import lingering
-from mqtt_nats.broker.lingering import Lingering
+from mqtt_nats.delivery import deferred_removals as lingering
+from mqtt_nats.delivery.deferred_removals import Lingering
 from tests.broker.support import Timers
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.broker import overflowing
+from mqtt_nats.delivery import backlog_limit as overflowing
 from mqtt_nats.protocol.inflight import Source
 
 

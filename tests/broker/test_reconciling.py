@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mqtt_nats.backbone import retry as patience
-from mqtt_nats.broker import reconciling
-from mqtt_nats.broker.reconciling import Reconciling
+from mqtt_nats.delivery import reconcile as reconciling
+from mqtt_nats.delivery.reconcile import Reconciling
 from mqtt_nats.protocol.durable_sender import DurableOutbound
 from mqtt_nats.protocol.inflight import Delivery, Source
 from mqtt_nats.sessions.consumer_binding import Attachment

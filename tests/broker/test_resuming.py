@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.broker import resuming
+from mqtt_nats.delivery import resume as resuming
 from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.sessions import consumer_attach as attaching
 from mqtt_nats.sessions.consumer_binding import Attachment

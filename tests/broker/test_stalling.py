@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from mqtt_nats.broker import stalling
-from mqtt_nats.broker.durable import DurableSide
-from mqtt_nats.broker.stalling import LONGEST, Stall, _take_back, give_up, look_after, publish_id
 from mqtt_nats.codec import PINGRESP, MqttError, ack_bytes
+from mqtt_nats.delivery import slow_clients as stalling
+from mqtt_nats.delivery.durable import DurableSide
+from mqtt_nats.delivery.slow_clients import LONGEST, Stall, _take_back, give_up, look_after, publish_id
 from mqtt_nats.messages.publish_encoder import Aliases
 from mqtt_nats.protocol.durable_sender import DurableOutbound, packet_id
 from mqtt_nats.protocol.inflight import Delivery, Source

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.broker import reconciling, stalling
-from mqtt_nats.broker.draining import returned, spend, stand_before
-from mqtt_nats.broker.reconciling import Reconciling
-from mqtt_nats.broker.stalling import Stall
+from mqtt_nats.delivery import reconcile as reconciling
+from mqtt_nats.delivery import slow_clients as stalling
+from mqtt_nats.delivery.draining import returned, spend, stand_before
+from mqtt_nats.delivery.reconcile import Reconciling
+from mqtt_nats.delivery.slow_clients import Stall
 from mqtt_nats.protocol.durable_sender import DurableOutbound
 from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.sessions.consumer_binding import Attachment

@@ -11,8 +11,8 @@ from typing import Any
 import nats
 import pytest
 
-from mqtt_nats.broker.leaving import LEFT
 from mqtt_nats.codec import Disconnect, Subscription, Will
+from mqtt_nats.delivery.position_handover import LEFT
 from mqtt_streams.hashing import name_hash
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness.gateway import Gateway

@@ -19,10 +19,10 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.backbone.retry import patiently
-from mqtt_nats.broker.draining import returned
-from mqtt_nats.broker.grounding import bound, fetch_pending, ground, stop
-from mqtt_nats.broker.resuming import note_kept
 from mqtt_nats.codec import QuotaExceeded
+from mqtt_nats.delivery.draining import returned
+from mqtt_nats.delivery.position_recovery import bound, fetch_pending, ground, stop
+from mqtt_nats.delivery.resume import note_kept
 from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.sessions.consumer_attach import bring_back
 from mqtt_nats.sessions.consumer_binding import BACKSTOP
@@ -34,7 +34,7 @@ from mqtt_streams.sessions import Conflict
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
-    from mqtt_nats.broker.durable import DurableSide
+    from mqtt_nats.delivery.durable import DurableSide
 
 log = logging.getLogger("mqtt_nats.broker")
 

@@ -21,7 +21,7 @@ from mqtt_streams.shared import HalfWay, halfway_subject
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
-    from mqtt_nats.broker.durable import DurableSide
+    from mqtt_nats.delivery.durable import DurableSide
     from mqtt_nats.protocol.durable_sender import DurableOutbound
 
 log = logging.getLogger("mqtt_nats.broker")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mqtt_nats.backbone.link import Handler
-    from mqtt_nats.broker.durable import DurableSide
+    from mqtt_nats.delivery.durable import DurableSide
     from mqtt_nats.protocol.durable_sender import DurableOutbound
     from mqtt_nats.sessions.consumer_binding import Attachment
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.base.tasks import rooted
-from mqtt_nats.broker.draining import finish, finished, returned, still_draining, watch
-from mqtt_nats.broker.grounding import bound, fetch_pending, ground, recall, stop
-from mqtt_nats.broker.halfway import gone
 from mqtt_nats.codec import QuotaExceeded
+from mqtt_nats.delivery.draining import finish, finished, returned, still_draining, watch
+from mqtt_nats.delivery.inflight_note import gone
+from mqtt_nats.delivery.position_recovery import bound, fetch_pending, ground, recall, stop
 from mqtt_nats.ingress.retained_replay import Replay, open_gate, start_replays
 from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.protocol.unsequenced import RETAINED_BASE
@@ -38,7 +38,7 @@ from mqtt_streams.subjects import subject_to_filter
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
-    from mqtt_nats.broker.durable import DurableSide
+    from mqtt_nats.delivery.durable import DurableSide
 
 log = logging.getLogger("mqtt_nats.broker")
 

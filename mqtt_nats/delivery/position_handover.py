@@ -12,8 +12,8 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.pending import Silent
-from mqtt_nats.broker.grounding import SETTING, all_done, parts, stop
-from mqtt_nats.broker.keeping import PROOFS, Fresh
+from mqtt_nats.delivery.position_recovery import SETTING, all_done, parts, stop
+from mqtt_nats.delivery.position_writer import PROOFS, Fresh
 from mqtt_nats.protocol.requeue import EVER
 from mqtt_nats.sessions.consumer_attach import STEP
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
-    from mqtt_nats.broker.durable import DurableSide
-    from mqtt_nats.broker.keeping import Keeper
+    from mqtt_nats.delivery.durable import DurableSide
+    from mqtt_nats.delivery.position_writer import Keeper
     from mqtt_streams.consumers import ConsumerRef
 
 log = logging.getLogger("mqtt_nats.broker")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.durable import DurableSide
+    from mqtt_nats.delivery.durable import DurableSide
 
 PATIENCE: Final = 1.0
 PATIENCE_MOST: Final = 30.0

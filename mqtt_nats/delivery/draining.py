@@ -26,7 +26,7 @@ from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import V5, Conflict, Draining
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.durable import DurableSide
+    from mqtt_nats.delivery.durable import DurableSide
     from mqtt_nats.messages.message import Stored
     from mqtt_nats.sessions.consumer_binding import Attachment
 

@@ -15,8 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.retry import Place, patiently
-from mqtt_nats.broker.draining import finish, returned
-from mqtt_nats.broker.resuming import reattach
+from mqtt_nats.delivery.draining import finish, returned
+from mqtt_nats.delivery.resume import reattach
 from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.sessions.consumer_attach import outstanding
 from mqtt_nats.sessions.shared_subscribe import ask_groups_again
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
-    from mqtt_nats.broker.durable import DurableSide
+    from mqtt_nats.delivery.durable import DurableSide
     from mqtt_nats.protocol.durable_sender import DurableOutbound
     from mqtt_nats.sessions.consumer_binding import Attachment
 

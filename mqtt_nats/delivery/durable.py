@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.link import Handler
 from mqtt_nats.backbone.pending import Op, Silent
 from mqtt_nats.backbone.retry import patiently
-from mqtt_nats.broker.draining import finish, inherited, spend, unmatch, was_sent
-from mqtt_nats.broker.grounding import WINDOW
-from mqtt_nats.broker.keeping import KEPT, TAKEN, Keeper
-from mqtt_nats.broker.lingering import MARKS, RECORD, Lingering
-from mqtt_nats.broker.overflowing import pass_over
-from mqtt_nats.broker.seeking import seek
+from mqtt_nats.delivery.backlog_limit import pass_over
+from mqtt_nats.delivery.deferred_removals import MARKS, RECORD, Lingering
+from mqtt_nats.delivery.draining import finish, inherited, spend, unmatch, was_sent
+from mqtt_nats.delivery.position_recovery import WINDOW
+from mqtt_nats.delivery.position_writer import KEPT, TAKEN, Keeper
+from mqtt_nats.delivery.pubrel_audit import seek
 from mqtt_nats.ingress.receipts import ConfirmOp, PubrelOp
 from mqtt_nats.messages.message import Stored
 from mqtt_nats.messages.publish_encoder import extras_of, pack
@@ -50,7 +50,7 @@ from mqtt_streams.subjects import starts_with_wildcard, visible_to_wildcard
 if TYPE_CHECKING:
     from mqtt_nats.broker.catching import Catching
     from mqtt_nats.broker.client import Client
-    from mqtt_nats.broker.stalling import Stall
+    from mqtt_nats.delivery.slow_clients import Stall
 
 log = logging.getLogger("mqtt_nats.broker")
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.base import server_clock as natstime
-from mqtt_nats.broker.keeping import OWED, TAKEN, Keeper
+from mqtt_nats.delivery.position_writer import OWED, TAKEN, Keeper
 from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.protocol.requeue import EVER
 from mqtt_nats.sessions.consumer_attach import CREATE_FAILED, CREATE_TRIES, STEP
@@ -39,7 +39,7 @@ from mqtt_streams.sessions import Conflict
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
-    from mqtt_nats.broker.durable import DurableSide
+    from mqtt_nats.delivery.durable import DurableSide
 
 log = logging.getLogger("mqtt_nats.broker")
 
