@@ -21,7 +21,6 @@ from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.base.logs import GATEWAY
-from mqtt_nats.broker import company, live
 from mqtt_nats.broker.context import Broker
 from mqtt_nats.broker.control import Control, Powers
 from mqtt_nats.broker.fleet import Fleet
@@ -39,6 +38,8 @@ from mqtt_nats.observability.message_log import follow
 from mqtt_nats.plugins.manager import Plugins
 from mqtt_nats.pubsub.fanout import SEEN_FOR
 from mqtt_nats.sessions.shared_subscribe import look_after, recover_queues
+from mqtt_nats.shared_reader import eligibility as company
+from mqtt_nats.shared_reader import sessions as live
 from mqtt_nats.transport.connection import CLOCK_STEP
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.definitions import (

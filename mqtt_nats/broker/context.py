@@ -60,12 +60,12 @@ if TYPE_CHECKING:
     from mqtt_nats.broker.control import Control
     from mqtt_nats.broker.fleet import Fleet
     from mqtt_nats.broker.leases import Lease
-    from mqtt_nats.broker.live import Live
     from mqtt_nats.broker.will import Done
     from mqtt_nats.config.settings import Settings
     from mqtt_nats.delivery.position_writer import Keeper
     from mqtt_nats.delivery.reconcile import Reconciling
     from mqtt_nats.plugins.manager import Plugins
+    from mqtt_nats.shared_reader.sessions import Live
     from mqtt_streams.wills import StoredWill
 
 log = logging.getLogger("mqtt_nats.broker")

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.broker import joining
-from mqtt_nats.broker.joining import Joining, Turns, rest
 from mqtt_nats.delivery.position_recovery import AT_ONCE
 from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.sessions.consumer_binding import Attachment
+from mqtt_nats.shared_reader import promotion as joining
+from mqtt_nats.shared_reader.promotion import Joining, Turns, rest
 from mqtt_streams.messages import subscription_consumer
 
 

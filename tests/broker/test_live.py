@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.broker import joining as becoming
-from mqtt_nats.broker import upkeep
-from mqtt_nats.broker.joining import Joining, left
-from mqtt_nats.broker.live import Live
 from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.sessions.consumer_binding import Attachment
+from mqtt_nats.shared_reader import housekeeping as upkeep
+from mqtt_nats.shared_reader import promotion as becoming
+from mqtt_nats.shared_reader.promotion import Joining, left
+from mqtt_nats.shared_reader.sessions import Live
 from mqtt_streams.messages import subscription_consumer
 
 MOST = upkeep.CROWD_MOST

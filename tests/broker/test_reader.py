@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtt_nats.broker.reader import EVERYTHING, FILTERS_MOST, LEAST, MOST, SAMPLE, Reader, chosen, covers
 from mqtt_nats.protocol.overlap import patterns_meet, subject_matches
+from mqtt_nats.shared_reader.reader import EVERYTHING, FILTERS_MOST, LEAST, MOST, SAMPLE, Reader, chosen, covers
 from mqtt_streams.api import Reply, RequestTimeout
 from mqtt_streams.messages import PREFIX
 

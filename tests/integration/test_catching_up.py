@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.broker.catching import PAGE_BYTES, Catching
 from mqtt_nats.codec import Publish
+from mqtt_nats.shared_reader.catch_up import PAGE_BYTES, Catching
 from mqtt_streams.consumers import reader_request
 from tests.conftest import GatewayFactory, _gateway_factory
 from tests.harness import raw
@@ -324,7 +324,7 @@ def test_a_reader_that_is_refused(inside: Inside, monkeypatch: pytest.MonkeyPatc
     def wrong(*arguments: Any, **more: Any) -> dict[str, Any]:
         return reader_request(*arguments, **more, ack_policy="none at all")
 
-    monkeypatch.setattr("mqtt_nats.broker.catching.reader_request", wrong)
+    monkeypatch.setattr("mqtt_nats.shared_reader.catch_up.reader_request", wrong)
     with missed(inside, "refused", "refused/a") as client:
         assert taken(client, MANY) == [*range(MANY)]
         assert client.ping() == []

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.broker import company
+from mqtt_nats.shared_reader import eligibility as company
 from mqtt_streams.consumers import consumer_names, delete_consumer
 from mqtt_streams.gateways import POSITIONS, GatewayStore
 from tests.conftest import NatsFactory

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.broker import joining as becoming
-from mqtt_nats.broker.joining import Joining
-from mqtt_nats.broker.live import PASSED, Live
 from mqtt_nats.codec import Publish
 from mqtt_nats.delivery import durable
+from mqtt_nats.shared_reader import promotion as becoming
+from mqtt_nats.shared_reader.promotion import Joining
+from mqtt_nats.shared_reader.sessions import PASSED, Live
 from mqtt_streams.consumers import delete_consumer
 from mqtt_streams.hashing import name_hash
 from tests.conftest import GatewayFactory, _gateway_factory

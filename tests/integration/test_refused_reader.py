@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.broker import upkeep
+from mqtt_nats.shared_reader import housekeeping as upkeep
 from mqtt_streams.consumers import delete_consumer, reader_request
 from mqtt_streams.messages import STREAM as MESSAGES
 from tests.harness import raw
@@ -47,7 +47,7 @@ def test_sessions_without_a_reader(nats_server: NatsServer, monkeypatch: pytest.
             deliver(writer, client, 1)
 
             def refuse() -> None:
-                monkeypatch.setattr("mqtt_nats.broker.reader.reader_request", wrong)
+                monkeypatch.setattr("mqtt_nats.shared_reader.reader.reader_request", wrong)
 
             inside.call(refuse)
             gone = asyncio.run_coroutine_threadsafe(delete_consumer(inbox, MESSAGES, reader.name), inside.loop)
@@ -55,7 +55,7 @@ def test_sessions_without_a_reader(nats_server: NatsServer, monkeypatch: pytest.
             deliver(writer, client, 2)
             eventually(lambda: not served(), PATIENCE)
             deliver(writer, client, 3)
-            monkeypatch.setattr("mqtt_nats.broker.reader.reader_request", reader_request)
+            monkeypatch.setattr("mqtt_nats.shared_reader.reader.reader_request", reader_request)
             eventually(served, PATIENCE)
             deliver(writer, client, 4)
             client.ping()

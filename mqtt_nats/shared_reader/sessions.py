@@ -14,9 +14,15 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.broker.catching import Catching
-from mqtt_nats.broker.interest import Interest
-from mqtt_nats.broker.joining import (
+from mqtt_nats.codec import MqttError, ReasonCode
+from mqtt_nats.delivery.position_recovery import bound, stop
+from mqtt_nats.delivery.position_writer import TAKEN, Keeper
+from mqtt_nats.delivery.resume import demote, reattach
+from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.sessions.consumer_attach import STEP
+from mqtt_nats.shared_reader.catch_up import Catching
+from mqtt_nats.shared_reader.index import Interest
+from mqtt_nats.shared_reader.promotion import (
     Joining,
     Member,
     Turns,
@@ -28,23 +34,17 @@ from mqtt_nats.broker.joining import (
     settled,
     take_over,
 )
-from mqtt_nats.broker.reader import Reader
-from mqtt_nats.codec import MqttError, ReasonCode
-from mqtt_nats.delivery.position_recovery import bound, stop
-from mqtt_nats.delivery.position_writer import TAKEN, Keeper
-from mqtt_nats.delivery.resume import demote, reattach
-from mqtt_nats.protocol.inflight import Source
-from mqtt_nats.sessions.consumer_attach import STEP
+from mqtt_nats.shared_reader.reader import Reader
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.sessions import Conflict
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
-    from mqtt_nats.broker.company import Company
     from mqtt_nats.broker.context import Broker
     from mqtt_nats.delivery.durable import DurableSide
     from mqtt_nats.messages.message import Stored
     from mqtt_nats.sessions.consumer_binding import Attachment
+    from mqtt_nats.shared_reader.eligibility import Company
 
 log = logging.getLogger("mqtt_nats.broker")
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.backbone.retry import elected
 from mqtt_nats.base.tasks import rooted
-from mqtt_nats.broker.live import Live
-from mqtt_nats.broker.upkeep import keep_up
 from mqtt_nats.delivery.position_writer import keep
+from mqtt_nats.shared_reader.housekeeping import keep_up
+from mqtt_nats.shared_reader.sessions import Live
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import consumer_info, consumer_names
 from mqtt_streams.gateways import POSITIONS

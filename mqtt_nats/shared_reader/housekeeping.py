@@ -7,14 +7,14 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.broker.joining import settled
-from mqtt_nats.broker.live import RENEWAL
 from mqtt_nats.delivery.position_recovery import renew_dormant
+from mqtt_nats.shared_reader.promotion import settled
+from mqtt_nats.shared_reader.sessions import RENEWAL
 
 if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
-    from mqtt_nats.broker.live import Live
     from mqtt_nats.delivery.durable import DurableSide
+    from mqtt_nats.shared_reader.sessions import Live
 
 log = logging.getLogger("mqtt_nats.broker")
 

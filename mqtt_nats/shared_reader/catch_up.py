@@ -14,11 +14,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.acked_publisher import TRANSIENT
-from mqtt_nats.broker.interest import shown
-from mqtt_nats.broker.joining import Joining, Member, nothing_left
-from mqtt_nats.broker.reader import chosen
 from mqtt_nats.delivery.position_writer import TAKEN
 from mqtt_nats.sessions.consumer_attach import STEP
+from mqtt_nats.shared_reader.index import shown
+from mqtt_nats.shared_reader.promotion import Joining, Member, nothing_left
+from mqtt_nats.shared_reader.reader import chosen
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.consumers import delete_consumer, reader_request
 from mqtt_streams.messages import DELIVER_PREFIX
@@ -27,7 +27,7 @@ from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.subjects import starts_with_wildcard
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.live import Live
+    from mqtt_nats.shared_reader.sessions import Live
 
 log = logging.getLogger("mqtt_nats.broker")
 
