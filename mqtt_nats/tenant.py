@@ -24,16 +24,16 @@ from mqtt_nats.base.logs import GATEWAY
 from mqtt_nats.broker.context import Broker
 from mqtt_nats.broker.control import Control, Powers
 from mqtt_nats.broker.fleet import Fleet
-from mqtt_nats.broker.leases import Lease
 from mqtt_nats.broker.recovery import recover, recover_wild, watch_consumers
 from mqtt_nats.broker.silence import end_silent
-from mqtt_nats.broker.standstill import tick, watch
 from mqtt_nats.broker.tapping import changed, fit
-from mqtt_nats.broker.timing import take_timers
 from mqtt_nats.config.nats_connect import check_version, connect_link, server_version
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.delivery import slow_clients as stalling
 from mqtt_nats.ingress.retained_deferral import withhold
+from mqtt_nats.lifecycle.lease import Lease
+from mqtt_nats.lifecycle.pause_detection import tick, watch
+from mqtt_nats.lifecycle.timers import take_timers
 from mqtt_nats.observability.message_log import follow
 from mqtt_nats.plugins.manager import Plugins
 from mqtt_nats.pubsub.fanout import SEEN_FOR

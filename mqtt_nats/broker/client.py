@@ -20,7 +20,6 @@ from mqtt_nats.broker.closing import fall_silent, farewell, leave
 from mqtt_nats.broker.greeting import TERMS, Terms, goodbye, refusal, terms
 from mqtt_nats.broker.opening import open_session, refuse
 from mqtt_nats.broker.subscribing import subscribe, unsubscribe
-from mqtt_nats.broker.will import leave_will
 from mqtt_nats.codec import (
     PINGRESP,
     Ack,
@@ -42,6 +41,7 @@ from mqtt_nats.codec import (
 from mqtt_nats.ingress.publish import RECEIPTS_LOW, publish, publish5, publish_run
 from mqtt_nats.ingress.qos2 import Inbound
 from mqtt_nats.ingress.receipts import Receipt
+from mqtt_nats.lifecycle.will import leave_will
 from mqtt_nats.messages.message import Message
 from mqtt_nats.messages.publish_encoder import Aliases, tailor
 from mqtt_nats.protocol.transient_sender import Late, RegularOutbound

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 from mqtt_nats.backbone.pending import Op, Silent
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.broker.greeting import NEVER
-from mqtt_nats.broker.will import Done, drop_will, leave_late_will, settle_wills
 from mqtt_nats.codec import Disconnect, ProtocolError, ReasonCode
 from mqtt_nats.delivery.inflight_note import note
 from mqtt_nats.delivery.position_handover import leave_position
 from mqtt_nats.hooks.calls import disconnected, session
 from mqtt_nats.hooks.points import SESSION_TERMINATED
+from mqtt_nats.lifecycle.will import Done, drop_will, leave_late_will, settle_wills
 from mqtt_nats.sessions.consumer_binding import backstop
 from mqtt_nats.sessions.record import discard_session, leftovers, save_record
 from mqtt_nats.sessions.shared_subscribe import detach, forget_later

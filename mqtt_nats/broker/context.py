@@ -20,14 +20,14 @@ from mqtt_nats.backbone.link import Link
 from mqtt_nats.backbone.pending import Op
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.base.tasks import rooted
-from mqtt_nats.broker.banning import Banning
-from mqtt_nats.broker.readiness import Readiness
 from mqtt_nats.config.worker_identity import own_place
 from mqtt_nats.delivery.position_handover import Leaving
 from mqtt_nats.hooks.registry import Hooks
 from mqtt_nats.ingress.interceptors import Takers
 from mqtt_nats.ingress.request_reply import Replying
 from mqtt_nats.ingress.retained_tombstones import Tombstones
+from mqtt_nats.lifecycle.cluster_bans import Banning
+from mqtt_nats.lifecycle.readiness import Readiness
 from mqtt_nats.messages.cache import Recent
 from mqtt_nats.messages.ids import MessageIds
 from mqtt_nats.observability.counters import Counters
@@ -59,11 +59,11 @@ if TYPE_CHECKING:
     from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.control import Control
     from mqtt_nats.broker.fleet import Fleet
-    from mqtt_nats.broker.leases import Lease
-    from mqtt_nats.broker.will import Done
     from mqtt_nats.config.settings import Settings
     from mqtt_nats.delivery.position_writer import Keeper
     from mqtt_nats.delivery.reconcile import Reconciling
+    from mqtt_nats.lifecycle.lease import Lease
+    from mqtt_nats.lifecycle.will import Done
     from mqtt_nats.plugins.manager import Plugins
     from mqtt_nats.shared_reader.sessions import Live
     from mqtt_streams.wills import StoredWill

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mqtt_nats.access.authenticator import Door
     from mqtt_nats.backbone.link import Link
     from mqtt_nats.broker.context import Broker
-    from mqtt_nats.broker.leases import Lease
+    from mqtt_nats.lifecycle.lease import Lease
     from mqtt_nats.transport.listener import Listener
 
 log = logging.getLogger("mqtt_nats.audit")

@@ -27,8 +27,6 @@ from mqtt_nats.broker.greeting import (
 from mqtt_nats.broker.moving import settle
 from mqtt_nats.broker.permitting import denied_subscriptions, identify
 from mqtt_nats.broker.subscribing import withdraw
-from mqtt_nats.broker.unconfirmed import leave_claimed
-from mqtt_nats.broker.will import check_will, keep_will, settle_wills
 from mqtt_nats.codec import (
     Connack,
     Connect,
@@ -44,6 +42,8 @@ from mqtt_nats.delivery.durable import DurableSide
 from mqtt_nats.delivery.resume import rejoin, resume
 from mqtt_nats.hooks.calls import admit, connected, looked_at, session
 from mqtt_nats.hooks.points import SESSION_CREATED, SESSION_DISCARDED, SESSION_RESUMED
+from mqtt_nats.lifecycle.claim_outcome import leave_claimed
+from mqtt_nats.lifecycle.will import check_will, keep_will, settle_wills
 from mqtt_nats.messages.publish_encoder import Aliases
 from mqtt_nats.protocol.transient_sender import RegularOutbound
 from mqtt_nats.sessions.record import discard_session, leftovers, save_record, unfinished

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.access.acl import Both, Identity, Permissions, Rules
 from mqtt_nats.access.authenticator import ADMINISTRATOR
 from mqtt_nats.broker.subscribing import withdraw
-from mqtt_nats.broker.will import drop_will
 from mqtt_nats.codec import NotAuthorized
 from mqtt_nats.hooks.calls import dropped
 from mqtt_nats.hooks.chain import HookFailed
 from mqtt_nats.hooks.events import Authorizing, ClientView
 from mqtt_nats.hooks.points import CLIENT_AUTHORIZE
+from mqtt_nats.lifecycle.will import drop_will
 from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED
 from mqtt_streams.subjects import subject_to_filter, subject_to_topic
 

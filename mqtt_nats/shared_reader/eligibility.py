@@ -26,7 +26,7 @@ from mqtt_streams.sessions import V5_VERSION
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
     from mqtt_nats.broker.context import Broker
-    from mqtt_nats.broker.leases import Lease
+    from mqtt_nats.lifecycle.lease import Lease
 
 log = logging.getLogger("mqtt_nats.broker")
 

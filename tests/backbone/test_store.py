@@ -15,7 +15,7 @@ from mqtt_nats.backbone import stream_outage as outage
 from mqtt_nats.backbone.acked_publisher import ACK_TIMEOUT
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.backbone.pending import TooLarge, sequence
-from mqtt_nats.broker import standstill
+from mqtt_nats.lifecycle import pause_detection as standstill
 from mqtt_nats.transport.connection import Clock
 from tests.backbone.bench import ACK, NO_RESPONDERS, Bench
 from tests.harness.waiting import aeventually

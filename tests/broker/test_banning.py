@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from mqtt_nats.broker.banning import Banning
+from mqtt_nats.lifecycle.cluster_bans import Banning
 
 
 def banning() -> Banning:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.broker import standstill
+from mqtt_nats.lifecycle import pause_detection as standstill
 from mqtt_nats.transport.connection import Clock, Hold
 
 

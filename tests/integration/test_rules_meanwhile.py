@@ -84,7 +84,7 @@ def test_of_a_will_that_is_being_stored(ruled: Ruled, monkeypatch: pytest.Monkey
 
     with Raw5.open(ruled.inside.port, "observer") as observer:
         observer.subscribed(("#", 1))
-        monkeypatch.setattr("mqtt_nats.broker.will.will_subject", subject)
+        monkeypatch.setattr("mqtt_nats.lifecycle.will.will_subject", subject)
         for name, topic in (("w1", "secret/w1"), ("w2", "open/w2")):
             ruled.write(OPEN)
             doomed = Raw5(ruled.inside.port)

@@ -28,8 +28,8 @@ if __name__ == "__main__":
     sessions._v5 = lambda value, client_hash: read(_known(value), client_hash)
     sessions._encode_v5 = lambda v5: _known(encode(v5)) | {"version": VERSION}
 
-    from mqtt_nats.broker.leases import Lease
     from mqtt_nats.cli import main
+    from mqtt_nats.lifecycle.lease import Lease
 
     begin = Lease.begin
 

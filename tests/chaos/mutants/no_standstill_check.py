@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from mqtt_nats.broker import standstill
 from mqtt_nats.cli import main
+from mqtt_nats.lifecycle import pause_detection as standstill
 
 if __name__ == "__main__":
     standstill._begin = standstill._read_clock

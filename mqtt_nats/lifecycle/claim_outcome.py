@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.retry import PAUSE
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.broker.closing import set_deadline
-from mqtt_nats.broker.will import delay_will, settle_wills
+from mqtt_nats.lifecycle.will import delay_will, settle_wills
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.sessions import PoisonedRecord, SessionRecord
 

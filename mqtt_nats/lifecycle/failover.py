@@ -12,8 +12,8 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.broker.closing import UNSET, end_session
-from mqtt_nats.broker.will import delay_will, published, settle_wills
 from mqtt_nats.ingress.retained_store import is_retained
+from mqtt_nats.lifecycle.will import delay_will, published, settle_wills
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError
 from mqtt_streams.gateways import Entry

@@ -2,7 +2,7 @@
 """This gateway's lease, and those of the others.
 
 A gateway holds a lease in a KV bucket and renews it. When it dies the lease lapses, and one of the others deals
-with its clients: see :mod:`mqtt_nats.broker.reaping` and docs/internals/rules.md#leases.
+with its clients: see :mod:`mqtt_nats.lifecycle.failover` and docs/internals/rules.md#leases.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from mqtt_nats import __version__
 from mqtt_nats.backbone.acked_publisher import TRANSIENT
 from mqtt_nats.backbone.retry import elected
 from mqtt_nats.base.server_clock import converted
-from mqtt_nats.broker.reaping import reap
 from mqtt_nats.codec import MqttError, ReasonCode
+from mqtt_nats.lifecycle.failover import reap
 from mqtt_nats.sessions.ownership import still_owner
 from mqtt_nats.transport.connection import Hold
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
