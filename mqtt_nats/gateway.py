@@ -17,11 +17,11 @@ from mqtt_nats.authenticators.access_control import Doors
 from mqtt_nats.base.admission import House
 from mqtt_nats.base.errors import StartupError, describe
 from mqtt_nats.base.logs import GATEWAY
-from mqtt_nats.broker.client import Client
 from mqtt_nats.broker.context import Broker
 from mqtt_nats.broker.control import Powers
-from mqtt_nats.broker.greeting import UseAnotherServer
-from mqtt_nats.broker.tapping import entered
+from mqtt_nats.client.client import Client
+from mqtt_nats.client.message_hooks import entered
+from mqtt_nats.client.negotiation import UseAnotherServer
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.config.settings import Settings, cannot_listen
 from mqtt_nats.hangup import Hangup

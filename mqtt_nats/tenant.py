@@ -25,8 +25,8 @@ from mqtt_nats.broker.context import Broker
 from mqtt_nats.broker.control import Control, Powers
 from mqtt_nats.broker.fleet import Fleet
 from mqtt_nats.broker.recovery import recover, recover_wild, watch_consumers
-from mqtt_nats.broker.silence import end_silent
-from mqtt_nats.broker.tapping import changed, fit
+from mqtt_nats.client.keepalive import end_silent
+from mqtt_nats.client.message_hooks import changed, fit
 from mqtt_nats.config.nats_connect import check_version, connect_link, server_version
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.delivery import slow_clients as stalling

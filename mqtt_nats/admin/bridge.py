@@ -23,8 +23,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from mqtt_nats.access.authenticator import ADMINISTRATOR, Allow, Credentials, Denied, Exchange
 from mqtt_nats.admin.guard import SUBPROTOCOL
-from mqtt_nats.broker.client import Client
-from mqtt_nats.broker.tapping import entered
+from mqtt_nats.client.client import Client
+from mqtt_nats.client.message_hooks import entered
 from mqtt_nats.codec import (
     Ack,
     AckRun,

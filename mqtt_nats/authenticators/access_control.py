@@ -21,7 +21,7 @@ from mqtt_nats.access.settings import (
     TokenSettings,
 )
 from mqtt_nats.authenticators.tenancy import bound
-from mqtt_nats.broker.permitting import change_rules, revoke
+from mqtt_nats.client.authorization import change_rules, revoke
 
 if TYPE_CHECKING:
     from mqtt_nats.access.scram import Users

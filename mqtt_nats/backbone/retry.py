@@ -12,7 +12,7 @@ from mqtt_nats.backbone.acked_publisher import TRANSIENT
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.client import Client
+    from mqtt_nats.client.client import Client
 
 log = logging.getLogger("mqtt_nats.broker")
 

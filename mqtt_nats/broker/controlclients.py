@@ -16,8 +16,8 @@ from mqtt_nats.transport.connection import Hold
 from mqtt_streams.subjects import subject_to_topic
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.control import Control
+    from mqtt_nats.client.client import Client
 
 log = logging.getLogger("mqtt_nats.audit")
 

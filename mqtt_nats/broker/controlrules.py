@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from mqtt_nats.access.acl import Identity, Permissions, Rule, Rules
 from mqtt_nats.base.networks import parse_host
-from mqtt_nats.broker.closing import end_session
 from mqtt_nats.broker.controlling import Refusal, sliced
+from mqtt_nats.client.disconnect import end_session
 from mqtt_nats.codec import MqttError, validate_topic_filter, validate_topic_name
 from mqtt_nats.codec.topics import MAX_BYTES
 from mqtt_nats.hooks.calls import session

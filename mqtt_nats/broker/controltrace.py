@@ -17,9 +17,9 @@ from zlib import crc32
 
 import orjson
 
-from mqtt_nats.broker.client import Client
 from mqtt_nats.broker.controlling import Refusal
 from mqtt_nats.broker.watching import Watch, WatchedSend
+from mqtt_nats.client.client import Client
 from mqtt_nats.codec import MqttError, Packet, matches, validate_topic_filter
 from mqtt_nats.hooks.events import Acked, Connected, Delivered, Disconnected, Dropped, Published, Publishing
 from mqtt_nats.hooks.points import (

@@ -24,8 +24,8 @@ from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import Conflict
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
+    from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableSide
 
 log = logging.getLogger("mqtt_nats.broker")

@@ -27,7 +27,7 @@ from mqtt_nats.codec.wire import PacketKind
 from mqtt_nats.messages.delivery_hooks import Spout, extent
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.client import Client
+    from mqtt_nats.client.client import Client
 
 ANSWERED: Final = {
     PacketKind.PUBACK: PacketKind.PUBLISH,

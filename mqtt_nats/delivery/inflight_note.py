@@ -20,7 +20,7 @@ from mqtt_streams.retained import STREAM as RETAINED
 from mqtt_streams.shared import HalfWay, halfway_subject
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.client import Client
+    from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableSide
     from mqtt_nats.protocol.durable_sender import DurableOutbound
 

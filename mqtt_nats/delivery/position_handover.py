@@ -24,8 +24,8 @@ from mqtt_streams.sessions import PoisonedRecord
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
-    from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
+    from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableSide
     from mqtt_nats.delivery.position_writer import Keeper
     from mqtt_streams.consumers import ConsumerRef

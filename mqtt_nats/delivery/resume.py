@@ -37,7 +37,7 @@ from mqtt_streams.sessions import Conflict, SubscriptionOptions
 from mqtt_streams.subjects import subject_to_filter
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.client import Client
+    from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableSide
 
 log = logging.getLogger("mqtt_nats.broker")

@@ -42,8 +42,8 @@ from mqtt_nats.hooks.points import (
 )
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
+    from mqtt_nats.client.client import Client
 
 E = TypeVar("E")
 V = TypeVar("V")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from mqtt_nats.codec import Properties, ReasonCode, Subscription
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.client import Client
+    from mqtt_nats.client.client import Client
 
 REFUSALS: Final = frozenset(
     (

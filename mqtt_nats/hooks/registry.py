@@ -29,7 +29,7 @@ class Hooks:
     """Who is asked, and told, at which point.
 
     Points without callbacks have no chain at all: whoever would ask finds nothing, and what is on the message path is
-    not even there (:mod:`mqtt_nats.broker.tapping`).
+    not even there (:mod:`mqtt_nats.client.message_hooks`).
 
     Args:
         spawn: runs a coroutine in the gateway's task group.

@@ -27,8 +27,8 @@ from mqtt_streams.properties import STAY, header_lines, ttl_line
 from mqtt_streams.subjects import REPLY_LEVEL
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.client import Client
-    from mqtt_nats.broker.permitting import Guard
+    from mqtt_nats.client.authorization import Guard
+    from mqtt_nats.client.client import Client
     from mqtt_nats.pubsub.routing_table import Route
 
 HEADERS: Final = 256

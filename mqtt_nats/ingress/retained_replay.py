@@ -29,7 +29,7 @@ from mqtt_streams.subjects import wire_topic
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from mqtt_nats.broker.client import Client
+    from mqtt_nats.client.client import Client
     from mqtt_nats.protocol.inflight import Source
     from mqtt_nats.pubsub.routing_table import Filter
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.broker.closing import UNSET, end_session
+from mqtt_nats.client.disconnect import UNSET, end_session
 from mqtt_nats.ingress.retained_store import is_retained
 from mqtt_nats.lifecycle.will import delay_will, published, settle_wills
 from mqtt_streams import stored

@@ -12,7 +12,7 @@ from mqtt_nats.hooks.points import MESSAGE_ACKED, MESSAGE_DELIVERED, MESSAGE_DRO
 from mqtt_nats.transport.write_buffer import Outlet
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.client import Client
+    from mqtt_nats.client.client import Client
     from mqtt_nats.messages.message import Stored
 
 

@@ -16,7 +16,7 @@ from mqtt_nats.messages.message import Message, Stored, encoded_id, expired, tai
 from mqtt_streams.subjects import subject_to_topic
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.client import Client
+    from mqtt_nats.client.client import Client
     from mqtt_nats.protocol.inflight import Delivery
     from mqtt_nats.protocol.overlap import Overlap
     from mqtt_nats.pubsub.routing_table import Choice

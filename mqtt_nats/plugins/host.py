@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from mqtt_nats.backbone.pending import TooLarge
 from mqtt_nats.base import server_clock as natstime
-from mqtt_nats.broker.subscribing import subscribe
-from mqtt_nats.broker.tapping import arrange
+from mqtt_nats.client.message_hooks import arrange
+from mqtt_nats.client.subscribe import subscribe
 from mqtt_nats.codec import MqttError, PacketTooLarge, Properties, ReasonCode, Subscribe, Subscription
 from mqtt_nats.hooks.chain import TIMEOUT, Decider, Decision, Entry, Notice, Observer, Point
 from mqtt_nats.hooks.events import ClientView

@@ -51,7 +51,7 @@ from mqtt_streams.stored import delete, get_sequence
 from mqtt_streams.subjects import filter_to_subjects, starts_with_wildcard, visible_to_wildcard
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.client import Client
+    from mqtt_nats.client.client import Client
     from mqtt_streams.sessions import SharedSubscription
 
 log = logging.getLogger("mqtt_nats.broker")

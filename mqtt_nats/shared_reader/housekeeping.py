@@ -12,7 +12,7 @@ from mqtt_nats.shared_reader.promotion import settled
 from mqtt_nats.shared_reader.sessions import RENEWAL
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.client import Client
+    from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableSide
     from mqtt_nats.shared_reader.sessions import Live
 

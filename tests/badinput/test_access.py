@@ -12,7 +12,7 @@ import pytest
 import mqtt_nats.gateway
 from mqtt_nats.access.authenticator import Allow, Challenge, Credentials, Denied, Exchange, Success
 from mqtt_nats.authenticators.access_control import Doors
-from mqtt_nats.broker import authenticating
+from mqtt_nats.client import authentication as authenticating
 from mqtt_nats.codec import ReasonCode
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.gateway import Gateway

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from mqtt_nats.base import server_clock as natstime
-from mqtt_nats.broker.client import Client
+from mqtt_nats.client.client import Client
 from mqtt_nats.sessions import shared_member as membership
 from mqtt_nats.sessions.shared_member import AssignOp, Membership
 from mqtt_nats.sessions.shared_ownership import room_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.broker import permitting
+from mqtt_nats.client import authorization as permitting
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqtt_nats.backbone.link import Link
-from mqtt_nats.broker.client import Client
-from mqtt_nats.broker.greeting import Terms
+from mqtt_nats.client.client import Client
+from mqtt_nats.client.negotiation import Terms
 from mqtt_nats.codec import ClientDecoder, Limits, Publish, PublishRun
 from mqtt_nats.hooks.registry import Hooks
 from mqtt_nats.messages.message import Message, Rich, Stored, encoded_id, expired, left, tailored

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mqtt_nats.access.authenticator import Allow, Credentials, Denied
-from mqtt_nats.broker.authenticating import _decision
-from mqtt_nats.broker.tapping import Tap
+from mqtt_nats.client.authentication import _decision
+from mqtt_nats.client.message_hooks import Tap
 from mqtt_nats.codec import NotAuthorized, ReasonCode, Subscription, Will
 from mqtt_nats.hooks import (
     CLIENT_AUTHENTICATE,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.broker.tapping import Tap
+from mqtt_nats.client.message_hooks import Tap
 from mqtt_nats.codec import Ack, Connack, Connect, Publish, ReasonCode, Subscription, Will
 from mqtt_nats.hooks import (
     MESSAGE_ACKED,

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from mqtt_nats import tenant as module
-from mqtt_nats.broker.client import Client
+from mqtt_nats.client.client import Client
 from mqtt_nats.codec import Disconnect, Publish, Will
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.gateway import serve

@@ -7,7 +7,7 @@ import signal
 import pytest
 from nats.aio.msg import Msg
 
-from mqtt_nats.broker.closing import ended_record
+from mqtt_nats.client.disconnect import ended_record
 from mqtt_nats.codec import Connack, Connect
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.headers import EXPECTED_LAST_SUBJECT_SEQUENCE

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from nats.aio.subscription import Subscription
 
-from mqtt_nats.broker.client import Client
+from mqtt_nats.client.client import Client
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBCOMP, PUBREC, PUBREL, RawClient
 from tests.harness.waiting import aeventually

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.broker.client import Client
+from mqtt_nats.client.client import Client
 from mqtt_streams.wills import will_subject
 from tests.conftest import NatsFactory
 from tests.harness import raw, raw5

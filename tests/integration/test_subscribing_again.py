@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.broker import subscribing
+from mqtt_nats.client import subscribe as subscribing
 from mqtt_nats.ingress.retained_replay import prepare
 from mqtt_streams.api import ApiError
 from tests.harness import raw

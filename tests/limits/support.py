@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import anyio
 import psutil
 
-from mqtt_nats.broker.client import Client
+from mqtt_nats.client.client import Client
 from mqtt_nats.codec import ReasonCode
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.gateway import Gateway

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from mqtt_nats.broker.client import Client
 from mqtt_nats.cli import main
+from mqtt_nats.client.client import Client
 from mqtt_nats.sessions.takeover import Claims
 
 

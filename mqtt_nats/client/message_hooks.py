@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from mqtt_nats.backbone.pending import Op, TooLarge
 from mqtt_nats.base.errors import ends_task
-from mqtt_nats.broker.client import Client
-from mqtt_nats.broker.permitting import look_again
+from mqtt_nats.client.authorization import look_again
+from mqtt_nats.client.client import Client
 from mqtt_nats.codec import (
     Ack,
     AckRun,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.access.acl import Both, Identity, Permissions, Rules
 from mqtt_nats.access.authenticator import ADMINISTRATOR
-from mqtt_nats.broker.subscribing import withdraw
+from mqtt_nats.client.subscribe import withdraw
 from mqtt_nats.codec import NotAuthorized
 from mqtt_nats.hooks.calls import dropped
 from mqtt_nats.hooks.chain import HookFailed
@@ -19,8 +19,8 @@ from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED
 from mqtt_streams.subjects import subject_to_filter, subject_to_topic
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
+    from mqtt_nats.client.client import Client
 
 log = logging.getLogger("mqtt_nats.audit")
 

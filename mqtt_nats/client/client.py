@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.access.authenticator import ANONYMOUS
 from mqtt_nats.base.errors import ends_task
-from mqtt_nats.broker.authenticating import Authentication, begin
-from mqtt_nats.broker.closing import fall_silent, farewell, leave
-from mqtt_nats.broker.greeting import TERMS, Terms, goodbye, refusal, terms
-from mqtt_nats.broker.opening import open_session, refuse
-from mqtt_nats.broker.subscribing import subscribe, unsubscribe
+from mqtt_nats.client.authentication import Authentication, begin
+from mqtt_nats.client.connect import open_session, refuse
+from mqtt_nats.client.disconnect import fall_silent, farewell, leave
+from mqtt_nats.client.negotiation import TERMS, Terms, goodbye, refusal, terms
+from mqtt_nats.client.subscribe import subscribe, unsubscribe
 from mqtt_nats.codec import (
     PINGRESP,
     Ack,
@@ -57,7 +57,7 @@ from mqtt_streams.subjects import filter_to_subjects
 if TYPE_CHECKING:
     from mqtt_nats.access.authenticator import Door
     from mqtt_nats.broker.context import Broker
-    from mqtt_nats.broker.permitting import Guard
+    from mqtt_nats.client.authorization import Guard
     from mqtt_nats.delivery.durable import DurableSide
     from mqtt_streams.sessions import SessionRecord
     from mqtt_streams.wills import StoredWill

@@ -29,7 +29,7 @@ from mqtt_streams.messages import subscription_consumer
 from mqtt_streams.sessions import SubscriptionOptions, second_sid
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.client import Client
+    from mqtt_nats.client.client import Client
     from mqtt_nats.messages.message import Stored
     from mqtt_nats.pubsub.routing_table import Filter
 

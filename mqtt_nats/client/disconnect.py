@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.backbone.pending import Op, Silent
 from mqtt_nats.base import server_clock as natstime
-from mqtt_nats.broker.greeting import NEVER
+from mqtt_nats.client.negotiation import NEVER
 from mqtt_nats.codec import Disconnect, ProtocolError, ReasonCode
 from mqtt_nats.delivery.inflight_note import note
 from mqtt_nats.delivery.position_handover import leave_position
@@ -31,8 +31,8 @@ from mqtt_streams.sessions import V5, WRONG_LAST_SEQUENCE, Conflict, NewerRecord
 from mqtt_streams.timers import EXPIRY, FiredTimer, schedule_block, timer_subject
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.client import Client
     from mqtt_nats.broker.context import Broker
+    from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableSide
 
 # The header with which a timer is stored only where there is none.

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.base.logs import about
-from mqtt_nats.broker.authenticating import authenticate
-from mqtt_nats.broker.greeting import (
+from mqtt_nats.client.authentication import authenticate
+from mqtt_nats.client.authorization import denied_subscriptions, identify
+from mqtt_nats.client.negotiation import (
     UNLIMITED,
     check_greeting,
     connack_error,
@@ -24,9 +25,8 @@ from mqtt_nats.broker.greeting import (
     session_expiry,
     welcome,
 )
-from mqtt_nats.broker.moving import settle
-from mqtt_nats.broker.permitting import denied_subscriptions, identify
-from mqtt_nats.broker.subscribing import withdraw
+from mqtt_nats.client.subscribe import withdraw
+from mqtt_nats.client.tenant_handoff import settle
 from mqtt_nats.codec import (
     Connack,
     Connect,
@@ -56,7 +56,7 @@ from mqtt_streams.sessions import FIRST, V5, Conflict, Draining, NewerRecord, Po
 from mqtt_streams.timers import EXPIRY
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.client import Client
+    from mqtt_nats.client.client import Client
 
 log = logging.getLogger("mqtt_nats.broker")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mqtt_nats.broker.opening import refuse
+from mqtt_nats.client.connect import refuse
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.transport.connection import CLOCK_STEP
 

@@ -32,7 +32,7 @@ from mqtt_nats.hooks.calls import verdict_of_hooks
 from mqtt_nats.transport.connection import Hold
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.client import Client
+    from mqtt_nats.client.client import Client
 
 log = logging.getLogger("mqtt_nats.broker")
 

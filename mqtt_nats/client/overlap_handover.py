@@ -13,7 +13,7 @@ from mqtt_nats.pubsub.filter_handover import Parting
 from mqtt_nats.pubsub.interest_propagation import fence
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.client import Client
+    from mqtt_nats.client.client import Client
     from mqtt_nats.pubsub.routing_table import Filter
 
 

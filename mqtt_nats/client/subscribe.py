@@ -15,8 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.retry import patiently
-from mqtt_nats.broker.granting import Lowering, Wish, finish_lowering, grant, is_lowered
-from mqtt_nats.broker.parting import part
+from mqtt_nats.client.grant import Lowering, Wish, finish_lowering, grant, is_lowered
+from mqtt_nats.client.overlap_handover import part
 from mqtt_nats.codec import (
     MqttError,
     PacketTooLarge,
@@ -46,7 +46,7 @@ from mqtt_streams.sessions import Conflict, SharedSubscription, second_sid
 from mqtt_streams.subjects import ReservedSubject, filter_to_subjects
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.client import Client
+    from mqtt_nats.client.client import Client
     from mqtt_nats.pubsub.routing_table import Gate
 
 log = logging.getLogger("mqtt_nats.broker")

@@ -22,7 +22,7 @@ from mqtt_nats.codec import (
 )
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.client import Client
+    from mqtt_nats.client.client import Client
     from mqtt_nats.config.settings import Settings
 
 NEVER: Final = 0xFFFFFFFF
