@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from mqtt_nats.broker.control import RELOAD
+from mqtt_nats.control.server import RELOAD
 from mqtt_nats.plugins.manager import PluginError, Plugins
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.fleet import PREFIX, FleetStore, Wish, read_wish

@@ -8,7 +8,7 @@ import time
 from typing import Any, Final
 
 from mqtt_nats.backbone.inbox import Inbox
-from mqtt_nats.broker.control import LOOK
+from mqtt_nats.control.server import LOOK
 from mqtt_nats.ctl.asking import present
 from mqtt_nats.ctl.servers import servers
 from mqtt_nats.ctl.tables import ago, table

@@ -8,7 +8,7 @@ from typing import Any, Final
 from pydantic import Field
 
 from mqtt_nats.backbone.inbox import Inbox
-from mqtt_nats.broker.control import PLUGINS
+from mqtt_nats.control.server import PLUGINS
 from mqtt_nats.ctl.asking import chosen, have_done
 from mqtt_nats.ctl.fleet import remember, take_back
 from mqtt_nats.ctl.tables import table

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, NamedTuple
 from pydantic import Field
 
 from mqtt_nats.backbone.inbox import Inbox
-from mqtt_nats.broker.controlrules import CONNECTED, RECONNECTED
+from mqtt_nats.control.actions import CONNECTED, RECONNECTED
 from mqtt_nats.ctl.asking import ask, ask_one, known, progress
 from mqtt_nats.ctl.orphans import find, remove
 from mqtt_nats.ctl.records import Found, deadlines, fits, records

@@ -9,9 +9,9 @@ from typing import Any
 import orjson
 import pytest
 
-from mqtt_nats.broker import controlclients
-from mqtt_nats.broker.control import Control
-from mqtt_nats.broker.controlling import Total
+from mqtt_nats.control import clients as controlclients
+from mqtt_nats.control.selection import Total
+from mqtt_nats.control.server import Control
 
 
 @pytest.mark.parametrize(("size", "refused"), [(1000, False), (1001, True)])

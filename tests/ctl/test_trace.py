@@ -13,8 +13,8 @@ from typing import Any
 import orjson
 import pytest
 
-from mqtt_nats.broker.controltrace import PATIENCE
 from mqtt_nats.config.settings import Settings
+from mqtt_nats.control.trace import PATIENCE
 from mqtt_nats.ctl import trace as tracing
 from mqtt_nats.ctl.connecting import connected
 from mqtt_nats.ctl.trace import Durations, line, trace

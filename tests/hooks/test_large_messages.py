@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.broker.watching import WatchedSend
+from mqtt_nats.control.packet_watch import WatchedSend
 from mqtt_nats.hooks import MESSAGE_DELIVERED, MESSAGE_PUBLISH
 from mqtt_nats.messages.delivery_hooks import Spout
 from mqtt_nats.transport.large_reads import Bulk

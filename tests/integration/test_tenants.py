@@ -22,10 +22,10 @@ from mqtt_nats.admin.listener import AdminListener
 from mqtt_nats.admin.metrics import collect
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.broker.context import Broker
-from mqtt_nats.broker.control import ASK, RELOAD
 from mqtt_nats.config.accounts import TenantSettings
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.config.worker_identity import Place as Spot
+from mqtt_nats.control.server import ASK, RELOAD
 from mqtt_nats.ctl import bans
 from mqtt_nats.ctl.connecting import connected
 from mqtt_nats.hooks import CLIENT_AUTHENTICATE, MESSAGE_PUBLISH, Continue, Stop

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from mqtt_nats.base.networks import parse_host, parse_network
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.control import Control
     from mqtt_nats.client.client import Client
+    from mqtt_nats.control.server import Control
 
 T = TypeVar("T")
 

@@ -9,15 +9,15 @@ import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Final
 
-from mqtt_nats.broker.controlling import SLICE, Refusal, Total, chosen, is_slow, load, sliced
 from mqtt_nats.codec import MqttError, ReasonCode, matches
+from mqtt_nats.control.selection import SLICE, Refusal, Total, chosen, is_slow, load, sliced
 from mqtt_nats.pubsub.routing_table import PLAIN, Filter
 from mqtt_nats.transport.connection import Hold
 from mqtt_streams.subjects import subject_to_topic
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.control import Control
     from mqtt_nats.client.client import Client
+    from mqtt_nats.control.server import Control
 
 log = logging.getLogger("mqtt_nats.audit")
 

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
-from mqtt_nats.broker import controlclients, controlrules, controltrace
-from mqtt_nats.broker.controlling import Refusal, Total
 from mqtt_nats.codec import MqttError
+from mqtt_nats.control import actions as controlrules
+from mqtt_nats.control import clients as controlclients
+from mqtt_nats.control import trace as controltrace
+from mqtt_nats.control.selection import Refusal, Total
 from mqtt_nats.observability.report import COUNTERS, reported
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 

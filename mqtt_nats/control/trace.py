@@ -17,10 +17,10 @@ from zlib import crc32
 
 import orjson
 
-from mqtt_nats.broker.controlling import Refusal
-from mqtt_nats.broker.watching import Watch, WatchedSend
 from mqtt_nats.client.client import Client
 from mqtt_nats.codec import MqttError, Packet, matches, validate_topic_filter
+from mqtt_nats.control.packet_watch import Watch, WatchedSend
+from mqtt_nats.control.selection import Refusal
 from mqtt_nats.hooks.events import Acked, Connected, Delivered, Disconnected, Dropped, Published, Publishing
 from mqtt_nats.hooks.points import (
     CLIENT_CONNECTED,
@@ -34,7 +34,7 @@ from mqtt_nats.messages.delivery_hooks import Spout
 from mqtt_nats.sessions.connection_state import State
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.control import Control
+    from mqtt_nats.control.server import Control
 
 PATIENCE: Final = 20.0
 """Seconds after which a trace ends that nobody has asked for again."""
