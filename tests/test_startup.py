@@ -14,7 +14,7 @@ from nats.js.api import RetentionPolicy, StreamConfig
 
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.ctl.connecting import connected
+from mqtt_nats.ctl.nats_connection import connected
 from mqtt_streams.gateways import PREFIX, STREAM, GatewayStore
 from tests.chaos.points.proxy import Action, NatsProxy
 from tests.conftest import GatewayFactory, NatsFactory

@@ -15,7 +15,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Send
 
 from mqtt_nats.backbone.inbox import Inbox
-from mqtt_nats.ctl.trace import Event, trace
+from mqtt_nats.ctl.commands.trace import Event, trace
 from mqtt_nats.ctl.verb import Arguments, Length, Verb
 
 LINES: Final = "application/x-ndjson"

@@ -11,7 +11,7 @@ class Ctl(click.Group):
 
     def _made(self) -> None:
         if not self.commands:
-            from mqtt_nats.ctl.commands import made  # not needed by gateways
+            from mqtt_nats.ctl.parser import made  # not needed by gateways
 
             self.commands.update(made())
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import orjson
 
 from mqtt_nats.backbone.inbox import Inbox
-from mqtt_nats.ctl.connecting import ask_all
+from mqtt_nats.ctl.nats_connection import ask_all
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 
 PING: Final = b"$SYS.REQ.SERVER.PING.CONNZ"

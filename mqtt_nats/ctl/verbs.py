@@ -5,18 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mqtt_nats.ctl import (
-    bans,
-    clients,
-    cluster,
-    fleet,
-    gateways,
-    plugins,
-    retained,
-    sessions,
-    streams,
-    topics,
-)
+from mqtt_nats.ctl.commands import bans, clients, cluster, fleet, gateways, plugins, retained, sessions, streams, topics
 from mqtt_nats.ctl.verb import Arguments, Refused, Verb
 
 __all__ = ["VERBS", "Arguments", "Refused", "Verb"]

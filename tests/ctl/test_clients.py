@@ -14,10 +14,11 @@ import pytest
 
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.ctl import asking, clients
-from mqtt_nats.ctl.asking import PROGRESS, Answers
-from mqtt_nats.ctl.bar import bar
-from mqtt_nats.ctl.connecting import connected
+from mqtt_nats.ctl import gateway_requests as asking
+from mqtt_nats.ctl.commands import clients
+from mqtt_nats.ctl.gateway_requests import PROGRESS, Answers
+from mqtt_nats.ctl.nats_connection import connected
+from mqtt_nats.ctl.progress_bar import bar
 from tests.ctl.conftest import Fleet
 from tests.harness.raw5 import DISCONNECT, SESSION_EXPIRY, SUBSCRIPTION_ID, Raw5, prop, publish, will
 from tests.harness.waiting import eventually

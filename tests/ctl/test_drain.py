@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.cli import command
-from mqtt_nats.ctl import asking
+from mqtt_nats.ctl import gateway_requests as asking
 from tests.conftest import GatewayFactory
 from tests.ctl.conftest import Fleet, attend
 from tests.harness.gateway import Gateway
@@ -135,7 +135,7 @@ def test_completion(shell: str) -> None:
 
 def test_every_command_says_what_it_does() -> None:
     """`--help` of all of them, without a nats-server; and every argument has a description."""
-    from mqtt_nats.ctl.commands import made
+    from mqtt_nats.ctl.parser import made
     from mqtt_nats.ctl.verbs import VERBS
 
     runner = CliRunner()

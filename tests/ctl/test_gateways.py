@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mqtt_nats.backbone.inbox import Inbox
-from mqtt_nats.ctl.streams import _warnings
+from mqtt_nats.ctl.commands.streams import _warnings
 from mqtt_streams import api
 from mqtt_streams.api import ApiError
 from mqtt_streams.definitions import EVERY
@@ -141,7 +141,7 @@ def test_streams_of_which_one_is_refused(fleet: Fleet, monkeypatch: pytest.Monke
             raise ApiError(503, 10008, "system temporarily unavailable")
         return await api.call(inbox, what, *more)
 
-    monkeypatch.setattr("mqtt_nats.ctl.streams.call", call)
+    monkeypatch.setattr("mqtt_nats.ctl.commands.streams.call", call)
     found, complaint = fleet.part("streams", "set", "all", "--replicas", "1")
     assert [one["name"] for one in found["streams"]] == [name for name in EVERY if name != "$MQTT_rmsgs"]
     assert [one["name"] for one in found["refused"]] == ["$MQTT_rmsgs"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from mqtt_nats.ctl import retained
-from mqtt_nats.ctl.retained import All, Brief
+from mqtt_nats.ctl.commands import retained
+from mqtt_nats.ctl.commands.retained import All, Brief
 from mqtt_streams.retained import RetainedMessage
 
 

@@ -13,8 +13,9 @@ import pytest
 
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.ctl import orphans, records, sessions
-from mqtt_nats.ctl.connecting import connected
+from mqtt_nats.ctl import orphans, records
+from mqtt_nats.ctl.commands import sessions
+from mqtt_nats.ctl.nats_connection import connected
 from mqtt_nats.ctl.verb import Refused
 from mqtt_streams import stored
 from mqtt_streams.consumers import ConsumerRef, consumer_names, create_consumer, delete_consumer

@@ -3,7 +3,7 @@
 
 import pytest
 
-from mqtt_nats.ctl import retained
+from mqtt_nats.ctl.commands import retained
 from mqtt_nats.ctl.tables import CELL, cell, plain
 
 ESC = "\x1b"

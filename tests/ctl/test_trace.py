@@ -15,9 +15,9 @@ import pytest
 
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.control.trace import PATIENCE
-from mqtt_nats.ctl import trace as tracing
-from mqtt_nats.ctl.connecting import connected
-from mqtt_nats.ctl.trace import Durations, line, trace
+from mqtt_nats.ctl.commands import trace as tracing
+from mqtt_nats.ctl.commands.trace import Durations, line, trace
+from mqtt_nats.ctl.nats_connection import connected
 from tests.ctl.conftest import Fleet
 from tests.harness.nats import ROOT
 from tests.harness.process import LoggedProcess

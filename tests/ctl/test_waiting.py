@@ -12,10 +12,10 @@ from click.testing import CliRunner
 
 from mqtt_nats.cli import command
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.ctl import asking
-from mqtt_nats.ctl.connecting import run_connected
-from mqtt_nats.ctl.sessions import Client, _connected, _waits
-from mqtt_nats.ctl.waiting import Load
+from mqtt_nats.ctl import gateway_requests as asking
+from mqtt_nats.ctl.backlog import Load
+from mqtt_nats.ctl.commands.sessions import Client, _connected, _waits
+from mqtt_nats.ctl.nats_connection import run_connected
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.positions import Position, PositionStore, decode
 from tests.conftest import GatewayFactory

@@ -26,8 +26,8 @@ from mqtt_nats.config.accounts import TenantSettings
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.config.worker_identity import Place as Spot
 from mqtt_nats.control.server import ASK, RELOAD
-from mqtt_nats.ctl import bans
-from mqtt_nats.ctl.connecting import connected
+from mqtt_nats.ctl.commands import bans
+from mqtt_nats.ctl.nats_connection import connected
 from mqtt_nats.hooks import CLIENT_AUTHENTICATE, MESSAGE_PUBLISH, Continue, Stop
 from mqtt_nats.hooks.events import Published, Publishing
 from mqtt_nats.tenant import _not_here

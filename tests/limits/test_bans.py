@@ -21,8 +21,8 @@ from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.cli import command as cli
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.ctl import bans as ctl
-from mqtt_nats.ctl.connecting import connected
+from mqtt_nats.ctl.commands import bans as ctl
+from mqtt_nats.ctl.nats_connection import connected
 from mqtt_nats.ctl.verb import seconds
 from mqtt_streams.bans import ban_subject, read_ban
 from mqtt_streams.stored import get_last

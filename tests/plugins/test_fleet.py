@@ -15,7 +15,7 @@ import pytest
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.ctl.connecting import connected
+from mqtt_nats.ctl.nats_connection import connected
 from mqtt_nats.ctl.verbs import VERBS
 from mqtt_streams.fleet import FleetStore, Wish, read_wish
 from tests.harness.inprocess import InProcess, running

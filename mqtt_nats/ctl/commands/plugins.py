@@ -9,8 +9,8 @@ from pydantic import Field
 
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.control.server import PLUGINS
-from mqtt_nats.ctl.asking import chosen, have_done
-from mqtt_nats.ctl.fleet import remember, take_back
+from mqtt_nats.ctl.commands.fleet import remember, take_back
+from mqtt_nats.ctl.gateway_requests import chosen, have_done
 from mqtt_nats.ctl.tables import table
 from mqtt_nats.ctl.verb import Arguments, Refused, Verb
 

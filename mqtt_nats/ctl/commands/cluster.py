@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.control.server import LOOK
-from mqtt_nats.ctl.asking import present
+from mqtt_nats.ctl.gateway_requests import present
 from mqtt_nats.ctl.servers import servers
 from mqtt_nats.ctl.tables import ago, table
 from mqtt_nats.ctl.verb import Arguments, Refused, Verb

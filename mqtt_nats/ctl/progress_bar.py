@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mqtt_nats.ctl.asking import PROGRESS
+from mqtt_nats.ctl.gateway_requests import PROGRESS
 
 if TYPE_CHECKING:
     from click._termui_impl import ProgressBar

@@ -11,13 +11,13 @@ from pydantic import Field
 
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.control.actions import CONNECTED, RECONNECTED
-from mqtt_nats.ctl.asking import ask, ask_one, known, progress
+from mqtt_nats.ctl.backlog import AT_ONCE as LOOKS
+from mqtt_nats.ctl.backlog import Load, Waiting, Waits
+from mqtt_nats.ctl.gateway_requests import ask, ask_one, known, progress
 from mqtt_nats.ctl.orphans import find, remove
 from mqtt_nats.ctl.records import Found, deadlines, fits, records
 from mqtt_nats.ctl.tables import ago, cell, cut, plain, rest, sheet, span, table
 from mqtt_nats.ctl.verb import Arguments, Refused, Verb
-from mqtt_nats.ctl.waiting import AT_ONCE as LOOKS
-from mqtt_nats.ctl.waiting import Load, Waiting, Waits
 from mqtt_streams.sessions import second_sid
 from mqtt_streams.subjects import subject_to_filter
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from pydantic import Field
 
 from mqtt_nats.backbone.inbox import Inbox
-from mqtt_nats.ctl.asking import Answers, ask, missing, tell
+from mqtt_nats.ctl.gateway_requests import Answers, ask, missing, tell
 from mqtt_nats.ctl.tables import ago, cell, cut, plain, quantity, rest, sheet, table
 from mqtt_nats.ctl.verb import Arguments, Length, Refused, Verb
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 from pydantic import Field
 
 from mqtt_nats.backbone.inbox import Inbox
-from mqtt_nats.ctl.asking import ask, known, missing, present, progress
+from mqtt_nats.ctl.gateway_requests import ask, known, missing, present, progress
 from mqtt_nats.ctl.tables import ago, plain, quantity, sheet, span, table
 from mqtt_nats.ctl.verb import Arguments, Length, Verb
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call

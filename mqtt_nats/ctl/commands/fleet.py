@@ -11,7 +11,7 @@ from pydantic import Field
 
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.control.server import RELOAD
-from mqtt_nats.ctl.asking import chosen, have_done
+from mqtt_nats.ctl.gateway_requests import chosen, have_done
 from mqtt_nats.ctl.verb import Arguments, Refused, Verb
 from mqtt_streams.fleet import FleetStore, Wish
 

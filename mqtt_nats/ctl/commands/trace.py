@@ -14,9 +14,9 @@ from typing import Any, Final
 import orjson
 
 from mqtt_nats.backbone.inbox import Inbox
-from mqtt_nats.ctl.asking import ask, tell
+from mqtt_nats.ctl.commands.topics import checked
+from mqtt_nats.ctl.gateway_requests import ask, tell
 from mqtt_nats.ctl.tables import plain
-from mqtt_nats.ctl.topics import checked
 
 RENEWED: Final = 5.0
 """Seconds between two times that gateways are told that somebody still looks."""

@@ -16,9 +16,9 @@ from pydantic.fields import FieldInfo
 
 from mqtt_nats.base.errors import StartupError, worded
 from mqtt_nats.config.process_limits import say
-from mqtt_nats.ctl import tracing
-from mqtt_nats.ctl.bar import bar
-from mqtt_nats.ctl.connecting import run_connected
+from mqtt_nats.ctl.commands import trace_output as tracing
+from mqtt_nats.ctl.nats_connection import run_connected
+from mqtt_nats.ctl.progress_bar import bar
 from mqtt_nats.ctl.verb import Arguments, Verb
 from mqtt_nats.ctl.verbs import VERBS
 

@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple
 from pydantic import Field, field_validator
 
 from mqtt_nats.backbone.inbox import Inbox
-from mqtt_nats.ctl.asking import ask_one, progress
+from mqtt_nats.ctl.commands.topics import checked, checked_topic
+from mqtt_nats.ctl.gateway_requests import ask_one, progress
 from mqtt_nats.ctl.tables import ago, cell, plain, quantity, rest, sheet, table
-from mqtt_nats.ctl.topics import checked, checked_topic
 from mqtt_nats.ctl.verb import Arguments, Refused, Verb
 from mqtt_streams.retained import RetainedMessage, RetainedStore
 from mqtt_streams.subjects import filter_to_subjects, subject_to_topic, topic_to_subject

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.codec import MqttError, matches, validate_topic_filter
-from mqtt_nats.ctl.asking import ask, missing
-from mqtt_nats.ctl.clients import Listing as ClientListing
+from mqtt_nats.ctl.commands.clients import Listing as ClientListing
+from mqtt_nats.ctl.gateway_requests import ask, missing
 from mqtt_nats.ctl.records import fits, records
 from mqtt_nats.ctl.tables import cell, cut, plain, rest, table
 from mqtt_nats.ctl.verb import Arguments, Refused, Verb

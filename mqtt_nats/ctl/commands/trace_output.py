@@ -14,8 +14,8 @@ import orjson
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.config.process_limits import say
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.ctl.connecting import run_connected
-from mqtt_nats.ctl.trace import line, trace
+from mqtt_nats.ctl.commands.trace import line, trace
+from mqtt_nats.ctl.nats_connection import run_connected
 from mqtt_nats.ctl.verb import Refused, seconds
 
 
