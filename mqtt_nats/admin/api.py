@@ -17,7 +17,7 @@ from starlette.types import Receive
 
 from mqtt_nats import __version__
 from mqtt_nats.admin.guard import problem, read_body
-from mqtt_nats.admin.tracing import LINES, Lines
+from mqtt_nats.admin.trace import LINES, Lines
 from mqtt_nats.base.errors import StartupError, worded
 from mqtt_nats.ctl.verb import OVER_HTTP, Refused, Verb
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout

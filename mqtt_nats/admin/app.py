@@ -18,7 +18,7 @@ from mqtt_nats.admin.api import PREFIX, Api, describe
 from mqtt_nats.admin.bridge import Bridge
 from mqtt_nats.admin.guard import Guard, problem
 from mqtt_nats.admin.metrics import CONTENT_TYPE, collect
-from mqtt_nats.admin.tracing import TRACE
+from mqtt_nats.admin.trace import TRACE
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.ctl.verbs import VERBS
 

@@ -11,7 +11,7 @@ import httpx
 import orjson
 import pytest
 
-from mqtt_nats.admin import tracing
+from mqtt_nats.admin import trace as tracing
 from tests.admin.support import Admin, serving
 from tests.harness import raw5
 from tests.harness.nats import NatsServer
