@@ -29,11 +29,11 @@ from mqtt_nats.config.build_info import build
 from mqtt_nats.config.process_limits import complete, say, warn_of_few
 from mqtt_nats.config.settings import ENV_PREFIX, Settings, env_name, flag_name, has_flag
 from mqtt_nats.ctl.group import Ctl
-from mqtt_nats.embedded import run_server
-from mqtt_nats.ending import run_to_end
-from mqtt_nats.hangup import Hangup
+from mqtt_nats.gateway.embedded import run_server
+from mqtt_nats.gateway.shutdown import run_to_end
+from mqtt_nats.gateway.sighup import Hangup
+from mqtt_nats.gateway.supervisor import supervise
 from mqtt_nats.transport.listener_settings import Bound, join_address
-from mqtt_nats.workers import supervise
 
 LABELS = {
     "tcp": ("MQTT", ""),
@@ -130,7 +130,7 @@ def check_config(config: Path | None, as_json: bool, **flags: Any) -> None:
     Flags, environment and file are those of `serve`. What is wrong is said in one line: values, unknown keys, variables
     and options of plugins, and the files of users, rules, keys and certificates. NATS is not asked.
     """
-    from mqtt_nats.checking import check, shown
+    from mqtt_nats.gateway.check_config import check, shown
 
     rows = check(flags, config)
     say(json.dumps([row._asdict() for row in rows], indent=2) if as_json else shown(rows))
@@ -238,7 +238,7 @@ def main() -> None:
 
 async def run(settings: Settings) -> None:
     """Run the gateway, with its nats-server where it is embedded, until a signal stops it."""
-    from mqtt_nats.gateway import serve as serve_gateway  # not needed for --help and --version
+    from mqtt_nats.gateway.gateway import serve as serve_gateway  # not needed for --help and --version
 
     stop = anyio.Event()
     starting = anyio.CancelScope()

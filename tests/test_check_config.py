@@ -15,9 +15,9 @@ from click.testing import CliRunner
 
 from mqtt_nats.base.config_files import entries_of, lines_of
 from mqtt_nats.base.errors import StartupError
-from mqtt_nats.checking import OTHERS, _text
 from mqtt_nats.cli import command
 from mqtt_nats.config.settings import Settings
+from mqtt_nats.gateway.check_config import OTHERS, _text
 from mqtt_nats.load.command import bench
 from pyspark_mqtt_nats.jobs.flags import HIDDEN, secret_name
 from tests.plugins.conftest import install  # noqa: F401  # a fixture: plugins are there however this is installed

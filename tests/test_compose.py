@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from mqtt_nats.config.settings import Settings, env_name
-from mqtt_nats.embedded import find_binary
+from mqtt_nats.gateway.embedded import find_binary
 from pyspark_mqtt_nats.jobs.commands import jobs as spark_jobs
 from tests.harness.gateway import Gateway
 from tests.harness.nats import IMAGE, ROOT

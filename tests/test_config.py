@@ -13,9 +13,9 @@ from mqtt_nats.access.settings import KINDS
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.base.limit_settings import PER_LISTENER
 from mqtt_nats.config.settings import Settings
+from mqtt_nats.gateway.supervisor import dump
 from mqtt_nats.plugins.delayed import DelayedOptions
 from mqtt_nats.transport.listener_settings import ListenerSettings
-from mqtt_nats.workers import dump
 
 TLS = f'tls_cert = "{__file__}"\ntls_key = "{__file__}"'
 """Files that exist; Settings does not look into them."""

@@ -10,7 +10,7 @@ import pytest
 from mqtt_nats.authenticators.access_control import Doors
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.workers import dump
+from mqtt_nats.gateway.supervisor import dump
 from tests.conftest import GatewayFactory
 
 FILE = __file__

@@ -14,7 +14,7 @@ import yaml
 
 from mqtt_nats import __version__
 from mqtt_nats.config.settings import Settings, env_name
-from mqtt_nats.tenant import SHUTDOWN
+from mqtt_nats.gateway.account import SHUTDOWN
 from tests.harness.nats import IMAGE, ROOT
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"

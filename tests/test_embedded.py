@@ -16,9 +16,9 @@ import psutil
 import pytest
 from nats.js.api import StreamConfig
 
-from mqtt_nats import embedded
 from mqtt_nats.base.errors import StartupError
-from mqtt_nats.embedded import run_server
+from mqtt_nats.gateway import embedded
+from mqtt_nats.gateway.embedded import run_server
 from tests.harness.nats import ROOT
 from tests.harness.waiting import eventually
 

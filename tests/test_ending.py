@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.ending import run_to_end
+from mqtt_nats.gateway.shutdown import run_to_end
 
 DEAF = """
 import asyncio, logging

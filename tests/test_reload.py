@@ -5,7 +5,7 @@ import pytest
 
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.gateway import Gateway
+from mqtt_nats.gateway.gateway import Gateway
 
 
 def test_what_fails_in_one_part_is_told_and_the_others_are_read(caplog: pytest.LogCaptureFixture) -> None:

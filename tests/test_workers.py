@@ -16,7 +16,7 @@ import pytest
 
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.workers import READY, Worker, reserve
+from mqtt_nats.gateway.supervisor import READY, Worker, reserve
 from tests.conftest import GatewayFactory
 from tests.harness import raw5
 from tests.harness.gateway import Gateway
@@ -31,7 +31,7 @@ KEPT = prop(SESSION_EXPIRY, 600)
 def workers(gateway: Gateway) -> dict[int, psutil.Process]:
     """The worker processes, by process id."""
     children = psutil.Process(gateway.pid).children(recursive=True)
-    return {one.pid: one for one in children if "mqtt_nats.worker" in one.cmdline()}
+    return {one.pid: one for one in children if "mqtt_nats.gateway.worker" in one.cmdline()}
 
 
 def gone(pids: set[int]) -> Callable[[], bool]:

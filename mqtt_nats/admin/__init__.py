@@ -13,7 +13,7 @@ from mqtt_nats.base.errors import StartupError
 if TYPE_CHECKING:
     from mqtt_nats.admin.listener import AdminListener
     from mqtt_nats.config.settings import Settings
-    from mqtt_nats.gateway import Gateway
+    from mqtt_nats.gateway.gateway import Gateway
     from mqtt_nats.transport.listener_settings import Bound
 
 

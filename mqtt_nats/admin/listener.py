@@ -27,7 +27,7 @@ from mqtt_nats.transport.tls import make_context
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
     from mqtt_nats.config.settings import Settings
-    from mqtt_nats.gateway import Gateway
+    from mqtt_nats.gateway.gateway import Gateway
 
 log = logging.getLogger("mqtt_nats.admin")
 

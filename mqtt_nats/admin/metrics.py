@@ -29,8 +29,8 @@ from mqtt_streams.definitions import EVERY
 
 if TYPE_CHECKING:
     from mqtt_nats.admin.listener import AdminListener
-    from mqtt_nats.broker.context import Broker
     from mqtt_nats.config.settings import Settings
+    from mqtt_nats.gateway.broker import Broker
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 

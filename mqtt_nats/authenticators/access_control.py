@@ -25,8 +25,8 @@ from mqtt_nats.client.authorization import change_rules, revoke
 
 if TYPE_CHECKING:
     from mqtt_nats.access.scram import Users
-    from mqtt_nats.broker.context import Broker
     from mqtt_nats.config.settings import Settings
+    from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.transport.listener_settings import ListenerSettings
 
 log = logging.getLogger("mqtt_nats.access")

@@ -22,7 +22,7 @@ from mqtt_streams.repeats import find_ids
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.inbox import Inbox
-    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.broker")
 

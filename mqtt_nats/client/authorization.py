@@ -19,8 +19,8 @@ from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED
 from mqtt_streams.subjects import subject_to_filter, subject_to_topic
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.context import Broker
     from mqtt_nats.client.client import Client
+    from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.audit")
 

@@ -56,9 +56,9 @@ from mqtt_streams.subjects import filter_to_subjects
 
 if TYPE_CHECKING:
     from mqtt_nats.access.authenticator import Door
-    from mqtt_nats.broker.context import Broker
     from mqtt_nats.client.authorization import Guard
     from mqtt_nats.delivery.durable import DurableSide
+    from mqtt_nats.gateway.broker import Broker
     from mqtt_streams.sessions import SessionRecord
     from mqtt_streams.wills import StoredWill
 

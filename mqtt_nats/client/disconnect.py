@@ -31,9 +31,9 @@ from mqtt_streams.sessions import V5, WRONG_LAST_SEQUENCE, Conflict, NewerRecord
 from mqtt_streams.timers import EXPIRY, FiredTimer, schedule_block, timer_subject
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.context import Broker
     from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableSide
+    from mqtt_nats.gateway.broker import Broker
 
 # The header with which a timer is stored only where there is none.
 UNSET: Final = ((EXPECTED_LAST_SUBJECT_SEQUENCE, "0"),)

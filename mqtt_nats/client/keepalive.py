@@ -10,7 +10,7 @@ from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.transport.connection import CLOCK_STEP
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.gateway.broker import Broker
 
 
 def end_silent(broker: Broker, now: float) -> None:

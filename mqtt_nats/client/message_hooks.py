@@ -60,7 +60,7 @@ from mqtt_nats.transport.connection import Handler, Hold
 from mqtt_nats.transport.rate_limited import Counting
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.broker")
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from mqtt_nats.codec import NotAuthorized
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.context import Broker
     from mqtt_nats.client.client import Client
+    from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.broker")
 

@@ -25,8 +25,8 @@ from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import PoisonedRecord, SessionRecord
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.context import Broker
     from mqtt_nats.control.server import Control
+    from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.audit")
 

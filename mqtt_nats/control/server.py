@@ -25,7 +25,7 @@ from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 if TYPE_CHECKING:
     from mqtt_nats.access.authenticator import Door
     from mqtt_nats.backbone.link import Link
-    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.lifecycle.lease import Lease
     from mqtt_nats.transport.listener import Listener
 

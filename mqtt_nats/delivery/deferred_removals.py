@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.pending import Op
-    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.gateway.broker import Broker
 
 ASSIGNED: Final = b"="
 """Instead of an acknowledgement subject: the record of this sequence says that the message is this client's."""

@@ -24,10 +24,10 @@ from mqtt_streams.sessions import PoisonedRecord
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
-    from mqtt_nats.broker.context import Broker
     from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableSide
     from mqtt_nats.delivery.position_writer import Keeper
+    from mqtt_nats.gateway.broker import Broker
     from mqtt_streams.consumers import ConsumerRef
 
 log = logging.getLogger("mqtt_nats.broker")

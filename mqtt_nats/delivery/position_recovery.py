@@ -37,9 +37,9 @@ from mqtt_streams.positions import decode
 from mqtt_streams.sessions import Conflict
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.context import Broker
     from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableSide
+    from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.broker")
 

@@ -28,9 +28,9 @@ from mqtt_streams.shared import CONSUMER_PREFIX as SHARED_PREFIX
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
-    from mqtt_nats.broker.context import Broker
     from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableSide
+    from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.protocol.durable_sender import DurableOutbound
     from mqtt_nats.sessions.consumer_binding import Attachment
 

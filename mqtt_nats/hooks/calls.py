@@ -42,8 +42,8 @@ from mqtt_nats.hooks.points import (
 )
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.context import Broker
     from mqtt_nats.client.client import Client
+    from mqtt_nats.gateway.broker import Broker
 
 E = TypeVar("E")
 V = TypeVar("V")

@@ -33,8 +33,8 @@ from mqtt_streams.stored import purge
 from mqtt_streams.subjects import topic_to_subject, wire_topic
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.context import Broker
     from mqtt_nats.client.client import Client
+    from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.ingress.publish import Extras
     from mqtt_nats.pubsub.routing_table import Route
     from mqtt_streams.sessions import SessionRecord

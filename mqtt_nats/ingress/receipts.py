@@ -15,8 +15,8 @@ from mqtt_nats.codec import Ack, ReasonCode, ack_bytes, encode
 from mqtt_streams.api import ApiError
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.context import Broker
     from mqtt_nats.client.client import Client
+    from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.ingress.qos2 import HeldPublish, Removals
 
 log = logging.getLogger("mqtt_nats.broker")

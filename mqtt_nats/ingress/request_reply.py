@@ -40,8 +40,8 @@ from mqtt_streams.subjects import MAX_SUBJECT_BYTES, RESERVED_ROOTS
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
-    from mqtt_nats.broker.context import Broker
     from mqtt_nats.client.client import Client
+    from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.ingress.qos2 import HeldPublish
     from mqtt_nats.pubsub.routing_table import Filter, Route
 

@@ -20,8 +20,8 @@ from mqtt_streams.sessions import NewerRecord, PoisonedRecord
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.pending import Op
-    from mqtt_nats.broker.context import Broker
     from mqtt_nats.client.client import Client
+    from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.broker")
 

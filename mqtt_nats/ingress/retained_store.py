@@ -12,8 +12,8 @@ from mqtt_nats.ingress.retained_deferral import consider
 from mqtt_streams.retained import retained_subject, set_block, tombstone_block
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.context import Broker
     from mqtt_nats.client.client import Client
+    from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.ingress.publish import Extras
     from mqtt_nats.pubsub.routing_table import Route
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.pending import Op, Silent
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.gateway.broker import Broker
     from mqtt_streams.api import ApiError
 
 HEARD: Final = 1.0

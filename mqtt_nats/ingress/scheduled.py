@@ -23,7 +23,7 @@ from mqtt_streams.qos2 import release_stored
 from mqtt_streams.timers import MESSAGE, FiredTimer, schedule_block, timer_subject
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.ingress.interceptors import Taken
     from mqtt_nats.ingress.publish import Extras
     from mqtt_nats.ingress.server_publish import Counting

@@ -18,7 +18,7 @@ from mqtt_streams.headers import percent_decode
 from mqtt_streams.subjects import topic_to_subject
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.broker")
 

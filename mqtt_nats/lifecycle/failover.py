@@ -33,7 +33,7 @@ from mqtt_streams.timers import EXPIRY, timer_subject
 from mqtt_streams.timers import STREAM as TIMERS
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.gateway.broker import Broker
     from mqtt_streams.wills import StoredWill
 
 log = logging.getLogger("mqtt_nats.broker")

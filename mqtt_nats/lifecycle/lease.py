@@ -28,8 +28,8 @@ from mqtt_streams.hashing import name_hash
 from mqtt_streams.sessions import V5_PLAIN, V5_VERSION
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.context import Broker
     from mqtt_nats.client.client import Client
+    from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.broker")
 

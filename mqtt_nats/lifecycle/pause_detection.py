@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.transport.connection import STANDSTILL, Hold
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.broker")
 

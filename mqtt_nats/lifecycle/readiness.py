@@ -19,7 +19,7 @@ from mqtt_streams.messages import STREAM as MESSAGES
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.acked_publisher import Store
-    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.gateway")
 

@@ -14,7 +14,7 @@ from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.timers import EXPIRY, MESSAGE, WILL, FiredTimer
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.broker")
 

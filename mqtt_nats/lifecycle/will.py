@@ -29,8 +29,8 @@ from mqtt_streams.timers import WILL, FiredTimer, schedule_block, timer_subject
 from mqtt_streams.wills import StoredWill, will_block, will_subject
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.context import Broker
     from mqtt_nats.client.client import Client
+    from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.pubsub.routing_table import Route
 
 log = logging.getLogger("mqtt_nats.broker")

@@ -14,7 +14,7 @@ from mqtt_nats.hooks.events import Acked, Delivered, Drop, Dropped, Published, P
 from mqtt_nats.hooks.points import MESSAGE_ACKED, MESSAGE_DELIVERED, MESSAGE_DROPPED, MESSAGE_PUBLISH
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.messages")
 

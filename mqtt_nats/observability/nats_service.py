@@ -19,7 +19,7 @@ from mqtt_nats.observability.counters import snapshot
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
-    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.gateway.broker import Broker
 
 NAME: Final = "mqtt-nats"
 

@@ -17,8 +17,8 @@ from mqtt_nats.observability.presence_events import Change, event, milliseconds,
 from mqtt_nats.observability.sys_topics import spread_under
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.context import Broker
     from mqtt_nats.client.client import Client
+    from mqtt_nats.gateway.broker import Broker
 
 WAITING_MOST: Final = 10_000
 """Events that wait while NATS is not connected; of more the oldest are lost."""

@@ -11,7 +11,7 @@ import orjson
 from mqtt_nats.observability.counters import snapshot
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.gateway")
 

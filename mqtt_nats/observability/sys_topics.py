@@ -30,7 +30,7 @@ from mqtt_streams.subjects import SYSTEM_LEVEL, system_subject
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
-    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.broker")
 

@@ -21,7 +21,7 @@ from mqtt_nats.ingress.server_publish import Awaited, check_size, inject
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.pending import Op
-    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.gateway.broker import Broker
 
 E = TypeVar("E")
 V = TypeVar("V")

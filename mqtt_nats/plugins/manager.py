@@ -19,7 +19,7 @@ from mqtt_nats.plugins.base import Plugin
 from mqtt_nats.plugins.host import Host
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.plugins")
 

@@ -24,7 +24,7 @@ from mqtt_streams.stored import time_ns
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
-    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.pubsub.routing_table import Filter, Group
 
 log = logging.getLogger("mqtt_nats.broker")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the way of a message needs of its gateway, where compiled code has it without looking names up.
 
-The parts are those of :class:`mqtt_nats.broker.context.Broker`, for as long as it lives.
+The parts are those of :class:`mqtt_nats.gateway.broker.Broker`, for as long as it lives.
 """
 
 from __future__ import annotations

@@ -32,9 +32,9 @@ from mqtt_streams.pubrel import STREAM as OUT
 from mqtt_streams.pubrel import pubrel_consumer
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.context import Broker
     from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableSide
+    from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.protocol.durable_sender import DurableOutbound
     from mqtt_nats.protocol.inflight import Source
     from mqtt_nats.sessions.consumer_binding import Attachment

@@ -27,8 +27,8 @@ from mqtt_streams.stored import get_last, purge, scan
 from mqtt_streams.timers import EXPIRY
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.context import Broker
     from mqtt_nats.client.client import Client
+    from mqtt_nats.gateway.broker import Broker
 
 STREAM_NOT_FOUND: Final = 10059
 

@@ -18,8 +18,8 @@ from mqtt_streams.stored import get_sequence
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
-    from mqtt_nats.broker.context import Broker
     from mqtt_nats.client.client import Client
+    from mqtt_nats.gateway.broker import Broker
 
 ASSIGNED: Final = b"$MQTT.gateways.assigned"
 """A gateway names the sequence of a record in `$MQTT_shared` and, behind a space, the client id."""

@@ -16,8 +16,8 @@ from mqtt_nats.base import server_clock as natstime
 from mqtt_streams.shared import IN_TIME_NS
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.context import Broker
     from mqtt_nats.client.client import Client
+    from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.messages.message import Stored
     from mqtt_nats.sessions.shared_member import Membership
 

@@ -25,9 +25,9 @@ from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.shared import Assignment
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.context import Broker
     from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableSide
+    from mqtt_nats.gateway.broker import Broker
     from mqtt_streams.sessions import SharedSubscription
     from mqtt_streams.stored import StoredMessage
 

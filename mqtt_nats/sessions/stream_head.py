@@ -17,7 +17,7 @@ from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.stored import delete
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.gateway.broker import Broker
 
 NONE: Final = 1 << 62
 """A sequence that no message has."""

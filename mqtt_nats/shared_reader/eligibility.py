@@ -25,7 +25,7 @@ from mqtt_streams.sessions import V5_VERSION
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
-    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.lifecycle.lease import Lease
 
 log = logging.getLogger("mqtt_nats.broker")

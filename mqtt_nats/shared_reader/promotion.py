@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mqtt_nats.backbone.link import Handler
-    from mqtt_nats.broker.context import Broker
     from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableSide
+    from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.messages.message import Stored
     from mqtt_nats.protocol.durable_sender import DurableOutbound
     from mqtt_nats.protocol.position import Ledger

@@ -39,9 +39,9 @@ from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.sessions import Conflict
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.context import Broker
     from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableSide
+    from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.messages.message import Stored
     from mqtt_nats.sessions.consumer_binding import Attachment
     from mqtt_nats.shared_reader.eligibility import Company

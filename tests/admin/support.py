@@ -14,7 +14,7 @@ import anyio
 import httpx
 
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.gateway import serve
+from mqtt_nats.gateway.gateway import serve
 from mqtt_nats.transport.listener_settings import Bound
 from tests.harness.gateway import Gateway
 from tests.harness.waiting import eventually

@@ -21,7 +21,7 @@ from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
 from mqtt_nats.admin import administered, bridge, connections, listener
 from mqtt_nats.admin.connections import MOST_CONNECTIONS, SPARE, notice_the_end
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.gateway import Gateway as GatewayProcess
+from mqtt_nats.gateway.gateway import Gateway as GatewayProcess
 from mqtt_nats.transport.listener_settings import Bound
 from tests.admin.support import PATIENCE, TOKEN, Admin, serving
 from tests.backbone.certificates import Authority

@@ -24,7 +24,7 @@ from websockets.typing import Subprotocol
 
 from mqtt_nats.admin import administered
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.gateway import Gateway as GatewayProcess
+from mqtt_nats.gateway.gateway import Gateway as GatewayProcess
 from mqtt_nats.transport.listener_settings import Bound
 from tests.admin.promql import Samples
 from tests.admin.support import PATIENCE, TOKEN, Admin, address, serving

@@ -12,7 +12,7 @@ import pytest
 from mqtt_nats.admin import administered
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.gateway import Gateway
+from mqtt_nats.gateway.gateway import Gateway
 from tests.admin.support import TOKEN
 
 FILES = {"admin_tls_cert": Path(__file__), "admin_tls_key": Path(__file__)}

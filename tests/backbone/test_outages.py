@@ -51,7 +51,7 @@ def test_each_stream_is_known_by_its_subjects(stream: str) -> None:
 
 def test_each_request_is_known_by_its_stream() -> None:
     """What the gateway sends through the store, besides what is stored, and acknowledgements."""
-    text = Path(__file__).parents[2].joinpath("mqtt_nats/broker/context.py").read_text()
+    text = Path(__file__).parents[2].joinpath("mqtt_nats/gateway/broker.py").read_text()
     requests = re.findall(r'f"\{api\}(\.STREAM\.[A-Z.]+)\.(\S+?)"\.encode\(\)', text)
     assert len(requests) >= 5
     for verb, stream in requests:

@@ -9,13 +9,13 @@ from typing import Any
 import anyio
 import pytest
 
-import mqtt_nats.gateway
+import mqtt_nats.gateway.gateway
 from mqtt_nats.access.authenticator import Allow, Challenge, Credentials, Denied, Exchange, Success
 from mqtt_nats.authenticators.access_control import Doors
 from mqtt_nats.client import authentication as authenticating
 from mqtt_nats.codec import ReasonCode
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.gateway import Gateway
+from mqtt_nats.gateway.gateway import Gateway
 from mqtt_nats.transport.connection import Connection
 from mqtt_nats.transport.listener_settings import Bound
 from tests.harness import raw, raw5
@@ -111,7 +111,7 @@ def port(nats_server: NatsServer, gateways: list[Gateway]) -> Iterator[int]:
             started.set()
 
         settings = Settings(listen="127.0.0.1:0", nats=(nats_server.url,))
-        await mqtt_nats.gateway.serve(settings, on_ready=on_ready, stop=stop)
+        await mqtt_nats.gateway.gateway.serve(settings, on_ready=on_ready, stop=stop)
 
     thread = threading.Thread(target=lambda: anyio.run(main), daemon=True)
     thread.start()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mqtt_nats.backbone.link import Link
-from mqtt_nats.broker.context import Broker
+from mqtt_nats.gateway.broker import Broker
 
 
 async def test_nothing_is_begun_after_the_end() -> None:

@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from mqtt_nats.backbone import retry as patience
-from mqtt_nats.broker import recovery
+from mqtt_nats.gateway import reconnect as recovery
 
 
 class Slow:

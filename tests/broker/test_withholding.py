@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from mqtt_nats.backbone.pending import Op
-from mqtt_nats.broker.context import Broker
+from mqtt_nats.gateway.broker import Broker
 from mqtt_nats.ingress import retained_deferral as withholding
 from mqtt_nats.ingress.retained_deferral import consider, withhold
 from mqtt_streams.api import ApiError, NoResponders

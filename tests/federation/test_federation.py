@@ -14,7 +14,7 @@ import pytest
 
 from examples.federation.share import main, share
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.embedded import find_binary
+from mqtt_nats.gateway.embedded import find_binary
 from tests.harness import raw
 from tests.harness.inprocess import InProcess, running
 from tests.harness.nats import ROOT

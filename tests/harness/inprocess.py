@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import anyio
 
 from mqtt_nats.base.errors import first_error
-from mqtt_nats.broker.context import Broker
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.gateway import Gateway
+from mqtt_nats.gateway.broker import Broker
+from mqtt_nats.gateway.gateway import Gateway
 from mqtt_nats.transport.listener_settings import Bound
 
 T = TypeVar("T")

@@ -92,7 +92,7 @@ class ProcessNatsServer(NatsServer):
         return f"127.0.0.1:{self.mqtt_port}"
 
     def start(self) -> None:
-        from mqtt_nats.embedded import find_binary
+        from mqtt_nats.gateway.embedded import find_binary
 
         command = [str(find_binary()), "-c", str(self._config), "-sd", str(self.directory / "store")]
         self.port = self.port or free_port()

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import logging
 
-from mqtt_nats import tenant
 from mqtt_nats.cli import main
+from mqtt_nats.gateway import account as tenant
 from mqtt_nats.ingress import qos2 as inbound
 from mqtt_nats.pubsub.fanout import SEEN_FOR, Fanout
 

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.gateway import Gateway
+from mqtt_nats.gateway.gateway import Gateway
 from mqtt_nats.transport.listener_settings import Bound
 
 PATIENCE = 30.0

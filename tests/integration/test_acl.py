@@ -13,10 +13,10 @@ import anyio
 import nats
 import pytest
 
-import mqtt_nats.gateway
+import mqtt_nats.gateway.gateway
 from mqtt_nats.codec import Subscription
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.gateway import Gateway
+from mqtt_nats.gateway.gateway import Gateway
 from mqtt_nats.transport.listener_settings import Bound
 from tests.harness import raw, raw5
 from tests.harness.nats import NatsServer
@@ -93,7 +93,7 @@ def ruled(nats_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPat
             started.set()
 
         settings = Settings(listen="127.0.0.1:0", nats=(nats_server.url,), acl_file=found.file)
-        await mqtt_nats.gateway.serve(settings, on_ready=on_ready, stop=stop)
+        await mqtt_nats.gateway.gateway.serve(settings, on_ready=on_ready, stop=stop)
 
     thread = threading.Thread(target=lambda: anyio.run(main), daemon=True)
     thread.start()

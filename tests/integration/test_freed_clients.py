@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 
-from mqtt_nats import tenant as module
 from mqtt_nats.client.client import Client
 from mqtt_nats.codec import Disconnect, Publish, Will
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.gateway import serve
+from mqtt_nats.gateway import account as module
+from mqtt_nats.gateway.gateway import serve
 from mqtt_nats.transport.listener_settings import Bound
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBREC, RawClient

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.broker import recovery
 from mqtt_nats.delivery import durable
 from mqtt_nats.delivery.durable import DurableSide
+from mqtt_nats.gateway import reconnect as recovery
 from mqtt_streams.api import NoResponders, RequestTimeout
 from mqtt_streams.consumers import consumer_info, delete_consumer
 from mqtt_streams.messages import STREAM as MESSAGES

@@ -16,7 +16,7 @@ import psutil
 from mqtt_nats.client.client import Client
 from mqtt_nats.codec import ReasonCode
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.gateway import Gateway
+from mqtt_nats.gateway.gateway import Gateway
 from mqtt_nats.transport.listener_settings import Bound, ListenerSettings
 from tests.harness import raw5
 from tests.harness.raw5 import Raw5

@@ -11,9 +11,9 @@ import orjson
 import pytest
 from nats.aio.client import Client as NatsClient
 
-from mqtt_nats.broker.context import Broker
 from mqtt_nats.codec import Connack, Connect
 from mqtt_nats.config.settings import Settings
+from mqtt_nats.gateway.broker import Broker
 from mqtt_nats.observability.presence import Presence
 from mqtt_nats.observability.presence_events import LONGEST, event, level, shortened
 from tests.conftest import GatewayFactory

@@ -31,7 +31,9 @@ AGAIN = 60.0
 def workers_of(gateway: Gateway) -> list[int]:
     """The process ids of a supervisor's workers."""
     found = psutil.Process(gateway.pid).children()
-    return [one.pid for one in found if one.status() != psutil.STATUS_ZOMBIE and "mqtt_nats.worker" in one.cmdline()]
+    return [
+        one.pid for one in found if one.status() != psutil.STATUS_ZOMBIE and "mqtt_nats.gateway.worker" in one.cmdline()
+    ]
 
 
 def _ended(pids: list[int]) -> Callable[[], bool]:

@@ -16,10 +16,10 @@ from mqtt_nats.base.errors import StartupError, first_error
 from mqtt_nats.base.logs import configure
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.config.worker_identity import PLACE, Place
-from mqtt_nats.ending import run_to_end
-from mqtt_nats.hangup import Hangup
+from mqtt_nats.gateway.shutdown import run_to_end
+from mqtt_nats.gateway.sighup import Hangup
+from mqtt_nats.gateway.supervisor import DRAINED, FAILED, READY
 from mqtt_nats.transport.listener_settings import Bound
-from mqtt_nats.workers import DRAINED, FAILED, READY
 
 
 class Report:
@@ -43,7 +43,7 @@ class Report:
 
 async def run(report: Report, settings: Settings) -> bool:
     """Serve until SIGTERM, or until the supervisor is gone; True when something else has ended it: it was drained."""
-    from mqtt_nats.gateway import serve
+    from mqtt_nats.gateway.gateway import serve
 
     stop = anyio.Event()
     hangup = Hangup()

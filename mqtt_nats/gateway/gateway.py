@@ -17,15 +17,15 @@ from mqtt_nats.authenticators.access_control import Doors
 from mqtt_nats.base.admission import House
 from mqtt_nats.base.errors import StartupError, describe
 from mqtt_nats.base.logs import GATEWAY
-from mqtt_nats.broker.context import Broker
 from mqtt_nats.client.client import Client
 from mqtt_nats.client.message_hooks import entered
 from mqtt_nats.client.negotiation import UseAnotherServer
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.config.settings import Settings, cannot_listen
 from mqtt_nats.control.server import Powers
-from mqtt_nats.hangup import Hangup
-from mqtt_nats.tenant import Tenant
+from mqtt_nats.gateway.account import Tenant
+from mqtt_nats.gateway.broker import Broker
+from mqtt_nats.gateway.sighup import Hangup
 from mqtt_nats.transport.connection import Connection, Handler
 from mqtt_nats.transport.listener import Listener
 from mqtt_nats.transport.listener_settings import Bound

@@ -75,7 +75,7 @@ def _check_environment() -> None:
 async def _read_files(settings: Settings) -> None:
     from mqtt_nats.admin import check as check_admin
     from mqtt_nats.config.nats_connect import nats_options
-    from mqtt_nats.gateway import Gateway  # not needed where settings are wrong
+    from mqtt_nats.gateway.gateway import Gateway  # not needed where settings are wrong
 
     await Gateway(settings).access.close()
     for account in (settings, *map(settings.of, settings.tenants)):

@@ -26,7 +26,7 @@ from pydantic import BaseModel, SecretStr
 
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config.settings import Settings, cannot_listen
-from mqtt_nats.hangup import Hangup
+from mqtt_nats.gateway.sighup import Hangup
 from mqtt_nats.transport.listener_settings import Bound, join_address, parse_address
 
 log = logging.getLogger("mqtt_nats.workers")
@@ -186,7 +186,7 @@ class Worker:
                 process = self._process = await asyncio.create_subprocess_exec(
                     sys.executable,
                     "-m",
-                    "mqtt_nats.worker",
+                    "mqtt_nats.gateway.worker",
                     stdin=asyncio.subprocess.PIPE,
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,  # Ctrl-C in the terminal is for the supervisor

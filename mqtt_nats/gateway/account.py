@@ -21,15 +21,15 @@ from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.base.logs import GATEWAY
-from mqtt_nats.broker.context import Broker
-from mqtt_nats.broker.fleet import Fleet
-from mqtt_nats.broker.recovery import recover, recover_wild, watch_consumers
 from mqtt_nats.client.keepalive import end_silent
 from mqtt_nats.client.message_hooks import changed, fit
 from mqtt_nats.config.nats_connect import check_version, connect_link, server_version
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.control.server import Control, Powers
 from mqtt_nats.delivery import slow_clients as stalling
+from mqtt_nats.gateway.broker import Broker
+from mqtt_nats.gateway.desired_state import Fleet
+from mqtt_nats.gateway.reconnect import recover, recover_wild, watch_consumers
 from mqtt_nats.ingress.retained_deferral import withhold
 from mqtt_nats.lifecycle.lease import Lease
 from mqtt_nats.lifecycle.pause_detection import tick, watch

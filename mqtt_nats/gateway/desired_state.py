@@ -21,7 +21,7 @@ from mqtt_streams.fleet import PREFIX, FleetStore, Wish, read_wish
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
-    from mqtt_nats.broker.context import Broker
+    from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.broker")
 

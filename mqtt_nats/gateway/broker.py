@@ -56,12 +56,12 @@ from mqtt_streams.timers import TimerStore
 from mqtt_streams.wills import WillStore
 
 if TYPE_CHECKING:
-    from mqtt_nats.broker.fleet import Fleet
     from mqtt_nats.client.client import Client
     from mqtt_nats.config.settings import Settings
     from mqtt_nats.control.server import Control
     from mqtt_nats.delivery.position_writer import Keeper
     from mqtt_nats.delivery.reconcile import Reconciling
+    from mqtt_nats.gateway.desired_state import Fleet
     from mqtt_nats.lifecycle.lease import Lease
     from mqtt_nats.lifecycle.will import Done
     from mqtt_nats.plugins.manager import Plugins
