@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from mqtt_nats.backbone.inbox import NO_RESPONDERS, Inbox
-from mqtt_nats.observability.report import COUNTERS
+from mqtt_streams.gateway_subjects import COUNTERS
 
 
 async def gather(inbox: Inbox, seconds: float, group: str, count: int) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from mqtt_nats.access.acl import Rules
@@ -21,12 +21,11 @@ from mqtt_nats.access.settings import (
     TokenSettings,
 )
 from mqtt_nats.authenticators.tenancy import bound
-from mqtt_nats.client.authorization import change_rules, revoke
 
 if TYPE_CHECKING:
     from mqtt_nats.access.scram import Users
+    from mqtt_nats.authenticators.nats_users import NatsAccess
     from mqtt_nats.config.settings import Settings
-    from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.transport.listener_settings import ListenerSettings
 
 log = logging.getLogger("mqtt_nats.access")
@@ -52,10 +51,11 @@ class Doors:
         StartupError: a file cannot be used.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, nats_access: Callable[[Settings], NatsAccess]) -> None:
         self._settings = settings
-        self.brokers: Sequence[Broker] = ()
-        """Whose clients are told of changes, once there are any."""
+        self._nats_access = nats_access
+        self._on_rules: Callable[[Rules], None] = _nobody
+        self._on_revoked: Callable[[], None] = _nobody
         self.rules = _rules(settings)
         self._users = _users(settings)
         self._parts = {one.called: self._make(one) for one in settings.all_authenticators}
@@ -77,9 +77,8 @@ class Doors:
                 return Callback(one)
             case NatsSettings():
                 from mqtt_nats.authenticators.nats_users import NatsUsers
-                from mqtt_nats.config.nats_connect import nats_access
 
-                return NatsUsers(one, nats_access(self._settings.of(one.tenant or "")))
+                return NatsUsers(one, self._nats_access(self._settings.of(one.tenant or "")))
 
     def door(self, listener: ListenerSettings) -> Door:
         """Who may connect by a listener."""
@@ -110,13 +109,15 @@ class Doors:
             commit()
         self._users, self.rules = users, rules
         self._changed()
-        for broker in self.brokers:
-            if rules is not None:
-                change_rules(broker, rules)
+        if rules is not None:
+            self._on_rules(rules)
+
+    def tell(self, on_rules: Callable[[Rules], None], on_revoked: Callable[[], None]) -> None:
+        """Call ``on_rules`` with new rules, and ``on_revoked`` when a client that was let in may have lost that."""
+        self._on_rules, self._on_revoked = on_rules, on_revoked
 
     def _changed(self) -> None:
-        for broker in self.brokers:
-            revoke(broker)
+        self._on_revoked()
 
     async def keep(self) -> None:
         """What authenticators do while the gateway runs."""
@@ -126,6 +127,10 @@ class Doors:
         """Give back what they have."""
         for part in self._parts.values():
             await part.close()
+
+
+def _nobody(*changes: object) -> None:
+    """Nobody is told yet."""
 
 
 def _rules(settings: Settings) -> Rules | None:

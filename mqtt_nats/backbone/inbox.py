@@ -13,15 +13,13 @@ from collections.abc import AsyncGenerator, Callable
 
 from mqtt_nats.backbone.link import Link
 from mqtt_streams.api import ApiError, NoResponders, Reply, RequestTimeout
+from mqtt_streams.gateway_subjects import GATEWAYS
 
 Waiter = Callable[[bytes, bytes], None]
 """``waiter(headers, payload)``: called once for the reply."""
 
 NO_RESPONDERS = b"NATS/1.0 503"
 STREAM_NOT_FOUND = b'"err_code":10059,'
-
-GATEWAYS = "$MQTT.gateways."
-"""What gateways ask each other; one that is dead does not answer."""
 
 # Time-outs of requests are this exact (seconds).
 SWEEP = 0.1

@@ -106,6 +106,11 @@ class Link(Client):
 
     # -- the data path -----------------------------------------------------------------------
 
+    @property
+    def server(self) -> dict[str, Any]:
+        """INFO of the nats-server that this connection has reached last; empty before."""
+        return self._server_info
+
     def kick(self) -> None:
         """Have ``out`` written at the end of this loop turn."""
         if not self.scheduled and self._loop is not None:

@@ -39,6 +39,10 @@ class Op:
         """JetStream has refused the message for good, or it is `STALE`."""
         raise AssertionError("an operation without an end")
 
+    def explains(self) -> bool:
+        """Whether who waits for it is told why it was refused, and nothing else depends on it."""
+        return False
+
     def stale(self) -> bool:
         """Whether it is too late to send it again; it may be stored all the same, by what was sent before."""
         return False

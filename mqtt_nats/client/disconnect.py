@@ -7,9 +7,9 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from mqtt_nats.backbone.pending import Op, Silent
+from mqtt_nats.backbone.pending import Silent
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.client.negotiation import NEVER
 from mqtt_nats.codec import Disconnect, ProtocolError, ReasonCode
@@ -17,29 +17,19 @@ from mqtt_nats.delivery.inflight_note import note
 from mqtt_nats.delivery.position_handover import leave_position
 from mqtt_nats.hooks.calls import disconnected, session
 from mqtt_nats.hooks.points import SESSION_TERMINATED
-from mqtt_nats.lifecycle.will import Done, drop_will, leave_late_will, settle_wills
-from mqtt_nats.sessions.consumer_binding import backstop
-from mqtt_nats.sessions.record import discard_session, leftovers, save_record
+from mqtt_nats.lifecycle.deadline import set_deadline
+from mqtt_nats.lifecycle.will import Done, drop_will, leave_late_will
+from mqtt_nats.sessions.record import save_record
 from mqtt_nats.sessions.shared_subscribe import detach, forget_later
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.consumers import update_consumer
-from mqtt_streams.hashing import name_hash
-from mqtt_streams.headers import EXPECTED_LAST_SUBJECT_SEQUENCE
+from mqtt_streams.consumers import backstop, update_consumer
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.qos2 import held_up_to
-from mqtt_streams.sessions import V5, WRONG_LAST_SEQUENCE, Conflict, NewerRecord, PoisonedRecord, SessionRecord
-from mqtt_streams.timers import EXPIRY, FiredTimer, schedule_block, timer_subject
+from mqtt_streams.sessions import Conflict
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableSide
-    from mqtt_nats.gateway.broker import Broker
-
-# The header with which a timer is stored only where there is none.
-UNSET: Final = ((EXPECTED_LAST_SUBJECT_SEQUENCE, "0"),)
-
-POSTPONED: Final = 15.0
-"""Seconds after which a timer fires again that only a newer gateway can deal with."""
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -208,132 +198,3 @@ def _delete_record(client: Client) -> None:
     """A newer record under the subject has another sequence and is not touched."""
     broker = client.broker
     broker.store.call(broker.delete_session, b'{"seq":%d,"no_erase":true}' % client.epoch, Silent())
-
-
-def set_deadline(client: Client, at: float, pairs: tuple[tuple[str, str], ...] = UNSET) -> None:
-    """Have the session end at Unix time ``at``, unless its record is written before."""
-    headers = schedule_block(EXPIRY, client.hash, at, client.epoch, pairs)
-    target = b"HPUB %b " % timer_subject(EXPIRY, client.hash).encode()
-    client.broker.store.put(target, headers, client.client_id.encode(), DeadlineOp(client, at))
-
-
-class DeadlineOp(Op):
-    """The store of the timer of a session whose connection has ended.
-
-    It is stored only where there is none: a gateway that was cut off may learn late that the session has moved, and
-    must not replace the timer of the later owner.
-    """
-
-    __slots__ = ("at", "client")
-
-    def __init__(self, client: Client, at: float) -> None:
-        self.client = client
-        self.at = at
-
-    def stored(self, ack: bytes) -> None:
-        """The session will end in time."""
-
-    def failed(self, error: ApiError) -> None:
-        """There is a timer: see whose."""
-        client = self.client
-        if error.err_code in WRONG_LAST_SEQUENCE:
-            client.broker.spawn(self._replace(), f"deadline of {client.client_id}")
-        else:
-            log.error("the session of %r may not end in time: %s", client.client_id, error)
-
-    async def _replace(self) -> None:
-        client = self.client
-        broker = client.broker
-        try:
-            found = await broker.sessions.load(client.hash, client.client_id)
-            if found is None or found[1] != client.epoch:
-                return
-            await broker.timers.cancel(EXPIRY, client.hash, client.epoch)
-        except PoisonedRecord:
-            return
-        except (ApiError, NoResponders, RequestTimeout) as error:
-            log.error("the session of %r may not end in time: %s", client.client_id, error)
-            return
-        set_deadline(client, self.at, ())
-        broker.link.kick()
-
-
-async def expire(broker: Broker, timer: FiredTimer) -> None:
-    """A session's deadline has passed: end it, unless its record was written since the timer was set.
-
-    Done again from the start when it was interrupted: the timer then comes back.
-    """
-    try:
-        found = await broker.sessions.load(timer.key)
-    except NewerRecord as error:  # a gateway that can read it may take the timer then
-        log.debug("a session whose deadline has passed is left to a newer gateway: %s", error)
-        await postpone(broker, timer)
-        return
-    except PoisonedRecord as error:  # not the record for which the timer was set
-        log.warning("a session whose deadline has passed cannot be read: %s", error)
-        return
-    if found is None:
-        return
-    record, sequence = found
-    if sequence == timer.epoch:
-        log.info("the session of %r has expired", record.client_id)
-        session(broker, SESSION_TERMINATED, record.client_id, sequence)
-        await end_session(broker, record, sequence)
-    elif record.v5 is not None and record.v5.nonce == _expired(timer.epoch):
-        await _remove(broker, record, sequence)
-
-
-async def postpone(broker: Broker, timer: FiredTimer) -> None:
-    """Have a timer of a session fire again in a while, unless another one has been set."""
-    try:
-        at = natstime.now() + POSTPONED
-        await broker.timers.schedule(timer.kind, timer.key, at, timer.epoch, timer.payload, UNSET)
-    except ApiError as error:
-        if error.err_code not in WRONG_LAST_SEQUENCE:
-            raise
-
-
-async def end_session(broker: Broker, record: SessionRecord, sequence: int) -> bool:
-    """End a session whose record was written with ``sequence``; False when somebody has claimed it since.
-
-    It is claimed like any session, so that a client that connects at this moment either keeps it or gets a new one.
-    """
-    client_hash = name_hash(record.client_id)
-    record = ended_record(record, broker.identity, sequence)
-    reply = f"$MQTT.JSA.{broker.identity}.SP.{client_hash}.{broker.new_nuid()}"
-    try:
-        sequence = await broker.sessions.save(record, expected=sequence, reply=reply)
-    except Conflict:
-        return False
-    await _remove(broker, record, sequence)
-    return True
-
-
-async def _remove(broker: Broker, record: SessionRecord, sequence: int) -> None:
-    """Remove what a session has left; its end also ends the delay of its will."""
-    assert record.v5 is not None
-    await settle_wills(broker, name_hash(record.client_id), record.v5.wills, sequence, continued=False)
-    await discard_session(broker, record, sequence)
-    await broker.sessions.delete(sequence)
-
-
-def ended_record(record: SessionRecord, identity: str, epoch: int) -> SessionRecord:
-    """What takes the place of an expired session's record until everything of the session is removed."""
-    wills = record.v5.wills if record.v5 is not None else []
-    shared = record.v5.shared if record.v5 is not None else {}
-    v5 = V5(
-        kind="regular",
-        expiry=0,
-        nonce=_expired(epoch),
-        q2=True,
-        draining=leftovers(record),
-        wills=wills,
-        shared=shared,
-        pos=record.v5.pos if record.v5 is not None else "",
-    )
-    return SessionRecord(record.client_id, identity, clean=True, v5=v5)
-
-
-def _expired(epoch: int) -> str:
-    """The nonce of a record that ends the session of ``epoch``."""
-    return f"expired-{epoch}"

@@ -20,10 +20,10 @@ from mqtt_nats.messages.headers import identity
 from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.protocol.requeue import EVER
 from mqtt_nats.pubsub.routing_table import PLAIN, Options
-from mqtt_nats.sessions.consumer_binding import Attachment, backstop
+from mqtt_nats.sessions.consumer_binding import Attachment
 from mqtt_nats.sessions.record import save_record
 from mqtt_streams.api import ApiError, call
-from mqtt_streams.consumers import create_consumer
+from mqtt_streams.consumers import backstop, create_consumer
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.messages import subscription_consumer
 from mqtt_streams.sessions import SubscriptionOptions, second_sid

@@ -23,13 +23,12 @@ from mqtt_nats.codec.errors import (
     TopicNameInvalid,
     UnsupportedProtocolVersion,
 )
-from mqtt_nats.codec.limits import Limits
 from mqtt_nats.codec.properties import Properties
 from mqtt_nats.codec.publish import Publish, PublishRun, encode_publish, publish_head
 from mqtt_nats.codec.reasons import ConnackCode, ReasonCode, connack_code
 from mqtt_nats.codec.subscribe import Suback, Subscribe, Subscription, Unsuback, Unsubscribe
 from mqtt_nats.codec.topics import check_topic_name, matches, validate_topic_filter, validate_topic_name
-from mqtt_nats.codec.wire import MAX_REMAINING_LENGTH, PacketKind, put_varint
+from mqtt_nats.codec.wire import MAX_REMAINING_LENGTH, Limits, PacketKind, put_varint
 
 __all__ = [
     "ID",

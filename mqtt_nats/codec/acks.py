@@ -6,10 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mqtt_nats.codec.errors import EncodeError, ProtocolError
-from mqtt_nats.codec.limits import Limits
 from mqtt_nats.codec.properties import Properties, place, put_properties, read_properties
 from mqtt_nats.codec.reasons import ReasonCode
-from mqtt_nats.codec.wire import PacketKind, Reader, put_packet, put_packet_id
+from mqtt_nats.codec.wire import Limits, PacketKind, Reader, put_packet, put_packet_id
 
 FIRST = {4: 0x40, 5: 0x50, 6: 0x62, 7: 0x70}
 """First byte of each kind: PUBREL has a reserved bit set. [MQTT-3.6.1-1] (3.1.1, 5.0)"""

@@ -12,11 +12,10 @@ from mqtt_nats.codec.errors import (
     ProtocolError,
     UnsupportedProtocolVersion,
 )
-from mqtt_nats.codec.limits import Limits
 from mqtt_nats.codec.properties import WILL, Properties, place, put_properties, read_properties
 from mqtt_nats.codec.reasons import ConnackCode, ReasonCode
 from mqtt_nats.codec.topics import check_topic_name
-from mqtt_nats.codec.wire import PacketKind, Reader, put_binary, put_int, put_packet, put_string
+from mqtt_nats.codec.wire import Limits, PacketKind, Reader, put_binary, put_int, put_packet, put_string
 
 _CONNECT = place(PacketKind.CONNECT)
 _CONNACK = place(PacketKind.CONNACK)

@@ -6,10 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mqtt_nats.codec.errors import EncodeError, ProtocolError
-from mqtt_nats.codec.limits import Limits
 from mqtt_nats.codec.properties import Properties, place, put_properties, read_properties
 from mqtt_nats.codec.reasons import ReasonCode
-from mqtt_nats.codec.wire import PacketKind, Reader, put_packet
+from mqtt_nats.codec.wire import Limits, PacketKind, Reader, put_packet
 
 _DISCONNECT = place(PacketKind.DISCONNECT)
 _AUTH = place(PacketKind.AUTH)

@@ -19,7 +19,6 @@ from mqtt_nats.codec.acks import FIRST, Ack, AckRun, read_ack
 from mqtt_nats.codec.connect import Connack, Connect, read_connack, read_connect, read_protocol
 from mqtt_nats.codec.control import Auth, Disconnect, PingReq, PingResp, read_auth, read_disconnect
 from mqtt_nats.codec.errors import MalformedPacket, MqttError, PacketTooLarge, ProtocolError, QosNotSupported
-from mqtt_nats.codec.limits import Limits
 from mqtt_nats.codec.publish import Publish, PublishRun, read_publish5
 from mqtt_nats.codec.subscribe import (
     Suback,
@@ -31,7 +30,7 @@ from mqtt_nats.codec.subscribe import (
     read_unsuback,
     read_unsubscribe,
 )
-from mqtt_nats.codec.wire import PacketKind, Reader
+from mqtt_nats.codec.wire import Limits, PacketKind, Reader
 
 _NAMES: Final = {kind.value: kind.name for kind in PacketKind}
 

@@ -8,9 +8,8 @@ from itertools import chain
 from struct import iter_unpack
 
 from mqtt_nats.codec.errors import EncodeError, ProtocolError
-from mqtt_nats.codec.limits import Limits
 from mqtt_nats.codec.properties import Properties, place, put_properties, read_properties
-from mqtt_nats.codec.wire import PacketKind, Reader, put_packet_id, put_varint
+from mqtt_nats.codec.wire import Limits, PacketKind, Reader, put_packet_id, put_varint
 
 _PUBLISH = place(PacketKind.PUBLISH)
 _BLOCK = 16  # packets that one struct layout covers

@@ -6,9 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mqtt_nats.codec.errors import EncodeError, MalformedPacket, ProtocolError, QuotaExceeded
-from mqtt_nats.codec.limits import Limits
 from mqtt_nats.codec.properties import Properties, place, put_properties, read_properties
-from mqtt_nats.codec.wire import PacketKind, Reader, put_packet, put_packet_id, put_string
+from mqtt_nats.codec.wire import Limits, PacketKind, Reader, put_packet, put_packet_id, put_string
 
 _SUBSCRIBE = place(PacketKind.SUBSCRIBE)
 _UNSUBSCRIBE = place(PacketKind.UNSUBSCRIBE)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wire types of MQTT (section 1.5) and packet kinds (table 2.1), both directions."""
+"""Wire types of MQTT (section 1.5), packet kinds (table 2.1), and the limits of what is accepted from a peer."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 
 from mqtt_nats.codec.errors import EncodeError, MalformedPacket, ProtocolError
@@ -29,6 +30,26 @@ class PacketKind(IntEnum):
     PINGRESP = 13
     DISCONNECT = 14
     AUTH = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one connection. What has a default is bounded by the size of packets anyway, or by the protocol."""
+
+    max_packet_size: int
+    """Bytes of a whole packet, fixed header included, after CONNECT."""
+    connect_packet_size: int
+    """Bytes of the whole CONNECT packet, and of AUTH until CONNACK: what a stranger may make the decoder buffer."""
+    max_topic_levels: int
+    """Levels of a topic name or filter."""
+    max_filters: int
+    """Filters of one SUBSCRIBE or UNSUBSCRIBE."""
+    max_user_properties: int
+    """User properties of one property list."""
+    max_user_property_bytes: int = 0xFFFF_FFFF
+    """Bytes of their names and values."""
+    max_qos: int = 2
+    """Highest QoS of a PUBLISH and of a will."""
 
 
 class Reader:

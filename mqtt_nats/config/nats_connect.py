@@ -113,14 +113,14 @@ def check_version(link: Link, urls: str) -> None:
     """
     if server_version(link) < MINIMUM_SERVER:
         raise StartupError(
-            f"nats-server at {urls} is version {link._server_info.get('version', '0')}; mqtt-nats needs "
+            f"nats-server at {urls} is version {link.server.get('version', '0')}; mqtt-nats needs "
             f"{MINIMUM_SERVER[0]}.{MINIMUM_SERVER[1]} or newer: upgrade it"
         )
 
 
 def server_version(link: Link) -> tuple[int, int]:
     """Major and minor version of the nats-server that a gateway is connected to; 0.0 when it does not say."""
-    parts = str(link._server_info.get("version", "0")).split(".")
+    parts = str(link.server.get("version", "0")).split(".")
     try:
         return int(parts[0]), int(parts[1])
     except (ValueError, IndexError):

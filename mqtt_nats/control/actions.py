@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from mqtt_nats.access.acl import Identity, Permissions, Rule, Rules
 from mqtt_nats.base.networks import parse_host
-from mqtt_nats.client.disconnect import end_session
 from mqtt_nats.codec import MqttError, validate_topic_filter, validate_topic_name
 from mqtt_nats.codec.topics import MAX_BYTES
 from mqtt_nats.control.selection import Refusal, sliced
 from mqtt_nats.hooks.calls import session
 from mqtt_nats.hooks.points import CLIENT_AUTHORIZE, SESSION_TERMINATED
 from mqtt_nats.ingress.server_publish import unretain
+from mqtt_nats.lifecycle.expiry import end_session
 from mqtt_nats.observability.counters import snapshot
 from mqtt_nats.plugins.host import Host
 from mqtt_streams.consumers import consumer_info

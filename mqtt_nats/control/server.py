@@ -19,8 +19,9 @@ from mqtt_nats.control import actions as controlrules
 from mqtt_nats.control import clients as controlclients
 from mqtt_nats.control import trace as controltrace
 from mqtt_nats.control.selection import Refusal, Total
-from mqtt_nats.observability.report import COUNTERS, reported
+from mqtt_nats.observability.report import reported
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.gateway_subjects import ASK, COUNTERS, LOOK, PLUGINS, WHO
 
 if TYPE_CHECKING:
     from mqtt_nats.access.authenticator import Door
@@ -30,21 +31,6 @@ if TYPE_CHECKING:
     from mqtt_nats.transport.listener import Listener
 
 log = logging.getLogger("mqtt_nats.audit")
-
-WHO: Final = b"$MQTT.gateways.who"
-"""Every gateway answers with what it is."""
-
-PLUGINS: Final = b"$MQTT.gateways.plugins"
-"""Every gateway that is meant does something with a plugin, and tells what it has then."""
-
-RELOAD: Final = b"$MQTT.gateways.reload"
-"""Every gateway that is meant reads its files again, and tells what is wrong with them."""
-
-LOOK: Final = b"$MQTT.gateways.look"
-"""Every gateway looks at once for gateways whose lease has lapsed."""
-
-ASK: Final = b"$MQTT.gateways.ask"
-"""Every gateway that is meant answers a question, in as many messages as it takes."""
 
 Answering = Callable[["Control", dict[str, Any]], AsyncIterator[Any]]
 
@@ -189,8 +175,8 @@ class Control:
             "lease": self._lease.ttl,
             "connections": len(broker.connections),
             "durable": sum(client.durable_side is not None for client in broker.clients.values()),
-            "server": broker.link._server_info.get("server_name", ""),
-            "cluster": broker.link._server_info.get("cluster", ""),
+            "server": broker.link.server.get("server_name", ""),
+            "cluster": broker.link.server.get("cluster", ""),
             "draining": broker.closing,
             "passed_over": broker.passed_over,
             "not_retained": broker.not_retained,

@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from mqtt_nats.backbone.inbox import NO_RESPONDERS, Inbox
-from mqtt_nats.control.server import ASK, WHO
 from mqtt_nats.ctl.verb import Refused
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.gateway_subjects import ASK, WHO
 from mqtt_streams.gateways import GatewayStore
 
 PATIENCE: Final = 10.0

@@ -25,7 +25,7 @@ async def servers(inbox: Inbox, seconds: float) -> list[dict[str, Any]]:
     A NATS user who may not ask sees the server that it is connected to.
     """
     answers, leader = await asyncio.gather(ask_all(inbox, PING, seconds, b'{"limit":1}'), _meta_leader(inbox, seconds))
-    info = inbox.link._server_info
+    info = inbox.link.server
     own = str(info.get("server_id", ""))
     found = {
         own: {

@@ -13,17 +13,11 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.protocol.ack_tokens import ASSIGNED
+
 if TYPE_CHECKING:
     from mqtt_nats.backbone.pending import Op
     from mqtt_nats.gateway.broker import Broker
-
-ASSIGNED: Final = b"="
-"""Instead of an acknowledgement subject: the record of this sequence says that the message is this client's."""
-
-RECORD: Final = b"&"
-"""Before an acknowledgement subject: it is that of a PUBREL record."""
-
-MARKS: Final = (ASSIGNED, RECORD)
 
 LINGER: Final = 0.3
 """Seconds from the end of an exchange to the end of its record."""

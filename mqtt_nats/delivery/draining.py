@@ -18,7 +18,7 @@ from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.protocol.inflight import Delivery, Source
 from mqtt_nats.protocol.overlap import patterns_meet
 from mqtt_nats.sessions.record import save_record
-from mqtt_nats.shared_reader.promotion import beyond
+from mqtt_nats.sessions.stream_head import beyond
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import consumer_info
 from mqtt_streams.messages import PREFIX as STORED_PREFIX

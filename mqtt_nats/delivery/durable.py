@@ -18,24 +18,25 @@ from mqtt_nats.backbone.link import Handler
 from mqtt_nats.backbone.pending import Op, Silent
 from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.delivery.backlog_limit import pass_over
-from mqtt_nats.delivery.deferred_removals import MARKS, RECORD, Lingering
+from mqtt_nats.delivery.deferred_removals import Lingering
 from mqtt_nats.delivery.draining import finish, inherited, spend, unmatch, was_sent
 from mqtt_nats.delivery.position_recovery import WINDOW
-from mqtt_nats.delivery.position_writer import KEPT, TAKEN, Keeper
-from mqtt_nats.delivery.pubrel_audit import seek
-from mqtt_nats.ingress.receipts import ConfirmOp, PubrelOp
+from mqtt_nats.delivery.position_writer import Keeper
+from mqtt_nats.delivery.pubrels import ConfirmOp, PubrelOp, seek
 from mqtt_nats.messages.message import Stored
 from mqtt_nats.messages.publish_encoder import extras_of, pack
+from mqtt_nats.protocol.ack_tokens import KEPT, MARKS, RECORD, TAKEN
 from mqtt_nats.protocol.durable_sender import DurableOutbound
 from mqtt_nats.protocol.inflight import Delivery, Source
 from mqtt_nats.protocol.overlap import Overlap
+from mqtt_nats.protocol.owed_pubrels import ReleaseOrder
 from mqtt_nats.protocol.ports import NOWHERE
-from mqtt_nats.protocol.pubrel_order import ReleaseOrder
 from mqtt_nats.sessions.consumer_attach import attach_pubrels, take
-from mqtt_nats.sessions.consumer_binding import Attachment, backstop
+from mqtt_nats.sessions.consumer_binding import Attachment
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import (
     ConsumerRef,
+    backstop,
     consumer_info,
     delete_consumer,
     parse_ack,

@@ -11,12 +11,14 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.backbone.batch import all_done, parts
 from mqtt_nats.backbone.pending import Silent
-from mqtt_nats.delivery.position_recovery import SETTING, all_done, parts, stop
+from mqtt_nats.delivery.position_recovery import SETTING, stop
 from mqtt_nats.delivery.position_writer import PROOFS, Fresh
 from mqtt_nats.protocol.requeue import EVER
 from mqtt_nats.sessions.consumer_attach import STEP
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
+from mqtt_streams.gateway_subjects import LEFT
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.pubrel import pubrel_block, pubrel_subject
@@ -31,9 +33,6 @@ if TYPE_CHECKING:
     from mqtt_streams.consumers import ConsumerRef
 
 log = logging.getLogger("mqtt_nats.broker")
-
-LEFT: Final = "$MQTT.gateways.left."
-"""With a gateway's id behind it: a request with a client id, answered when that gateway has left the session."""
 
 FAREWELL: Final = 2.0
 """Seconds for which a session waits for the connection before to leave it in order."""

@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.backbone.batch import all_done, parts
 from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.base import server_clock as natstime
-from mqtt_nats.delivery.position_writer import OWED, TAKEN, Keeper
+from mqtt_nats.delivery.position_writer import Keeper
+from mqtt_nats.protocol.ack_tokens import OWED, TAKEN
 from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.protocol.requeue import EVER
 from mqtt_nats.sessions.consumer_attach import CREATE_FAILED, CREATE_TRIES, STEP
-from mqtt_nats.sessions.consumer_binding import backstop
 from mqtt_nats.sessions.ownership import still_owner
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.consumers import (
     ConsumerNotFound,
     ConsumerRef,
+    backstop,
     consumer_info,
     create_consumer,
     delete_consumer,
@@ -43,11 +45,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-T = TypeVar("T")
-
-AT_ONCE: Final = 32
-"""Requests for one session at the same time."""
-
 SETTING: Final = 30.0
 """Seconds after a position was written in order in which its consumers are set. Clocks may differ by as much."""
 
@@ -56,22 +53,6 @@ ROUNDS: Final = 10
 
 # JetStream keeps at most max_ack_pending per consumer in flight; the sum of all is bounded only by the identifiers.
 WINDOW: Final = 32768
-
-
-def parts(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """What is asked for at the same time."""
-    return (items[start : start + AT_ONCE] for start in range(0, len(items), AT_ONCE))
-
-
-async def all_done(requests: Iterable[Awaitable[T]]) -> list[T]:
-    """What they return, when all are done; then the first of their errors is raised, where there is one."""
-    found = await asyncio.gather(*requests, return_exceptions=True)
-    results: list[T] = []
-    for one in found:
-        if isinstance(one, BaseException):
-            raise one
-        results.append(one)
-    return results
 
 
 def stop(side: DurableSide) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.pending import Op, TooLarge
 from mqtt_nats.backbone.pending import sequence as stored_sequence
 from mqtt_nats.codec import QuotaExceeded
+from mqtt_nats.protocol.ack_tokens import OWED, TAKEN
 from mqtt_nats.protocol.position import Ledger, Step
 from mqtt_nats.sessions.ownership import still_owner
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -26,14 +27,6 @@ if TYPE_CHECKING:
     from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.broker")
-
-TAKEN: Final = b"@"
-"""Instead of an acknowledgement subject: the message of this sequence was taken from the shared reader."""
-
-OWED: Final = b"%"
-"""Instead of that of a PUBREL record: PUBREL is owed for this packet identifier, as the position says."""
-
-KEPT: Final = (TAKEN, OWED)
 
 STEPS: Final = 10
 """Times per second at which positions are written."""

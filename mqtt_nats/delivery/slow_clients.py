@@ -25,10 +25,10 @@ from mqtt_nats.delivery.position_recovery import bound, fetch_pending, ground, s
 from mqtt_nats.delivery.resume import note_kept
 from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.sessions.consumer_attach import bring_back
-from mqtt_nats.sessions.consumer_binding import BACKSTOP
 from mqtt_nats.sessions.record import save_record
 from mqtt_nats.sessions.shared_subscribe import acknowledged as ask_again
 from mqtt_nats.transport.connection import Hold
+from mqtt_streams.consumers import BACKSTOP_S
 from mqtt_streams.sessions import Conflict
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ log = logging.getLogger("mqtt_nats.broker")
 POSTPONED_MOST: Final = 100
 """SUBSCRIBE and UNSUBSCRIBE packets that wait until a client reads; beyond this nothing is read from it."""
 
-LONGEST: Final = BACKSTOP / 2
+LONGEST: Final = BACKSTOP_S / 2
 """Seconds for which a session is stalled at most: the server removes consumers that deliver to nobody for too long."""
 
 LOOK_MOST: Final = 50_000

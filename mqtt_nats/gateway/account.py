@@ -104,8 +104,9 @@ class Tenant:
         self._of = f"tenant {name}: " if name else ""
         """Beginning of what is logged about it."""
         self._configs: dict[str, dict[str, Any]] = {}
+        """The configurations of the streams, by their names."""
         self._company: company.Company | None = None
-        """The configurations of the streams."""
+        """Which gateways can go on with positions; None: this gateway does not keep positions."""
         self._ending = False
         self._looking = False
         """Streams that do not answer are being looked for."""
@@ -175,7 +176,7 @@ class Tenant:
             try:
                 return await self._ensure_streams(inbox)
             except NotAnswering as error:
-                patience = ELECTION if self.link._server_info.get("cluster") else 0.0
+                patience = ELECTION if self.link.server.get("cluster") else 0.0
                 if isinstance(error, StillThere):
                     patience = REMOVED
                 if asyncio.get_running_loop().time() > begun + patience:

@@ -201,10 +201,13 @@ class Broker:
         self.reconciling: Reconciling | None = None
         """Looks after deliveries and acknowledgements that may have been lost."""
         self.control: Control | None = None
+        """Answers the questions of `mqtt-nats ctl`."""
         self.fleet: Fleet | None = None
+        """Does what all gateways are asked to do: loading plugins, reading files again."""
         self.plugins: Plugins | None = None
+        """The plugins of this account."""
         self.lease: Lease | None = None
-        """What `mqtt-nats ctl` asks."""
+        """The lease of this gateway, which it renews."""
         self.crowded_until = 0.0
         """Loop time until which every deliver subject is taken to have a listener of its own."""
         self.online = asyncio.Event()

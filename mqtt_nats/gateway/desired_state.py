@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from mqtt_nats.control.server import RELOAD
 from mqtt_nats.plugins.manager import PluginError, Plugins
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.fleet import PREFIX, FleetStore, Wish, read_wish
+from mqtt_streams.gateway_subjects import RELOAD
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link

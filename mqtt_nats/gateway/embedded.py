@@ -51,7 +51,7 @@ def find_binary() -> Path:
 
 def find_configuration() -> Path:
     """The shipped nats-server.conf: in the package of a wheel, at the root of a checkout."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     for path in (package / "nats-server.conf", package.parent / "nats-server.conf"):
         if path.is_file():
             return path

@@ -6,21 +6,24 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
 import anyio
 
+from mqtt_nats.access.acl import Rules
 from mqtt_nats.admin import administered
 from mqtt_nats.authenticators.access_control import Doors
 from mqtt_nats.base.admission import House
 from mqtt_nats.base.errors import StartupError, describe
 from mqtt_nats.base.logs import GATEWAY
+from mqtt_nats.client.authorization import change_rules, revoke
 from mqtt_nats.client.client import Client
 from mqtt_nats.client.message_hooks import entered
 from mqtt_nats.client.negotiation import UseAnotherServer
 from mqtt_nats.codec import MqttError, ReasonCode
+from mqtt_nats.config.nats_connect import nats_access
 from mqtt_nats.config.settings import Settings, cannot_listen
 from mqtt_nats.control.server import Powers
 from mqtt_nats.gateway.account import Tenant
@@ -68,7 +71,7 @@ class Gateway:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.access = Doors(settings)
+        self.access = Doors(settings, nats_access)
         self.house = House(settings)
         self.listeners = [Listener(one, settings, self.house) for one in settings.all_listeners]
         self.doors = {one: self.access.door(one.settings) for one in self.listeners}
@@ -139,7 +142,8 @@ class Gateway:
             brokers = {tenant.name: tenant.open(tasks, self.reload, powers) for tenant in self.tenants}
             for broker in brokers.values():
                 broker.rules, broker.tenants = self.access.rules, brokers
-            self.access.brokers = tuple(brokers.values())
+            served = tuple(brokers.values())
+            self.access.tell(partial(_change_rules, served), partial(_revoke, served))
             for listener in self.listeners:
                 listener.heed(brokers[listener.settings.tenant or ""].banning.address)
             background: list[asyncio.Task[None]] = []
@@ -234,3 +238,13 @@ class Gateway:
             if (wait := due - asyncio.get_running_loop().time()) > DRAIN_STEP:
                 await asyncio.sleep(wait)
             client.end(error)
+
+
+def _change_rules(brokers: Iterable[Broker], rules: Rules) -> None:
+    for broker in brokers:
+        change_rules(broker, rules)
+
+
+def _revoke(brokers: Iterable[Broker]) -> None:
+    for broker in brokers:
+        revoke(broker)

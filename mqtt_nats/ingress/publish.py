@@ -18,7 +18,8 @@ from mqtt_nats.codec import (
     ReceiveMaximumExceeded,
     TopicAliasInvalid,
 )
-from mqtt_nats.ingress.receipts import Receipt, RetainedOp
+from mqtt_nats.ingress.receipts import Receipt
+from mqtt_nats.ingress.retained_ops import RetainedOp
 from mqtt_nats.ingress.retained_store import may_retain, store_retained
 from mqtt_nats.messages.message import Message, Rich
 from mqtt_nats.messages.properties import body, from_headers

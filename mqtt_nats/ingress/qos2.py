@@ -20,7 +20,8 @@ from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import MqttError, QuotaExceeded, ReasonCode
 from mqtt_nats.ingress.interceptors import Taken, Taker
 from mqtt_nats.ingress.publish import RETAIN_LINE, aged, bare, bound, message, restored
-from mqtt_nats.ingress.receipts import HoldOp, Receipt, ReleaseOp, RemoveOp, RetainedOp
+from mqtt_nats.ingress.receipts import HoldOp, Receipt, ReleaseOp, RemoveOp
+from mqtt_nats.ingress.retained_ops import RetainedOp
 from mqtt_nats.ingress.retained_store import is_retained, store_retained
 from mqtt_nats.ingress.scheduled import release_of
 from mqtt_nats.protocol.batch_removal import Clearance

@@ -16,7 +16,6 @@ from mqtt_streams.api import ApiError
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
-    from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.ingress.qos2 import HeldPublish, Removals
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -26,9 +25,6 @@ MSG_NOT_FOUND: Final = frozenset((10037, 10057, 10043))
 
 TOO_MANY_PER_SUBJECT: Final = "maximum messages per subject exceeded"
 """JetStream's words; its error code, 10077, is that of every store that a limit of the stream forbids."""
-
-NO_ROOM: Final = "maximum messages exceeded"
-"""The same, of a stream that has as many messages as it may."""
 
 
 class Receipt(Op):
@@ -59,6 +55,10 @@ class Receipt(Op):
             receipts = self.client.receipts
             if receipts and receipts[0] is self:
                 self.client.settle()
+
+    def explains(self) -> bool:
+        """An acknowledgement of MQTT 5 has a reason."""
+        return self.client.version == 5
 
     def failed(self, error: ApiError) -> None:
         """JetStream refuses: the client has to know."""
@@ -102,42 +102,6 @@ class Passed(Receipt):
         if self.left == 1 and not self.reason:
             self.client.inbound.machine.stored(self.id)
         super().stored(ack)
-
-
-class RetainedOp(Op):
-    """The store of a retained message, part of ``parent`` (or of nothing that anybody waits for)."""
-
-    __slots__ = ("broker", "client", "parent", "tombstone")
-
-    def __init__(self, broker: Broker, parent: Op | None, tombstone: bool, client: Client | None = None) -> None:
-        self.broker = broker
-        self.client = client
-        """Who has published it; None = nobody who may be elsewhere by now."""
-        self.parent = parent
-        self.tombstone = tombstone
-
-    def stored(self, ack: bytes) -> None:
-        """Remove our own tombstone: nobody else does."""
-        broker = self.broker
-        broker.retained_now(self)
-        if self.tombstone:
-            broker.tombstones.add(sequence(ack), self.parent, ack)
-        elif self.parent is not None:
-            self.parent.stored(ack)
-
-    def failed(self, error: ApiError) -> None:
-        """The publish as a whole has failed, unless there are as many retained messages as there may be."""
-        self.broker.retained_now(self)
-        parent = self.parent
-        if error.description == NO_ROOM and not (isinstance(parent, Receipt) and parent.client.version == 5):
-            self.broker.not_retained += 1
-            log.debug("a message is not retained: there are as many as there may be")
-            if parent is not None:
-                parent.stored(b"")
-        elif parent is not None:
-            parent.failed(error)
-        else:
-            log.warning("a retained message was not stored: %s", error)
 
 
 class HoldOp(Receipt):
@@ -210,43 +174,3 @@ class RemoveOp(Op):
         else:
             self.client.refused(error)
             self.removals.answered(self.client)
-
-
-class PubrelOp(Op):
-    """The store of an owed PUBREL."""
-
-    __slots__ = ("client", "id")
-
-    def __init__(self, client: Client, identifier: int) -> None:
-        self.client = client
-        self.id = identifier
-
-    def stored(self, ack: bytes) -> None:
-        """PUBREL may be sent; when the connection has ended, whoever resumes the session finds the record."""
-        if self.client.durable_side is not None and self.client.alive:
-            self.client.durable_side.pubrel_stored(self.id)
-
-    def failed(self, error: ApiError) -> None:
-        """Without the record no PUBREL: the client sends PUBREC again after it has reconnected."""
-        self.client.refused(error)
-
-
-class ConfirmOp(Op):
-    """An acknowledgement that JetStream confirms."""
-
-    __slots__ = ("client", "id")
-
-    optional = True
-
-    def __init__(self, client: Client, identifier: int) -> None:
-        self.client = client
-        self.id = identifier
-
-    def stored(self, ack: bytes) -> None:
-        """JetStream has forgotten the message."""
-        if self.client.durable_side is not None:
-            self.client.durable_side.machine.confirmed(self.id)
-
-    def failed(self, error: ApiError) -> None:
-        """The consumer is gone, and the message with it."""
-        self.stored(b"")

@@ -13,8 +13,8 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.acked_publisher import TRANSIENT
-from mqtt_nats.delivery.position_recovery import all_done
-from mqtt_nats.ingress.receipts import RetainedOp
+from mqtt_nats.backbone.batch import all_done
+from mqtt_nats.ingress.retained_ops import RetainedOp
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.sessions import NewerRecord, PoisonedRecord
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from mqtt_nats.backbone.pending import Op, TooLarge
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.ingress.publish import aged, restored
-from mqtt_nats.ingress.receipts import RetainedOp
+from mqtt_nats.ingress.retained_ops import RetainedOp
 from mqtt_nats.ingress.retained_store import is_retained, retain
 from mqtt_nats.ingress.server_publish import Awaited, Lonely, inject, sender_line
 from mqtt_streams import headers as block

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from mqtt_nats.backbone.pending import Future, Op, TooLarge
 from mqtt_nats.codec import PacketTooLarge, TopicNameInvalid
 from mqtt_nats.ingress.publish import HEADERS, RETAIN_LINE, Extras
-from mqtt_nats.ingress.receipts import RetainedOp
+from mqtt_nats.ingress.retained_ops import RetainedOp
 from mqtt_nats.ingress.retained_store import retain
 from mqtt_nats.messages.message import Message, Rich
 from mqtt_nats.pubsub.routing_table import Route

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.retry import PAUSE
 from mqtt_nats.base import server_clock as natstime
-from mqtt_nats.client.disconnect import set_deadline
+from mqtt_nats.lifecycle.deadline import set_deadline
 from mqtt_nats.lifecycle.will import delay_will, settle_wills
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.sessions import PoisonedRecord, SessionRecord

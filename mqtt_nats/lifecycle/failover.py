@@ -11,8 +11,9 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.client.disconnect import UNSET, end_session
 from mqtt_nats.ingress.retained_store import is_retained
+from mqtt_nats.lifecycle.deadline import UNSET
+from mqtt_nats.lifecycle.expiry import end_session
 from mqtt_nats.lifecycle.will import delay_will, published, settle_wills
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError

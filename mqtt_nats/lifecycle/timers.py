@@ -7,8 +7,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.client.disconnect import expire
 from mqtt_nats.ingress.scheduled import message_due
+from mqtt_nats.lifecycle.expiry import expire
 from mqtt_nats.lifecycle.will import will_due
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.timers import EXPIRY, MESSAGE, WILL, FiredTimer

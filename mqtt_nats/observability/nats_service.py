@@ -16,15 +16,13 @@ import orjson
 
 from mqtt_nats import __version__
 from mqtt_nats.observability.counters import snapshot
+from mqtt_streams.gateway_subjects import STATUS
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
     from mqtt_nats.gateway.broker import Broker
 
 NAME: Final = "mqtt-nats"
-
-STATUS: Final = b"$MQTT.gateways.status."
-"""With a gateway's id behind it: a request for its counters."""
 
 TYPE: Final = "io.nats.micro.v1."
 

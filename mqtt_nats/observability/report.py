@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.gateway")
-
-COUNTERS: Final = b"$MQTT.gateways.counters"
-"""Every gateway of a group, ``{"group": ...}``, tells what it has counted."""
 
 
 def reported(broker: Broker, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:

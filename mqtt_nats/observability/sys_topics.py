@@ -22,6 +22,7 @@ from mqtt_nats.observability.counters import snapshot
 from mqtt_nats.observability.load_averages import Averages
 from mqtt_nats.observability.topics import Report, of_cluster, of_gateway, totals
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
+from mqtt_streams.gateway_subjects import REPORTS
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.retained import STREAM as RETAINED
 from mqtt_streams.retained import RetainedMessage
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
     from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.broker")
-
-REPORTS: Final = b"$MQTT.gateways.report"
-"""Where gateways tell each other what they have; a newcomer's first one is answered."""
 
 MISSED: Final = 3
 """Intervals without a report after which a gateway's values are forgotten."""

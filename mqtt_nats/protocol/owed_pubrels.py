@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Owed PUBRELs: what of a QoS 2 message is left when the client has it.
+"""Owed PUBRELs: they remain of a QoS 2 message that the client has, and leave in the order of their PUBRECs.
 
 Why: docs/internals/rules.md#owed-pubrels.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from mqtt_nats.protocol.inflight import STORING, Delivery, Release, Source
@@ -161,3 +162,35 @@ class Releasing(Recalling):
     def _ended(self, delivery: Delivery) -> None:
         if delivery.source.end and self.on_complete is not None:
             self.on_complete(delivery)
+
+
+class ReleaseOrder:
+    """What has to be stored before a PUBREL may be sent is stored in streams of their own, which keep no order.
+
+    [MQTT-4.6.0-4] (3.1.1)
+    """
+
+    __slots__ = ("_storable", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting: deque[int] = deque()
+        """Packet identifiers in the order of their PUBRECs."""
+        self._storable: dict[int, bytes] = {}
+        """Those of them that are stored, behind one that is not."""
+
+    def received(self, identifier: int) -> None:
+        """A PUBREC has come."""
+        self._waiting.append(identifier)
+
+    def stored(self, identifier: int, mark: bytes) -> list[tuple[int, bytes]]:
+        """It is stored, which ``mark`` stands for; returns the PUBRELs that may be sent now, with theirs."""
+        waiting, storable = self._waiting, self._storable
+        if not storable and waiting and waiting[0] == identifier:
+            waiting.popleft()
+            return [(identifier, mark)]
+        storable[identifier] = mark
+        found = []
+        while waiting and waiting[0] in storable:
+            first = waiting.popleft()
+            found.append((first, storable.pop(first)))
+        return found

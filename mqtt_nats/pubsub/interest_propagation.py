@@ -18,6 +18,7 @@ import secrets
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.inbox import NO_RESPONDERS
+from mqtt_streams.gateway_subjects import ECHO, HERE
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
@@ -25,12 +26,6 @@ if TYPE_CHECKING:
     from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.broker")
-
-HERE: Final = b"$MQTT.gateways.here"
-"""A gateway says on which server it is; who is asked to answers with his."""
-
-ECHO: Final = b"$MQTT.gateways.echo."
-"""Answered by one gateway on the server whose id follows."""
 
 PATIENCE: Final = 1.0
 """Seconds for which the answer of a server is waited for."""
@@ -192,4 +187,4 @@ async def fence_wild(client: Client) -> None:
 
 def _server(link: Link) -> bytes:
     """The id of the server that a link is, or was last, connected to."""
-    return str(link._server_info.get("server_id", "")).encode()
+    return str(link.server.get("server_id", "")).encode()

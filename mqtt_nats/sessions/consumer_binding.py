@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from mqtt_nats.protocol.inflight import Source
 from mqtt_streams.consumers import ConsumerRef
@@ -12,15 +12,6 @@ from mqtt_streams.consumers import ConsumerRef
 if TYPE_CHECKING:
     from mqtt_nats.backbone.transport import Wire
     from mqtt_nats.messages.message import Stored
-
-
-BACKSTOP: Final = 86_400
-"""Seconds by which a consumer outlives its session's deadline, should no gateway be there to delete it."""
-
-
-def backstop(expiry: int | None) -> int:
-    """Inactive threshold of a consumer in nanoseconds; 0 = none."""
-    return 0 if expiry is None else (expiry + BACKSTOP) * 1_000_000_000
 
 
 class Attachment:

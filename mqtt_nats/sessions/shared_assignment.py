@@ -8,11 +8,12 @@ whoever has the session now. See docs/internals/rules.md#shared-subscriptions.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from mqtt_nats.backbone.pending import Silent
 from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.sessions.shared_subscribe import send_assigned
+from mqtt_streams.gateway_subjects import ASSIGNED
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.stored import get_sequence
 
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
     from mqtt_nats.client.client import Client
     from mqtt_nats.gateway.broker import Broker
-
-ASSIGNED: Final = b"$MQTT.gateways.assigned"
-"""A gateway names the sequence of a record in `$MQTT_shared` and, behind a space, the client id."""
 
 
 class Belated:

@@ -30,18 +30,17 @@ from mqtt_nats.backbone.pending import STALE, Op, Silent, sequence
 from mqtt_nats.backbone.retry import elected, patiently
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import QuotaExceeded
-from mqtt_nats.delivery.deferred_removals import ASSIGNED
 from mqtt_nats.messages.headers import is_status, publish_qos
 from mqtt_nats.messages.message import Stored, encoded_id
 from mqtt_nats.messages.publish_encoder import tailor
+from mqtt_nats.protocol.ack_tokens import ASSIGNED
 from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.pubsub.fanout import received
 from mqtt_nats.pubsub.routing_table import Choice, Filter
 from mqtt_nats.pubsub.shared_filters import parse_shared
-from mqtt_nats.sessions.consumer_binding import backstop
 from mqtt_nats.sessions.shared_ownership import NAK, Doubtful, answer, room_of
 from mqtt_streams.api import ApiError
-from mqtt_streams.consumers import Ack, parse_ack
+from mqtt_streams.consumers import Ack, backstop, parse_ack
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import V5, PoisonedRecord

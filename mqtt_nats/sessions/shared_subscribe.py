@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.codec import TopicFilterInvalid
-from mqtt_nats.delivery.deferred_removals import ASSIGNED
+from mqtt_nats.protocol.ack_tokens import ASSIGNED
 from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.sessions.record import save_record
 from mqtt_nats.sessions.shared_member import OVERDUE, Membership

@@ -12,11 +12,14 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.backbone.acked_publisher import TRANSIENT
+from mqtt_nats.backbone.batch import parts
 from mqtt_streams.api import ApiError, call
 from mqtt_streams.messages import STREAM as MESSAGES
-from mqtt_streams.stored import delete
+from mqtt_streams.stored import delete, get_next
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mqtt_nats.gateway.broker import Broker
 
 NONE: Final = 1 << 62
@@ -63,3 +66,20 @@ class Latest:
         self.replicated = int(info["config"].get("num_replicas", 1)) > 1
         state: dict[str, Any] = info["state"]
         return state
+
+
+async def beyond(broker: Broker, subject: str, start: int, since: int) -> bool:
+    """Whether there is no message of ``subject`` from sequence ``start`` up to ``since``."""
+    found = await get_next(broker.inbox, MESSAGES, subject, start)
+    if found is None and broker.latest.replicated:  # a new leader may not count all of it yet
+        await broker.latest.state()
+        found = await get_next(broker.inbox, MESSAGES, subject, start)
+    return found is None or found.seq > since
+
+
+async def nothing_left(broker: Broker, subjects: Sequence[str], position: int, since: int) -> bool:
+    """Whether nothing of ``subjects`` is to come between two sequences."""
+    for some in parts(subjects if position < since else []):
+        if not all(await asyncio.gather(*(beyond(broker, one, position + 1, since) for one in some))):
+            return False
+    return True

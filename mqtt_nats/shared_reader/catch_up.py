@@ -14,10 +14,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.acked_publisher import TRANSIENT
-from mqtt_nats.delivery.position_writer import TAKEN
+from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.sessions.consumer_attach import STEP
+from mqtt_nats.sessions.stream_head import nothing_left
 from mqtt_nats.shared_reader.index import shown
-from mqtt_nats.shared_reader.promotion import Joining, Member, nothing_left
+from mqtt_nats.shared_reader.promotion import Joining, Member
 from mqtt_nats.shared_reader.reader import chosen
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.consumers import delete_consumer, reader_request

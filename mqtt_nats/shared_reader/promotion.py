@@ -7,12 +7,12 @@ import asyncio
 import math
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.delivery.position_recovery import AT_ONCE, parts
-from mqtt_nats.delivery.position_writer import TAKEN
+from mqtt_nats.backbone.batch import AT_ONCE, parts
+from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.sessions.record import save_record
+from mqtt_nats.sessions.stream_head import beyond
 from mqtt_streams.consumers import consumer_info, parse_ack
 from mqtt_streams.messages import STREAM as MESSAGES
-from mqtt_streams.stored import get_next
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -179,23 +179,6 @@ def take_over(joining: Joining, machine: DurableOutbound, ledger: Ledger) -> Non
             others = [one for one in delivery.others or () if consumer_of(one) not in names]
             delivery.reply = TAKEN + b"%d" % delivery.sequence
             delivery.others = others or None
-
-
-async def beyond(broker: Broker, subject: str, start: int, since: int) -> bool:
-    """Whether there is no message of ``subject`` from sequence ``start`` up to ``since``."""
-    found = await get_next(broker.inbox, MESSAGES, subject, start)
-    if found is None and broker.latest.replicated:  # a new leader may not count all of it yet
-        await broker.latest.state()
-        found = await get_next(broker.inbox, MESSAGES, subject, start)
-    return found is None or found.seq > since
-
-
-async def nothing_left(broker: Broker, subjects: Sequence[str], position: int, since: int) -> bool:
-    """Whether nothing of ``subjects`` is to come between two sequences."""
-    for some in parts(subjects if position < since else []):
-        if not all(await asyncio.gather(*(beyond(broker, one, position + 1, since) for one in some))):
-            return False
-    return True
 
 
 async def left(broker: Broker, joining: Joining, attachments: Sequence[Attachment]) -> list[Attachment]:

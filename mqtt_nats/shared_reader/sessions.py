@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.delivery.position_recovery import bound, stop
-from mqtt_nats.delivery.position_writer import TAKEN, Keeper
+from mqtt_nats.delivery.position_writer import Keeper
 from mqtt_nats.delivery.resume import demote, reattach
+from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.sessions.consumer_attach import STEP
 from mqtt_nats.shared_reader.catch_up import Catching

@@ -12,6 +12,9 @@ CONSUMER_NOT_FOUND: Final = 10014
 CONSUMER_EXISTS: Final = (10105, 10148)
 CONSUMER_IN_USE: Final = 10013
 
+BACKSTOP_S: Final = 86_400
+"""Seconds by which a consumer outlives the deadline of its session, should no gateway be there to delete it."""
+
 
 class DeliverSubjectBusy(Exception):
     """The consumer's present deliver subject still has interest: its old owner has not let go yet."""
@@ -230,3 +233,8 @@ def parse_ack(reply: bytes) -> Ack | None:
         )
     except ValueError:
         return None
+
+
+def backstop(expiry: int | None) -> int:
+    """Inactive threshold in nanoseconds of a consumer whose session expires after `expiry` seconds; 0 = none."""
+    return 0 if expiry is None else (expiry + BACKSTOP_S) * 1_000_000_000

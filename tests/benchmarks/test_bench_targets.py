@@ -168,7 +168,8 @@ def test_chart() -> None:
 STACKS = [
     "main (mqtt_nats/cli.py:1);loop (uvloop/loop.c:5);packets (/x/mqtt_nats/client/client.py:7);find (a/b.py:2) 30",
     "main (mqtt_nats/cli.py:1);loop (uvloop/loop.c:6);packets (/x/mqtt_nats/client/client.py:9) 50",
-    "main (mqtt_nats/cli.py:1);loop (uvloop/loop.c:6);flush (/x/mqtt_nats/transport/write_buffer.py:9);write (libc.so.6) 20",
+    "main (mqtt_nats/cli.py:1);loop (uvloop/loop.c:6);"
+    "flush (/x/mqtt_nats/transport/write_buffer.py:9);write (libc.so.6) 20",
     "main (mqtt_nats/cli.py:1);loop (uvloop/loop.c:6);epoll_pwait (libc.so.6) 900",
     "",
 ]

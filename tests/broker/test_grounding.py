@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from mqtt_nats.backbone.batch import all_done
 from mqtt_nats.backbone.transport import Wire
 from mqtt_nats.delivery import position_recovery as grounding
-from mqtt_nats.delivery.position_recovery import WINDOW, all_done, bound, fetch_pending, ground, recall
-from mqtt_nats.delivery.position_writer import FRESH, TAKEN, Fresh
+from mqtt_nats.delivery.position_recovery import WINDOW, bound, fetch_pending, ground, recall
+from mqtt_nats.delivery.position_writer import FRESH, Fresh
+from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.protocol.durable_sender import DurableOutbound, packet_id
 from mqtt_nats.protocol.inflight import Delivery, Source
 from mqtt_nats.protocol.position import Ledger

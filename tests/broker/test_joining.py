@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.delivery.position_recovery import AT_ONCE
+from mqtt_nats.backbone.batch import AT_ONCE
 from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.sessions.consumer_binding import Attachment
 from mqtt_nats.shared_reader import promotion as joining

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.delivery.position_handover import LEFT, Leaving
+from mqtt_nats.delivery.position_handover import Leaving
 from mqtt_streams.api import NoResponders
+from mqtt_streams.gateway_subjects import LEFT
 
 
 class Link:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.sessions import stream_head
 from mqtt_nats.sessions.consumer_binding import Attachment
 from mqtt_nats.shared_reader import housekeeping as upkeep
-from mqtt_nats.shared_reader import promotion as becoming
 from mqtt_nats.shared_reader.promotion import Joining, left
 from mqtt_nats.shared_reader.sessions import Live
 from mqtt_streams.messages import subscription_consumer
@@ -41,7 +41,7 @@ async def test_a_consumer_on_a_server_that_lags(
         asked.append((subject, start))
         return None if following is None else SimpleNamespace(seq=following)
 
-    monkeypatch.setattr(becoming, "get_next", get_next)
+    monkeypatch.setattr(stream_head, "get_next", get_next)
     source = Source(1, 3, 100)
     source.last = 6
     consumer = subscription_consumer("hash", "a", name_nuid="n", deliver_nuid="d", max_ack_pending=100, start_seq=3)
@@ -68,7 +68,7 @@ async def test_a_leader_that_does_not_count_all_of_it_yet(monkeypatch: pytest.Mo
         return {}
 
     broker.latest = SimpleNamespace(replicated=True, state=state)
-    monkeypatch.setattr(becoming, "get_next", get_next)
+    monkeypatch.setattr(stream_head, "get_next", get_next)
     consumer = subscription_consumer("hash", "a", name_nuid="n", deliver_nuid="d", max_ack_pending=100, start_seq=3)
     attachment = Attachment("a", consumer, Source(1, 3, 100))
     assert await left(broker, Joining([attachment], 10), [attachment]) == [attachment]

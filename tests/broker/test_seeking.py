@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.delivery import pubrel_audit as seeking
-from mqtt_nats.delivery.pubrel_audit import seek
+from mqtt_nats.delivery import pubrels as seeking
+from mqtt_nats.delivery.pubrels import seek
 from mqtt_nats.protocol.durable_sender import DurableOutbound
 from mqtt_nats.protocol.ports import NOWHERE
 from mqtt_streams.api import RequestTimeout

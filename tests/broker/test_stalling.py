@@ -16,9 +16,9 @@ from mqtt_nats.delivery.slow_clients import LONGEST, Stall, _take_back, give_up,
 from mqtt_nats.messages.publish_encoder import Aliases
 from mqtt_nats.protocol.durable_sender import DurableOutbound, packet_id
 from mqtt_nats.protocol.inflight import Delivery, Source
-from mqtt_nats.sessions.consumer_binding import BACKSTOP, Attachment
+from mqtt_nats.sessions.consumer_binding import Attachment
 from mqtt_nats.transport.write_buffer import LARGE, PIECE, Outlet, Round
-from mqtt_streams.consumers import ConsumerRef
+from mqtt_streams.consumers import BACKSTOP_S, ConsumerRef
 from tests.harness import raw, raw5
 from tests.session.recorder import Recorder, source
 
@@ -433,7 +433,7 @@ def test_a_client_that_never_reads_is_let_go_before_its_consumers_are_removed() 
     stall.since -= LONGEST
     look_after(broker)
     assert [str(error) for error in ended] == ["it has not read for too long"]
-    assert LONGEST < BACKSTOP
+    assert LONGEST < BACKSTOP_S
 
 
 def test_a_delivery_that_was_sent_keeps_no_body() -> None:

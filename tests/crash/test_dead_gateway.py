@@ -12,7 +12,7 @@ import nats
 import pytest
 
 from mqtt_nats.codec import Disconnect, Subscription, Will
-from mqtt_nats.delivery.position_handover import LEFT
+from mqtt_streams.gateway_subjects import LEFT
 from mqtt_streams.hashing import name_hash
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness.gateway import Gateway

@@ -25,6 +25,9 @@ def preload() -> None:
 
     import uvloop  # noqa: F401
 
+    import mqtt_nats.cli
+    import mqtt_nats.gateway.gateway  # noqa: F401
+
 
 def attend(request: dict[str, Any], output: int, reply: socket.socket) -> None:
     """Fork the gateway, in which this returns; wait for its end in this process, which ends then."""

@@ -7,8 +7,8 @@ import signal
 import pytest
 from nats.aio.msg import Msg
 
-from mqtt_nats.client.disconnect import ended_record
 from mqtt_nats.codec import Connack, Connect
+from mqtt_nats.lifecycle.expiry import ended_record
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.headers import EXPECTED_LAST_SUBJECT_SEQUENCE
 from mqtt_streams.sessions import SessionRecord, decode

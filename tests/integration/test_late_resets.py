@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
-from mqtt_nats.delivery.position_handover import LEFT
 from mqtt_nats.delivery.position_writer import FRESH
+from mqtt_streams.gateway_subjects import LEFT
 from tests.chaos.points.proxy import Action, NatsProxy
 from tests.conftest import GatewayFactory
 from tests.harness.gateway import Gateway

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mqtt_nats.codec import Subscribe, Subscription
-from mqtt_nats.delivery.position_handover import LEFT
+from mqtt_streams.gateway_subjects import LEFT
 from tests.chaos.points.proxy import Action, NatsProxy
 from tests.conftest import GatewayFactory
 from tests.harness.gateway import Gateway

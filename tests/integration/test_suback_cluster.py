@@ -13,7 +13,7 @@ import nats
 import pytest
 from nats.aio.msg import Msg
 
-from mqtt_nats.pubsub.interest_propagation import ECHO, HERE
+from mqtt_streams.gateway_subjects import ECHO, HERE
 from tests.harness.cluster import Cluster, running_cluster
 from tests.harness.gateway import Gateway
 from tests.harness.rawclient import RawClient

@@ -24,7 +24,6 @@ from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config.accounts import TenantSettings
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.config.worker_identity import Place as Spot
-from mqtt_nats.control.server import ASK, RELOAD
 from mqtt_nats.ctl.commands import bans
 from mqtt_nats.ctl.nats_connection import connected
 from mqtt_nats.gateway.account import _not_here
@@ -32,6 +31,7 @@ from mqtt_nats.gateway.broker import Broker
 from mqtt_nats.gateway.supervisor import dump
 from mqtt_nats.hooks import CLIENT_AUTHENTICATE, MESSAGE_PUBLISH, Continue, Stop
 from mqtt_nats.hooks.events import Published, Publishing
+from mqtt_streams.gateway_subjects import ASK, RELOAD
 from tests.access.test_passwords import CHEAP
 from tests.conftest import _nats_factory
 from tests.harness import raw5

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqtt_nats.protocol.pubrel_order import ReleaseOrder
+from mqtt_nats.protocol.owed_pubrels import ReleaseOrder
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.config.nats_connect import connect_link
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.ingress.receipts import NO_ROOM
+from mqtt_nats.ingress.retained_ops import NO_ROOM
 from mqtt_streams.api import ApiError, Reply, call, publish
 from mqtt_streams.consumers import ConsumerRef, create_consumer
 from mqtt_streams.definitions import (

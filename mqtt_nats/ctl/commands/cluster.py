@@ -8,7 +8,6 @@ import time
 from typing import Any, Final
 
 from mqtt_nats.backbone.inbox import Inbox
-from mqtt_nats.control.server import LOOK
 from mqtt_nats.ctl.gateway_requests import present
 from mqtt_nats.ctl.servers import servers
 from mqtt_nats.ctl.tables import ago, table
@@ -16,6 +15,7 @@ from mqtt_nats.ctl.verb import Arguments, Refused, Verb
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.definitions import EVERY
+from mqtt_streams.gateway_subjects import LOOK
 from mqtt_streams.gateways import PREFIX, STREAM, Entry, GatewayStore
 
 PATIENCE: Final = 0.5
@@ -41,7 +41,7 @@ async def status(inbox: Inbox) -> dict[str, Any]:
     gateways = [
         _gateway(identity, entries.get(identity), answers.get(identity)) for identity in sorted({*entries, *answers})
     ]
-    info = inbox.link._server_info
+    info = inbox.link.server
     nats = {
         "connected": info.get("server_name", ""),
         "version": info.get("version", ""),

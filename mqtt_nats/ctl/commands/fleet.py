@@ -10,10 +10,10 @@ from typing import Any, Final
 from pydantic import Field
 
 from mqtt_nats.backbone.inbox import Inbox
-from mqtt_nats.control.server import RELOAD
 from mqtt_nats.ctl.gateway_requests import chosen, have_done
 from mqtt_nats.ctl.verb import Arguments, Refused, Verb
 from mqtt_streams.fleet import FleetStore, Wish
+from mqtt_streams.gateway_subjects import RELOAD
 
 
 async def remember(inbox: Inbox, name: str, loaded: bool, answers: Collection[dict[str, Any]]) -> None:

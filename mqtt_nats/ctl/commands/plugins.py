@@ -8,11 +8,11 @@ from typing import Any, Final
 from pydantic import Field
 
 from mqtt_nats.backbone.inbox import Inbox
-from mqtt_nats.control.server import PLUGINS
 from mqtt_nats.ctl.commands.fleet import remember, take_back
 from mqtt_nats.ctl.gateway_requests import chosen, have_done
 from mqtt_nats.ctl.tables import table
 from mqtt_nats.ctl.verb import Arguments, Refused, Verb
+from mqtt_streams.gateway_subjects import PLUGINS
 
 
 async def ask(inbox: Inbox, action: str, name: str = "", gateway: str = "") -> list[dict[str, Any]]:

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The timer that ends a session whose connection has ended."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from mqtt_nats.backbone.pending import Op
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.headers import EXPECTED_LAST_SUBJECT_SEQUENCE
+from mqtt_streams.sessions import WRONG_LAST_SEQUENCE, PoisonedRecord
+from mqtt_streams.timers import EXPIRY, schedule_block, timer_subject
+
+if TYPE_CHECKING:
+    from mqtt_nats.client.client import Client
+
+log = logging.getLogger("mqtt_nats.broker")
+
+# The header with which a timer is stored only where there is none.
+UNSET: Final = ((EXPECTED_LAST_SUBJECT_SEQUENCE, "0"),)
+
+
+def set_deadline(client: Client, at: float, pairs: tuple[tuple[str, str], ...] = UNSET) -> None:
+    """Have the session end at Unix time ``at``, unless its record is written before."""
+    headers = schedule_block(EXPIRY, client.hash, at, client.epoch, pairs)
+    target = b"HPUB %b " % timer_subject(EXPIRY, client.hash).encode()
+    client.broker.store.put(target, headers, client.client_id.encode(), DeadlineOp(client, at))
+
+
+class DeadlineOp(Op):
+    """The store of the timer of a session whose connection has ended.
+
+    It is stored only where there is none: a gateway that was cut off may learn late that the session has moved, and
+    must not replace the timer of the later owner.
+    """
+
+    __slots__ = ("at", "client")
+
+    def __init__(self, client: Client, at: float) -> None:
+        self.client = client
+        self.at = at
+
+    def stored(self, ack: bytes) -> None:
+        """The session will end in time."""
+
+    def failed(self, error: ApiError) -> None:
+        """There is a timer: see whose."""
+        client = self.client
+        if error.err_code in WRONG_LAST_SEQUENCE:
+            client.broker.spawn(self._replace(), f"deadline of {client.client_id}")
+        else:
+            log.error("the session of %r may not end in time: %s", client.client_id, error)
+
+    async def _replace(self) -> None:
+        client = self.client
+        broker = client.broker
+        try:
+            found = await broker.sessions.load(client.hash, client.client_id)
+            if found is None or found[1] != client.epoch:
+                return
+            await broker.timers.cancel(EXPIRY, client.hash, client.epoch)
+        except PoisonedRecord:
+            return
+        except (ApiError, NoResponders, RequestTimeout) as error:
+            log.error("the session of %r may not end in time: %s", client.client_id, error)
+            return
+        set_deadline(client, self.at, ())
+        broker.link.kick()
