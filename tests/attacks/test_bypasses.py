@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.base.support import PATIENCE, Inside, running
 from tests.conftest import GatewayFactory
 from tests.harness import raw, raw5
 from tests.harness.nats import NatsServer
 from tests.harness.raw import Raw
 from tests.harness.raw5 import ALIAS, RESPONSE_TOPIC, Raw5, prop
 from tests.harness.waiting import eventually
-from tests.limits.support import PATIENCE, Inside, running
 
 NOT_AUTHORIZED = 0x87
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 
+from tests.base.support import PATIENCE, memory
 from tests.conftest import _gateway_factory
 from tests.harness import raw, raw5
 from tests.harness.bystanders import Bystanders
@@ -26,9 +27,8 @@ from tests.harness.nats import NatsServer
 from tests.harness.raw import Raw
 from tests.harness.raw5 import ALIAS, USER, Raw5, prop
 from tests.harness.waiting import eventually
-from tests.limits.support import PATIENCE, memory
-from tests.listeners.support import ports, write_config
-from tests.listeners.web import BINARY, Web, frame, length
+from tests.transport.support import ports, write_config
+from tests.transport.web import BINARY, Web, frame, length
 
 MIB = 1024 * 1024
 TIMEOUT = 6.0

@@ -24,8 +24,8 @@ from tests.harness.raw5 import CONNACK, Raw5
 from tests.harness.waiting import eventually
 from tests.integration.inprocess import Running, running
 from tests.integration.test_authentication import begin, credentials, final
-from tests.listeners.support import NAME, Secure, dial, trusting
-from tests.listeners.web import Framed
+from tests.transport.support import NAME, Secure, dial, trusting
+from tests.transport.web import Framed
 
 BAD, NOT, EXPIRED = 0x86, 0x87, 0xA0
 PATIENCE = 30.0

@@ -12,6 +12,7 @@ import pytest
 from mqtt_nats.codec import Publish
 from mqtt_nats.shared_reader.catch_up import PAGE_BYTES, Catching
 from mqtt_streams.consumers import reader_request
+from tests.base.support import PATIENCE, Inside, running
 from tests.conftest import GatewayFactory, _gateway_factory
 from tests.harness import raw
 from tests.harness.gateway import Gateway
@@ -20,7 +21,6 @@ from tests.harness.raw import Raw
 from tests.harness.rawclient import RawClient
 from tests.harness.waiting import eventually
 from tests.integration.conftest import Connector, Stored, position, until
-from tests.limits.support import PATIENCE, Inside, running
 
 MANY = 3000
 READER = "--shared-reader", "always"

@@ -12,12 +12,12 @@ import pytest
 from mqtt_nats.shared_reader import eligibility as company
 from mqtt_streams.consumers import consumer_names, delete_consumer
 from mqtt_streams.gateways import POSITIONS, GatewayStore
+from tests.base.support import PATIENCE, Inside, running
 from tests.conftest import NatsFactory
 from tests.harness import raw
 from tests.harness.nats import NatsServer
 from tests.harness.raw import Raw
 from tests.harness.waiting import eventually
-from tests.limits.support import PATIENCE, Inside, running
 
 RETAINED = "$MQTT_rmsgs"
 OTHER = "another1"

@@ -17,6 +17,7 @@ from mqtt_nats.shared_reader.promotion import Joining
 from mqtt_nats.shared_reader.sessions import PASSED, Live
 from mqtt_streams.consumers import delete_consumer
 from mqtt_streams.hashing import name_hash
+from tests.base.support import PATIENCE, Inside, running
 from tests.conftest import GatewayFactory, _gateway_factory
 from tests.harness import raw
 from tests.harness.gateway import Gateway
@@ -24,7 +25,6 @@ from tests.harness.nats import NatsServer
 from tests.harness.raw import Raw
 from tests.harness.waiting import aeventually, eventually
 from tests.integration.conftest import Connector, Stored, position
-from tests.limits.support import PATIENCE, Inside, running
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ import pytest
 from mqtt_nats.shared_reader import housekeeping as upkeep
 from mqtt_streams.consumers import delete_consumer, reader_request
 from mqtt_streams.messages import STREAM as MESSAGES
+from tests.base.support import PATIENCE, running
 from tests.harness import raw
 from tests.harness.nats import NatsServer
 from tests.harness.raw import Raw
 from tests.harness.waiting import eventually
-from tests.limits.support import PATIENCE, running
 
 
 def test_sessions_without_a_reader(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:

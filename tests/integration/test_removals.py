@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from nats.aio.subscription import Subscription
 
 from mqtt_nats.client.client import Client
+from tests.base.support import PATIENCE, running
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBCOMP, PUBREC, PUBREL, RawClient
 from tests.harness.waiting import aeventually
 from tests.integration.conftest import Stored
-from tests.limits.support import PATIENCE, running
 
 
 async def publish(client: RawClient, topic: str, stored: Stored, asked: Subscription) -> int:

@@ -12,11 +12,11 @@ import pytest
 from mqtt_nats.client import subscribe as subscribing
 from mqtt_nats.ingress.retained_replay import prepare
 from mqtt_streams.api import ApiError
+from tests.base.support import PATIENCE, Inside, running
 from tests.harness import raw
 from tests.harness.nats import NatsServer
 from tests.harness.raw import Raw
 from tests.harness.waiting import eventually
-from tests.limits.support import PATIENCE, Inside, running
 
 
 @pytest.fixture(scope="module", params=["never", "always"])

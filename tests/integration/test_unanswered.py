@@ -19,11 +19,11 @@ from mqtt_nats.gateway import reconnect as recovery
 from mqtt_streams.api import NoResponders, RequestTimeout
 from mqtt_streams.consumers import consumer_info, delete_consumer
 from mqtt_streams.messages import STREAM as MESSAGES
+from tests.base.support import PATIENCE, Inside, running
 from tests.harness import raw
 from tests.harness.nats import NatsServer
 from tests.harness.raw import Raw
 from tests.harness.waiting import eventually
-from tests.limits.support import PATIENCE, Inside, running
 
 Fail = Callable[[ModuleType, str], list[Exception]]
 

@@ -16,7 +16,7 @@ from pyspark_mqtt_nats.reading.decoding import message_id
 from tests.harness.inprocess import running
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient
-from tests.observing.records import of_messages
+from tests.observability.records import of_messages
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -28,7 +28,7 @@ from mqtt_streams.properties import header_lines
 from pyspark_mqtt_nats.errors import OptionError
 from pyspark_mqtt_nats.publishing import columns
 from pyspark_mqtt_nats.publishing.encoding import Encoder, Frames, Identities, Message, Refused
-from tests.pubsub.test_properties import property_sets
+from tests.messages.test_properties import property_sets
 from tests.spark.sinking import TYPES, Row, batch_of, names_of, schema_of, users
 
 IDENTITY = b"0123456789abcdef0123456789abcdef"

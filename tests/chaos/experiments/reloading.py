@@ -18,7 +18,7 @@ from tests.chaos.workload import Workload
 from tests.harness.gateway import Gateway
 from tests.harness.raw import connect, subscribe
 from tests.harness.waiting import aeventually
-from tests.listeners.support import ports, tls, write_config
+from tests.transport.support import ports, tls, write_config
 
 ROUNDS = 8
 ROUNDS_LONG = 600

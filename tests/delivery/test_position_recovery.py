@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions that go on with a position, or leave the shared reader."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mqtt_nats.backbone.batch import all_done
+from mqtt_nats.backbone.transport import Wire
+from mqtt_nats.delivery import position_recovery as grounding
+from mqtt_nats.delivery.position_recovery import WINDOW, bound, fetch_pending, ground, recall
+from mqtt_nats.delivery.position_writer import FRESH, Fresh
+from mqtt_nats.protocol.ack_tokens import TAKEN
+from mqtt_nats.protocol.durable_sender import DurableOutbound, packet_id
+from mqtt_nats.protocol.inflight import Delivery, Source
+from mqtt_nats.protocol.position import Ledger
+from mqtt_nats.sessions.consumer_binding import Attachment
+from mqtt_streams.api import ApiError, RequestTimeout
+from mqtt_streams.messages import subscription_consumer
+from mqtt_streams.positions import Found, Position
+from tests.harness.doubles import Timers
+
+PUBACK, PUBREC = 4, 5
+
+
+class Ports:
+    """Acknowledges to whom it has to."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.acks: list[bytes] = []
+        self.sent: list[tuple[int, int, bool]] = []
+        """Sequence, QoS and DUP."""
+
+    def publish(self, delivery: Delivery, dup: bool) -> bool:
+        self.sent.append((delivery.sequence, delivery.qos, dup))
+        return True
+
+    def send(self, data: bytes) -> None:
+        pass
+
+    def look(self, source: Source, sequence: int) -> None:
+        pass
+
+    def seek(self) -> None:
+        pass
+
+    def store_pubrel(self, identifier: int, sequence: int) -> None:
+        pass
+
+    def ack(self, reply: bytes) -> None:
+        if reply.startswith(TAKEN):
+            self.ledger.done(int(reply[1:]))
+        else:
+            self.acks.append(reply)
+
+    def ack_confirmed(self, reply: bytes, identifier: int) -> None:
+        if reply.startswith(TAKEN):
+            assert self.ledger.confirm(int(reply[1:]), identifier)
+        else:
+            self.acks.append(reply)
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_both_hear_that_it_is_complete(qos: int) -> None:
+    """Else it would be pending for ever, and be sent again by whoever goes on with the session."""
+    ledger = Ledger()
+    ports = Ports(ledger)
+    machine = DurableOutbound(10, ports)
+    source = Source(qos, 1, 10)
+    source.expected = 0
+    machine.sources.append(source)
+    for sequence in (6, 7):
+        machine.arrived(source, sequence, 2, b"$JS.ACK.%d" % sequence, None, qos)
+    ledger.take(6, qos)
+    keeper = SimpleNamespace(ledger=ledger)
+    side: Any = SimpleNamespace(keeper=keeper, machine=machine, past=None)
+    client: Any = SimpleNamespace(broker=SimpleNamespace(inbox=None))
+    await fetch_pending(client, side)
+    await fetch_pending(client, side)
+    machine.start()
+    for sequence in (6, 7):
+        if qos == 1:
+            machine.acknowledged(PUBACK, [packet_id(sequence)])
+        else:
+            machine.acknowledged(PUBREC, [packet_id(sequence)])
+            machine.pubrel_stored(packet_id(sequence))
+    assert ledger.pending == {}
+    assert ports.acks == [b"$JS.ACK.6", b"$JS.ACK.7"]
+
+
+@pytest.mark.parametrize(("unsent", "dup"), [([], True), ([6], False)])
+async def test_what_an_earlier_connection_has_sent_has_dup(unsent: list[int], dup: bool) -> None:
+    """Though the consumer, which was set in between, takes it for a first delivery [MQTT-3.3.1-1]."""
+    ledger = Ledger()
+    ports = Ports(ledger)
+    machine = DurableOutbound(10, ports)
+    machine.not_sent(unsent)
+    source = Source(1, 1, 10)
+    source.expected = 0
+    machine.sources.append(source)
+    machine.arrived(source, 6, 1, b"$JS.ACK.6", None, 1)
+    machine.arrived(source, 7, 1, b"$JS.ACK.7", None, 1)
+    ledger.take(6, 2)
+    side: Any = SimpleNamespace(keeper=SimpleNamespace(ledger=ledger), machine=machine, past=None)
+    client: Any = SimpleNamespace(broker=SimpleNamespace(inbox=None))
+    await fetch_pending(client, side)
+    machine.start()
+    assert ports.sent == [(6, 2 if dup else 1, dup), (7, 1, False)]
+
+
+async def test_one_request_fails_while_others_are_under_way() -> None:
+    """Whoever waits for all of them would else go on too soon."""
+    done = []
+
+    async def slow() -> None:
+        await asyncio.sleep(0.01)
+        done.append(True)
+
+    async def refused() -> None:
+        raise ApiError(404, 10014, "consumer not found")
+
+    with pytest.raises(ApiError):
+        await all_done([refused(), slow(), slow()])
+    assert done == [True, True]
+
+
+class Keeping:
+    """A keeper whose session is its own so many times."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+        self.ledger = Ledger()
+        self.live = {"a"}
+        self.gone = False
+
+    async def flush(self) -> bool:
+        return True
+
+    async def sure(self) -> bool:
+        self.times -= 1
+        return self.times >= 0
+
+    def left(self) -> None:
+        self.gone = True
+
+
+@pytest.mark.parametrize(("times", "set_back"), [(0, 0), (1, 1), (2, 2)])
+async def test_before_each_consumer_is_set(monkeypatch: pytest.MonkeyPatch, times: int, set_back: int) -> None:
+    """The session is this gateway's still."""
+    positions: list[int] = []
+
+    async def set_position(broker: object, consumer: object, start: int) -> object:
+        positions.append(start)
+        return consumer
+
+    monkeypatch.setattr(grounding, "set_position", set_position)
+    attachments = {}
+    for name in ("a", "b"):
+        consumer = subscription_consumer("hash", name, name_nuid=name, deliver_nuid="d", max_ack_pending=9, start_seq=1)
+        attachments[name] = Attachment(name, consumer, Source(1, 1, 10))
+        attachments[name].source.live = True
+    keeper = Keeping(times)
+    keeper.ledger.reached = 41
+    side: Any = SimpleNamespace(keeper=keeper, attachments=attachments, live=False, frozen=True, catching=None)
+    side.machine = SimpleNamespace(limit=0)
+    record = SimpleNamespace(cons={}, v5=SimpleNamespace())
+    terms = SimpleNamespace(receive_maximum=10)
+    side.client = client = SimpleNamespace(client_id="c", broker=SimpleNamespace(), record=record, terms=terms)
+    found: Any = client
+    assert await ground(found, side) is (times == 2)
+    assert positions == [42] * set_back
+    assert keeper.gone is (times < 2)
+
+
+async def test_what_was_taken_is_sent_at_the_pace_of_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No consumer bounds what a session has from the shared reader when it leaves that."""
+
+    async def set_position(broker: object, consumer: object, start: int) -> object:
+        return consumer
+
+    monkeypatch.setattr(grounding, "set_position", set_position)
+    source = Source(1, 1, 3)
+    source.live = True
+    consumer = subscription_consumer("hash", "a", name_nuid="a", deliver_nuid="d", max_ack_pending=3, start_seq=1)
+    keeper = Keeping(2)
+    ports = Ports(keeper.ledger)
+    machine = DurableOutbound(WINDOW, ports)
+    machine.sources.append(source)
+    machine.open = True
+    side: Any = SimpleNamespace(keeper=keeper, machine=machine, catching=None, live=True, frozen=False)
+    side.attachments = {"a": Attachment("a", consumer, source)}
+    side.client = client = SimpleNamespace(client_id="c", broker=SimpleNamespace())
+    client.record = SimpleNamespace(cons={}, v5=SimpleNamespace())
+    client.terms = SimpleNamespace(receive_maximum=65535)
+    bound(side)
+    for sequence in range(1, 11):
+        keeper.ledger.take(sequence, 1)
+        machine.arrived(source, sequence, 1, TAKEN + b"%d" % sequence, None, 1)
+    side.live, side.frozen, keeper.ledger.reached = False, True, 10
+    found: Any = client
+    assert await ground(found, side)
+    machine.pump()
+    for sequence in (11, 12, 13):
+        machine.arrived(source, sequence, 1, b"$JS.ACK.%d" % sequence, None, 1)
+    for acknowledged in range(10):
+        assert [one for one, _, _ in ports.sent] == [*range(1, acknowledged + 4)]
+        machine.acknowledged(PUBACK, [packet_id(acknowledged + 1)])
+    assert keeper.ledger.pending == {}
+    assert (machine.limit, machine.on_room) == (WINDOW, None)  # consumers bound it from here on
+
+
+@pytest.mark.parametrize(("unsent", "limit"), [([], 9), ([6, 7, 8, 9], 5), ([3, 9], 8), (range(1, 10), 3)])
+async def test_what_an_earlier_connection_may_have_sent_waits_for_nothing(unsent: list[int], limit: int) -> None:
+    """It may have had a larger window [MQTT-4.4.0-1]; the rest of what was taken keeps to that of this one."""
+    ledger = Ledger()
+    machine = DurableOutbound(WINDOW, Ports(ledger))
+    machine.not_sent(unsent)
+    source = Source(1, 1, 3)
+    source.expected = 0
+    machine.sources.append(source)
+    for sequence in range(1, 10):
+        ledger.take(sequence, 1)
+        machine.arrived(source, sequence, 2, TAKEN + b"%d" % sequence, None, 1)
+    consumer = subscription_consumer("hash", "a", name_nuid="a", deliver_nuid="d", max_ack_pending=3, start_seq=1)
+    side: Any = SimpleNamespace(keeper=SimpleNamespace(ledger=ledger), machine=machine, catching=None, live=False)
+    side.attachments = {"a": Attachment("a", consumer, source)}
+    side.client = SimpleNamespace(terms=SimpleNamespace(receive_maximum=65535))
+    bound(side)
+    machine.start()
+    assert (machine.limit, len(machine.inflight)) == (limit, limit)
+    side.client.terms.receive_maximum = 2  # [MQTT-3.3.4-9] (5.0)
+    bound(side)
+    assert machine.limit == 2
+
+
+@pytest.mark.parametrize(("ours", "rounds"), [(True, 10), (False, 1)])
+async def test_somebody_else_writes_the_position(monkeypatch: pytest.MonkeyPatch, ours: bool, rounds: int) -> None:
+    """Only whose the session is goes on writing."""
+    loads = []
+
+    async def load(client_hash: str) -> Found:
+        loads.append(client_hash)
+        return Found(Position("p", clean=True).encode(), 1, 0.0)
+
+    async def over(client_hash: str) -> None:
+        pass
+
+    async def still_owner(client: object) -> bool:
+        return ours
+
+    def keeper(client: object, sequence: int) -> Any:
+        async def flush() -> bool:
+            return False
+
+        return SimpleNamespace(ledger=Ledger(), live=set(), flush=flush)
+
+    monkeypatch.setattr(grounding, "still_owner", still_owner)
+    monkeypatch.setattr(grounding, "Keeper", keeper)
+    broker = SimpleNamespace(positions=SimpleNamespace(load=load), leaving=SimpleNamespace(over=over))
+    record = SimpleNamespace(cons={}, v5=SimpleNamespace(pos="p", generation=""))
+    client: Any = SimpleNamespace(client_id="c", hash="h", broker=broker, record=record)
+    side: Any = SimpleNamespace(machine=DurableOutbound(10, Ports(Ledger())), replaced=None)
+    with pytest.raises(RequestTimeout):
+        await recall(client, side)
+    assert len(loads) == rounds
+
+
+async def test_what_was_asked_is_sure_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And on the same connection to NATS only: others are told at once that this gateway is gone."""
+    transport: Any = SimpleNamespace(get_extra_info=lambda name: None)
+    link: Any = SimpleNamespace(wire=None)
+    link.wire, following = (Wire(link, transport, asyncio.Protocol()) for _ in range(2))
+    timers = Timers(monkeypatch)
+    fresh = Fresh(link)
+    timers.pass_to(FRESH * 0.9)
+    assert fresh
+    former, link.wire = link.wire, None
+    assert not fresh
+    assert not Fresh(link)
+    link.wire = following
+    assert not fresh
+    link.wire = former
+    timers.pass_to(FRESH * 1.1)
+    assert not fresh

@@ -1,0 +1,446 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is taken back of what waits for a client that does not read, and how that is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from mqtt_nats.codec import PINGRESP, MqttError, ack_bytes
+from mqtt_nats.delivery import slow_clients as stalling
+from mqtt_nats.delivery.durable import DurableSide
+from mqtt_nats.delivery.slow_clients import LONGEST, Stall, _take_back, give_up, look_after, publish_id
+from mqtt_nats.messages.publish_encoder import Aliases
+from mqtt_nats.protocol.durable_sender import DurableOutbound, packet_id
+from mqtt_nats.protocol.inflight import Delivery, Source
+from mqtt_nats.sessions.consumer_binding import Attachment
+from mqtt_nats.transport.write_buffer import LARGE, PIECE, Outlet, Round
+from mqtt_streams.consumers import BACKSTOP_S, ConsumerRef
+from tests.harness import raw, raw5
+from tests.protocol.recorder import Recorder, source
+
+
+def publish(identifier: int, qos: int = 1, *, size: int = 10, version: int = 4, topic: str = "a/b") -> bytes:
+    made = raw.publish if version == 4 else raw5.publish
+    return made(topic, bytes(size), qos=qos, id=identifier)
+
+
+def outlet_of(*, most: int = 1 << 40) -> tuple[Outlet, list[bytes | bytearray], list[int]]:
+    """An outlet, what was given to its socket, and a list that counts how often the round was overfull."""
+    written: list[bytes | bytearray] = []
+    overfull: list[int] = []
+    round_ = Round(lambda flush: flush())
+    round_.most = most
+    round_.overfull = lambda: overfull.append(round_.held)
+    outlet = Outlet(round_, 1 << 30)
+    outlet.send = written.append
+    return outlet, written, overfull
+
+
+def clogging(outlet: Outlet, written: list[bytes | bytearray], room: int) -> None:
+    """From now on the socket is full after ``room`` bytes."""
+
+    def send(data: bytes | bytearray) -> None:
+        written.append(data)
+        if sum(map(len, written)) >= room:
+            outlet.clog()
+
+    outlet.send = send
+
+
+def test_packet_identifiers() -> None:
+    for version in (4, 5):
+        for size in (0, 200, 20_000, 3_000_000):
+            assert publish_id(publish(0x1234, 1, size=size, version=version)) == 0x1234
+            assert publish_id(publish(0xFFFF, 2, size=size, version=version, topic="x" * 300)) == 0xFFFF
+        assert publish_id(publish(0, 0, version=version)) == 0
+    for other in (PINGRESP, ack_bytes(4, 7), ack_bytes(6, 7), b"\x90\x03\x00\x01\x00"):
+        assert publish_id(other) == 0
+
+
+def test_what_waits_is_counted() -> None:
+    outlet, written, overfull = outlet_of(most=100)
+    clogging(outlet, written, 40)
+    outlet.write(b"x" * 50)
+    assert (outlet.clogged, outlet.held, outlet.round.held) == (True, 50, 50), "what its socket has not taken counts"
+    outlet.write(b"y" * 30)
+    assert not overfull
+    outlet.write(b"z" * 30)
+    assert overfull == [110]
+    outlet.sift(lambda data: data[:1] != b"y")
+    assert (outlet.held, outlet.round.held) == (80, 80)
+    clogging(outlet, written, 1 << 40)
+    outlet.unclog()
+    assert written[1:] == [b"z" * 30]
+    assert (outlet.clogged, outlet.held, outlet.round.held, outlet.chunks) == (False, 0, 0, [])
+    outlet.write(b"x")
+    assert outlet.round.held == 0
+
+
+def test_large_chunks_leave_one_by_one() -> None:
+    chunks = [b"a" * LARGE, b"b" * LARGE, b"c" * 10 * LARGE, b"d"]
+    written: list[bytes | bytearray] = []
+    later: list[Callable[[], None]] = []
+    outlet = Outlet(Round(later.append), 1 << 30)
+
+    def send(data: bytes | bytearray) -> None:
+        written.append(data)
+        if len(written) == 2:
+            outlet.clog()
+
+    outlet.send = send
+    for chunk in chunks:
+        outlet.write(chunk)
+    later.pop()()
+    assert [id(data) for data in written] == [id(chunk) for chunk in chunks[:2]], "they are copied"
+    assert (outlet.clogged, outlet.held, outlet.chunks) == (True, 12 * LARGE + 1, chunks[2:])
+    outlet.unclog()
+    assert written[2:] == chunks[2:]
+    assert (outlet.clogged, outlet.held, outlet.round.held, outlet.chunks) == (False, 0, 0, [])
+    written.clear()
+    outlet.write(b"a" * LARGE)
+    outlet.write(b"b")
+    later.pop()()
+    assert written == [b"a" * LARGE + b"b"], "small ones are joined"
+
+
+def test_a_connection_that_is_closed_between_large_chunks() -> None:
+    """What is to be sent before the end is."""
+    chunks = [b"a" * LARGE, b"b" * LARGE]
+    written: list[bytes | bytearray] = []
+    later: list[Callable[[], None]] = []
+    outlet = Outlet(Round(later.append), 1 << 30)
+
+    def send(data: bytes | bytearray) -> None:
+        written.append(data)
+        if len(written) == 1:
+            outlet.write(b"goodbye")
+            outlet.flush()
+            outlet.send = None
+
+    outlet.send = send
+    for chunk in chunks:
+        outlet.write(chunk)
+    later.pop()()
+    assert b"".join(written) == b"".join(chunks) + b"goodbye"
+
+
+def test_what_is_collected_while_it_is_flushed() -> None:
+    """What a hook does that is told of what is sent: it writes, or has the connection closed, which flushes."""
+    written: list[bytes | bytearray] = []
+    later: list[Callable[[], None]] = []
+    outlet = Outlet(Round(later.append), 1 << 30)
+
+    def send(data: bytes | bytearray) -> None:
+        written.append(data)
+        if len(written) == 1:
+            outlet.flush()
+            outlet.write(b"more")
+            outlet.clog()
+
+    outlet.send = send
+    outlet.write(b"first")
+    outlet.write(b"second")
+    later.pop()()
+    assert written == [b"firstsecond"]
+    assert (outlet.clogged, outlet.held, outlet.chunks) == (True, 15, [b"more"])
+    later.pop()()
+    outlet.unclog()
+    assert written == [b"firstsecond", b"more"]
+    assert (outlet.held, outlet.round.held) == (0, 0)
+
+
+def test_who_reads_again_is_given_no_more_than_its_socket_takes() -> None:
+    outlet, written, _ = outlet_of()
+    clogging(outlet, written, 1)
+    outlet.write(b"first")
+    pieces = [bytes([number]) * 100_000 for number in range(20)]
+    for piece in pieces:
+        outlet.write(piece)
+    written.clear()
+    outlet.unclog()
+    assert outlet.clogged
+    assert PIECE <= sum(map(len, written)) < PIECE + 100_000
+    assert outlet.held == 2_000_000, "what was given to the socket counts until it reads again"
+    outlet.unclog()
+    assert outlet.held == 2_000_000 - 300_000
+    clogging(outlet, written, 1 << 40)
+    outlet.unclog()
+    assert b"".join(written) == b"".join(pieces)
+    assert outlet.held == outlet.round.held == 0
+
+
+def test_qos_0_is_lost_and_counted() -> None:
+    outlet, written, _ = outlet_of()
+    clogging(outlet, written, 1)
+    outlet.write(b"first")
+    run = publish(0, 0) * 3 + publish(0, 0, size=200)
+    for data in (run, PINGRESP, publish(7, 1), publish(8, 2), b"\x31" + publish(0, 0)[1:]):
+        outlet.write(data)
+    outlet.lose()
+    assert outlet.chunks == [PINGRESP, publish(7, 1), publish(8, 2)]
+    assert outlet.dropped == outlet.round.dropped == 5
+
+
+def test_a_connection_that_ends_holds_nothing() -> None:
+    outlet, written, _ = outlet_of()
+    clogging(outlet, written, 1)
+    outlet.write(b"first")
+    outlet.write(b"second")
+    outlet.shut()
+    assert outlet.held == outlet.round.held == 0
+
+
+class Bench:
+    """A durable session whose packets are in an outlet that is clogged."""
+
+    def __init__(self, *, aliases: Aliases | None = None) -> None:
+        self.ports = Recorder()
+        self.machine = DurableOutbound(100, self.ports)
+        self.source = source(1)
+        self.machine.sources.append(self.source)
+        self.machine.start()
+        self.outlet, self.written, _ = outlet_of()
+        clogging(self.outlet, self.written, 1)
+        self.outlet.write(b"first")
+        client: Any = SimpleNamespace(outlet=self.outlet, outgoing=aliases)
+        self.side = cast(DurableSide, SimpleNamespace(machine=self.machine, client=client, stall=None, keeper=None))
+        self.client = client
+
+    def stored(self, sequence: int, *, attempt: int = 1) -> bytes:
+        self.machine.arrived(self.source, sequence, attempt, b"r%d.%d" % (sequence, attempt), None, 1)
+        return self.put(packet_id(sequence))
+
+    def shared(self, sequence: int) -> bytes:
+        identifier = self.machine.free_id()
+        self.machine.share(Source(1, 0, 1), sequence, identifier, 1, None, b"s%d" % sequence)
+        return self.put(identifier)
+
+    def put(self, identifier: int) -> bytes:
+        data = publish(identifier)
+        self.outlet.write(data)
+        return data
+
+
+def test_only_what_comes_again_is_taken_back() -> None:
+    bench = Bench()
+    read = publish(packet_id(1))
+    bench.machine.arrived(bench.source, 1, 1, b"r1", None, 1)  # its socket has it
+    bench.stored(2)
+    shared = bench.shared(7)
+    bench.outlet.write(PINGRESP)
+    bench.stored(3)
+    retained_id = 50_000
+    bench.machine.replay(bench.source, 848, 1, None, False)
+    assert retained_id in bench.machine.inflight
+    retained = bench.put(retained_id)
+    _take_back(bench.client, bench.side)
+    bench.machine.stall()
+    assert bench.outlet.chunks == [shared, PINGRESP, retained]
+    assert read not in bench.outlet.chunks
+    assert sorted(one.sequence for one in bench.machine.inflight.values()) == [-848, -7, 1]
+
+
+def test_what_an_ended_subscription_has_sent_is_not_taken_back() -> None:
+    bench = Bench()
+    data = bench.stored(2)
+    bench.source.end = 2
+    assert not bench.machine.recallable(packet_id(2))
+    _take_back(bench.client, bench.side)
+    assert bench.outlet.chunks == [data]
+    assert [one.sequence for one in bench.machine.inflight.values()] == [2]
+
+
+def test_giving_up_leaves_nothing_of_what_consumers_bring_again() -> None:
+    bench = Bench()
+    bench.machine.limit = 2
+    bench.stored(2)
+    for sequence in (3, 4):
+        bench.machine.arrived(bench.source, sequence, 1, b"r%d" % sequence, "body", 1)
+    ended = source(1)
+    ended.end = 1
+    bench.side.attachments = {
+        name: cast(Attachment, SimpleNamespace(source=one, sid=name.encode()))
+        for name, one in (("live", bench.source), ("ended", ended))
+    }
+    unsubscribed: list[bytes] = []
+    bench.client.client_id = "c"
+    bench.client.broker = SimpleNamespace(link=SimpleNamespace(unsubscribe_raw=unsubscribed.append))
+    give_up(bench.client, bench.side)
+    assert bench.side.stall is not None
+    assert unsubscribed == [b"live"]
+    assert bench.outlet.chunks == []
+    assert bench.machine.queued == []
+    assert sorted(one.sequence for one in bench.machine.inflight.values()) == [3], "its socket has it"
+
+
+def test_a_session_that_is_being_resumed_is_not_given_up() -> None:
+    bench = Bench()
+    bench.machine.open = False
+    give_up(bench.client, bench.side)
+    assert bench.side.stall is None
+
+
+def test_aliases_that_may_be_lost_are_given_again() -> None:
+    aliases = Aliases(10)
+    assert aliases.give(b"t") == (1, False)
+    bench = Bench(aliases=aliases)
+    first = bench.stored(2)
+    shared = bench.shared(7)
+    bench.stored(3)
+    _take_back(bench.client, bench.side)
+    assert bench.outlet.chunks == [first, shared], "the second may use an alias that the first gives"
+    assert aliases.give(b"t") == (1, False)
+
+
+def test_what_was_never_sent_comes_again_without_dup_and_in_order() -> None:
+    bench = Bench()
+    machine, one = bench.machine, bench.source
+    machine.arrived(one, 1, 1, b"r1", None, 1)  # its socket has it
+    bench.stored(2)
+    bench.stored(3, attempt=2)  # an earlier connection may have sent it
+    bench.ports.take()
+    _take_back(bench.client, bench.side)
+    machine.stall()
+    machine.arrived(one, 4, 1, b"r4", None, 1)
+    assert not machine.sent_at_once(one, 5, 1, b"r5")
+    for sequence in (1, 2, 3, 4):
+        machine.arrived(one, sequence, 2, b"again%d" % sequence, None, 1)
+    assert bench.ports.take() == [], "nothing is sent while the client does not read"
+    machine.go_on()
+    assert bench.ports.take() == [("publish", 2, 1, False), ("publish", 3, 1, True), ("publish", 4, 1, False)]
+    machine.acknowledged(4, [packet_id(1), packet_id(2)])
+    assert bench.ports.take() == [("ack", b"again1"), ("ack", b"again2")]
+
+
+def test_a_server_that_was_killed_meanwhile_has_forgotten_what_it_delivered() -> None:
+    """Else what was given up would be taken for done, and be lost."""
+    bench = Bench()
+    machine, one = bench.machine, bench.source
+    machine.arrived(one, 1, 1, b"r1", None, 1)
+    machine.acknowledged(4, [packet_id(1)])
+    bench.stored(2)
+    bench.stored(3)
+    bench.ports.take()
+    _take_back(bench.client, bench.side)
+    machine.stall()
+    for sequence in (1, 2, 3):
+        machine.arrived(one, sequence, 1, b"anew%d" % sequence, None, 1)
+    machine.go_on()
+    assert bench.ports.take() == [("ack", b"anew1"), ("publish", 2, 1, False), ("publish", 3, 1, False)]
+
+
+def test_from_where_a_consumer_begins_that_somebody_has_deleted_meanwhile() -> None:
+    """Only JetStream has what was given up."""
+    bench = Bench()
+    machine, one = bench.machine, bench.source
+    machine.arrived(one, 1, 1, b"r1", None, 1)
+    for sequence in (2, 3):
+        bench.stored(sequence)
+    _take_back(bench.client, bench.side)
+    machine.stall()
+    assert (one.last, one.forgone) == (3, 2)
+    machine.go_on()
+    assert one.forgone == 0
+
+
+async def test_who_reads_again_gets_also_what_had_to_come_again_after_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NATS was lost, and while what was pending was awaited the client did not read."""
+    bench = Bench()
+    machine, one = bench.machine, bench.source
+    consumer = ConsumerRef("name", "deliver", "$MQTT.msgs.a", 10)
+    attachment = Attachment("a", consumer, one)
+    one.held |= Source.RETURNING
+    stall = Stall()
+    machine.stall()
+
+    async def nothing(*_: object) -> None:
+        return
+
+    async def attach(attachment: Attachment) -> None:
+        one.attaching()
+        for sequence in (2, 3):
+            machine.arrived(one, sequence, 2, b"again%d" % sequence, None, 1)
+        one.attached(2, 2, False)
+
+    monkeypatch.setattr(stalling, "save_record", nothing)
+    monkeypatch.setattr(stalling, "ask_again", lambda client: None)
+    record = SimpleNamespace(cons={"a": consumer})
+    client: Any = SimpleNamespace(
+        broker=None,
+        record=record,
+        epoch=1,
+        alive=True,
+        connection=SimpleNamespace(release=lambda hold: None),
+        do=lambda work: None,
+    )
+    side: Any = SimpleNamespace(
+        machine=machine,
+        attachments={"name": attachment},
+        point_anew=lambda: None,
+        add=lambda key, consumer, source: attachment,
+        attach=attach,
+        collect=nothing,
+        kept=False,
+        stall=stall,
+        frozen=False,
+        keeper=None,
+        live=False,
+        catching=None,
+        client=SimpleNamespace(terms=SimpleNamespace(receive_maximum=10)),
+    )
+    bench.ports.take()
+    await stalling._wake(client, side, stall)
+    assert bench.ports.take() == [("publish", 2, 1, True), ("publish", 3, 1, True)]
+
+
+def test_what_waits_for_a_place_in_the_window_is_given_up_too() -> None:
+    ports = Recorder()
+    machine = DurableOutbound(1, ports)
+    one, ended = source(1), source(1)
+    machine.sources.extend([one, ended])
+    machine.start()
+    one.last = ended.last = 0
+    machine.arrived(one, 1, 1, b"r1", None, 1)
+    machine.arrived(one, 2, 1, b"r2", "body", 1)
+    machine.arrived(ended, 3, 1, b"r3", "body", 1)
+    ended.end = 3
+    assert [one.body for one in machine.queued] == ["body", "body"]
+    machine.stall()
+    assert [delivery.sequence for delivery in machine.queued] == [3], "others may depend on one that has ended"
+    machine.arrived(one, 2, 2, b"r2b", "body", 1)
+    machine.acknowledged(4, [packet_id(1)])
+    ports.take()
+    machine.go_on()
+    assert ports.take() == [("publish", 2, 1, False)]
+    machine.acknowledged(4, [packet_id(2)])
+    assert ports.take() == [("ack", b"r2b"), ("publish", 3, 1, False)]
+
+
+def test_a_client_that_never_reads_is_let_go_before_its_consumers_are_removed() -> None:
+    bench = Bench()
+    bench.side.stall = stall = Stall()
+    ended: list[MqttError] = []
+    bench.client.durable_side, bench.client.end = bench.side, ended.append
+    settings = SimpleNamespace(stall_time=1e9, max_unread_bytes=1 << 40)
+    broker: Any = SimpleNamespace(connections={id(bench): bench.client}.values(), settings=settings)
+    broker.round = bench.outlet.round
+    look_after(broker)
+    assert not ended
+    stall.since -= LONGEST
+    look_after(broker)
+    assert [str(error) for error in ended] == ["it has not read for too long"]
+    assert LONGEST < BACKSTOP_S
+
+
+def test_a_delivery_that_was_sent_keeps_no_body() -> None:
+    machine = DurableOutbound(10, Recorder())
+    one = source(1)
+    machine.sources.append(one)
+    machine.start()
+    machine.arrived(one, 1, 1, b"r1", "body", 1)
+    sent: Delivery = machine.inflight[packet_id(1)]
+    assert sent.body is None

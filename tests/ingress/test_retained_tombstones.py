@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When tombstones go."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mqtt_nats.backbone.pending import Op, Silent
+from mqtt_nats.ingress.retained_store import retain
+from mqtt_nats.ingress.retained_tombstones import HEARD, Tombstones
+from mqtt_streams.api import ApiError
+from tests.harness.doubles import Timers
+
+
+class Waiting(Op):
+    """What a removal is part of."""
+
+    def __init__(self) -> None:
+        self.done: list[bytes] = []
+
+    def stored(self, ack: bytes) -> None:
+        """It is done."""
+        self.done.append(ack)
+
+
+class Bench:
+    """A broker's tombstones, a clock, and what was removed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.timers = Timers(monkeypatch)
+        self.pass_to = self.timers.pass_to
+        self.calls: list[bytes] = []
+        self.operations: list[Op] = []
+        self.settings = SimpleNamespace(max_retained=None)
+        broker: Any = SimpleNamespace(
+            settings=self.settings,
+            delete_retained=b"delete",
+            store=SimpleNamespace(call=self._call),
+            link=SimpleNamespace(kick=lambda: None),
+        )
+        self.tombstones = Tombstones(broker)
+
+    def _call(self, subject: bytes, body: bytes, operation: Op) -> None:
+        self.calls.append(body)
+        self.operations.append(operation)
+
+    def add(self, sequence: int) -> Waiting:
+        waiting = Waiting()
+        self.tombstones.add(sequence, waiting, b"ack")
+        return waiting
+
+    @property
+    def gone(self) -> int:
+        return len(self.calls)
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(monkeypatch)
+
+
+def test_each_stays_until_listeners_have_heard_of_it(bench: Bench) -> None:
+    assert bench.add(7).done  # nobody waits for it
+    bench.pass_to(HEARD / 2)
+    bench.add(8)
+    assert bench.gone == 0
+    bench.pass_to(HEARD)
+    assert bench.calls == [b'{"seq":7,"no_erase":true}']
+    bench.pass_to(HEARD * 1.5)
+    assert bench.gone == 2
+    bench.add(9)
+    assert bench.gone == 2
+    bench.pass_to(HEARD * 3)
+    assert bench.gone == 3
+    assert not bench.timers.due
+
+
+def test_none_is_left_by_a_gateway_that_ends(bench: Bench) -> None:
+    bench.add(7)
+    bench.add(8)
+    bench.tombstones.end()
+    assert bench.gone == 2
+    bench.pass_to(HEARD * 2)
+    assert bench.gone == 2
+    bench.add(9)  # stored while the gateway ends
+    assert bench.gone == 3
+
+
+def test_one_takes_no_place_that_a_message_needs(bench: Bench) -> None:
+    bench.settings.max_retained = 10
+    waiting = [bench.add(7), bench.add(8)]
+    assert bench.gone == 2
+    assert not any(one.done for one in waiting)  # PUBACK says that the place is free
+    bench.operations[0].stored(b"")
+    bench.operations[1].failed(ApiError(404, 10037, "no message found"))
+    assert [one.done for one in waiting] == [[b"ack"], [b"ack"]]
+
+
+@pytest.mark.parametrize(("payload", "ends"), [(b"", True), (b"x", False)])
+def test_one_ends_by_itself_where_its_gateway_dies(payload: bytes, ends: bool) -> None:
+    put: list[bytes] = []
+    broker: Any = SimpleNamespace(
+        identity="gateway1",
+        store=SimpleNamespace(put=lambda target, headers, payload, operation: put.append(headers)),
+        retaining=set(),
+        withholding=None,
+        unchecked=set(),
+    )
+    route: Any = SimpleNamespace(topic="a", subject="a")
+    retain(broker, route, payload, 1, Silent(), b"")
+    assert (b"\r\nNats-TTL:60s\r\n" in put[0]) is ends

@@ -1,0 +1,435 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rarer steps of a durable session's sender: what was lost on the way, ended subscriptions, replays."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqtt_nats.codec import ProtocolError, ack_bytes
+from mqtt_nats.protocol.durable_sender import ID_SPACE, DurableOutbound, packet_id
+from mqtt_nats.protocol.inflight import STORING, Source
+from mqtt_nats.protocol.unsequenced import retained_id
+from tests.protocol.recorder import PUBACK, PUBCOMP, PUBREC, PUBREL, Recorder, session, source
+
+
+def test_what_was_done_before_the_last_window_is_not_sent_again() -> None:
+    """The next leader of a consumer may know of neither the last deliveries nor the last acknowledgements."""
+    one = source(window=2)
+    machine, ports = session(one)
+    for sequence in range(5, 12):
+        machine.arrived(one, sequence, 1, b"r%d" % sequence, None, 1)
+        machine.acknowledged(PUBACK, [packet_id(sequence)])
+    ports.take()
+    one.attaching()
+    machine.arrived(one, 6, 2, b"s6", None, 1)
+    machine.arrived(one, 11, 2, b"s11", None, 1)
+    assert ports.take() == [("ack", b"s6"), ("ack", b"s11")]
+    one.attaching()
+    machine.arrived(one, 6, 3, b"t6", None, 1)
+    assert ports.take() == [("ack", b"t6")]
+
+
+def test_what_was_lost_on_the_way_is_sent_for_all_that_came_after_it() -> None:
+    """Also when the consumer is attached between the two, and begins with what is new."""
+    one = source(window=2)
+    machine, ports = session(one)
+    machine.arrived(one, 5, 1, b"r5", None, 1)
+    machine.acknowledged(PUBACK, [packet_id(5)])
+    one.attaching()
+    machine.arrived(one, 7, 1, b"r7", None, 1)
+    machine.acknowledged(PUBACK, [packet_id(7)])
+    ports.take()
+    machine.arrived(one, 6, 2, b"s6", None, 1)
+    assert ports.take() == [("publish", 6, 1, True)]
+
+
+def test_what_was_given_up_is_sent_when_it_comes_again() -> None:
+    """It has been here, and is not done; not even when something after it is."""
+    one = source(window=2)
+    machine, ports = session(one)
+    for sequence in (5, 6, 7):
+        machine.arrived(one, sequence, 1, b"r%d" % sequence, None, 1)
+    machine.acknowledged(PUBACK, [packet_id(7)])
+    one.attaching()
+    machine.arrived(one, 8, 1, b"r8", None, 1)
+    assert machine.recall(packet_id(6))
+    machine.stall()
+    ports.take()
+    one.attaching()
+    for sequence in (5, 6, 7):
+        machine.arrived(one, sequence, 2, b"s%d" % sequence, None, 1)
+    machine.go_on()
+    assert ports.take() == [("ack", b"s7"), ("publish", 6, 1, False)]
+
+
+def test_what_a_killed_server_has_forgotten_is_not_sent_again() -> None:
+    """It delivers for the first time once more what is done, what is in flight, and what is new."""
+    one = source()
+    machine, ports = session(one)
+    for sequence in (5, 6):
+        machine.arrived(one, sequence, 1, b"r%d" % sequence, None, 1)
+    machine.acknowledged(PUBACK, [6])
+    ports.take()
+    for sequence in (5, 6, 7):
+        machine.arrived(one, sequence, 1, b"s%d" % sequence, None, 1)
+    assert ports.take() == [("ack", b"s5"), ("publish", 7, 1, False)]
+    machine.acknowledged(PUBACK, [7])
+    assert ports.take() == [("ack", b"s6")]
+
+
+def test_a_second_consumer_gets_its_own_acknowledgement() -> None:
+    one, two = source(), source()
+    machine, ports = session(one, two)
+    machine.arrived(one, 5, 1, b"one", None, 2)
+    machine.arrived(two, 5, 1, b"two", None, 2)
+    machine.arrived(two, 5, 2, b"two again", None, 2)
+    machine.acknowledged(PUBREC, [6])
+    machine.pubrel_stored(6)
+    assert {call for call in ports.take() if call[0] == "confirm"} == {
+        ("confirm", b"one", 6),
+        ("confirm", b"two", 6),
+        ("confirm", b"two again", 6),
+    }
+    machine.arrived(two, 5, 3, b"two late", None, 2)
+    assert ports.take() == [("confirm", b"two late", 6)]
+
+
+def test_what_an_ended_subscription_sent_keeps_dup_and_qos() -> None:
+    """The copy of a second consumer came first after a resume, and says neither."""
+    ended, other = source(2), source(1)
+    machine, ports = session(ended, other, started=False)
+    machine.arrived(other, 5, 1, b"other", None, 1)
+    machine.arrived(ended, 5, 2, b"ended", None, 2)
+    machine.start()
+    assert ports.take() == [("publish", 5, 2, True)]
+
+
+def test_passed_over() -> None:
+    one = source()
+    machine, ports = session(one)
+    one.expected = 1
+    machine.passed_over(one, 5, 2, b"r")
+    assert ports.take() == [("ack", b"r")]
+    assert one.last == 5
+    assert one.collected
+    machine.arrived(one, 5, 3, b"r again", None, 1)
+    assert ports.take() == [("ack", b"r again")], "the other consumer's subscription has ended since"
+
+
+def test_what_one_consumer_passes_over_another_one_still_delivers() -> None:
+    """Its first delivery was lost in a gap, so it comes as a repetition, after the copy of the other."""
+    owner, other = source(), source()
+    machine, ports = session(owner, other)
+    machine.passed_over(other, 5, 1, b"other")
+    machine.arrived(owner, 5, 2, b"owner", None, 1)
+    assert ports.take() == [("ack", b"other"), ("publish", 5, 1, True)]
+
+
+@pytest.mark.parametrize("kind", [PUBACK, PUBREC])
+def test_an_acknowledgement_of_the_other_qos(kind: int) -> None:
+    one = source()
+    machine, _ = session(one)
+    machine.arrived(one, 5, 1, b"r", None, 2 if kind == PUBACK else 1)
+    with pytest.raises(ProtocolError):
+        machine.acknowledged(kind, [6])
+    assert 6 in machine.inflight
+
+
+def test_a_negative_pubrec_completes_the_message() -> None:
+    one = source()
+    machine, ports = session(one)
+    machine.arrived(one, 5, 1, b"r", None, 2)
+    ports.take()
+    machine.acknowledged(PUBREC, [6], failed=True)
+    assert ports.take() == [("ack", b"r")]
+    machine.acknowledged(PUBREC, [6], failed=True)
+    assert ports.take() == []
+    machine.arrived(one, 7, 1, b"s", None, 2)
+    machine.acknowledged(PUBREC, [8])
+    machine.acknowledged(PUBREC, [8], failed=True)
+    assert machine.inflight[8].state == STORING, "its record is on the way"
+
+
+# -- suspect identifiers --------------------------------------------------------------------------
+
+
+def test_a_suspect_identifier_is_cleared_before_qos_2_uses_it() -> None:
+    one = source()
+    machine, ports = session(one, started=False)
+    machine.suspect(3, 10)
+    machine.start()
+    machine.arrived(one, 5 + ID_SPACE, 1, b"a", None, 2)
+    machine.arrived(one, 5 + ID_SPACE, 2, b"b", None, 2)
+    assert ports.take() == [("send", ack_bytes(PUBREL, 6))]
+    machine.acknowledged(PUBCOMP, [6])
+    assert ports.take() == [("publish", 5 + ID_SPACE, 2, False)], "it has waited, and was not sent"
+    machine.arrived(one, 2 + 2 * ID_SPACE, 1, b"c", None, 2)
+    machine.arrived(one, 11 + 2 * ID_SPACE, 1, b"d", None, 2)
+    machine.arrived(one, 10 + 3 * ID_SPACE, 1, b"e", None, 1)
+    assert [call[:2] for call in ports.take()] == [
+        ("publish", 2 + 2 * ID_SPACE),
+        ("publish", 11 + 2 * ID_SPACE),
+        ("publish", 10 + 3 * ID_SPACE),
+    ], "not suspect, not suspect, QoS 1"
+
+
+def test_a_message_sent_again_is_not_suspect_because_of_itself() -> None:
+    """A PUBREL would make the client give the identifier up, and then take the message for a new one."""
+    one = source()
+    machine, ports = session(one, started=False)
+    one.expected = 2
+    machine.arrived(one, 7, 2, b"a", None, 2)
+    assert one.missing == 1
+    machine.suspect(5, 10)
+    machine.start()
+    assert ports.take() == [("publish", 7, 2, True)]
+
+
+# -- retained messages ----------------------------------------------------------------------------
+
+
+def test_retained_messages_are_sent_before_what_waits() -> None:
+    one = source()
+    machine, ports = session(one)
+    one.held = Source.REPLAYING
+    machine.arrived(one, 5, 1, b"r", None, 1)
+    machine.replay(one, 3, 2, None, False)
+    assert ports.take() == [("publish", -3, 2, False)]
+    assert machine.oldest_replayed(one) == 3
+    machine.release_held(one)
+    assert ports.take() == [("publish", 5, 1, False)]
+    identifier = retained_id(3)
+    machine.acknowledged(PUBREC, [identifier])
+    assert ports.take() == [("store", identifier, 3)]
+    machine.pubrel_stored(identifier)
+    assert not any(delivery.sequence < 0 for delivery in machine.inflight.values())
+    machine.pubrel_delivered(identifier, 3, b"record")
+    machine.acknowledged(PUBCOMP, [identifier])
+    assert ports.take() == [("send", ack_bytes(PUBREL, identifier)), ("ack", b"record")]
+
+
+def test_new_messages_wait_for_every_replay() -> None:
+    """The client has subscribed again while the first was under way, and NATS was lost: that counts once."""
+    one = source()
+    machine, ports = session(one)
+    one.held += 2 * Source.REPLAYING
+    one.held |= Source.RETURNING
+    one.held |= Source.RETURNING
+    machine.arrived(one, 5, 1, b"r", None, 1)
+    machine.release_held(one)
+    machine.release_held(one, Source.RETURNING)
+    machine.release_held(one, Source.RETURNING)
+    assert ports.take() == []
+    machine.release_held(one)
+    assert ports.take() == [("publish", 5, 1, False)]
+
+
+def test_a_retained_message_whose_pubrel_is_owed_is_not_sent_again() -> None:
+    one = source()
+    machine, ports = session(one, started=False)
+    machine.owe(retained_id(3), 3)
+    machine.replay(one, 3, 2, None, True)
+    machine.replay(one, 4, 2, None, True)
+    machine.start()
+    assert ports.take() == [("send", ack_bytes(PUBREL, retained_id(3))), ("publish", -4, 2, True)]
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_a_message_is_sent_for_all_that_a_pubrel_of_its_sequence_is_owed(attempt: int) -> None:
+    """The sequence is of a retained message, or the same message came by a shared subscription [MQTT-4.5.0-1]."""
+    one = source()
+    machine, ports = session(one, started=False)
+    machine.owe(retained_id(3), 3)
+    machine.start()
+    machine.arrived(one, 2, 1, b"before", None, 1)
+    ports.take()
+    if attempt == 1:
+        assert machine.sent_at_once(one, 3, 2, b"reply")
+    else:
+        machine.arrived(one, 3, attempt, b"reply", None, 2)
+        assert ports.take() == [("publish", 3, 2, True)]
+    machine.acknowledged(PUBREC, [packet_id(3)])
+    assert ports.take() == [("store", packet_id(3), 3)]
+
+
+def test_a_retained_message_waits_for_the_identifier_of_another() -> None:
+    one = source()
+    machine, ports = session(one, started=False)
+    machine.owe(retained_id(3), 3)
+    machine.replay(one, 3 + 16384, 2, None, True)
+    machine.start()
+    assert ports.take() == [("send", ack_bytes(PUBREL, retained_id(3)))]
+    machine.pubrel_delivered(retained_id(3), 3, b"record")
+    machine.acknowledged(PUBCOMP, [retained_id(3)])
+    assert ports.take() == [("ack", b"record"), ("publish", -3 - 16384, 2, True)]
+
+
+def released(machine: DurableOutbound, sequence: int) -> None:
+    """A retained message is on its way, and the client completes it."""
+    identifier = retained_id(sequence)
+    machine.acknowledged(PUBREC, [identifier])
+    machine.pubrel_stored(identifier)
+    machine.pubrel_delivered(identifier, sequence, b"r%d" % sequence)
+    machine.acknowledged(PUBCOMP, [identifier])
+
+
+def acks(ports: Recorder) -> list[object]:
+    """What was acknowledged since the last look."""
+    return [call[1] for call in ports.take() if call[0] == "ack"]
+
+
+def test_records_of_retained_messages_stay_while_they_would_be_sent_again() -> None:
+    """[MQTT-4.3.3-6] (5.0): the next connection goes on at the cursor, and knows by them what the client has."""
+    one = source()
+    machine, ports = session(one)
+    machine.replayed(one, 1)
+    for sequence in (3, 4, 5):
+        machine.replay(one, sequence, 2, None, False)
+        released(machine, sequence)
+    assert (acks(ports), machine.keeps) == ([], True)
+    machine.replayed(one, 4)
+    assert acks(ports) == [b"r3"]
+    machine.replayed(one, None)
+    assert (acks(ports), machine.keeps) == ([b"r4", b"r5"], False)
+
+
+def test_a_subscription_that_ends_keeps_no_records() -> None:
+    one = source()
+    machine, ports = session(one)
+    machine.replayed(one, 1)
+    machine.replay(one, 3, 2, None, False)
+    released(machine, 3)
+    machine.drain(one)
+    assert (acks(ports), machine.cursors) == ([b"r3"], {})
+
+
+def test_pubcomp_before_the_replay_goes_on() -> None:
+    """[MQTT-4.3.3-6] (5.0): PUBREL leaves before the retained messages are read, and the client may be faster."""
+    one = source()
+    machine, ports = session(one, started=False)
+    machine.owe(retained_id(3), 3)
+    machine.replayed(one, 1)
+    machine.start()
+    machine.pubrel_delivered(retained_id(3), 3, b"r3")
+    machine.acknowledged(PUBCOMP, [retained_id(3)])
+    ports.take()
+    for sequence in (3, 4):
+        machine.replay(one, sequence, 2, None, True)
+    assert ports.take() == [("publish", -4, 2, True)]
+    machine.replayed(one, 4)
+    assert acks(ports) == [b"r3"]
+
+
+def test_another_subscription_gets_its_own_copy_of_a_retained_message() -> None:
+    """[MQTT-3.3.4-5] (5.0): what one has is not what the other waits for."""
+    one, other = source(), source()
+    machine, ports = session(one, other, started=False)
+    machine.owe(retained_id(3), 3)
+    machine.replayed(one, 3)
+    machine.replayed(other, 3)
+    machine.start()
+    machine.replay(one, 3, 2, None, True)
+    machine.replay(other, 3, 2, None, True)
+    released(machine, 3)
+    assert ports.take() == [("send", ack_bytes(PUBREL, retained_id(3)))] * 2
+    machine.replayed(one, 4)
+    assert ports.take() == [("ack", b"r3"), ("publish", -3, 2, True)]
+
+
+def test_a_retained_message_that_is_sent_anew_waits_for_no_record() -> None:
+    """The client has subscribed again [MQTT-3.3.1-9] (5.0)."""
+    one = source()
+    machine, ports = session(one)
+    machine.replayed(one, 1)
+    machine.replay(one, 3, 2, None, False)
+    released(machine, 3)
+    ports.take()
+    machine.replayed(one, 1)
+    machine.replay(one, 3, 2, None, False)
+    assert ports.take() == [("ack", b"r3"), ("publish", -3, 2, False)]
+    released(machine, 3)
+    assert (acks(ports), machine.keeps) == ([], True)
+
+
+# -- ended subscriptions --------------------------------------------------------------------------
+
+
+def test_qos_0_takes_the_place_of_a_subscription() -> None:
+    """[MQTT-3.8.4-4] (5.0): what waits is sent, but for what has come at QoS 0; and as far as others have got."""
+    one, other = source(), source()
+    machine, ports = session(one, other)
+    one.held += Source.REPLAYING
+    for sequence in (5, 6, 7):
+        machine.arrived(one, sequence, 1, b"r%d" % sequence, None, 2)
+    machine.arrived(one, 8, 2, b"r8", None, 2)
+    machine.passed_over(other, 9, 1, b"r9")
+    ports.take()
+    machine.lower(one, 7, lambda delivery: delivery.sequence in (6, 8), False)
+    assert (one.end, one.whole) == (9, True)
+    assert ports.take() == [("ack", b"r6")]
+    machine.release_held(one)
+    assert [call[1] for call in ports.take()] == [5, 7, 8]
+
+
+def test_drain() -> None:
+    """What was sent is completed, or may have been sent by an earlier connection; the rest is let go."""
+    one, other = source(), source()
+    machine, ports = session(one, other, started=False, limit=2)
+    machine.arrived(one, 5, 2, b"sent before", None, 2)
+    machine.arrived(one, 6, 2, b"perhaps", None, 2)
+    machine.arrived(other, 7, 2, b"other", None, 2)
+    machine.arrived(one, 8, 2, b"perhaps too", None, 2)
+    machine.arrived(one, 9, 1, b"new", None, 2)
+    machine.start()
+    assert [call[1] for call in ports.take()] == [5, 6]
+    ended: list[int] = []
+    machine.on_complete = lambda delivery: ended.append(delivery.sequence)
+    assert [delivery.sequence for delivery in machine.drain(one)] == [5, 6, 8]
+    assert one.end == 9
+    assert ports.take() == [("ack", b"new")]
+    machine.acknowledged(PUBREC, [packet_id(5), packet_id(6)])
+    machine.pubrel_stored(packet_id(5))
+    machine.pubrel_stored(packet_id(6))
+    assert [call[1] for call in ports.take() if call[0] == "publish"] == [7, 8]
+    assert ended == [5, 6]
+    assert machine.holds(one)
+    machine.acknowledged(PUBREC, [packet_id(8)])
+    machine.pubrel_stored(packet_id(8))
+    for identifier in (packet_id(5), packet_id(6)):
+        machine.confirmed(identifier)
+    assert machine.holds(one), "its consumer has to live until it has confirmed"
+    machine.confirmed(packet_id(8))
+    assert not machine.holds(one)
+    assert ended == [5, 6, 8, 5, 6, 8]
+    assert machine.holds(other)
+
+
+def test_drain_of_what_was_held_back() -> None:
+    one = source()
+    machine, ports = session(one)
+    one.held = Source.REPLAYING
+    machine.arrived(one, 5, 1, b"held", None, 1)
+    machine.replay(one, 3, 1, None, False)
+    machine.replay(one, 3 + 16384, 1, None, False)
+    ports.take()
+    assert [delivery.sequence for delivery in machine.drain(one)] == [-3]
+    assert ports.take() == [("ack", b"held")]
+    assert not machine.replaying
+    machine.release_held(one)
+    assert ports.take() == []
+
+
+def test_what_stands_behind_an_ended_subscription() -> None:
+    """It is kept back until that has brought what is older, for as many as stand before it."""
+    ended, heir = source(), source()
+    machine, ports = session(ended, heir)
+    heir.held += 2 * Source.BEHIND + Source.REPLAYING
+    machine.drain(ended)
+    ended.end = 6
+    machine.arrived(heir, 7, 1, b"new", None, 1)
+    machine.arrived(ended, 6, 1, b"old", None, 1)
+    machine.release_held(heir, Source.BEHIND)
+    machine.release_held(heir)
+    assert ports.take() == [("publish", 6, 1, False)]
+    machine.release_held(heir, Source.BEHIND)
+    assert ports.take() == [("publish", 7, 1, False)]

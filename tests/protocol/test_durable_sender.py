@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Single steps of a durable session's sender: each test is a way to lose a message or to send one twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from mqtt_nats.codec import ack_bytes
+from mqtt_nats.protocol.durable_sender import ID_SPACE, DurableOutbound, packet_id
+from mqtt_nats.protocol.inflight import Delivery, Source
+from mqtt_nats.protocol.unsequenced import RETAINED_BASE, retained_id
+from tests.protocol.recorder import PUBACK, PUBCOMP, PUBREC, PUBREL, session, source
+
+
+def test_identifiers() -> None:
+    assert packet_id(ID_SPACE - 1) == ID_SPACE
+    assert packet_id(ID_SPACE) == 1
+    assert packet_id(1) == 2
+    assert {retained_id(sequence) for sequence in range(16384)} == set(range(RETAINED_BASE, 65536))
+
+
+def test_qos_1() -> None:
+    one = source()
+    machine, ports = session(one)
+    machine.arrived(one, 5, 1, b"r5", None, 1)
+    assert ports.take() == [("publish", 5, 1, False)]
+    machine.acknowledged(PUBACK, [6, 6, 99])
+    assert ports.take() == [("ack", b"r5")]
+    machine.arrived(one, 5, 2, b"r5b", None, 1)
+    assert ports.take() == [("ack", b"r5b")], "its acknowledgement was lost; the client has it"
+
+
+def test_qos_2() -> None:
+    one = source()
+    machine, ports = session(one)
+    machine.arrived(one, 5, 1, b"r5", None, 2)
+    assert ports.take() == [("publish", 5, 2, False)]
+    machine.acknowledged(PUBREC, [6])
+    assert ports.take() == [("store", 6, 5)]
+    machine.acknowledged(PUBREC, [6])
+    assert ports.take() == [], "the record is being stored"
+    machine.pubrel_stored(6)
+    assert ports.take() == [("send", ack_bytes(PUBREL, 6)), ("confirm", b"r5", 6)]
+    machine.acknowledged(PUBREC, [6])
+    assert ports.take() == [("send", ack_bytes(PUBREL, 6))]
+    machine.acknowledged(PUBCOMP, [6])
+    machine.pubrel_delivered(6, 5, b"record")
+    assert ports.take() == [], "the record stays until the message is known to be acknowledged"
+    machine.confirmed(6)
+    assert ports.take() == [("ack", b"record")]
+    assert not machine.releases
+
+
+@pytest.mark.parametrize("order", ["pcr", "prc", "cpr", "crp", "rpc", "rcp"])
+def test_a_release_ends_with_the_last_of_three(order: str) -> None:
+    one = source()
+    machine, ports = session(one)
+    machine.arrived(one, 5, 1, b"r5", None, 2)
+    machine.acknowledged(PUBREC, [6])
+    machine.pubrel_stored(6)
+    ports.take()
+    steps = {
+        "p": lambda: machine.acknowledged(PUBCOMP, [6]),
+        "c": lambda: machine.confirmed(6),
+        "r": lambda: machine.pubrel_delivered(6, 5, b"record"),
+    }
+    for step in order:
+        assert 6 in machine.releases
+        steps[step]()
+    assert not machine.releases
+    assert ports.take() == [("ack", b"record")]
+
+
+def test_a_record_may_overtake_its_own_pub_ack() -> None:
+    one = source()
+    machine, ports = session(one)
+    machine.arrived(one, 5, 1, b"r5", None, 2)
+    machine.acknowledged(PUBREC, [6])
+    machine.pubrel_delivered(6, 5, b"record")
+    ports.take()
+    machine.pubrel_stored(6)
+    machine.acknowledged(PUBCOMP, [6])
+    machine.confirmed(6)
+    assert ports.take()[-1] == ("ack", b"record")
+
+
+def test_an_old_record_is_not_taken_for_the_one_being_stored() -> None:
+    """Else the new record would be acknowledged on arrival, and nobody would know of the PUBREL after a crash."""
+    one = source()
+    machine, ports = session(one)
+    machine.arrived(one, 5 + ID_SPACE, 1, b"r", None, 2)
+    machine.acknowledged(PUBREC, [6])
+    machine.pubrel_delivered(6, 5, b"old record")
+    machine.pubrel_stored(6)
+    machine.pubrel_delivered(6, 5 + ID_SPACE, b"new record")
+    assert ("ack", b"old record") in ports.take()
+    machine.acknowledged(PUBCOMP, [6])
+    machine.confirmed(6)
+    assert ports.take() == [("ack", b"new record")]
+
+
+def test_a_record_that_was_stored_twice_is_removed_twice() -> None:
+    one = source()
+    machine, ports = session(one)
+    machine.arrived(one, 5, 1, b"r5", None, 2)
+    machine.acknowledged(PUBREC, [6])
+    machine.pubrel_stored(6)
+    machine.pubrel_delivered(6, 5, b"first")
+    machine.pubrel_delivered(6, 5, b"second")
+    machine.confirmed(6)
+    ports.take()
+    machine.acknowledged(PUBCOMP, [6])
+    assert ports.take() == [("ack", b"first"), ("ack", b"second")]
+
+
+def test_pubrels_come_first_on_resume_and_their_messages_are_never_sent() -> None:
+    one = source()
+    machine, ports = session(one, started=False)
+    machine.owe(6, 5)
+    machine.arrived(one, 5, 2, b"r5", None, 2)
+    machine.arrived(one, 7, 2, b"r7", None, 2)
+    machine.arrived(one, 9, 1, b"r9", None, 2)
+    assert ports.take() == [("confirm", b"r5", 6)]
+    machine.start()
+    assert ports.take() == [("send", ack_bytes(PUBREL, 6)), ("publish", 7, 2, True), ("publish", 9, 2, False)]
+
+
+def test_a_record_that_went_away_after_it_was_read() -> None:
+    """The connection before had acknowledged it. Its identifier is free when the client has answered."""
+    one = source()
+    machine, ports = session(one, started=False)
+    machine.owe(6, 5)
+    machine.owe(7, 6)
+    machine.start()
+    machine.vanished(6, 5)  # but the client may not have let it go
+    machine.arrived(one, 5 + ID_SPACE, 1, b"next", None, 1)
+    assert ports.take() == [("send", ack_bytes(PUBREL, 6)), ("send", ack_bytes(PUBREL, 7))]
+    assert ports.sought == 0
+    machine.acknowledged(PUBCOMP, [6, 7])
+    assert ports.sought == 2
+    assert machine.unrecorded() == {6: 5, 7: 6}
+    machine.vanished(6, 4)  # another one of that identifier
+    assert not ports.take()
+    machine.vanished(6, 5)
+    assert ports.take() == [("publish", 5 + ID_SPACE, 1, False)]
+    machine.pubrel_delivered(6, 5, b"late")
+    machine.pubrel_delivered(7, 6, b"record")
+    assert ports.take() == [("ack", b"late"), ("ack", b"record")]
+    assert not machine.releases
+
+
+def test_a_redelivery_that_comes_after_its_pubcomp_is_not_sent() -> None:
+    one = source()
+    machine, ports = session(one, started=False)
+    machine.owe(6, 5)
+    machine.start()
+    machine.pubrel_delivered(6, 5, b"record")
+    machine.acknowledged(PUBCOMP, [6])
+    ports.take()
+    machine.arrived(one, 5, 2, b"r5", None, 2)
+    assert ports.take() == [("ack", b"r5")]
+
+
+def test_a_first_delivery_that_comes_after_its_pubcomp_is_not_sent() -> None:
+    """nats-server was killed, and has forgotten that it delivered the message."""
+    one = source()
+    machine, ports = session(one, started=False)
+    machine.owe(6, 5)
+    machine.start()
+    machine.pubrel_delivered(6, 5, b"record")
+    machine.acknowledged(PUBCOMP, [6])
+    ports.take()
+    assert not machine.sent_at_once(one, 5, 2, b"r5")
+    machine.arrived(one, 5, 1, b"r5", None, 2)
+    assert ports.take() == [("ack", b"r5")]
+    assert machine.sent_at_once(one, 6, 2, b"r6")
+
+
+def test_a_message_waits_while_its_identifier_is_in_use() -> None:
+    one = source()
+    machine, ports = session(one)
+    machine.arrived(one, 5, 1, b"a", None, 2)
+    machine.arrived(one, 5 + ID_SPACE, 1, b"b", None, 1)
+    machine.arrived(one, 6 + ID_SPACE, 1, b"c", None, 1)
+    assert ports.take() == [("publish", 5, 2, False)], "what comes later waits too: order"
+    machine.acknowledged(PUBREC, [6])
+    machine.pubrel_stored(6)
+    machine.pubrel_delivered(6, 5, b"record")
+    machine.confirmed(6)
+    ports.take()
+    machine.acknowledged(PUBCOMP, [6])
+    assert ports.take() == [
+        ("ack", b"record"),
+        ("publish", 5 + ID_SPACE, 1, False),
+        ("publish", 6 + ID_SPACE, 1, False),
+    ]
+
+
+def test_a_quiet_consumer_is_asked_before_an_identifier_could_be_shared() -> None:
+    busy, quiet = source(), source()
+    machine, ports = session(busy, quiet)
+    machine.arrived(busy, ID_SPACE, 1, b"a", None, 1)
+    assert ports.take() == [("publish", ID_SPACE, 1, False)]
+    machine.arrived(busy, ID_SPACE + 5, 1, b"b", None, 1)
+    assert ports.take() == [("look", ID_SPACE + 5)]
+    machine.looked(quiet, ID_SPACE + 5, 4, 1)
+    assert ports.take() == [], "it has a message that is older"
+    machine.arrived(quiet, 4, 1, b"c", None, 1)
+    assert ports.take() == [("publish", 4, 1, False), ("look", ID_SPACE + 5)]
+    machine.looked(quiet, ID_SPACE + 5, 4, 0)
+    assert ports.take() == [("publish", ID_SPACE + 5, 1, False)]
+
+
+def test_messages_that_have_expired_do_not_hold_others_up() -> None:
+    busy, quiet = source(), source()
+    machine, ports = session(busy, quiet)
+    machine.arrived(busy, ID_SPACE + 5, 1, b"b", None, 1)
+    ports.take()
+    machine.looked(quiet, ID_SPACE + 5, 0, 0)
+    assert ports.take() == [("publish", ID_SPACE + 5, 1, False)]
+
+
+def test_a_consumer_that_never_had_anything_does_not_hold_others_up() -> None:
+    """It is just before its first sequence, as JetStream says, though nothing has come."""
+    busy, quiet = Source(2, 7, 100), Source(2, 7, 100)
+    machine, ports = session(busy, quiet)
+    for sequence in (ID_SPACE + 7, 2 * ID_SPACE + 8):
+        machine.arrived(busy, sequence, 1, b"a", None, 1)
+        assert ports.take() == [("look", sequence)]
+        machine.looked(quiet, sequence, 6, 0)
+        assert ports.take() == [("publish", sequence, 1, False)]
+
+
+def test_window() -> None:
+    one = source()
+    machine, ports = session(one, limit=2)
+    for sequence in (1, 2, 3):
+        machine.arrived(one, sequence, 1, b"r%d" % sequence, None, 1)
+    assert [call[1] for call in ports.take()] == [1, 2]
+    assert not machine.sent_at_once(one, 4, 1, b"r4")
+    machine.acknowledged(PUBACK, [packet_id(1)])
+    assert ports.take() == [("ack", b"r1"), ("publish", 3, 1, False)]
+
+
+def behind() -> Source:
+    """A consumer that is more than all identifiers behind."""
+    other = source(start=-ID_SPACE)
+    other.last = -ID_SPACE
+    return other
+
+
+# What the shortcut must leave to `arrived`, by preparation.
+REFUSED: dict[str, Callable[[DurableOutbound, Source], object]] = {
+    "not started": lambda machine, one: setattr(machine, "open", False),
+    "held back": lambda machine, one: setattr(one, "held", True),
+    "ended": lambda machine, one: setattr(one, "end", 9),
+    "the first since it was attached": lambda machine, one: one.attaching(),
+    "repeated": lambda machine, one: setattr(one, "last", 7),
+    "suspect": lambda machine, one: machine.suspect(1, 3),
+    "identifier in use": lambda machine, one: machine.inflight.update(
+        {8: Delivery(one, 7 + ID_SPACE, 8, 1, None, b"", False)}
+    ),
+    "identifier owed": lambda machine, one: machine.owe(8, 7 + ID_SPACE),
+    "window": lambda machine, one: setattr(machine, "limit", 0),
+    "another consumer": lambda machine, one: machine.sources.append(behind()),
+}
+
+
+@pytest.mark.parametrize("reason", [*REFUSED, ""])
+def test_the_shortcut(reason: str) -> None:
+    one = source()
+    machine, ports = session(one)
+    machine.arrived(one, 6, 1, b"r", None, 1)
+    machine.acknowledged(PUBACK, [7])
+    ports.take()
+    if not reason:
+        assert machine.sent_at_once(one, 7, 1, b"r")
+        assert machine.inflight[8].sequence == one.last == 7
+        assert not machine.sent_at_once(one, 7, 1, b"r")
+        machine.acknowledged(PUBACK, [8])
+        assert ports.take() == [("ack", b"r")]
+        return
+    REFUSED[reason](machine, one)
+    before = dict(machine.inflight)
+    assert not machine.sent_at_once(one, 7, 1, b"r")
+    assert machine.inflight == before
+
+
+def test_ack_wait_of_a_message_in_flight_changes_only_its_reply() -> None:
+    one = source()
+    machine, ports = session(one)
+    machine.arrived(one, 5, 1, b"first", None, 1)
+    machine.arrived(one, 5, 2, b"second", None, 1)
+    assert ports.take() == [("publish", 5, 1, False)]
+    machine.acknowledged(PUBACK, [6])
+    assert ports.take() == [("ack", b"second")]
