@@ -13,16 +13,16 @@ from benchmarks import svg
 
 LAYERS: Final = {
     "codec": "#f4b183",
-    "connection": "#ffd966",
-    "session": "#c5e0b4",
-    "broker": "#9dc3e6",
+    "transport": "#ffd966",
+    "protocol": "#c5e0b4",
+    "gateway": "#9dc3e6",
     "pubsub": "#b4a7d6",
     "backbone": "#f8a5c2",
     "streams": "#d9b38c",
     "python": "#c9ced6",
     "native": "#e3e6ea",
 }
-"""Where a function belongs, and its colour, which can be read with dark text on light and on dark pages."""
+"""The package of a function (``gateway`` for all that are not named), and its colour, which can be read with dark text."""
 
 LEAST: Final = 0.002
 """Boxes narrower than this part of the whole are left out."""
@@ -59,11 +59,8 @@ def place(frame: str) -> tuple[str, str]:
         name = "unnamed"
     if "mqtt_nats/" in file:
         inside = file.rpartition("mqtt_nats/")[2]
-        layer = inside.partition("/")[0] if "/" in inside else "broker"
-        layer = {"outlet": "connection", "listeners": "connection", "access": "broker", "limits": "broker"}.get(
-            "outlet" if inside == "outlet.py" else layer, layer
-        )
-        return f"{name} ({inside})", layer if layer in LAYERS else "broker"
+        layer = inside.partition("/")[0]
+        return f"{name} ({inside})", layer if layer in LAYERS else "gateway"
     if "mqtt_streams/" in file:
         return f"{name} ({file.rpartition('mqtt_streams/')[2]})", "streams"
     if file.endswith(".py") or file.startswith("<"):

@@ -39,7 +39,7 @@ async def serve(settings, *, on_ready, stop, hangup):
         print("draining", flush=True)
     await anyio.sleep_forever()
 
-sys.modules["mqtt_nats.gateway"] = module = types.ModuleType("mqtt_nats.gateway")
+sys.modules["mqtt_nats.gateway.gateway"] = module = types.ModuleType("mqtt_nats.gateway.gateway")
 module.serve = serve
 sys.argv = ["mqtt-nats", "serve", *sys.argv[1:]]
 main()

@@ -41,7 +41,7 @@ PACKAGES = {
 REPORT = """
 import importlib, json, pathlib
 from importlib.resources import files
-from mqtt_nats.embedded import find_configuration
+from mqtt_nats.gateway.embedded import find_configuration
 from mqtt_streams.definitions import load_definition
 
 modules = {name: importlib.import_module(name) for name in ("mqtt_nats", "mqtt_streams", "pyspark_mqtt_nats")}

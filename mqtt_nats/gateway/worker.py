@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m mqtt_nats.worker``: one gateway of several, started by :mod:`mqtt_nats.workers`."""
+"""``python -m mqtt_nats.gateway.worker``: one gateway of several, started by :mod:`mqtt_nats.gateway.supervisor`."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def gateways(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> list[Gateway]:
         found.append(Gateway(settings))
         return found[-1]
 
-    monkeypatch.setattr(mqtt_nats.gateway, "Gateway", make)
+    monkeypatch.setattr(mqtt_nats.gateway.gateway, "Gateway", make)
     monkeypatch.setattr(Doors, "door", lambda self, listener: fake)
     return found
 

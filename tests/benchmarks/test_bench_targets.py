@@ -178,13 +178,13 @@ STACKS = [
 def test_folded_stacks() -> None:
     root = flame.tree(STACKS)
     assert root.total == 100
-    assert flame.longest(root, 2) == [("packets (broker/client.py)", 0.5), ("find (b.py)", 0.3)]
-    assert flame.layer_shares(root) == {"broker": 0.5, "python": 0.3, "native": 0.2}
+    assert flame.longest(root, 2) == [("packets (client/client.py)", 0.5), ("find (b.py)", 0.3)]
+    assert flame.layer_shares(root) == {"gateway": 0.5, "python": 0.3, "native": 0.2}
     assert flame.trimmed(root).name == "loop (loop.c)"
     picture = flame.graph(root, "A <title>")
     assert picture == flame.graph(flame.tree(STACKS), "A <title>")
     said = words(picture)
-    for part in ("A <title>", "packets (broker/client.py): 80.0%", "broker 50%"):
+    for part in ("A <title>", "packets (client/client.py): 80.0%", "gateway 50%"):
         assert part in said
     assert "main" not in said
 
@@ -192,9 +192,13 @@ def test_folded_stacks() -> None:
 @pytest.mark.parametrize(
     ("frame", "name", "layer"),
     [
-        ("Outlet.flush (mqtt_nats/transport/write_buffer.py:3)", "Outlet.flush (outlet.py)", "connection"),
-        ("match (/a/mqtt_nats/pubsub/filter_trie.py)", "match (pubsub/trie.py)", "pubsub"),
-        ("check (/a/mqtt_nats/access/acl.py)", "check (access/acl.py)", "broker"),
+        (
+            "Outlet.flush (mqtt_nats/transport/write_buffer.py:3)",
+            "Outlet.flush (transport/write_buffer.py)",
+            "transport",
+        ),
+        ("match (/a/mqtt_nats/pubsub/filter_trie.py)", "match (pubsub/filter_trie.py)", "pubsub"),
+        ("check (/a/mqtt_nats/access/acl.py)", "check (access/acl.py)", "gateway"),
         ("parse (/a/mqtt_streams/stored.py:1)", "parse (stored.py)", "streams"),
         ("run (asyncio/runners.py)", "run (runners.py)", "python"),
         ("uv_run (core.c)", "uv_run (core.c)", "native"),

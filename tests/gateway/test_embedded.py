@@ -26,7 +26,7 @@ HOLD = """
 import sys
 from pathlib import Path
 import anyio
-from mqtt_nats.embedded import run_server
+from mqtt_nats.gateway.embedded import run_server
 
 async def main():
     async with run_server(Path(sys.argv[1]), 0) as server:

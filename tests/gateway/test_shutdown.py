@@ -11,8 +11,8 @@ from mqtt_nats.gateway.shutdown import run_to_end
 
 DEAF = """
 import asyncio, logging
-from mqtt_nats.config import Settings
-from mqtt_nats.ending import run_to_end
+from mqtt_nats.config.settings import Settings
+from mqtt_nats.gateway.shutdown import run_to_end
 
 async def deaf():
     while True:

@@ -179,7 +179,7 @@ async def test_a_worker_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, 
         return READY
 
     monkeypatch.setattr(worker, "_begin", begin)
-    monkeypatch.setattr("mqtt_nats.workers.AGAIN_FIRST", 0.01)
+    monkeypatch.setattr("mqtt_nats.gateway.supervisor.AGAIN_FIRST", 0.01)
     keeping = asyncio.get_running_loop().create_task(worker.keep())
     await aeventually(lambda: not failures and worker._ready)
     keeping.cancel()

@@ -81,7 +81,7 @@ def ruled(nats_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         found.gateway = Gateway(settings)
         return found.gateway
 
-    monkeypatch.setattr(mqtt_nats.gateway, "Gateway", make)
+    monkeypatch.setattr(mqtt_nats.gateway.gateway, "Gateway", make)
 
     async def main() -> None:
         stop = anyio.Event()
