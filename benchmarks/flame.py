@@ -22,7 +22,7 @@ LAYERS: Final = {
     "python": "#c9ced6",
     "native": "#e3e6ea",
 }
-"""The package of a function (``gateway`` for all that are not named), and its colour, which can be read with dark text."""
+"""The package of a function (``gateway`` for those that are not named), and its colour, readable with dark text."""
 
 LEAST: Final = 0.002
 """Boxes narrower than this part of the whole are left out."""
