@@ -75,6 +75,7 @@ class NatsUsers:
         self._settings = settings
         self._access = access
         self._servers = settings.servers or access.servers
+        self._requires_tls = access.tls is not None or any(urlsplit(url).scheme == "tls" for url in self._servers)
         self._crowd = Crowd(settings.concurrency)
         self._checked: dict[str, float] = {}
         """When bad credentials were refused last, by their form."""
@@ -165,10 +166,10 @@ class NatsUsers:
         host = parts.hostname or ""
         reader, writer = await asyncio.open_connection(host, parts.port or 4222, limit=LINE_MOST)
         try:
-            hello = await reader.readline()
-            if not hello.startswith(b"INFO "):
-                raise ValueError("not a nats-server")
-            if parts.scheme == "tls" or orjson.loads(hello[5:]).get("tls_required"):
+            info = await _greeting(reader)
+            if self._requires_tls or info.get("tls_required"):
+                if not (info.get("tls_required") or info.get("tls_available")):
+                    raise ValueError("nats-server offers no TLS, which a URL or a setting of TLS asks for")
                 context = self._access.tls or ssl.create_default_context()
                 await writer.start_tls(context, server_hostname=self._access.hostname or host)
             options = {"verbose": False, "pedantic": False, "lang": "python", "version": "1", "name": "mqtt-nats login"}
@@ -202,6 +203,25 @@ class NatsUsers:
 
     async def close(self) -> None:
         """Nothing to be closed."""
+
+
+async def _greeting(reader: asyncio.StreamReader) -> dict[str, Any]:
+    """INFO, which is all that comes first: what follows it could be taken for something that is said under TLS.
+
+    Raises:
+        EOFError, ValueError: it is not that.
+    """
+    data = b""
+    while b"\n" not in data:
+        more = await reader.read(LINE_MOST)
+        data += more
+        if not more or len(data) > LINE_MOST:
+            raise EOFError
+    line, _, rest = data.partition(b"\n")
+    info = orjson.loads(line[5:]) if line.startswith(b"INFO ") and not rest else None
+    if not isinstance(info, dict):
+        raise ValueError("not a nats-server")
+    return info
 
 
 async def _pong(reader: asyncio.StreamReader) -> None:

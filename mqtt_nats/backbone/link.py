@@ -314,15 +314,17 @@ class Link(Client):
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         """Note which servers there are: nats-py would keep them for ever. Without the TLS that is wanted, no login."""
-        if initial_connection and self.options.get("tls") is not None and not info.get("tls_required"):
-            if not info.get("tls_available"):
+        if initial_connection and (self.options.get("tls") is not None or info.get("tls_required")):
+            if not (info.get("tls_required") or info.get("tls_available")):
                 raise NatsError("the server offers no TLS, which tls:// or a nats_tls_* setting asks for")
+            reader: Any = getattr(self._transport, "_io_reader", None)
+            if reader is not None and reader._buffer:  # it would be taken for something that was said under TLS
+                raise NatsError("the server goes on after INFO, before TLS")
             self._server_info["tls_required"] = True
         if self.known is not None and info.get("connect_urls"):
             self.known.announced(info["connect_urls"])
-        await super()._process_info(
-            {name: value for name, value in info.items() if name != "connect_urls"}, initial_connection
-        )
+        others = {name: value for name, value in info.items() if name != "connect_urls"}
+        await super()._process_info(others, initial_connection)
 
     async def _process_connect_init(self) -> None:
         """Take over the transport in the same step in which nats-py has it connected: nothing may go past us."""
@@ -362,15 +364,15 @@ class Link(Client):
         if (peer := raw.get_extra_info("peername")) is not None:
             unpace(raw.get_extra_info("socket"), peer[0])
         raw.set_write_buffer_limits(WRITE_HIGH_WATER, WRITE_LOW_WATER)
-        early = bytes(reader._buffer)
-        reader._buffer.clear()
+        early: bytearray = reader._buffer
         self.wire = wire
         self.writable = True
         if self._foreign is None:
             self._foreign = asyncio.Queue()
             self._foreign_task = asyncio.create_task(self._pump_foreign(self._foreign), name="nats-py messages")
         if early:
-            wire.data_received(early)
+            wire.data_received(bytes(early))
+            early.clear()
         if not raw.is_reading():
             raw.resume_reading()
 

@@ -83,6 +83,11 @@ class AccountSettings(BaseModel):
             raise ValueError("nats_tls_cert and nats_tls_key need each other")
         return self
 
+    def requires_tls(self, urls: tuple[str, ...]) -> bool:
+        """Whether nothing is said to nats-server without TLS: a setting of TLS, or one of its URLs, asks for that."""
+        given = (self.nats_tls_ca, self.nats_tls_cert, self.nats_tls_hostname)
+        return any(one is not None for one in given) or any(urlsplit(url).scheme == "tls" for url in urls)
+
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         """Keep what a NATS URL may hold before its ``@`` out of ``repr``."""
         for name, value in super().__repr_args__():
@@ -96,14 +101,22 @@ class TenantSettings(AccountSettings):
 
     nats: Urls | None = Field(default=None, description="URLs of the nats-servers; unset: those of the gateway.")
 
-    def over(self, general: AccountSettings) -> dict[str, Any]:
+    def over(self, general: AccountSettings, urls: tuple[str, ...]) -> dict[str, Any]:
         """What it changes of the gateway's settings: whom NATS takes the gateway for is its own affair.
 
-        Where nats-server is, and by what it is known, is as for the gateway unless it says otherwise.
+        Where nats-server is, by what it is known, and whether TLS is required, is as for the gateway unless it says
+        otherwise.
+
+        Args:
+            urls: of the gateway's nats-servers.
         """
         changes = {name: getattr(self, name) for name in AccountSettings.model_fields}
         if self.nats_tls_ca is None:
             changes["nats_tls_ca"] = general.nats_tls_ca
         if self.nats_tls_hostname is None and self.nats is None:
             changes["nats_tls_hostname"] = general.nats_tls_hostname
-        return changes if self.nats is None else changes | {"nats": self.nats}
+        if self.nats is not None:
+            return changes | {"nats": self.nats}
+        if general.requires_tls(urls):  # perhaps by a certificate, which is the gateway's own
+            changes["nats"] = tuple(f"tls://{url.partition('://')[2]}" for url in urls)
+        return changes

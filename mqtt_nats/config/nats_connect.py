@@ -90,8 +90,7 @@ def nats_access(settings: Settings) -> NatsAccess:
 
 
 def _tls(settings: Settings) -> ssl.SSLContext | None:
-    secure = any(url.startswith("tls://") for url in settings.nats)
-    if not secure and settings.nats_tls_ca is None and settings.nats_tls_cert is None:
+    if not settings.requires_tls(settings.nats):
         return None
     try:
         context = ssl.create_default_context(cafile=None if settings.nats_tls_ca is None else str(settings.nats_tls_ca))

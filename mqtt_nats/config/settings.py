@@ -294,7 +294,7 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, AccountSettings, Bas
 
     def of(self, tenant: str) -> Self:
         """What holds for a tenant."""
-        return self.model_copy(update=self.tenants[tenant].over(self)) if tenant else self
+        return self.model_copy(update=self.tenants[tenant].over(self, self.nats)) if tenant else self
 
     @property
     def listen_address(self) -> tuple[str, int]:

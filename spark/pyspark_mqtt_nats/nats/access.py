@@ -104,8 +104,9 @@ class Access:
 
     @property
     def wants_tls(self) -> bool:
-        """Whether an option of TLS was given: then nothing is said in the clear."""
-        return self.tls_first or any(option is not None for option in (self.tls_ca, self.tls_cert, self.tls_hostname))
+        """Whether an option of TLS, or a server with `tls://`, was given: then nothing is said in the clear."""
+        given = (self.tls_ca, self.tls_cert, self.tls_hostname)
+        return self.tls_first or any(one is not None for one in given) or any(one.tls for one in self.servers)
 
     @property
     def login(self) -> str:

@@ -111,7 +111,7 @@ class _Attempt:
             wire = self._secure(plain)
             return wire, self._under_tls(wire)
         rest = self._read_info(plain)
-        if not (self.server.tls or access.wants_tls or self.info.get("tls_required")):
+        if not (access.wants_tls or self.info.get("tls_required")):
             return plain, self._log_in(plain, rest)
         if rest.startswith(b"-ERR"):
             raise self._turned_away(rest)
