@@ -14,12 +14,11 @@ from mqtt_nats.hooks.chain import Continue
 from mqtt_nats.hooks.events import ClientView, Drop, Published, Publishing, Subscribing, Unsubscribing, Wanted
 from mqtt_nats.hooks.points import CLIENT_SUBSCRIBE, CLIENT_UNSUBSCRIBE, MESSAGE_PUBLISH
 from mqtt_nats.plugins.base import Options, Plugin
-from mqtt_nats.plugins.names import filled
+from mqtt_nats.plugins.names import GROUP, filled
 
 PRIORITY = 100
 """Others see topics as they are afterwards."""
 
-_GROUP = re.compile(r"\$(\d)")
 _SHARED = "$share/"
 
 
@@ -46,7 +45,7 @@ class Rule(BaseModel):
             groups = re.compile(self.regex).groups
         except re.error as error:
             raise ValueError(f"regex: {error}") from None
-        missing = [number for number in _GROUP.findall(self.to) if not 1 <= int(number) <= groups]
+        missing = [number for number in GROUP.findall(self.to) if not 1 <= int(number) <= groups]
         if missing:
             raise ValueError(f"to: ${missing[0]} is no group of the regular expression")
         return self
@@ -56,10 +55,7 @@ class Rule(BaseModel):
         if not topic or not matches(self.filter, topic):
             return None
         found = re.fullmatch(self.regex, topic)
-        text = filled(self.to, client) if found is not None else None
-        if found is None or text is None:
-            return None
-        return _GROUP.sub(lambda group: found[int(group[1])] or "", text)
+        return None if found is None else filled(self.to, client, found)
 
 
 class RewriteOptions(Options):

@@ -65,9 +65,31 @@ def test_names_that_would_mean_more_are_not_put_in(name: str) -> None:
 
 def test_names_that_look_like_placeholders_are_names() -> None:
     assert filled("%c-%u", view("%u", "%c")) == "%u-%c"
-    rule = [{"filter": "#", "regex": "(.*)", "to": "%c/$1"}]
+    assert filled("$1/%c", view("$")) is None
+    assert filled("$1/%c", view("c$1")) == "$1/c$1"
+
+
+@pytest.mark.parametrize("name", ["a$1", "a$0", "x$7", "x$9$9", "a%c", "a%u$1"])
+def test_a_name_with_a_placeholder_in_it_is_a_name(name: str) -> None:
+    """Nor does a part of the topic become a name; the topic has as many levels as the rule says."""
+    rule = [{"filter": "#", "regex": "(.*)/(x)?(.*)", "to": "%c/%u/$1$2/$3"}]
     rules = list(RewriteOptions.model_validate({"rules": rule}).rules)
-    assert rewritten(rules, "a", view("x$1")) in ("xa/a", "x$1/a")
+    assert rewritten(rules, "b/c", view(name, name)) == f"{name}/{name}/b/c"
+    assert rewritten(rules, "%u$3/%c", view(name, name)) == f"{name}/{name}/%u$3/%c"
+
+
+async def test_clients_whose_names_look_like_placeholders(start: Start) -> None:
+    """They are served, and each has its own topics."""
+    inside = start({"rewrite": {"rules": [{"filter": "own/#", "regex": "own/(.*)", "to": "of/%c/$1"}]}})
+    for name in ("x$7", "a$1", "a$0"):
+        async with (
+            await RawClient.connect(inside.port, name) as old,
+            await RawClient5.connect5(inside.port, f"{name}5") as new,
+        ):
+            for client, own in ((old, name), (new, f"{name}5")):
+                assert await client.subscribe("own/+/+", qos=1) == (1,)
+                client.publish("own/b/secret", b"x")
+                await client.receive(f"of/{own}/b/secret", b"x")
 
 
 @pytest.mark.parametrize(
