@@ -14,9 +14,9 @@ from mqtt_nats.hooks.calls import dropped
 from mqtt_nats.hooks.chain import HookFailed
 from mqtt_nats.hooks.events import Authorizing, ClientView
 from mqtt_nats.hooks.points import CLIENT_AUTHORIZE
-from mqtt_nats.lifecycle.will import drop_will
+from mqtt_nats.lifecycle.will import drop_will, may_leave
 from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED
-from mqtt_streams.subjects import subject_to_filter, subject_to_topic
+from mqtt_streams.subjects import subject_to_filter
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
@@ -180,10 +180,8 @@ def _check(client: Client) -> None:
     if guard is None:
         return
     will = client.will
-    if will is not None:
-        topic = subject_to_topic(will.subject).encode()
-        if not guard.may_publish(len(topic).to_bytes(2) + topic, will.qos, will.retain):
-            drop_will(client)
+    if will is not None and not may_leave(client, will):
+        drop_will(client)
     denied = denied_subscriptions(client)
     if not denied:
         return

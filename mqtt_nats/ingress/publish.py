@@ -53,6 +53,9 @@ ANSWERED: Final = frozenset(
 
 RETAIN_LINE: Final = b"Nmqtt-Retain:1\r\n"
 
+ANSWER_LINE: Final = b"Nmqtt-Answer:1\r\n"
+"""In the record of a publish: NATS clients may answer on its Response Topic. Its publisher may publish there."""
+
 ANSWERS: Final = f"{REPLY_LEVEL}/".encode()
 """Beginning of the topics on which NATS clients are answered."""
 
@@ -63,6 +66,7 @@ OF_RECORD: Final = (
     b"Nmqtt-Epoch:",
     b"Nmqtt-Id:",
     b"Nmqtt-Client:",
+    b"Nmqtt-Answer:",
     b"Nats-",
 )
 """Beginnings of the header lines of a held publish that are not its properties."""
@@ -88,6 +92,11 @@ class Extras(NamedTuple):
     def stay(self) -> bytes:
         """Header line for the copy in `$MQTT_msgs` [MQTT-4.3.3-7] (5.0); empty without an expiry."""
         return b"Nats-TTL:%ds\r\n" % (self.expiry + STAY) if self.expiry >= 0 else b""
+
+    @property
+    def recorded(self) -> bytes:
+        """Header lines for a record from which the message is published later, maybe by another gateway."""
+        return self.lines + ANSWER_LINE if self.reply else self.lines
 
 
 def extras(properties: Properties, reply: bytes = b"") -> Extras | None:

@@ -256,7 +256,7 @@ class Inbound:
     def hold(self, client: Client, operation: HoldOp, route: Route, payload: bytes) -> None:
         """Store the publish until its PUBREL."""
         held = operation.held
-        lines = client.sender_header + (held.more.lines if held.more is not None else b"")
+        lines = client.sender_header + (held.more.recorded if held.more is not None else b"")
         if route.origin != route.subject:
             lines = b"Nmqtt-Mapped:%b\r\n%b" % (route.origin.encode(), lines)
         headers = held_block(route.subject.encode(), 5 if held.retain else 4, client.epoch, held.message_id, lines)
@@ -423,7 +423,7 @@ class Inbound:
             return
         held.more = restored(record.headers, record.time_ns / 1e9)
         if held.more is not None:
-            held.more = broker.replying.addressed(held.more, client)
+            held.more = broker.replying.addressed(held.more, record.headers)
         self._release(client, held, receipt)
 
     async def _retain_again(self, client: Client, held: HeldPublish, record: Held, operation: Op) -> None:

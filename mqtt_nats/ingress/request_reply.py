@@ -30,7 +30,7 @@ from mqtt_nats.codec import (
 )
 from mqtt_nats.codec.properties import place, read_properties
 from mqtt_nats.codec.wire import Reader
-from mqtt_nats.ingress.publish import ANSWERS, HEADERS, Extras, bound, extras, may_answer, message
+from mqtt_nats.ingress.publish import ANSWER_LINE, ANSWERS, HEADERS, Extras, bound, extras, message
 from mqtt_nats.ingress.receipts import Receipt
 from mqtt_nats.messages.headers import is_status
 from mqtt_nats.messages.message import Message, Rich
@@ -307,14 +307,18 @@ class Replying:
         token = self._questions.issue(Question(route.asked, correlation), size, self._broker.clock.now)
         return b"%b%b " % (self._prefix, token)
 
-    def addressed(self, more: Extras, client: Client | None = None) -> Extras:
-        """The properties of a publish that was held by another connection, with a reply subject where they need one.
+    def addressed(self, more: Extras, record: bytes) -> Extras:
+        """The properties of a publish that comes from a record, with a reply subject where they need one.
 
-        None is given where ``client`` may not publish to the Response Topic itself.
+        None is given where the record does not say that the publisher may be answered: that was decided when it
+        published, by the rules of its connection.
+
+        Args:
+            record: the headers of the record.
         """
         properties = _decoded(more.body)
         topic = properties.get("response_topic")
-        if topic is None or (client is not None and not may_answer(client, topic)):
+        if topic is None or b"\r\n" + ANSWER_LINE not in record:
             return more
         try:
             return more._replace(reply=self.reply_subject(topic, properties.get("correlation_data"), 2))

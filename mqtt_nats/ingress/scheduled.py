@@ -49,7 +49,7 @@ def schedule(broker: Broker, taken: Taken, at: float, operation: Op) -> None:
     if taken.retain:
         pairs.append((block.RETAIN, "1"))
     key = taken.identity.decode()
-    lines = taken.sender + (taken.more.lines if taken.more is not None else b"")
+    lines = taken.sender + (taken.more.recorded if taken.more is not None else b"")
     headers = schedule_block(MESSAGE, key, at, 0, pairs)[: -len(block.END)] + lines + block.END
     counting: Counting = operation  # type: ignore[assignment]
     counting.left += 1
@@ -71,7 +71,7 @@ async def message_due(broker: Broker, timer: FiredTimer) -> None:
     kept = b"".join(line for line in lines if not line.startswith(b"Nmqtt-Retain:"))
     more = restored(block.START + kept + block.END, natstime.now())
     if more is not None:
-        more = broker.replying.addressed(more)
+        more = broker.replying.addressed(more, timer.headers)
     retained = block.get(timer.headers, block.RETAIN) is not None
     if qos:
         if await _published(broker, timer, route.subject, release):

@@ -13,15 +13,16 @@ import asyncio
 import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from mqtt_nats.backbone.pending import Future, Op, Silent, TooLarge, sequence
 from mqtt_nats.backbone.retry import PAUSE
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import NotAuthorized, PacketTooLarge, QuotaExceeded, Will
-from mqtt_nats.ingress.publish import HEADERS, may_answer, restored
+from mqtt_nats.ingress.publish import ANSWER_LINE, HEADERS, may_answer, restored
 from mqtt_nats.ingress.server_publish import inject, sender_line
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.headers import END, START
+from mqtt_streams.headers import END, REPLY, START, get
 from mqtt_streams.properties import header_lines
 from mqtt_streams.sessions import NewerRecord, PoisonedRecord
 from mqtt_streams.subjects import subject_to_topic
@@ -72,6 +73,9 @@ async def keep_will(client: Client, will: Will) -> None:
     broker = client.broker
     route = check_will(client, will)
     properties = will.properties or {}
+    lines = header_lines(properties)
+    if "response_topic" in properties:
+        lines += ANSWER_LINE  # else it had been refused
     found = StoredWill(
         broker.identity,
         client.hash,
@@ -81,12 +85,12 @@ async def keep_will(client: Client, will: Will) -> None:
         will.qos,
         will.retain,
         route.origin,
-        client.sender_header + header_lines(properties),  # [MQTT-3.1.3-10] (5.0)
+        client.sender_header + lines,  # [MQTT-3.1.3-10] (5.0)
         will.payload,
     )
     subject = route.origin.encode()
     headers = will_block(subject, found.qos, found.retain, found.epoch, found.delay, found.lines)
-    operation = KeepOp(client, found, route)
+    operation = KeepOp(client, found)
     broker.store.put(b"HPUB %b " % will_subject(found.gateway, client.hash).encode(), headers, will.payload, operation)
     broker.link.kick()
     await operation.done
@@ -95,24 +99,32 @@ async def keep_will(client: Client, will: Will) -> None:
 class KeepOp(Future):
     """The store of a will, which may be stored after its connection has ended: nobody deals with it then."""
 
-    __slots__ = ("client", "guard", "route", "will")
+    __slots__ = ("client", "guard", "will")
 
-    def __init__(self, client: Client, will: StoredWill, route: Route) -> None:
+    def __init__(self, client: Client, will: StoredWill) -> None:
         super().__init__()
         self.client = client
         self.will = will
-        self.route = route
         self.guard = client.guarded
 
     def stored(self, ack: bytes) -> None:
         """It is the connection's, if that is still there, and the rules have not changed meanwhile."""
         client, will = self.client, self.will
         client.will = will._replace(seq=sequence(ack))
-        other = client.guarded if client.guarded is not self.guard else None
-        denied = other is not None and not other.may_publish(self.route.asked, will.qos, will.retain)
-        if denied or not client.alive:
+        if not client.alive or (client.guarded is not self.guard and not may_leave(client, will)):
             drop_will(client)
         super().stored(ack)
+
+
+def may_leave(client: Client, will: StoredWill) -> bool:
+    """Whether the rules of now permit a stored will: its message, and answers on its response topic."""
+    if client.guarded is None:
+        return True
+    topic = subject_to_topic(will.subject).encode()
+    if not client.guarded.may_publish(len(topic).to_bytes(2) + topic, will.qos, will.retain):
+        return False
+    answers = get(START + will.lines + END, REPLY)
+    return answers is None or may_answer(client, unquote(answers))
 
 
 def drop_will(client: Client) -> Done | None:
@@ -284,7 +296,7 @@ def _publish(broker: Broker, will: StoredWill, then: Done | None) -> None:
     route = broker.table.route_to(will.subject.encode())
     more = restored(b"%b%b%b" % (START, will.lines, END), natstime.now())
     if more is not None:
-        more = broker.replying.addressed(more)
+        more = broker.replying.addressed(more, START + will.lines)
     operation = WillOp(broker, will, then)
     try:
         if route is None:
