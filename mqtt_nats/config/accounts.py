@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
@@ -11,9 +12,12 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_settings import NoDecode
 
 from mqtt_nats.base.config_files import without_userinfo
+from mqtt_nats.base.limit_settings import Names
 from mqtt_nats.pubsub.subject_mapping import parse_mappings
+from mqtt_streams.subjects import RESERVED_ROOTS
 
 _URL_SCHEMES = ("nats", "tls")  # the data path is not for WebSocket
+_PREFIX = re.compile(r"[^\s.*>]+(\.[^\s.*>]+)*")
 
 
 def _split_urls(value: Any) -> Any:
@@ -38,6 +42,16 @@ def _split_urls(value: Any) -> Any:
 def _check_mappings(value: dict[str, str]) -> dict[str, str]:
     parse_mappings(value)
     return value
+
+
+def _check_prefixes(values: tuple[str, ...]) -> tuple[str, ...]:
+    for value in values:
+        if not _PREFIX.fullmatch(value) or value.partition(".")[0] in RESERVED_ROOTS:
+            raise ValueError(
+                f"{value!r} is no beginning of replies: expected tokens of a subject such as `_INBOX_app`, without "
+                "wildcards, and nothing that belongs to NATS or the gateways"
+            )
+    return values
 
 
 Urls = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_urls), Field(min_length=1)]
@@ -68,6 +82,13 @@ class AccountSettings(BaseModel):
         default={},
         description="The subject mappings of the NATS account, as nats-server has them: `old.*` to "
         "`new.{{wildcard(1)}}`. Where several fit, the first counts.",
+    )
+
+    reply_prefixes: Annotated[Names, AfterValidator(_check_prefixes)] = Field(
+        default=(),
+        description="First tokens of the subjects, beside `_INBOX`, on which NATS clients of the account wait for "
+        "replies, such as `_INBOX_app`: MQTT clients answer there whatever their rules say. Every other reply subject "
+        "is a topic, on which only those answer who may publish to it.",
     )
 
     @model_validator(mode="after")
@@ -117,6 +138,6 @@ class TenantSettings(AccountSettings):
             changes["nats_tls_hostname"] = general.nats_tls_hostname
         if self.nats is not None:
             return changes | {"nats": self.nats}
-        if general.requires_tls(urls):  # perhaps by a certificate, which is the gateway's own
+        if general.nats_tls_cert is not None:  # it is the gateway's own; that it requires TLS is not
             changes["nats"] = tuple(f"tls://{url.partition('://')[2]}" for url in urls)
         return changes

@@ -36,7 +36,7 @@ from mqtt_nats.messages.headers import is_status
 from mqtt_nats.messages.message import Message, Rich
 from mqtt_nats.messages.properties import RESPONSE_TOPIC, SHOWN_MOST, from_headers
 from mqtt_nats.protocol.qos2_receiver import Action
-from mqtt_streams.subjects import MAX_SUBJECT_BYTES, RESERVED_ROOTS
+from mqtt_streams.subjects import MAX_SUBJECT_BYTES, RESERVED_ROOTS, wire_topic
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
@@ -76,6 +76,9 @@ class Request(NamedTuple):
     topic: str
     filter: str
     """The filter through which it came."""
+    asked: bytes
+    """The reply subject as a topic, as it stands in a PUBLISH packet: who answers has to be permitted to publish
+    there. Empty for an inbox, which is no topic."""
 
 
 class Question(NamedTuple):
@@ -159,6 +162,8 @@ class Replying:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        own = broker.settings.reply_prefixes
+        self._inboxes = (*INBOXES, *(f"{prefix}.".encode() for prefix in own))
         self._requests: Tokens[Request] = Tokens()
         self._questions: Tokens[Question] = Tokens()
         self._prefix = b"_INBOX." + secrets.token_hex(11).encode() + b"."
@@ -182,8 +187,15 @@ class Replying:
         """
         if b"\r\nNmqtt-Reply:" in headers or not _answerable(reply):
             return b""
-        request = Request(reply, route.topic, found.text)
-        size = ENTRY_BYTES + len(reply) + len(route.key) + len(found.text)
+        asked = b""
+        if not reply.startswith(self._inboxes):
+            name = wire_topic(reply)
+            if name is None:  # rules cannot be asked about it
+                return b""
+            encoded = name.encode()
+            asked = len(encoded).to_bytes(2, "big") + encoded
+        request = Request(reply, route.topic, found.text, asked)
+        size = ENTRY_BYTES + len(reply) + len(asked) + len(route.key) + len(found.text)
         token = self._requests.issue(request, size, self._broker.clock.now)
         topic = ANSWERS + token
         return RESPONSE_TOPIC + len(topic).to_bytes(2, "big") + topic
@@ -200,7 +212,8 @@ class Replying:
         PUBREL only frees the packet identifier.
 
         Raises:
-            NotAuthorized: the request is not known any more, or was not for this client.
+            NotAuthorized: the request is not known any more, or was not for this client, or its reply subject is a
+                topic that this client may not publish to.
             PacketTooLarge: NATS would not take the answer.
         """
         broker = self._broker
@@ -208,11 +221,8 @@ class Replying:
         qos, identifier = packet.qos, packet.packet_id
         if packet.retain:
             raise NotAuthorized("an answer to a NATS client cannot be retained")
-        request = self._requests.find(token, broker.clock.now)
-        if request is None or not _receives(client, request):
-            if qos:
-                raise NotAuthorized("the request was not for this client, or can no longer be answered")
-            log.debug("%s: nobody waits for its answer", client)
+        request = self._request(client, token, qos)
+        if request is None:
             return
         size = HEADERS + len(client.sender_header) + len(packet.payload) + (len(more.lines) if more is not None else 0)
         if size > broker.store.max_payload:
@@ -242,6 +252,24 @@ class Replying:
             client.receipts.append(receipt)
             self._confirm(Unconfirmed(receipt, held, broker.link.wire))
             bound(client)
+
+    def _request(self, client: Client, token: bytes, qos: int) -> Request | None:
+        """What a client answers; None: the answer is dropped, as it comes too late or is not permitted.
+
+        Raises:
+            NotAuthorized: so it is, and the client can be told.
+        """
+        request = self._requests.find(token, self._broker.clock.now)
+        if request is None or not _receives(client, request):
+            if qos:
+                raise NotAuthorized("the request was not for this client, or can no longer be answered")
+            log.debug("%s: nobody waits for its answer", client)
+            return None
+        if request.asked and client.guarded is not None and not client.guarded.may_publish(request.asked, qos, False):
+            if qos:
+                raise NotAuthorized("the request wants to be answered on a topic that is not permitted")
+            return None
+        return request
 
     def _send(self, client: Client, request: Request, packet: Publish, more: Extras | None) -> None:
         payload = packet.payload
