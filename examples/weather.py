@@ -64,6 +64,8 @@ class Stack:
     """nats-server and a gateway, started by ``mqtt-nats serve --embedded``; they end with the ``with`` block."""
 
     def __init__(self, directory: Path) -> None:
+        self.nkey = directory / "nats.nk"
+        """The login at nats-server, which is made by its first start."""
         command = [sys.executable, "-m", "mqtt_nats", "serve", "--embedded", "--embedded-port", "0"]
         self._process = subprocess.Popen(
             [*command, "--listen", "127.0.0.1:0", "--data", str(directory)],
@@ -133,12 +135,12 @@ def publish(address: str, source: Iterator[Reading]) -> int:
     return sent
 
 
-def aggregate(nats: str, directory: Path) -> list[Daily]:
+def aggregate(nats: str, nkey: Path, directory: Path) -> list[Daily]:
     """Run the job ``aggregate`` over the stored messages and read its output."""
     import pyarrow.parquet as parquet
 
     output = directory / "daily"
-    command = [sys.executable, "-m", "mqtt_nats", "spark", "aggregate", "--servers", nats]
+    command = [sys.executable, "-m", "mqtt_nats", "spark", "aggregate", "--servers", nats, "--nkey", str(nkey)]
     command += ["--topics", "weather/#", "--field", "value", "--time-field", "time", "--window", "1 day"]
     subprocess.run([*command, "--output", str(output)], check=True)
     rows = parquet.read_table(output).to_pylist()
@@ -179,7 +181,7 @@ def main(arguments: list[str] | None = None) -> None:
         count = publish(stack.mqtt, readings())
         took = time.monotonic() - begun
         print(f"{count:,} readings published and acknowledged at QoS 1 in {took:.1f} s", flush=True)
-        figures = aggregate(stack.nats, Path(name))
+        figures = aggregate(stack.nats, stack.nkey, Path(name))
     write(figures, options.output)
     show(figures, options.days)
     print(f"all of them: {options.output}")

@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import os
+import shlex
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -26,6 +27,7 @@ from mqtt_nats.base.errors import StartupError, first_error
 from mqtt_nats.base.limit_settings import ClientLimits
 from mqtt_nats.base.logs import configure
 from mqtt_nats.config.build_info import build
+from mqtt_nats.config.embedded_login import CONTEXT, find_login, logged_in, seed_for
 from mqtt_nats.config.process_limits import complete, say, warn_of_few
 from mqtt_nats.config.settings import ENV_PREFIX, Settings, env_name, flag_name, has_flag
 from mqtt_nats.ctl.group import Ctl
@@ -179,11 +181,11 @@ def passwd(file: Path, user: str, stdin: bool, delete: bool, scram: bool, tenant
 
 @command.group(cls=Ctl)
 @click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help=f"TOML file. [{ENV_PREFIX}CONFIG]")
-@_setting_options(*(name for name in Settings.model_fields if name == "nats" or name.startswith("nats_")))
+@_setting_options(*(name for name in Settings.model_fields if name == "nats" or name.startswith("nats_")), "data")
 @click.pass_context
 def ctl(context: click.Context, /, config: Path | None, **flags: Any) -> None:
     """Look at running gateways and what they have stored, and change it, from any machine that reaches NATS."""
-    context.obj = Settings.load(flags, config)
+    context.obj = find_login(Settings.load(flags, config))
     logging.basicConfig(level=logging.ERROR, format="%(message)s", stream=sys.stderr)
 
 
@@ -193,7 +195,7 @@ def spark(arguments: tuple[str, ...]) -> None:
     """Run a job of Spark over stored messages: archive, aggregate, replay, report. JOB --help says more."""
     from pyspark_mqtt_nats.jobs.commands import main as run_job  # not needed by gateways
 
-    run_job(list(arguments), "mqtt-nats spark")
+    run_job(list(arguments), "mqtt-nats spark", partial(seed_for, Path(os.environ.get(env_name("data"), "data"))))
 
 
 @command.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
@@ -279,15 +281,23 @@ async def run(settings: Settings) -> None:
 async def _with_server(settings: Settings) -> AsyncIterator[Settings]:
     """Run the embedded nats-server where it is asked for; yields settings with the URLs to use."""
     if not settings.embedded:
-        yield settings
+        yield find_login(settings)
         return
     async with (
         run_server(settings.data, settings.embedded_port) as server,
         anyio.create_task_group() as group,
     ):
         group.start_soon(server.watch)
-        yield settings.model_copy(update={"nats": (server.url,)})
+        yield settings.model_copy(update=logged_in(server.url, server.login))
         group.cancel_scope.cancel()
+
+
+def _nats_commands(settings: Settings) -> list[str]:
+    """How the nats CLI shows what is stored."""
+    if seed_for(settings.data, settings.nats) != settings.nats_nkey or settings.nats_nkey is None:
+        return [f"nats --server {settings.nats_display} stream ls -a"]
+    context = shlex.quote(str((settings.data / CONTEXT).resolve()))
+    return [f"export NATS_CONTEXT={context}", "nats stream ls -a"]
 
 
 def _announce(settings: Settings, addresses: list[Bound]) -> None:
@@ -311,6 +321,6 @@ def _announce(settings: Settings, addresses: list[Bound]) -> None:
             "Try in other terminals:",
             f"  mosquitto_sub {client} -t 'home/#' -v",
             f"  mosquitto_pub {client} -t home/kitchen -q 1 -m 21.5",
-            f"  nats --server {settings.nats_display} stream ls -a",
+            *(f"  {command}" for command in _nats_commands(settings)),
         ]
     say("\n".join(lines), until_left=False)

@@ -148,7 +148,7 @@ def test_embedded_ctrl_c_leaves_nothing_running(tmp_path: Path, gateway_factory:
     commands = [line.strip() for line in gateway.log.partition("Try ")[2].splitlines()[1:] if line.strip()]
     assert len(commands) >= 3
     assert f"-p {gateway.port}" in commands[0]
-    assert gateway.nats_url in commands[2]
+    assert commands[2:] == [f"export NATS_CONTEXT={(tmp_path / 'data').resolve()}/nats.json", "nats stream ls -a"]
     children = psutil.Process(gateway.pid).children(recursive=True)
     assert [child.name() for child in children] == ["nats-server"]
     gateway.process.interrupt()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import GatewayFactory
-from tests.harness.nats import ROOT, NatsServer
+from tests.harness.nats import ROOT
 from tests.harness.shell import BUILD_WAIT, Shell, find_nats_cli, need
 from tests.harness.waiting import eventually
 
@@ -30,8 +30,13 @@ def nats_cli() -> str:
 
 
 @pytest.fixture
-def shell(nats_server: NatsServer, gateway_factory: GatewayFactory, tmp_path: Path) -> Iterator[Shell]:
-    shell = Shell({1883: gateway_factory(nats_server).port}, nats_server.url, tmp_path)
+def shell(gateway_factory: GatewayFactory, tmp_path: Path) -> Iterator[Shell]:
+    """Terminals in a directory in which `make run` has started the gateway and its nats-server."""
+    data = tmp_path / "data"
+    gateway = gateway_factory("", "--embedded", "--embedded-port", "0", "--data", str(data))
+    (export,) = shell_lines("export ")
+    name, _, value = export.removeprefix("export ").partition("=")
+    shell = Shell({1883: gateway.port}, gateway.nats_url, tmp_path, {name: value.replace("$PWD", str(tmp_path))})
     yield shell
     shell.close()
 
@@ -90,13 +95,13 @@ def test_nats_tour(shell: Shell, nats_cli: str, monkeypatch: pytest.MonkeyPatch)
     assert "$MQTT.rmsgs.home.door" in shell.run_on_terminal(view_retained)
 
 
-def test_python_publisher(shell: Shell) -> None:
+def test_python_publisher(shell: Shell, tmp_path: Path) -> None:
     need("mosquitto_sub")
     (program,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     assert "nats://127.0.0.1:4222" in program
     shell.run("mosquitto_sub -p 1883 -i python -c -q 1 -t home/lamp -E")
     program = program.replace("nats://127.0.0.1:4222", shell.nats_url)
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=30, cwd=tmp_path)
     assert shell.run("mosquitto_sub -p 1883 -i python -c -q 1 -t home/lamp -C 1") == "off\n"
 
 

@@ -33,7 +33,7 @@ async def connect_link(
         StartupError: one line that says what is wrong.
     """
     urls = settings.nats_display
-    refused = f"nats-server at {urls} refuses the credentials: check the nats_* settings"
+    refused = f"nats-server at {urls} refuses the credentials: check the nats_* settings (of an embedded one: --data)"
     try:
         return await open_link(
             nats_options(settings), name=name, no_echo=no_echo, on_online=on_online, on_offline=on_offline

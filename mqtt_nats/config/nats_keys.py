@@ -25,7 +25,7 @@ def nkey_file(path: Path) -> str:
     Raises:
         StartupError: it does not.
     """
-    if not _is_seed(_read("nats_nkey", path).strip()):
+    if not is_seed(_read("nats_nkey", path).strip()):
         raise StartupError(
             f"nats_nkey: {path} does not hold the seed of a user's nkey, which begins with SU: give the file that "
             "`nk -gen user` has written"
@@ -61,7 +61,7 @@ def _creds(path: Path) -> tuple[bytes, bytes]:
     """The user's JWT and seed."""
     lines = _read("nats_creds", path).splitlines()
     jwt, seed = _behind(lines, _JWT).strip(), _behind(lines, _SEED).strip()
-    if not jwt or not _is_seed(seed):
+    if not jwt or not is_seed(seed):
         lacks = "the seed of a user" if jwt else "a NATS USER JWT"
         raise StartupError(
             f"nats_creds: {path} is not a credentials file, it needs {lacks}: give the file that "
@@ -84,7 +84,8 @@ def _behind(lines: list[bytes], heading: bytes) -> bytes:
     return next((after for line, after in pairwise(lines) if heading in line), b"")
 
 
-def _is_seed(seed: bytes) -> bool:
+def is_seed(seed: bytes) -> bool:
+    """Whether this is the seed of a user's nkey."""
     try:
         raw = b32decode(seed + b"=" * (-len(seed) % 8))
     except ValueError:

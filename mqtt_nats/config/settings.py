@@ -91,7 +91,9 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, AccountSettings, Bas
     embedded_port: int = Field(
         default=4222, ge=0, le=65535, description="Port of the embedded nats-server on 127.0.0.1; 0 takes a free one."
     )
-    data: Path = Field(default=Path("data"), description="Directory for the data of the embedded nats-server.")
+    data: Path = Field(
+        default=Path("data"), description="Directory for the data of the embedded nats-server, and the login there."
+    )
 
     session_expiry_interval: Annotated[int | None, BeforeValidator(_never_is_none)] = Field(
         default=7200,

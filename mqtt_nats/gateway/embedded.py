@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A nats-server process that belongs to the gateway: started, watched and stopped with it.
 
+Nobody gets in without the nkey of the data directory (:mod:`mqtt_nats.config.embedded_login`).
+
 The gateway holds a lock on the data directory, and nats-server inherits it: as long as one of the
 two lives, no other gateway can open the directory. On Linux the kernel stops nats-server when the
 gateway is killed. Elsewhere it outlives a kill -9, and the next start says so.
@@ -19,12 +21,13 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, BinaryIO, Final
 from urllib.parse import urlsplit
 
 import anyio
 
 from mqtt_nats.base.errors import StartupError
+from mqtt_nats.config.embedded_login import PRIVATE, Login, make_login, write_context, write_private
 
 HOST: Final = "127.0.0.1"
 
@@ -61,11 +64,12 @@ def find_configuration() -> Path:
 class EmbeddedServer:
     """A running nats-server. ``run_server`` makes it."""
 
-    def __init__(self, process: asyncio.subprocess.Process, port: int, log: Path) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, port: int, log: Path, login: Login) -> None:
         self._process = process
         self._log = log
         self.port: Final = port
         self.url: Final = f"nats://{HOST}:{port}"
+        self.login: Final = login
 
     @property
     def pid(self) -> int:
@@ -87,17 +91,19 @@ class EmbeddedServer:
 async def run_server(data: Path, port: int) -> AsyncIterator[EmbeddedServer]:
     """Run nats-server with its store in ``data`` (it adds jetstream/), listening on ``port`` (0: a free one).
 
-    Yields when clients can connect; stops the process on the way out. Raises StartupError.
+    Beside the store are files that only their owner can read: the login, its configuration, its log. Yields when
+    clients can connect; stops the process on the way out. Raises StartupError.
     """
     binary, configuration = find_binary(), find_configuration()
     with contextlib.ExitStack() as stack:
         lock = stack.enter_context(await _lock(data))
+        login = make_login(data)
         log = data / "nats-server.log"
         ports = stack.enter_context(tempfile.TemporaryDirectory(prefix="mqtt-nats-"))
-        arguments = ["-c", str(configuration), "-sd", str(data), "-a", HOST]
+        arguments = ["-c", str(_configure(data, configuration, login)), "-sd", str(data), "-a", HOST]
         arguments += ["-p", str(port or -1), "--ports_file_dir", ports]
         try:
-            with log.open("wb") as output:
+            with _open_log(log) as output:
                 process = await asyncio.create_subprocess_exec(
                     str(binary),
                     *arguments,
@@ -106,13 +112,15 @@ async def run_server(data: Path, port: int) -> AsyncIterator[EmbeddedServer]:
                     stderr=output,
                     pass_fds=(lock.fileno(),),
                     start_new_session=True,  # a Ctrl-C in the terminal is for the gateway, which drains first
-                    preexec_fn=_die_with_parent(),
+                    preexec_fn=_prepare_child(),
                 )
         except OSError as error:
             raise StartupError(f"cannot start {binary}: {error.strerror}") from None
         try:
             bound = await _ready(process, port, Path(ports), log)
-            yield EmbeddedServer(process, bound, log)
+            server = EmbeddedServer(process, bound, log, login)
+            write_context(data, login, server.url)
+            yield server
         finally:
             with anyio.CancelScope(shield=True):
                 await _stop(process)
@@ -146,10 +154,29 @@ async def _lock(data: Path) -> IO[str]:
 
 def _open_lock(data: Path) -> IO[str]:
     try:
-        data.mkdir(parents=True, exist_ok=True)
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
         return (data / "lock").open("a+", encoding="ascii")
     except OSError as error:
         raise StartupError(f"cannot use the data directory {data} (--data): {error.strerror}") from None
+
+
+def _configure(data: Path, shipped: Path, login: Login) -> Path:
+    """Write the configuration of the server: the shipped one, and who may log in. Raises StartupError."""
+    path = data.resolve() / "nats-server.conf"
+    shipped = Path(os.path.relpath(shipped.resolve(), path.parent))  # nats-server takes no other path
+    text = f'include "{shipped}"\nauthorization {{ users: [ {{ nkey: {login.public} }} ] }}\n'
+    try:
+        write_private(path, text.encode())
+    except OSError as error:
+        raise StartupError(f"cannot write {path}: {error.strerror}") from None
+    return path
+
+
+def _open_log(path: Path) -> BinaryIO:
+    """An empty log that only its owner can read: it has client ids, and addresses. Raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, PRIVATE)
+    os.fchmod(descriptor, PRIVATE)
+    return open(descriptor, "wb")
 
 
 def _alive(pid: str) -> bool:
@@ -164,19 +191,20 @@ def _alive(pid: str) -> bool:
     return True
 
 
-def _die_with_parent() -> Callable[[], None] | None:
-    """What the child does before it becomes nats-server: ask the kernel for SIGTERM when we die."""
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
+def _prepare_child() -> Callable[[], None]:
+    """What the child does before it becomes nats-server: keep its files to itself, and go when we die (Linux)."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else None
     parent = os.getpid()
 
-    def ask() -> None:
+    def prepare() -> None:
+        os.umask(0o077)
+        if prctl is None:
+            return
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != parent:  # died between fork and prctl
             os._exit(1)
 
-    return ask
+    return prepare
 
 
 async def _ready(process: asyncio.subprocess.Process, port: int, ports: Path, log: Path) -> int:

@@ -56,7 +56,7 @@ async def refusal(data: Path, port: int = 0) -> str:
 
 async def test_it_runs_with_jetstream_and_leaves_nothing_running(tmp_path: Path) -> None:
     async with run_server(tmp_path / "data", 0) as server:
-        client = await nats.connect(server.url)
+        client = await nats.connect(server.url, nkeys_seed=str(server.login.seed))
         assert (await client.jetstream().account_info()).streams == 0
         await client.close()
         pid = server.pid
@@ -70,13 +70,13 @@ async def test_it_runs_with_jetstream_and_leaves_nothing_running(tmp_path: Path)
 
 async def test_the_second_run_finds_the_data_of_the_first(tmp_path: Path) -> None:
     async with run_server(tmp_path, 0) as server:
-        client = await nats.connect(server.url)
+        client = await nats.connect(server.url, nkeys_seed=str(server.login.seed))
         await client.jetstream().add_stream(StreamConfig(name="kept", subjects=["kept"]))
         await client.jetstream().publish("kept", b"value")
         await client.close()
     async with run_server(tmp_path, server.port) as again:
         assert again.port == server.port
-        client = await nats.connect(again.url)
+        client = await nats.connect(again.url, nkeys_seed=str(again.login.seed))
         assert (await client.jetstream().get_last_msg("kept", "kept")).data == b"value"
         await client.close()
 

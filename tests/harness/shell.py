@@ -52,12 +52,16 @@ class Shell:
         ports: documented MQTT port → the one to use.
         nats_url: for the nats CLI, and in the place of nats://127.0.0.1:4222.
         directory: for logs.
+        variables: more of the environment, where the documentation has them set.
     """
 
-    def __init__(self, ports: Mapping[int, int], nats_url: str, directory: Path) -> None:
+    def __init__(
+        self, ports: Mapping[int, int], nats_url: str, directory: Path, variables: Mapping[str, str] | None = None
+    ) -> None:
         self._ports = {str(documented): str(actual) for documented, actual in ports.items()}
         self.nats_url = nats_url
         self._directory = directory
+        self._variables = dict(variables or {})
         self._background: list[LoggedProcess] = []
 
     def arguments(self, line: str) -> list[str]:
@@ -71,7 +75,8 @@ class Shell:
     @property
     def env(self) -> dict[str, str]:
         """Environment of the commands."""
-        return {**os.environ, "NATS_URL": self.nats_url, "XDG_CONFIG_HOME": str(self._directory), "TERM": "dumb"}
+        found = {**os.environ, "NATS_URL": self.nats_url, "XDG_CONFIG_HOME": str(self._directory), "TERM": "dumb"}
+        return found | self._variables
 
     def run(self, line: str, given: str = "") -> str:
         """What a command prints that is given ``given`` and has to succeed."""

@@ -33,10 +33,18 @@ def jobs() -> None:
     """
 
 
-def main(arguments: list[str] | None = None, program: str = "python -m pyspark_mqtt_nats.jobs") -> None:
-    """Run a job by its command line, and exit."""
+def main(
+    arguments: list[str] | None = None,
+    program: str = "python -m pyspark_mqtt_nats.jobs",
+    find_nkey: flags.FindNkey | None = None,
+) -> None:
+    """Run a job by its command line, and exit.
+
+    Args:
+        find_nkey: knows how to log in where no way is given.
+    """
     try:
-        jobs.main(arguments, prog_name=program)
+        jobs.main(arguments, prog_name=program, obj=find_nkey)
     except OURS as error:
         click.echo(f"{program}: {error}", err=True)
         sys.exit(1)

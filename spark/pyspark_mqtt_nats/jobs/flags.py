@@ -21,10 +21,18 @@ HIDDEN: Final = ("password", "token")
 
 READING: Final = ("topics", "startingSequence", "startingTimestamp", "failOnDataLoss", "numPartitions")
 ENDING: Final = ("endingSequence", "endingTimestamp")
+DEFAULT_SERVERS: Final = next(option.default for option in OPTIONS if option.name == "servers")
 LIMITS: Final = ("maxMessagesPerTrigger", "maxBytesPerTrigger")
 CONNECTION: Final = tuple(
     option.name for option in OPTIONS if option.use == "all" and option.name not in HIDDEN and option.name != "mode"
 )
+
+
+FindNkey = Callable[[tuple[str, ...]], Path | None]
+"""``find_nkey(servers)``: the file with the seed of an nkey for servers, where one is known."""
+
+LOGINS: Final = frozenset(("user", "token", "creds", "nkey"))
+"""Options of a way to log in."""
 
 
 class Flag(click.Option):
@@ -159,6 +167,12 @@ def source_options(
     for name in HIDDEN:
         if name not in names and (value := environ.get(secret_name(name))):
             given[name] = value
+    find: FindNkey | None = context.find_root().obj
+    names = {name.lower() for name in given}
+    if find is not None and not LOGINS & names:
+        servers = next((value for name, value in given.items() if name.lower() == "servers"), DEFAULT_SERVERS)
+        if (seed := find(tuple(servers.split(",")))) is not None:
+            given["nkey"] = str(seed)
     Options.parse(given).check_use(use)
     return given
 

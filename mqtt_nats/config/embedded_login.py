@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The login at the embedded nats-server: an nkey of its data directory, and a context file for the nats CLI.
+
+Every user of a machine reaches what listens on 127.0.0.1. So the server lets nobody in but who can read the seed, which
+only the owner of the data directory can. The seed itself is sent nowhere: it signs what the server asks to be signed.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+import orjson
+
+from mqtt_nats.base.errors import StartupError
+from mqtt_nats.config.nats_keys import is_seed
+
+if TYPE_CHECKING:
+    from mqtt_nats.config.settings import Settings
+
+SEED: Final = "nats.nk"
+"""File in the data directory with the seed of the nkey."""
+
+CONTEXT: Final = "nats.json"
+"""File in the data directory that says to the nats CLI where the server is, and how to log in: ``--context FILE``."""
+
+PORT: Final = 4222
+
+PRIVATE: Final = 0o600
+
+WAYS: Final = ("nats_user", "nats_password", "nats_token", "nats_nkey", "nats_creds")
+"""Settings of a login."""
+
+
+class Login(NamedTuple):
+    """Who may log in."""
+
+    seed: Path
+    public: str
+    """The public key, which nats-server is told."""
+
+
+def make_login(data: Path) -> Login:
+    """The login of a data directory, made where there is none yet.
+
+    Raises:
+        StartupError: its file cannot be used.
+    """
+    import nkeys  # takes memory that gateways without an nkey do not need
+
+    path = data.resolve() / SEED
+    try:
+        seed = _own(path)
+        if seed is None:
+            seed = nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER)
+            write_private(path, seed + b"\n")
+    except OSError as error:
+        raise StartupError(f"{path}, the login at the embedded nats-server, cannot be used: {error.strerror}") from None
+    if not is_seed(seed):
+        raise StartupError(f"{path} does not hold the seed of a user's nkey: remove it, and a new one is made")
+    return Login(path, nkeys.from_seed(bytearray(seed)).public_key.decode())
+
+
+def _own(path: Path) -> bytes | None:
+    """What a file has that nobody else can have written, and from now on nobody else can read; None: there is none."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise StartupError(f"{path} may have been written by somebody else: remove it, and a new one is made")
+        os.fchmod(descriptor, PRIVATE)
+        return file.read().strip()
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that only its owner can read; what is there is replaced as a whole.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.unlink(missing_ok=True)
+    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "wb") as file:
+        file.write(content)
+    fresh.replace(path)
+
+
+def write_context(data: Path, login: Login, url: str) -> None:
+    """Write the context file for the nats CLI.
+
+    Raises:
+        StartupError: it cannot be written.
+    """
+    path = data / CONTEXT
+    found = {"description": "the embedded nats-server of mqtt-nats", "url": url, "nkey": str(login.seed)}
+    try:
+        write_private(path, orjson.dumps(found, option=orjson.OPT_INDENT_2) + b"\n")
+    except OSError as error:
+        raise StartupError(f"cannot write {path}: {error.strerror}") from None
+
+
+def logged_in(url: str, login: Login) -> dict[str, Any]:
+    """The settings with which a gateway uses its embedded server, in place of its own."""
+    return {**dict.fromkeys(WAYS), "nats": (url,), "nats_nkey": login.seed}
+
+
+def find_login(settings: Settings) -> Settings:
+    """The settings, with the login of the data directory where they have none and ``nats`` is the server of it.
+
+    So `mqtt-nats ctl`, and a second gateway, find by themselves how to log in at a server that another gateway has.
+    """
+    if any(getattr(settings, name) is not None for name in WAYS):
+        return settings
+    found = seed_for(settings.data, settings.nats)
+    return settings if found is None else settings.model_copy(update={"nats_nkey": found})
+
+
+def seed_for(data: Path, urls: tuple[str, ...]) -> Path | None:
+    """The file with the seed for these servers; None: they are not the embedded one, or it cannot be read."""
+    try:
+        context = orjson.loads((data / CONTEXT).read_bytes())
+        here = _address(context["url"])
+        if any(_address(url.strip()) != here or "@" in url for url in urls):
+            return None
+        seed = Path(context["nkey"])
+        return seed if is_seed(seed.read_bytes().strip()) else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _address(url: str) -> tuple[str, str, int]:
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    return parts.scheme, "127.0.0.1" if host == "localhost" else host, parts.port or PORT
