@@ -34,6 +34,7 @@ class Inbox:
     def __init__(self, link: Link, api_prefix: str = "$JS.API") -> None:
         self.link = link
         self.api_prefix = api_prefix
+        self._max_ack_pending = 0
         self.prefix = b"_INBOX." + secrets.token_hex(11).encode() + b"."
         self.waiters: dict[bytes, Waiter] = {}
         self.unheard = False
@@ -46,6 +47,15 @@ class Inbox:
         self._length = len(self.prefix)
         self._count = 0
         self._sid = link.subscribe_raw(self.prefix + b"*", self._arrived)
+
+    @property
+    def max_ack_pending(self) -> int:
+        """Largest ``max_ack_pending`` of a consumer that the account allows; 0 = no limit."""
+        return self._max_ack_pending
+
+    def limit(self, max_ack_pending: int) -> None:
+        """Create consumers with ``max_ack_pending`` at most, which is what the account allows; 0 = no limit."""
+        self._max_ack_pending = max_ack_pending
 
     def renew(self) -> None:
         """Subscribe again after a reconnect; must be the first frame on the new connection."""

@@ -99,7 +99,6 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
     fresh = [text for text in shares if text not in (client.shares or ())]
     gates: dict[str, Gate] = {}
     replays = _replays(client, wanted)
-    failure = ReasonCode.UNSPECIFIED_ERROR
     lost: set[str] = set()
     begun = False
     lowering: list[Lowering] = []
@@ -124,6 +123,7 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
         if not any(replay.asks for replay in replays) or client.broker.nodes.others:
             await patiently(client, partial(fence, client))
         denied = {topic_filter for topic_filter, gate in gates.items() if gate.found.denied}
+        lost |= denied
         await _abandon(client, wanted, replays, denied)
         await finish_lowering(client, [one for one in lowering if one.filter not in denied])
         await prepare(client, replays)
@@ -144,14 +144,13 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
         start_replays(client, [], {topic_filter: gates[topic_filter] for topic_filter in present & gates.keys()})
         wanted.clear()
         shares.clear()
-        failure = ReasonCode.QUOTA_EXCEEDED
     for index, entry in enumerate(packet.filters):
         if not codes[index] and entry.topic_filter in lost:
             codes[index] = ReasonCode.NOT_AUTHORIZED
         elif not codes[index]:
             # [MQTT-3.8.4-5] [MQTT-3.9.3-1] (3.1.1), [MQTT-3.8.4-6] [MQTT-3.8.4-7] [MQTT-3.9.3-1] (5.0)
             granted = entry.topic_filter in wanted or entry.topic_filter in shares
-            codes[index] = entry.qos if granted else failure
+            codes[index] = entry.qos if granted else ReasonCode.QUOTA_EXCEEDED  # JetStream has refused it
         codes[index] = codes[index] if client.version == 5 else min(codes[index], FAILURE)
     # [MQTT-2.3.1-7] [MQTT-3.8.4-2] (3.1.1), [MQTT-2.2.1-6] [MQTT-3.8.4-2] (5.0)
     # No reason string, no user properties [MQTT-3.9.2-1] [MQTT-3.9.2-2] (5.0)

@@ -166,6 +166,7 @@ class Tenant:
             ) from None
         for line in report.kept:
             log.warning("%s%s", self._of, line)
+        self._tell_limits(report)
         self._tell(report)
         self.domain = report.domain
 
@@ -183,6 +184,19 @@ class Tenant:
                     raise
                 log.info("%s%s", self._of, " ".join(str(error).split()))
             await asyncio.sleep(LOOK_AGAIN)
+
+    def _tell_limits(self, report: EnsureReport) -> None:
+        """Say what the limits of the account mean for sessions."""
+        limits = report.limits
+        if limits.consumers:
+            log.warning(
+                "%sthe account allows %d consumers of a stream: SUBSCRIBE of a durable session at QoS 1 or 2 is refused "
+                "when they are used up",
+                self._of,
+                limits.consumers,
+            )
+        if limits.ack_pending:
+            log.info("%sthe account allows max_ack_pending of %d", self._of, limits.ack_pending)
 
     def _tell(self, report: EnsureReport) -> None:
         """Say what was done with the streams."""
@@ -205,6 +219,7 @@ class Tenant:
             max_retained=settings.max_retained,
         )
         self._configs = report.configs
+        inbox.limit(report.limits.ack_pending)
         if self.broker is not None:
             self._recognise(self.broker)
         return report

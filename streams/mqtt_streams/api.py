@@ -53,6 +53,10 @@ class JetStream(Protocol):
     def api_prefix(self) -> str:
         """`$JS.API`, or `$JS.<domain>.API`."""
 
+    @property
+    def max_ack_pending(self) -> int:
+        """Largest `max_ack_pending` of a consumer that the account allows; 0 = no limit."""
+
     async def request(
         self, subject: str, payload: bytes = b"", headers: bytes = b"", *, timeout: float = 5.0, reply: str = ""
     ) -> Reply:
@@ -66,6 +70,11 @@ class JetStream(Protocol):
 
         Raises NoResponders or RequestTimeout.
         """
+
+
+def bounded_ack_pending(js: JetStream, wanted: int) -> int:
+    """`max_ack_pending` of a new consumer: what is wanted, or what the account allows where that is less."""
+    return min(wanted, js.max_ack_pending) if js.max_ack_pending > 0 else wanted
 
 
 def decode(payload: bytes) -> dict[str, Any]:

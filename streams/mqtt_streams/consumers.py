@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from mqtt_streams.api import ApiError, JetStream, call
+from mqtt_streams.api import ApiError, JetStream, bounded_ack_pending, call
 
 ACK_WAIT_NS: Final = 30_000_000_000
 CONSUMER_NOT_FOUND: Final = 10014
@@ -97,7 +97,8 @@ def _info(answer: dict[str, Any]) -> ConsumerInfo:
 
 
 async def _apply(js: JetStream, stream: str, consumer: ConsumerRef, action: str) -> ConsumerInfo:
-    body = {"stream_name": stream, "config": consumer.to_config(), "action": action}
+    bounded = {"max_ack_pending": bounded_ack_pending(js, consumer.max_ack_pending)}
+    body = {"stream_name": stream, "config": consumer.to_config() | bounded, "action": action}
     try:
         return _info(await call(js, f"CONSUMER.DURABLE.CREATE.{stream}.{consumer.durable_name}", body))
     except ApiError as error:

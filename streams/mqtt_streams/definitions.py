@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 import orjson
 
+from mqtt_streams.account import AccountLimits, account_limits
 from mqtt_streams.api import ApiError, JetStream, NoLeader, NoResponders, RequestTimeout, call
 from mqtt_streams.bans import STREAM as BANS
 from mqtt_streams.fleet import STREAM as FLEET
@@ -124,10 +125,11 @@ class EnsureReport:
     """What `ensure_streams` found and did.
 
     `domain`: the JetStream domain, "" for none. `upgraded`: changed settings by stream. `kept`: differences that were
-    left, one line each. `configs`: the configuration of each stream as it is now.
+    left, one line each. `configs`: the configuration of each stream as it is now. `limits`: those of the account.
     """
 
     domain: str
+    limits: AccountLimits
     created: list[str] = field(default_factory=list)
     upgraded: dict[str, list[str]] = field(default_factory=dict)
     kept: list[str] = field(default_factory=list)
@@ -163,14 +165,18 @@ async def ensure_streams(
     a gateway has set. `positions`: whether positions of sessions are stored. Other gateways may do the same at the
     same time. Raises StreamSetupError, StreamConflict; NotAnswering while there is no leader.
     """
-    report = EnsureReport(await _domain(js))
+    account = await _account(js)
     streams = EVERY if positions else STREAMS
     infos = {stream: await _info(js, stream) for stream in streams}
     level = _Replicas(replicas, (info for info in infos.values() if info))
+    report = EnsureReport(str(account.get("domain", "")), account_limits(account, level.wanted))
     for stream in streams:
         while True:
             definition = load_definition(stream)
             definition["num_replicas"] = level.wanted
+            allowed = account_limits(account, level.wanted).consumers
+            if allowed:  # else nobody could create the stream
+                definition["max_consumers"] = min(definition["max_consumers"], allowed)
             if stream == RETAINED and max_retained is not None:
                 definition |= {"max_msgs": max_retained, "discard": "new"}
             if stream == MESSAGES:
@@ -214,9 +220,9 @@ async def _ensure(
     await _reconcile(js, report, definition, info, level, upgrade_retention)
 
 
-async def _domain(js: JetStream) -> str:
+async def _account(js: JetStream) -> dict[str, Any]:
     try:
-        info = await call(js, "INFO")
+        return await call(js, "INFO")
     except NoLeader as error:
         raise NotAnswering(f"JetStream cannot be used: {error}") from None
     except NoResponders:
@@ -229,7 +235,6 @@ async def _domain(js: JetStream) -> str:
         ) from None
     except ApiError as error:
         raise StreamSetupError(_refusal("JetStream cannot be used", error)) from None
-    return str(info.get("domain", ""))
 
 
 async def _request(js: JetStream, verb: str, stream: str, body: dict[str, Any] | None = None) -> dict[str, Any]:

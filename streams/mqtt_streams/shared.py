@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from mqtt_streams import headers, stored
-from mqtt_streams.api import ApiError, JetStream, call, publish
+from mqtt_streams.api import ApiError, JetStream, bounded_ack_pending, call, publish
 from mqtt_streams.consumers import ACK_WAIT_NS, CONSUMER_EXISTS, consumer_info, delete_consumer
 from mqtt_streams.hashing import nuid
 from mqtt_streams.messages import PREFIX as MESSAGE_PREFIX
@@ -165,6 +165,7 @@ class SharedStore:
                 state = (await call(self._js, f"STREAM.INFO.{MESSAGES}"))["state"]
                 start = min(start, int(state["last_seq"]) + 1)
                 config = _config(name, subscription, subjects, start, threshold)
+                config["max_ack_pending"] = bounded_ack_pending(self._js, WINDOW)
                 action = "create"
             else:
                 config = info.config
@@ -220,7 +221,6 @@ def _config(name: str, subscription: str, subjects: tuple[str, ...], start: int,
         "ack_policy": "explicit",
         "ack_wait": ACK_WAIT_NS,
         "replay_policy": "instant",
-        "max_ack_pending": WINDOW,
         "max_waiting": MEMBERS_MOST,
         "metadata": {"mqtt_subscription": subscription},
     }

@@ -64,6 +64,7 @@ class Server:
     """JetStream, as far as the reader's consumer goes; it may not carry out a request, or not answer."""
 
     api_prefix = "$JS.API"
+    max_ack_pending = 0
 
     def __init__(self) -> None:
         self.filters: list[str] = []

@@ -77,6 +77,7 @@ class NatsPyJetStream:
     def __init__(self, client: Client, api_prefix: str = "$JS.API") -> None:
         self.client = client
         self.api_prefix = api_prefix
+        self.max_ack_pending = 0
 
     async def _send(self, subject: str, payload: bytes, headers: bytes, reply: str) -> None:
         # Raw frames: nats-py takes headers as a dict, the stores build blocks.

@@ -569,6 +569,7 @@ class UnderWay:
     """JetStream while another gateway's request for a stream is on its way: the name is taken, the stream not there."""
 
     api_prefix = "$JS.API"
+    max_ack_pending = 0
 
     async def request(
         self, subject: str, payload: bytes = b"", headers: bytes = b"", *, timeout: float = 5.0, reply: str = ""

@@ -17,6 +17,7 @@ class Server:
     """Answers every request with one block of headers."""
 
     api_prefix = "$JS.API"
+    max_ack_pending = 0
 
     def __init__(self, lines: bytes) -> None:
         self.block = b"NATS/1.0\r\n" + lines + b"\r\n"

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Limits of a JetStream account, as `$JS.API.INFO` tells them."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class AccountLimits(NamedTuple):
+    """Limits of one account for streams with a number of replicas; 0 = no limit.
+
+    `consumers`: consumers of one stream. `ack_pending`: `max_ack_pending` of one consumer.
+    """
+
+    consumers: int = 0
+    ack_pending: int = 0
+
+
+def account_limits(info: Mapping[str, Any], replicas: int) -> AccountLimits:
+    """The limits in an answer to `$JS.API.INFO`: those of the tier `R<replicas>` where the account has tiers."""
+    tiers = info.get("tiers") or {}
+    limits = (tiers.get(f"R{replicas}") or {}).get("limits") if tiers else info.get("limits")
+    found = limits or {}
+    return AccountLimits(_number(found.get("max_consumers")), _number(found.get("max_ack_pending")))
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
