@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from mqtt_nats.backbone.acked_publisher import TRANSIENT
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.hashing import registered_as
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
@@ -42,7 +43,7 @@ async def patiently(client: Client, attempt: Callable[[], Awaitable[T]]) -> T:
         except (ApiError, RequestTimeout, NoResponders, TimeoutError) as error:
             if isinstance(error, ApiError) and error.err_code not in TRANSIENT:
                 raise
-            if not client.alive or broker.clients.get(client.client_id) is not client:
+            if not client.alive or broker.clients.get(registered_as(client.client_id, client.hash)) is not client:
                 raise
             log.debug("%s waits for NATS: %s", client, error)
         await asyncio.sleep(PAUSE)

@@ -16,6 +16,7 @@ from mqtt_nats.hooks.events import Authorizing, ClientView
 from mqtt_nats.hooks.points import CLIENT_AUTHORIZE
 from mqtt_nats.lifecycle.will import drop_will, may_leave
 from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED
+from mqtt_streams.hashing import registered_as
 from mqtt_streams.subjects import subject_to_filter
 
 if TYPE_CHECKING:
@@ -53,6 +54,10 @@ class Guard:
         self.audit(f"{kind} on {topic!r} at QoS {qos}")
         dropped(self._client, topic, qos, "denied")
         return False
+
+    def permits(self, key: bytes, qos: int, retain: bool) -> bool:
+        """Whether the client may publish this; nothing is logged."""
+        return self._allows_publish(key, qos, retain)
 
     def _allows_publish(self, key: bytes, qos: int, retain: bool) -> bool:
         return self.permissions.publish(key, qos, retain)
@@ -164,7 +169,7 @@ def look_again(broker: Broker) -> None:
     for client in list(broker.connections):
         if client.alive and client.client_id:
             identify(client)
-            if broker.clients.get(client.client_id) is client:
+            if broker.clients.get(registered_as(client.client_id, client.hash)) is client:
                 _check(client)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.base.logs import about
@@ -32,6 +32,7 @@ from mqtt_nats.codec import (
     Connect,
     InvalidClientId,
     MqttError,
+    NotAuthorized,
     Properties,
     QosNotSupported,
     ReasonCode,
@@ -43,25 +44,51 @@ from mqtt_nats.delivery.resume import rejoin, resume
 from mqtt_nats.hooks.calls import admit, connected, looked_at, session
 from mqtt_nats.hooks.points import SESSION_CREATED, SESSION_DISCARDED, SESSION_RESUMED
 from mqtt_nats.lifecycle.claim_outcome import leave_claimed
+from mqtt_nats.lifecycle.expiry import end_session, is_ended
 from mqtt_nats.lifecycle.will import check_will, keep_will, settle_wills
 from mqtt_nats.messages.publish_encoder import Aliases
 from mqtt_nats.protocol.transient_sender import RegularOutbound
 from mqtt_nats.sessions.record import discard_session, leftovers, save_record, unfinished
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import consumer_names
-from mqtt_streams.hashing import name_hash, subject_token
+from mqtt_streams.hashing import held_token, name_hash, registered_as, second_key
 from mqtt_streams.headers import percent_encode
+from mqtt_streams.messages import PREFIX as MESSAGE_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
-from mqtt_streams.sessions import FIRST, V5, Conflict, Draining, NewerRecord, PoisonedRecord, SessionRecord
+from mqtt_streams.sessions import (
+    FIRST,
+    V5,
+    V5_PLAIN,
+    V5_SECOND,
+    Conflict,
+    Draining,
+    ForeignRecord,
+    NewerRecord,
+    PoisonedRecord,
+    SessionRecord,
+)
+from mqtt_streams.subjects import subject_to_filter, wire_topic
 from mqtt_streams.timers import EXPIRY
 
 if TYPE_CHECKING:
+    from mqtt_nats.client.authorization import Guard
     from mqtt_nats.client.client import Client
 
 log = logging.getLogger("mqtt_nats.broker")
 
 # Conflicting claims of one session are settled in as many rounds as there are claimants.
 CLAIM_ROUNDS: Final = 20
+
+NOBODY: Final = ""
+"""The user of sessions of clients that have not proved who they are."""
+
+
+class Claim(NamedTuple):
+    """Where a client is to write its record, and over which one; ``expected`` is its sequence, 0 = there is none."""
+
+    key: str
+    record: SessionRecord | None
+    expected: int
 
 
 async def open_session(client: Client, connect: Connect) -> None:
@@ -134,8 +161,7 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
     if not broker.banning.quiet:
         await broker.banning.admit(client, client_id, known=True)
     client.client_id = client_id  # [MQTT-3.1.3-2] (3.1.1, 5.0)
-    client.hash = name_hash(client_id)
-    client.token = subject_token(client_id)
+    _keep_at(client, name_hash(client_id))
     identify(client)
     client.connection.keepalive = float(keep_alive(connect, settings))
     client.expiry = session_expiry(connect, settings)
@@ -163,17 +189,26 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
     return present, granted
 
 
+def _keep_at(client: Client, key: str) -> None:
+    """Have the session of a client under a key: the hash of its id, or its second key."""
+    client.hash, client.token = key, held_token(client.client_id, key)
+
+
 async def _claim(client: Client, connect: Connect) -> bool:
     """Make the session this connection's; returns whether it continues an earlier one.
 
     [MQTT-3.1.4-3] (3.1.1), [MQTT-3.1.4-4] (5.0)
     """
     broker = client.broker
-    expected = 0
-    known: SessionRecord | None = None
-    if client.expiry != 0 or not connect.clean_start:
-        known, expected = await _load(client, connect)
+    key, known, expected = Claim(client.hash, None, 0)
+    looked = client.expiry != 0 or not connect.clean_start
+    if looked:
+        key, known, expected = await _find_session(client, connect)
     for _ in range(CLAIM_ROUNDS):
+        if key != client.hash:
+            broker.claims.leave(client)
+            _keep_at(client, key)
+            broker.claims.listen(client)
         wills = known.v5.wills if known is not None and known.v5 is not None else []
         before = known.v5.former if known is not None and known.v5 is not None else 0
         written = known.time_ns if known is not None else 0
@@ -187,22 +222,16 @@ async def _claim(client: Client, connect: Connect) -> bool:
         try:
             await save_record(client, expected)
         except Conflict:
-            known, expected = await _load(client, connect)
+            looked = True
+            key, known, expected = await _find_session(client, connect)
             continue
         except (RequestTimeout, NoResponders, ApiError, TimeoutError):
             work = leave_claimed(client, expected, continued=present)
             broker.spawn(work, f"claim of {client.client_id}")
             raise
-        if client.foreign > client.epoch:  # claimed again before our own claim was confirmed
-            client.taken = True
-            raise MqttError("another connection has claimed the session", ReasonCode.SESSION_TAKEN_OVER)
-        former = broker.clients.get(client.client_id)
-        if former is not None and former is not client:
-            if former.epoch > client.epoch:
-                client.taken = True
-                raise MqttError("another connection has claimed the session", ReasonCode.SESSION_TAKEN_OVER)
-            former.taken_over()  # [MQTT-3.1.4-2] (3.1.1), [MQTT-3.1.4-3] (5.0)
-        broker.clients[client.client_id] = client
+        _take_over(client)
+        if not looked and connect.client_id:
+            broker.spawn(_forget_second(client), f"second key of {client.client_id}")
         if known is not None and not present and (known.v5 is None or known.v5.kind == "durable"):
             session(broker, SESSION_DISCARDED, client.client_id, expected)
         session(broker, SESSION_RESUMED if present else SESSION_CREATED, client.client_id, client.epoch)
@@ -221,6 +250,22 @@ async def _claim(client: Client, connect: Connect) -> bool:
     raise MqttError("too many connections claim this session at once", ReasonCode.SERVER_BUSY)
 
 
+def _take_over(client: Client) -> None:
+    """The claim is stored: end the connection here that had the session [MQTT-3.1.4-2] (3.1.1), [MQTT-3.1.4-3] (5.0).
+
+    Raises:
+        MqttError: the session was claimed again before that was known.
+    """
+    clients, name = client.broker.clients, registered_as(client.client_id, client.hash)
+    former = clients.get(name)
+    if client.foreign > client.epoch or (former not in (None, client) and former.epoch > client.epoch):
+        client.taken = True
+        raise MqttError("another connection has claimed the session", ReasonCode.SESSION_TAKEN_OVER)
+    clients[name] = client
+    if former is not None and former is not client:
+        former.taken_over()
+
+
 async def _forget_leftovers(client: Client) -> None:
     """The former session is removed: the record need not name what was left of it."""
     record = client.record
@@ -235,20 +280,70 @@ async def _forget_leftovers(client: Client) -> None:
             raise MqttError("another connection has claimed the session", ReasonCode.SESSION_TAKEN_OVER) from None
 
 
-async def _load(client: Client, connect: Connect) -> tuple[SessionRecord | None, int]:
+def _user_of(client: Client) -> str:
+    """The user whose session a client has."""
+    return NOBODY if client.user is None else client.user
+
+
+async def _find_session(client: Client, connect: Connect) -> Claim:
+    """Find the session of a client, or where its new one is to be kept.
+
+    Raises:
+        NotAuthorized: it is another user's.
+        MqttError: its record cannot be read here.
+        ApiError, NoResponders, RequestTimeout: JetStream does not answer.
+    """
+    first, second = name_hash(client.client_id), second_key(client.client_id, _user_of(client))
+    other_user = False
+    found: Claim | None = None
     try:
-        found = await client.broker.sessions.load(client.hash, client.client_id)
+        found = await _load(client, connect, first)
+        other_user = found.record is not None and not await _may_claim(client, found.record, found.expected)
+        if found.record is not None and not other_user:
+            return found
+    except ForeignRecord:
+        log.info("%s: its session has its second key, since another client id has the same hash", client)
+    try:
+        beside = await _load(client, connect, second)
+    except ForeignRecord:  # no gateway has written it
+        raise InvalidClientId("no session can be kept for this client id") from None
+    if beside.record is not None:
+        return beside
+    if found is not None and not other_user:
+        return found
+    if other_user and client.broker.settings.session_of_other_user == "refuse":
+        raise NotAuthorized("the session of this client id belongs to another user")
+    return beside
+
+
+async def _forget_second(client: Client) -> None:
+    """A session that ends with its connection has begun at the first key: end what the client has at the second.
+
+    [MQTT-3.1.2-4] (3.1.1, 5.0)
+    """
+    broker = client.broker
+    try:
+        found = await broker.sessions.glance(second_key(client.client_id, _user_of(client)), client.client_id)
+        if found is not None:
+            await end_session(broker, *found)
+    except (PoisonedRecord, ApiError, NoResponders, RequestTimeout) as error:
+        log.debug("%s: what it has at its second key is not known: %s", client, error)
+
+
+async def _load(client: Client, connect: Connect, key: str) -> Claim:
+    try:
+        found = await client.broker.sessions.load(key, client.client_id)
     except NewerRecord as error:  # not even a clean start: only a gateway that can read it knows what it leaves behind
         log.warning("%s: only a newer gateway can serve its session: %s", client, error)
         raise MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE) from None
+    except ForeignRecord:
+        raise
     except PoisonedRecord as error:
-        if "another client" in str(error):
-            raise InvalidClientId(f"the client id's hash belongs to another client: {error}") from None
         if connect.clean_start:
             log.warning("%s: its clean start replaces a record that cannot be read: %s", client, error)
-            names = await consumer_names(client.broker.inbox, MESSAGES, f"{client.hash}_")
+            names = await consumer_names(client.broker.inbox, MESSAGES, f"{key}_")
             consumers = [Draining(name, ">", 0, 0) for name in names]
-            return SessionRecord(client.client_id, v5=V5(q2=True, draining=consumers)), error.seq
+            return Claim(key, SessionRecord(client.client_id, v5=V5(q2=True, draining=consumers), key=key), error.seq)
         log.error(
             "%s: its session record (sequence %d of $MQTT_sess) cannot be read: %s; "
             "connect once with a clean session to discard it",
@@ -257,7 +352,45 @@ async def _load(client: Client, connect: Connect) -> tuple[SessionRecord | None,
             error,
         )
         raise MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE) from None
-    return (None, 0) if found is None else found
+    return Claim(key, None, 0) if found is None else Claim(key, *found)
+
+
+async def _may_claim(client: Client, record: SessionRecord, sequence: int) -> bool:
+    """Whether a session is the client's user's, or has no user and nothing that the client may not have."""
+    user = record.v5.user if record.v5 is not None else None
+    if user is not None:
+        return user == _user_of(client) or is_ended(record) or await _has_expired(client, record, sequence)
+    guard = client.guarded
+    return guard is None or (_may_read(guard, record) and await _may_release(client, guard, record))
+
+
+def _may_read(guard: Guard, record: SessionRecord) -> bool:
+    """Whether everything that a session subscribes, or had subscribed and not had whole, may be subscribed."""
+    wanted = [*record.subs.items()]
+    if record.v5 is not None:
+        wanted += [(one.filter_subject.removeprefix(MESSAGE_PREFIX), one.qos) for one in record.v5.draining if one.qos]
+        if not all(guard.allows(text, one.qos) for text, one in record.v5.shared.items()):
+            return False
+    for subject, qos in wanted:
+        try:
+            topic_filter = subject_to_filter(subject)
+        except ValueError:  # not continued here anyway
+            continue
+        if not guard.allows(topic_filter, qos):
+            return False
+    return True
+
+
+async def _may_release(client: Client, guard: Guard, record: SessionRecord) -> bool:
+    """Whether the client may publish all that is held for a session's PUBRELs."""
+    for held in await client.broker.held.held(held_token(record.client_id, record.key)):
+        topic = wire_topic((held.mapped or held.subject).encode())
+        if topic is None:
+            continue
+        encoded = topic.encode()
+        if not guard.permits(len(encoded).to_bytes(2, "big") + encoded, 2, held.retain):
+            return False
+    return True
 
 
 async def _has_expired(client: Client, known: SessionRecord | None, sequence: int) -> bool:
@@ -265,7 +398,14 @@ async def _has_expired(client: Client, known: SessionRecord | None, sequence: in
     expiry = known.v5.expiry if known is not None and known.v5 is not None else None
     if known is None or expiry is None or natstime.now() - known.time_ns / 1e9 < expiry:
         return False
-    return await client.broker.timers.fired(EXPIRY, client.hash) == sequence
+    return await client.broker.timers.fired(EXPIRY, known.key) == sequence
+
+
+def _new_record(client: Client, v5: V5, *, clean: bool = False) -> SessionRecord:
+    """A new session of a client's user, at the client's key."""
+    version = V5_PLAIN if client.hash == name_hash(client.client_id) else V5_SECOND
+    v5 = replace(v5, version=version, user=_user_of(client))
+    return SessionRecord(client.client_id, clean=clean, v5=v5, key=client.hash)
 
 
 def _prepare(client: Client, connect: Connect, known: SessionRecord | None, expired: bool = False) -> bool:
@@ -289,8 +429,7 @@ def _prepare(client: Client, connect: Connect, known: SessionRecord | None, expi
     client.durable = continued or client.expiry != 0
     client.durable_side = client.regular_side = None
     if not client.durable:
-        v5 = V5(kind="regular", expiry=0, draining=left, wills=wills)
-        client.record = SessionRecord(client.client_id, clean=True, v5=v5)
+        client.record = _new_record(client, V5(kind="regular", expiry=0, draining=left, wills=wills), clean=True)
         client.regular_side = RegularOutbound(
             min(settings.max_inflight, client.terms.receive_maximum),  # [MQTT-3.3.4-9] [MQTT-4.9.0-1] (5.0)
             settings.max_queued,
@@ -304,12 +443,13 @@ def _prepare(client: Client, connect: Connect, known: SessionRecord | None, expi
         client.record = known
         if known.v5 is None:
             known.v5 = V5(kind="durable", q2=True)
+        known.v5.belong(_user_of(client))
         known.v5.expiry = client.expiry
         known.v5.wills = wills
     else:
         generation = client.broker.generation.id
         v5 = V5("durable", client.expiry, draining=left, wills=wills, generation=generation, first=FIRST)
-        client.record = SessionRecord(client.client_id, v5=v5)
+        client.record = _new_record(client, v5)
     assert client.record.v5 is not None
     live = client.broker.live
     if live is not None and live.allowed and not client.record.v5.pos:

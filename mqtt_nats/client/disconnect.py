@@ -23,6 +23,7 @@ from mqtt_nats.sessions.record import save_record
 from mqtt_nats.sessions.shared_subscribe import detach, forget_later
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import backstop, update_consumer
+from mqtt_streams.hashing import registered_as
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.qos2 import held_up_to
 from mqtt_streams.sessions import Conflict
@@ -136,8 +137,9 @@ def leave(client: Client) -> None:
             note(client, side)
         if side.close():
             client.durable_side = None
-    if broker.clients.get(client.client_id) is client:
-        del broker.clients[client.client_id]
+    name = registered_as(client.client_id, client.hash)
+    if broker.clients.get(name) is client:
+        del broker.clients[name]
     disconnected(client)
     will = broker.last_wills.pop(client, None)
     leave_late_will(client)

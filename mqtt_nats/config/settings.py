@@ -102,6 +102,11 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, AccountSettings, Bas
         description="Seconds for which the session of an absent 3.1.1 client is kept (clean session 0); "
         "`never` keeps it for good.",
     )
+    session_of_other_user: Annotated[Literal["refuse", "separate"], BeforeValidator(_lower)] = Field(
+        default="refuse",
+        description="What becomes of a client that comes with the client id of a session that another user has: it is "
+        "refused, or has a `separate` session of its own.",
+    )
     durable_sessions: bool = Field(
         default=True, description="Keep sessions whose clients ask for it; off, every session ends with its connection."
     )

@@ -20,9 +20,11 @@ from mqtt_nats.lifecycle.expiry import end_session
 from mqtt_nats.observability.counters import snapshot
 from mqtt_nats.plugins.host import Host
 from mqtt_streams.consumers import consumer_info
-from mqtt_streams.hashing import name_hash
+from mqtt_streams.hashing import name_hash, registered_as
 from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.sessions import STREAM as SESSIONS
 from mqtt_streams.sessions import PoisonedRecord, SessionRecord
+from mqtt_streams.stored import get_sequence
 
 if TYPE_CHECKING:
     from mqtt_nats.control.server import Control
@@ -67,7 +69,7 @@ async def _acl(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]
     broker = control.broker
     topic, asked = str(question.get("topic")), question.get("access")
     name = str(question.get("client") or "")
-    client = broker.clients.get(name) if name else None
+    client = broker.client(name) if name else None
     user = question.get("user")
     if client is not None and client.user == user:
         address = question.get("address") or client.connection.host
@@ -199,10 +201,11 @@ async def _end(control: Control, name: str, written: object) -> str:
         written: sequence of its record before it was asked who is connected; None: not known.
     """
     broker = control.broker
-    if name in broker.clients:
-        return CONNECTED
     try:
-        found = await broker.sessions.load(name_hash(name), name)
+        key = await _key(broker, name, written)
+        if registered_as(name, key) in broker.clients:
+            return CONNECTED
+        found = await broker.sessions.load(key, name)
         if found is None:
             return "there is no such session"
         record, sequence = found
@@ -211,13 +214,19 @@ async def _end(control: Control, name: str, written: object) -> str:
         if record.v5 is None and await _is_heard(broker, record):
             return "the client seems to be connected to nats-server's own listener"
         await end_session(broker, *found)
-        if await broker.sessions.load(name_hash(name), name) is not None:
+        if await broker.sessions.load(key, name) is not None:
             return RECONNECTED
     except PoisonedRecord as error:
         return str(error)
     log.warning("the session of %r is ended by an administrator", name)
     session(broker, SESSION_TERMINATED, name, found[1])
     return ""
+
+
+async def _key(broker: Broker, name: str, written: object) -> str:
+    """The key of a client's session: that of the record ``written``, if it is there still."""
+    message = await get_sequence(broker.inbox, SESSIONS, written) if isinstance(written, int) and written else None
+    return name_hash(name) if message is None else message.subject.rpartition(".")[2]
 
 
 async def _is_heard(broker: Broker, record: SessionRecord) -> bool:

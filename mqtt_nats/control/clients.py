@@ -96,7 +96,7 @@ def _loaded(client: Client) -> dict[str, Any]:
 
 
 async def _client(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
-    client = control.broker.clients.get(str(question.get("client")))
+    client = control.broker.client(str(question.get("client")))
     if client is None or not client.alive:
         return
     will, guard = client.will, client.guarded

@@ -117,7 +117,7 @@ class ClientTrace(Trace):
         hooks = self.control.broker.hooks
         hooks.add(CLIENT_CONNECTED, self._connected, priority=LAST, owner=self._owner)
         hooks.add(CLIENT_DISCONNECTED, self._disconnected, priority=LAST, owner=self._owner)
-        client = self.control.broker.clients.get(self.client_id)
+        client = self.control.broker.client(self.client_id)
         if client is not None and client.state is State.LIVE:
             self._attach(client)
 

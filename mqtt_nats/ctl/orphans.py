@@ -29,7 +29,7 @@ YOUNG: Final = 60.0
 AGAIN: Final = 1.0
 """Seconds between the two looks."""
 
-_OWN: Final = re.compile(r"[A-Za-z0-9]{8}_[A-Za-z0-9]+")
+_OWN: Final = re.compile(r"[A-Za-z0-9]{8}(?:[A-Za-z0-9]{8})?_[A-Za-z0-9]+")
 """Consumers of messages that are a session's: the hash of its client id, and an id."""
 
 

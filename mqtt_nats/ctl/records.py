@@ -51,22 +51,31 @@ async def pages(inbox: Inbox, stream: str, subject: str) -> AsyncIterator[stored
 
 
 async def records(inbox: Inbox, client_id: str | None = None) -> AsyncIterator[Found]:
-    """All session records, or that of one client. Raises ApiError, NoResponders, RequestTimeout."""
-    if client_id is None:
-        subjects = [PREFIX + ">"]
-    else:  # with a JetStream domain there is a token more
-        subjects = [f"{PREFIX}{name_hash(client_id)}", f"{PREFIX}*.{name_hash(client_id)}"]
-    for subject in subjects:
-        async for message in pages(inbox, STREAM, subject):
-            client_hash = message.subject.rpartition(".")[2]
-            problem, record, name = "", None, client_id or f"({client_hash})"
-            try:
-                record = decode(message.payload)
-                name = record.client_id
-            except PoisonedRecord as error:
-                problem = str(error)
-            if client_id is None or name == client_id:
-                yield Found(name, client_hash, message.seq, message.time_ns / 1e9, record, problem)
+    """All session records, or those of one client. Raises ApiError, NoResponders, RequestTimeout."""
+    if client_id is not None:  # with a JetStream domain there is a token more
+        key, there = name_hash(client_id), False
+        for subject in (f"{PREFIX}{key}", f"{PREFIX}*.{key}"):
+            async for one in _records(inbox, subject, client_id):
+                there = True
+                yield one
+        if there:
+            return
+    async for one in _records(inbox, PREFIX + ">", client_id):  # at its second key, which nobody knows by the id alone
+        yield one
+
+
+async def _records(inbox: Inbox, subject: str, client_id: str | None) -> AsyncIterator[Found]:
+    async for message in pages(inbox, STREAM, subject):
+        key = message.subject.rpartition(".")[2]
+        own = key == name_hash(client_id or "")
+        problem, record, name = "", None, client_id if own and client_id else f"({key})"
+        try:
+            record = decode(message.payload, key=key)
+            name = record.client_id
+        except PoisonedRecord as error:
+            problem = str(error)
+        if client_id is None or name == client_id:
+            yield Found(name, key, message.seq, message.time_ns / 1e9, record, problem)
 
 
 async def deadlines(inbox: Inbox, client_hash: str = "*") -> dict[str, float]:

@@ -15,8 +15,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.retry import patiently
+from mqtt_nats.codec import matches
 from mqtt_nats.protocol.inflight import Delivery, Source
 from mqtt_nats.protocol.overlap import patterns_meet
+from mqtt_nats.protocol.requeue import EVER
 from mqtt_nats.sessions.record import save_record
 from mqtt_nats.sessions.stream_head import beyond
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -24,6 +26,7 @@ from mqtt_streams.consumers import consumer_info
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import V5, Conflict, Draining
+from mqtt_streams.subjects import subject_to_topic
 
 if TYPE_CHECKING:
     from mqtt_nats.delivery.durable import DurableSide
@@ -226,6 +229,29 @@ def was_sent(side: DurableSide, attachment: Attachment, message: Stored, sequenc
     if owner is not None and owner.source not in attachment.heirs:
         return 0
     return attachment.source.granted(sequence)
+
+
+def may_have(side: DurableSide, delivery: Delivery, message: Stored, dup: bool) -> bool:
+    """Whether the rules let the client have a message that its present subscriptions need not have brought.
+
+    That is one of an ended subscription, or one that an earlier connection was sent. Where the client may know one at
+    QoS 2 by its identifier and must not have it again, PUBREL has it give that up.
+    """
+    client, source = side.client, delivery.source
+    if not (dup or source.end or source is side.past) or side.overlap.matching(message.subject, EVER, False):
+        return True
+    if any(member.source is source for member in (client.shares or {}).values()):
+        return True
+    topic = subject_to_topic(message.subject)
+    if any(matches(found.text, topic) for found in client.filters):
+        return True
+    guard = client.guarded
+    if guard is None or guard.allows(topic, delivery.qos):
+        return True
+    guard.audit(f"sending {topic!r} again")
+    if dup and delivery.qos == 2:
+        side.machine.ask(delivery.id)
+    return False
 
 
 def finished(side: DurableSide, attachment: Attachment) -> bool:

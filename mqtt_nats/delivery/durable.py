@@ -19,7 +19,7 @@ from mqtt_nats.backbone.pending import Op, Silent
 from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.delivery.backlog_limit import pass_over
 from mqtt_nats.delivery.deferred_removals import Lingering
-from mqtt_nats.delivery.draining import finish, inherited, spend, unmatch, was_sent
+from mqtt_nats.delivery.draining import finish, inherited, may_have, spend, unmatch, was_sent
 from mqtt_nats.delivery.position_recovery import WINDOW
 from mqtt_nats.delivery.position_writer import Keeper
 from mqtt_nats.delivery.pubrels import ConfirmOp, PubrelOp, seek
@@ -122,10 +122,12 @@ class DurableSide:
         self.client.outlet.write(data)
 
     def publish(self, delivery: Delivery, dup: bool) -> bool:
-        """Send the PUBLISH packet of a delivery; False when it has expired, or is too large for the client."""
+        """Send the PUBLISH packet of a delivery; False when it is not for the client (any more)."""
         message: Stored = delivery.body
         client = self.client
         qos = delivery.qos
+        if client.guarded is not None and not may_have(self, delivery, message, dup):
+            return False
         if client.picky or client.options or message.timed or message.identifier != delivery.id:
             ids, kept = extras_of(client, self.overlap, message, delivery)
             data = pack(client, message, qos, delivery.id, ids=ids, retain=message.retain or kept, dup=dup)

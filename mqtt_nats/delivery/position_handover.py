@@ -89,32 +89,36 @@ class Leaving:
         if task is not None:
             await asyncio.wait([task], timeout=FAREWELL)
 
-    async def elsewhere(self, client_id: str, gateway: str) -> bool:
-        """Wait until another gateway has left a session; False when that does not answer, or is no other."""
+    async def elsewhere(self, name: str, gateway: str) -> bool:
+        """Wait until another gateway has left a session; False when that does not answer, or is no other.
+
+        Args:
+            name: of its client, as `registered_as` has it.
+        """
         subject = LEFT + gateway
         if not (gateway.isascii() and gateway.isalnum()) or subject.encode() in self._sids:
             return False
         try:
-            await self._broker.inbox.request(subject, client_id.encode(), timeout=ELSEWHERE)
+            await self._broker.inbox.request(subject, name.encode(), timeout=ELSEWHERE)
         except (ApiError, NoResponders, RequestTimeout) as error:
-            log.debug("gateway %s has not left the session of %r: %s", gateway, client_id, error)
+            log.debug("gateway %s has not left the session of %r: %s", gateway, name, error)
             return False
         return True
 
     def _asked(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         if reply:
-            client_id = payload.decode("utf-8", "replace")
-            self._broker.spawn(self._answer(reply, client_id), f"end of the session of {client_id}")
+            name = payload.decode("utf-8", "replace")
+            self._broker.spawn(self._answer(reply, name), f"end of the session of {name}")
 
-    async def _answer(self, reply: bytes, client_id: str) -> None:
+    async def _answer(self, reply: bytes, name: str) -> None:
         broker = self._broker
-        client_hash = name_hash(client_id)
+        client_hash = name[1:] if name[:1] == "\0" else name_hash(name)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + ELSEWHERE
         while loop.time() < deadline:
             if client_hash in self._tasks:
                 await self.over(client_hash)
-            elif client_id not in broker.clients:
+            elif name not in broker.clients:
                 break
             else:  # the signal that the session has moved is on its way
                 await asyncio.sleep(STEP)

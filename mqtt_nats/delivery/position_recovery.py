@@ -34,6 +34,7 @@ from mqtt_streams.consumers import (
     delete_consumer,
     update_consumer,
 )
+from mqtt_streams.hashing import registered_as
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.positions import decode
 from mqtt_streams.sessions import Conflict
@@ -209,7 +210,7 @@ async def recall(client: Client, side: DurableSide) -> set[str]:
         setting = position.live and natstime.now() - written < SETTING * 2
         if (setting or not position.clean) and position.gateway not in asked:
             asked.add(position.gateway)
-            if await broker.leaving.elsewhere(client.client_id, position.gateway):
+            if await broker.leaving.elsewhere(registered_as(client.client_id, client.hash), position.gateway):
                 continue
         generations = {position.generation, record.v5.generation} - {""}
         # Where the stream was replaced, up to here the messages are the same ones.

@@ -178,7 +178,7 @@ class Broker:
         self.not_retained = 0
         """Messages that were to be retained, and are not, because of a limit."""
         self.clients: dict[str, Client] = {}
-        """Connected clients by client id."""
+        """Connected clients by client id; those whose session has its second key as `registered_as` has it."""
         self.unchecked: set[Client] = set()
         """Those whose session may have moved while NATS was away."""
         self.connections: set[Client] = set()
@@ -288,6 +288,11 @@ class Broker:
     def lost(self, link: Link) -> None:
         """A connection is lost, and with it whatever the server sent after it was last heard."""
         self.gaps.setdefault(link, natstime.converted(link.heard))
+
+    def client(self, client_id: str) -> Client | None:
+        """A connected client by its id, wherever its session is kept."""
+        found = self.clients.get(client_id)
+        return found or next((one for one in self.clients.values() if one.client_id == client_id), None)
 
     @property
     def steady(self) -> bool:

@@ -28,6 +28,7 @@ from mqtt_nats.protocol.batch_removal import Clearance
 from mqtt_nats.protocol.qos2_receiver import Action, InboundQos2
 from mqtt_nats.pubsub.fanout import SEEN_FOR
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.hashing import registered_as
 from mqtt_streams.headers import get
 from mqtt_streams.qos2 import STREAM, Held, held_block, held_subject, held_up_to, release_id, release_stored
 from mqtt_streams.stored import purge
@@ -186,11 +187,11 @@ class Inbound:
             self.removals.clearance.restore(held.id, held.sequence)
             self.machine.stored(held.id)
         known = {record.seq for record in records}
-        arguments = client.broker, client.client_id, known, client.epoch
+        arguments = client.broker, registered_as(client.client_id, client.hash), known, client.epoch
         asyncio.get_running_loop().call_later(LATE, self._expect_late, *arguments)
 
-    def _expect_late(self, broker: Broker, client_id: str, known: Set[int], epoch: int) -> None:
-        client = broker.clients.get(client_id)
+    def _expect_late(self, broker: Broker, name: str, known: Set[int], epoch: int) -> None:
+        client = broker.clients.get(name)
         if client is not None and client.inbound is self and client.alive:
             client.do(self.remove_late(client, known, epoch))
 

@@ -13,14 +13,24 @@ from mqtt_nats.lifecycle.deadline import UNSET
 from mqtt_nats.lifecycle.will import settle_wills
 from mqtt_nats.sessions.record import discard_session, leftovers
 from mqtt_streams.api import ApiError
-from mqtt_streams.hashing import name_hash
-from mqtt_streams.sessions import V5, WRONG_LAST_SEQUENCE, Conflict, NewerRecord, PoisonedRecord, SessionRecord
+from mqtt_streams.sessions import (
+    V5,
+    V5_PLAIN,
+    WRONG_LAST_SEQUENCE,
+    Conflict,
+    NewerRecord,
+    PoisonedRecord,
+    SessionRecord,
+)
 
 if TYPE_CHECKING:
     from mqtt_nats.gateway.broker import Broker
     from mqtt_streams.timers import FiredTimer
 
 log = logging.getLogger("mqtt_nats.broker")
+
+ENDED: Final = "expired-"
+"""Before the epoch in the nonce of a record that ends a session."""
 
 POSTPONED: Final = 15.0
 """Seconds after which a timer fires again that only a newer gateway can deal with."""
@@ -66,9 +76,8 @@ async def end_session(broker: Broker, record: SessionRecord, sequence: int) -> b
 
     It is claimed like any session, so that a client that connects at this moment either keeps it or gets a new one.
     """
-    client_hash = name_hash(record.client_id)
     record = ended_record(record, broker.identity, sequence)
-    reply = f"$MQTT.JSA.{broker.identity}.SP.{client_hash}.{broker.new_nuid()}"
+    reply = f"$MQTT.JSA.{broker.identity}.SP.{record.key}.{broker.new_nuid()}"
     try:
         sequence = await broker.sessions.save(record, expected=sequence, reply=reply)
     except Conflict:
@@ -80,7 +89,7 @@ async def end_session(broker: Broker, record: SessionRecord, sequence: int) -> b
 async def _remove(broker: Broker, record: SessionRecord, sequence: int) -> None:
     """Remove what a session has left; its end also ends the delay of its will."""
     assert record.v5 is not None
-    await settle_wills(broker, name_hash(record.client_id), record.v5.wills, sequence, continued=False)
+    await settle_wills(broker, record.key, record.v5.wills, sequence, continued=False)
     await discard_session(broker, record, sequence)
     await broker.sessions.delete(sequence)
 
@@ -98,10 +107,17 @@ def ended_record(record: SessionRecord, identity: str, epoch: int) -> SessionRec
         wills=wills,
         shared=shared,
         pos=record.v5.pos if record.v5 is not None else "",
+        version=record.v5.version if record.v5 is not None else V5_PLAIN,
+        user=record.v5.user if record.v5 is not None else None,
     )
-    return SessionRecord(record.client_id, identity, clean=True, v5=v5)
+    return SessionRecord(record.client_id, identity, clean=True, v5=v5, key=record.key)
+
+
+def is_ended(record: SessionRecord) -> bool:
+    """Whether a record stands for a session that has ended, and is being removed."""
+    return record.v5 is not None and record.v5.nonce.startswith(ENDED)
 
 
 def _expired(epoch: int) -> str:
     """The nonce of a record that ends the session of ``epoch``."""
-    return f"expired-{epoch}"
+    return f"{ENDED}{epoch}"

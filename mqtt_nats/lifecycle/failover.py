@@ -18,7 +18,6 @@ from mqtt_nats.lifecycle.will import delay_will, published, settle_wills
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError
 from mqtt_streams.gateways import Entry
-from mqtt_streams.hashing import name_hash
 from mqtt_streams.headers import EPOCH, get_int
 from mqtt_streams.qos2 import releases_stored
 from mqtt_streams.sessions import (
@@ -72,7 +71,7 @@ async def reap(broker: Broker, dead: Entry) -> None:
         for message in page:
             sequence = message.seq + 1
             try:
-                record = decode(message.payload)
+                record = decode(message.payload, key=message.subject.rpartition(".")[2])
             except PoisonedRecord:
                 continue
             if record.v5 is not None and record.v5.owner == dead.identity:
@@ -149,7 +148,7 @@ async def _session(broker: Broker, dead: Entry, record: SessionRecord, sequence:
     # A will that its dead owner had found and not dealt with; its own was stored under its own name.
     others = [gateway for gateway in v5.wills if gateway != dead.identity]
     if others:
-        await settle_wills(broker, name_hash(record.client_id), others, sequence + 1, continued=True)
+        await settle_wills(broker, record.key, others, sequence + 1, continued=True)
     # Of a session that never expires nothing tells whether its connection had ended before.
     if v5.expiry is None or await _deadline(broker, record, sequence, dead.alive + v5.expiry):
         broker.presence.lost(dead.identity, record.client_id, sequence)
@@ -157,7 +156,7 @@ async def _session(broker: Broker, dead: Entry, record: SessionRecord, sequence:
 
 async def _deadline(broker: Broker, record: SessionRecord, sequence: int, at: float) -> bool:
     """Set the timer of a session; False when there is one, as its connection had ended before its gateway did."""
-    client_hash = name_hash(record.client_id)
+    client_hash = record.key
     payload = record.client_id.encode()
     try:
         await broker.timers.schedule(EXPIRY, client_hash, at, sequence, payload, UNSET)

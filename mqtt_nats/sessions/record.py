@@ -12,7 +12,7 @@ from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.pubsub.shared_filters import groups_of
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import delete_consumer
-from mqtt_streams.hashing import name_hash, subject_token
+from mqtt_streams.hashing import held_token
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.positions import STREAM as POSITIONS
 from mqtt_streams.positions import position_subject
@@ -96,15 +96,14 @@ def leftovers(known: SessionRecord) -> list[Draining]:
     if known.v5 is not None:
         found |= {one.name: Draining(one.name, one.filter_subject, 0, 0) for one in known.v5.draining}
     if not known.clean:
-        client_hash = name_hash(known.client_id)
-        name = CONSUMER_PREFIX + client_hash
-        found[name] = Draining(name, pubrel_subject(client_hash), 0, 0)
+        name = CONSUMER_PREFIX + known.key
+        found[name] = Draining(name, pubrel_subject(known.key), 0, 0)
     return list(found.values())
 
 
 def unfinished(record: SessionRecord) -> bool:
     """Whether the session has taken the place of one that was not removed when this record was written."""
-    pubrels = CONSUMER_PREFIX + name_hash(record.client_id)
+    pubrels = CONSUMER_PREFIX + record.key
     return record.v5 is not None and any(entry.name == pubrels for entry in record.v5.draining)
 
 
@@ -120,7 +119,7 @@ async def discard_session(broker: Broker, known: SessionRecord, epoch: int, unti
             stays; nanoseconds since 1970, 0 = no client has.
     """
     inbox = broker.inbox
-    client_hash = name_hash(known.client_id)
+    client_hash = known.key
     names = {entry.name for entry in leftovers(known)}
     pubrels = CONSUMER_PREFIX + client_hash
     await asyncio.gather(*(delete_consumer(inbox, MESSAGES, name) for name in names if name != pubrels))
@@ -129,13 +128,13 @@ async def discard_session(broker: Broker, known: SessionRecord, epoch: int, unti
     if known.v5 is not None and known.v5.pos:
         places.append((POSITIONS, position_subject(client_hash)))
     if known.clean or known.v5 is None or known.v5.q2:
-        places.append((HELD, held_subjects(subject_token(known.client_id))))
+        places.append((HELD, held_subjects(held_token(known.client_id, client_hash))))
     if pubrels in names:
         places.append((OUT, pubrel_subject(client_hash)))
     if pubrels in names or groups:  # [MQTT-4.8.2-5] (5.0)
         places.append((SHARED, assigned_subjects(client_hash)))
     ends = await asyncio.gather(*(_end(broker, stream, subject, until) for stream, subject in places))
-    if not await _as_written(broker, known.client_id, epoch):
+    if not await _as_written(broker, known, epoch):
         log.info("the session of %r was claimed before it was removed", known.client_id)
         return
     for (stream, subject), end in zip(places, ends, strict=True):
@@ -143,7 +142,7 @@ async def discard_session(broker: Broker, known: SessionRecord, epoch: int, unti
             await purge(inbox, stream, subject, end)
     for group in groups:
         await broker.groups.tidy(group)
-    if pubrels in names and not until and await _as_written(broker, known.client_id, epoch):
+    if pubrels in names and not until and await _as_written(broker, known, epoch):
         await delete_consumer(inbox, OUT, pubrels)  # the next session's has the same name
     if pubrels in names:
         await broker.timers.cancel(EXPIRY, client_hash, epoch)
@@ -162,10 +161,10 @@ async def _end(broker: Broker, stream: str, subject: str, until: int) -> int:
     return max([one.seq async for one in scan(broker.inbox, stream, subject) if one.time_ns <= until], default=0)
 
 
-async def _as_written(broker: Broker, client_id: str, epoch: int) -> bool:
+async def _as_written(broker: Broker, known: SessionRecord, epoch: int) -> bool:
     """Whether nobody has written the record since ``epoch``."""
     try:
-        found = await broker.sessions.load(name_hash(client_id), client_id)
+        found = await broker.sessions.load(known.key, known.client_id)
     except (NewerRecord, PoisonedRecord):
         return False
     return found is not None and found[1] == epoch

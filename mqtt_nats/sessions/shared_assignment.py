@@ -34,21 +34,21 @@ class Belated:
         """Subscribe again after a reconnect."""
         link.renew(self._sid, ASSIGNED)
 
-    def tell(self, client_id: str, record: int) -> None:
-        """A message was made a client's whose connection here has ended."""
+    def tell(self, name: str, record: int) -> None:
+        """A message was made a client's whose connection here has ended; ``name`` is that of `registered_as`."""
         link = self._broker.link
-        body = b"%d %b" % (record, client_id.encode())
+        body = b"%d %b" % (record, name.encode())
         link.out.append(b"PUB %b %d\r\n%b\r\n" % (ASSIGNED, len(body), body))
         link.kick()
-        self._told(client_id, record)  # a connection does not hear itself
+        self._told(name, record)  # a connection does not hear itself
 
     def _heard(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        record, _, client_id = payload.partition(b" ")
+        record, _, name = payload.partition(b" ")
         if record.isdigit() and len(record) < 20:
-            self._told(client_id.decode("utf-8", "replace"), int(record))
+            self._told(name.decode("utf-8", "replace"), int(record))
 
-    def _told(self, client_id: str, record: int) -> None:
-        client = self._broker.clients.get(client_id)
+    def _told(self, name: str, record: int) -> None:
+        client = self._broker.clients.get(name)
         if client is not None and client.alive and client.durable:
             client.do(_look(client, record))
 

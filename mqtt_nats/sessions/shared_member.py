@@ -41,6 +41,7 @@ from mqtt_nats.pubsub.shared_filters import parse_shared
 from mqtt_nats.sessions.shared_ownership import NAK, Doubtful, answer, room_of
 from mqtt_streams.api import ApiError
 from mqtt_streams.consumers import Ack, backstop, parse_ack
+from mqtt_streams.hashing import registered_as
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import V5, PoisonedRecord
@@ -466,7 +467,7 @@ class AssignedOp(Op):
             client.durable_side.machine.share(one.member.source, one.number, one.identifier, 2, one.message, token)
             client.broker.round.start()
         else:
-            client.broker.belated.tell(client.client_id, self.record)
+            client.broker.belated.tell(registered_as(client.client_id, client.hash), self.record)
 
     def failed(self, error: ApiError) -> None:
         """The consumer is gone, and the message with it."""

@@ -7,6 +7,7 @@ from typing import Final
 
 ALPHABET: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 HASH_LENGTH: Final = 8
+SECOND_KEY_LENGTH: Final = 16
 NUID_LENGTH: Final = 22
 MAX_PLAIN_BYTES: Final = 200
 """Longest client id that is used as a subject token as it is."""
@@ -23,6 +24,15 @@ def name_hash(name: str) -> str:
     The last ones are kept, since a connection asks for its own several times.
     """
     return sha256(name.encode()).digest()[:HASH_LENGTH].translate(_MODULO_62).decode()
+
+
+def second_key(client_id: str, user: str) -> str:
+    """Where a session is kept when that of another client, or user, has the hash of its client id: 16 characters.
+
+    `user`: whose session it is, "" = a client that has not proved who it is. No client id has U+0000 in it.
+    """
+    digest = sha256(f"{client_id}\0{user}".encode()).digest()
+    return digest[:SECOND_KEY_LENGTH].translate(_MODULO_62).decode()
 
 
 def consumer_name(client_hash: str, nuid: str) -> str:
@@ -55,3 +65,13 @@ def subject_token(client_id: str) -> str:
     ):
         return _PREFIX + name_hash(client_id)
     return client_id
+
+
+def registered_as(client_id: str, key: str) -> str:
+    """The name by which gateways know a connected client: its id, or its session's second key after U+0000."""
+    return client_id if key == name_hash(client_id) else f"\0{key}"
+
+
+def held_token(client_id: str, key: str) -> str:
+    """The subject token under which publishes at QoS 2 are held for a session: `subject_token`, or its second key."""
+    return subject_token(client_id) if key == name_hash(client_id) else _PREFIX + key

@@ -8,14 +8,16 @@ read, nor written over. Anything else that is new is one more key, which gateway
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias, get_args
 
 import orjson
 
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, JetStream, publish
 from mqtt_streams.consumers import ACK_WAIT_NS, ConsumerRef
-from mqtt_streams.hashing import name_hash
+from mqtt_streams.fields import MAX_SEQUENCE, Fields, is_literal, is_subject, is_token
+from mqtt_streams.fields import PoisonedRecord as PoisonedRecord
+from mqtt_streams.hashing import name_hash, second_key
 from mqtt_streams.headers import EXPECTED_LAST_SUBJECT_SEQUENCE
 from mqtt_streams.messages import DELIVER_PREFIX
 from mqtt_streams.messages import PREFIX as MESSAGE_PREFIX
@@ -25,8 +27,12 @@ from mqtt_streams.pubrel import PREFIX as PUBREL_PREFIX
 
 STREAM: Final = "$MQTT_sess"
 PREFIX: Final = "$MQTT.sess."
-V5_VERSION: Final = 2
+V5_VERSION: Final = 3
 """The newest version that is understood."""
+V5_POSITION: Final = 2
+"""The version of a record of whose session a position may be stored elsewhere: that is, with `pos`."""
+V5_SECOND: Final = 3
+"""The version of a record that stands under the second key of its client id."""
 V5_PLAIN: Final = 1
 """The version of a record of which nothing is kept elsewhere: that is, without `pos`."""
 FIRST: Final = -1  # in place of the sequence of a session's first record, in that record
@@ -35,17 +41,13 @@ SECOND_SID: Final = " fwc"
 
 WRONG_LAST_SEQUENCE: Final = (10071, 10164)
 _EXPECTED: Final = b"NATS/1.0\r\n%b:%%d\r\n\r\n" % EXPECTED_LAST_SUBJECT_SEQUENCE.encode()
-_MAX_SEQUENCE: Final = 2**63 - 1
 _MAX_ACK_PENDING: Final = 65535
-_NOT_IN_SUBJECTS: Final = " \t\r\n\f\v\0\x7f"
 
 Kind: TypeAlias = Literal["durable", "regular"]
 
 
-class PoisonedRecord(Exception):
-    """A stored record that cannot be used; the text says why. `seq`: its stream sequence where known, else 0."""
-
-    seq = 0
+class ForeignRecord(PoisonedRecord):
+    """A record that belongs to another client, whose id has the same hash. The text does not tell that id."""
 
 
 class NewerRecord(PoisonedRecord):
@@ -106,7 +108,9 @@ class V5:
     `generation`: id of the `$MQTT_msgs` in which the session counts, "" = not known. `fresh`: not 0 when that one has
     replaced another: from this sequence on it has messages of its own. `pos`: not "" when a position may be stored:
     its id. `former`: sequence of the record that the last claim has replaced; kept while `q2`. `first`: sequence of the
-    session's first record, `FIRST` in that one, 0 = not known. `extra`: keys not known here, written back unchanged.
+    session's first record, `FIRST` in that one, 0 = not known. `user`: whose session it is, "" = a client that has not
+    proved who it is, None = not known, as in records of 0.1. `quota`: the quota that it counts for, "" = none.
+    `extra`: keys not known here, written back unchanged.
     """
 
     kind: Kind = "durable"
@@ -128,7 +132,13 @@ class V5:
     former: int = 0
     version: int = V5_PLAIN
     first: int = 0
+    user: str | None = None
+    quota: str = ""
     extra: dict[str, object] | None = None
+
+    def belong(self, user: str) -> None:
+        """The session is this user's from now on."""
+        self.user = user
 
 
 @dataclass(slots=True)
@@ -136,7 +146,8 @@ class SessionRecord:
     """One session. `subs`: granted QoS by subject; `cons`: consumer by key (`second_sid` for a `#`'s second one).
 
     `v5` is None in a record that nats-server's listener wrote last. `extra`: unknown keys, written back unchanged.
-    `time_ns`: when it was stored, since 1970, in one that was loaded.
+    `time_ns`: when it was stored, since 1970, in one that was loaded. `key`: the last token of its subject, which
+    everything of the session is named after: the hash of the client id, or where that is taken its second key.
     """
 
     client_id: str
@@ -148,6 +159,11 @@ class SessionRecord:
     v5: V5 | None = None
     extra: dict[str, object] | None = None
     time_ns: int = field(default=0, compare=False)
+    key: str = ""
+
+    def __post_init__(self) -> None:
+        """Without a key it has that of its client id."""
+        self.key = self.key or name_hash(self.client_id)
 
     def encode(self) -> bytes:
         """The stored JSON; empty values are left out, as nats-server does."""
@@ -175,7 +191,7 @@ def second_sid(subject: str) -> str:
 
 def _encode_v5(v5: V5) -> dict[str, object]:
     body: dict[str, object] = {
-        "version": max(v5.version, V5_VERSION) if v5.pos else v5.version,
+        "version": max(v5.version, V5_POSITION) if v5.pos else v5.version,
         "kind": v5.kind,
         "expiry": v5.expiry,
         "owner": v5.owner,
@@ -211,7 +227,9 @@ def _encode_v5(v5: V5) -> dict[str, object]:
         body["wills"] = v5.wills
     if v5.was:
         body["was"] = {key: {"qos": qos, "until": until} for key, (qos, until) in v5.was.items()}
-    for key in ("generation", "fresh", "pos"):
+    if v5.user is not None:
+        body["user"] = v5.user
+    for key in ("generation", "fresh", "pos", "quota"):
         if value := getattr(v5, key):
             body[key] = value
     if v5.first:
@@ -220,94 +238,24 @@ def _encode_v5(v5: V5) -> dict[str, object]:
     return body if v5.extra is None else body | v5.extra
 
 
-class _Reader:
-    """Takes typed values out of a JSON object; every surprise is a PoisonedRecord that names the place."""
-
-    def __init__(self, value: object, where: str) -> None:
-        if not isinstance(value, dict):
-            raise PoisonedRecord(f"{where} is not a JSON object")
-        self.values: dict[str, Any] = dict(value)
-        self.where = where
-
-    def fail(self, key: str, expected: str) -> PoisonedRecord:
-        return PoisonedRecord(f"{self.where}: {key if key.isidentifier() else repr(key[:64])} is not {expected}")
-
-    def text(self, key: str, default: str | None = None) -> str:
-        value = self.values.pop(key, default)
-        if not isinstance(value, str):
-            raise self.fail(key, "a string")
-        return value
-
-    def flag(self, key: str) -> bool:
-        value = self.values.pop(key, False)
-        if not isinstance(value, bool):
-            raise self.fail(key, "true or false")
-        return value
-
-    def number(self, key: str, low: int, high: int, default: int | None = None) -> int:
-        value = self.values.pop(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise self.fail(key, f"a whole number from {low} to {high}")
-        return value
-
-    def optional_number(self, key: str, low: int, high: int) -> int | None:
-        if self.values.get(key) is None:
-            self.values.pop(key, None)
-            return None
-        return self.number(key, low, high)
-
-    def items(self, key: str) -> dict[str, Any]:
-        value = self.values.pop(key, None)
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            raise self.fail(key, "a JSON object")
-        return value
-
-    def numbers(self, key: str) -> dict[str, int]:
-        inner = _Reader(self.items(key), f"{self.where}: {key}")
-        return {name: inner.number(name, 0, _MAX_SEQUENCE) for name in list(inner.values)}
-
-
-def _is_subject(text: str) -> bool:
-    """Whether NATS takes this as a subject to subscribe."""
-    tokens = text.split(".")
-    last = len(tokens) - 1
-    return all(
-        token
-        and not any(char in _NOT_IN_SUBJECTS for char in token)
-        and ((token == ">" and index == last) or ">" not in token)
-        and (token == "*" or "*" not in token)
-        for index, token in enumerate(tokens)
-    )
-
-
-def _is_literal(text: str) -> bool:
-    return _is_subject(text) and "*" not in text and ">" not in text
-
-
-def _is_token(text: str) -> bool:
-    return _is_literal(text) and "." not in text
-
-
 def _is_consumer_of(name: str, client_hash: str) -> bool:
     """Whether a name, which becomes a token of API subjects, is of a consumer of this client and no other's."""
     if name == PUBREL_CONSUMER_PREFIX + client_hash:
         return True
-    return name.startswith(client_hash + "_") and _is_token(name)
+    return name.startswith(client_hash + "_") and is_token(name)
 
 
 def _consumer(value: object, where: str, client_hash: str) -> ConsumerRef:
-    reader = _Reader(value, where)
+    reader = Fields(value, where)
     name = reader.text("durable_name")
     if not _is_consumer_of(name, client_hash):
         raise PoisonedRecord(f"{where}: durable_name is not a consumer of this client")
     deliver = reader.text("deliver_subject")
-    if not _is_literal(deliver) or not deliver.startswith((DELIVER_PREFIX, PUBREL_DELIVER_PREFIX)):
+    if not is_literal(deliver) or not deliver.startswith((DELIVER_PREFIX, PUBREL_DELIVER_PREFIX)):
         raise PoisonedRecord(f"{where}: deliver_subject is not one for deliveries to clients")
     filter_subject = reader.text("filter_subject", "")
     if filter_subject and not (
-        _is_subject(filter_subject) and filter_subject.startswith((MESSAGE_PREFIX, PUBREL_PREFIX))
+        is_subject(filter_subject) and filter_subject.startswith((MESSAGE_PREFIX, PUBREL_PREFIX))
     ):
         raise PoisonedRecord(f"{where}: filter_subject is not one of messages or PUBRELs")
     for key in ("deliver_policy", "ack_policy", "replay_policy"):
@@ -317,9 +265,9 @@ def _consumer(value: object, where: str, client_hash: str) -> ConsumerRef:
         deliver,
         filter_subject,
         reader.number("max_ack_pending", 0, _MAX_ACK_PENDING, 0),
-        reader.number("ack_wait", 0, _MAX_SEQUENCE, ACK_WAIT_NS),
-        reader.optional_number("opt_start_seq", 0, _MAX_SEQUENCE),
-        reader.number("inactive_threshold", 0, _MAX_SEQUENCE, 0),
+        reader.number("ack_wait", 0, MAX_SEQUENCE, ACK_WAIT_NS),
+        reader.optional_number("opt_start_seq", 0, MAX_SEQUENCE),
+        reader.number("inactive_threshold", 0, MAX_SEQUENCE, 0),
         reader.number("num_replicas", 0, 5, 0),
         reader.values,
     )
@@ -332,8 +280,8 @@ def _check_version(v5: object) -> None:
 
 
 def _v5(value: object, client_hash: str) -> V5:
-    reader = _Reader(value, "v5")
-    version = reader.number("version", 1, _MAX_SEQUENCE)
+    reader = Fields(value, "v5")
+    version = reader.number("version", 1, MAX_SEQUENCE)
     kind = reader.text("kind")
     if kind not in get_args(Kind):
         raise PoisonedRecord("v5: kind is neither durable nor regular")
@@ -344,7 +292,7 @@ def _v5(value: object, client_hash: str) -> V5:
         raise PoisonedRecord("v5: deadline is not a time")
     options = {}
     for subject, raw in reader.items("options").items():
-        inner = _Reader(raw, f"v5: options of {subject!r}")
+        inner = Fields(raw, f"v5: options of {subject!r}")
         options[subject] = SubscriptionOptions(
             inner.text("filter"),
             inner.flag("nl"),
@@ -357,36 +305,36 @@ def _v5(value: object, client_hash: str) -> V5:
         raise PoisonedRecord("v5: draining is not a list")
     ended = []
     for raw in draining:
-        inner = _Reader(raw, "v5: draining")
+        inner = Fields(raw, "v5: draining")
         entry = Draining(
             inner.text("name"),
             inner.text("filter_subject"),
             inner.number("qos", 0, 2),
-            inner.number("end", 0, _MAX_SEQUENCE),
-            inner.number("start", 0, _MAX_SEQUENCE, 0),
+            inner.number("end", 0, MAX_SEQUENCE),
+            inner.number("start", 0, MAX_SEQUENCE, 0),
             inner.flag("whole"),
         )
-        if not _is_consumer_of(entry.name, client_hash) or not _is_subject(entry.filter_subject):
+        if not _is_consumer_of(entry.name, client_hash) or not is_subject(entry.filter_subject):
             raise PoisonedRecord("v5: draining does not name a consumer of this client")
         ended.append(entry)
     was = {}
     for key, raw in reader.items("was").items():
-        inner = _Reader(raw, "v5: was")
-        was[key] = (inner.number("qos", 1, 2), inner.number("until", 0, _MAX_SEQUENCE))
+        inner = Fields(raw, "v5: was")
+        was[key] = (inner.number("qos", 1, 2), inner.number("until", 0, MAX_SEQUENCE))
     shared = {}
     for name, raw in reader.items("shared").items():
-        inner = _Reader(raw, "v5: shared")
+        inner = Fields(raw, "v5: shared")
         shared[name] = SharedSubscription(
             inner.number("qos", 0, 2),
             inner.flag("rap"),
             inner.optional_number("id", 1, 268_435_455),
-            inner.number("start", 0, _MAX_SEQUENCE, 0),
+            inner.number("start", 0, MAX_SEQUENCE, 0),
         )
     nonce = reader.text("nonce", "")
     if isinstance(first := reader.values.get("first"), str):
         reader.values["first"] = FIRST if first == nonce else 0
     wills = reader.values.pop("wills", None) or []
-    if not isinstance(wills, list) or not all(isinstance(one, str) and _is_token(one) for one in wills):
+    if not isinstance(wills, list) or not all(isinstance(one, str) and is_token(one) for one in wills):
         raise PoisonedRecord("v5: wills is not a list of gateways")
     return V5(
         "durable" if kind == "durable" else "regular",
@@ -403,37 +351,40 @@ def _v5(value: object, client_hash: str) -> V5:
         wills,
         shared,
         reader.text("generation", ""),
-        reader.number("fresh", 0, _MAX_SEQUENCE, 0),
+        reader.number("fresh", 0, MAX_SEQUENCE, 0),
         reader.text("pos", ""),
-        reader.number("former", 0, _MAX_SEQUENCE, 0),
+        reader.number("former", 0, MAX_SEQUENCE, 0),
         version,
-        reader.number("first", FIRST, _MAX_SEQUENCE, 0),
+        reader.number("first", FIRST, MAX_SEQUENCE, 0),
+        reader.optional_text("user"),
+        reader.text("quota", ""),
         reader.values or None,
     )
 
 
-def decode(data: bytes, *, client_id: str | None = None) -> SessionRecord:
-    """Read a stored record; `client_id`, when given, must be the stored one.
+def decode(data: bytes, *, client_id: str | None = None, key: str = "") -> SessionRecord:
+    """Read a stored record; `client_id`, when given, must be the stored one. `key`: the last token of its subject.
 
-    Raises PoisonedRecord, nothing else; NewerRecord when its version is not known, whatever else is in it.
+    Raises PoisonedRecord, nothing else; NewerRecord when its version is not known, whatever else is in it;
+    ForeignRecord when it is that of another client id.
     """
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise PoisonedRecord(f"the session record is not JSON: {error}") from None
-    reader = _Reader(value, "session record")
+    reader = Fields(value, "session record")
     stored_id = reader.text("id", "")
     if client_id is not None and stored_id != client_id:
-        raise PoisonedRecord(f"the session record belongs to another client: {stored_id[:64]!r}")
+        raise ForeignRecord("the session record belongs to another client")
     v5 = reader.values.pop("v5", None)
     _check_version(v5)
-    client_hash = name_hash(stored_id)
+    client_hash = key or name_hash(stored_id)
     origin = reader.text("origin", "")
     clean = reader.flag("clean")
-    subs_reader = _Reader(reader.items("subs"), "session record: subs")
+    subs_reader = Fields(reader.items("subs"), "session record: subs")
     subs = {}
     for subject in list(subs_reader.values):
-        if not _is_subject(subject):
+        if not is_subject(subject):
             raise PoisonedRecord(f"session record: subs has {subject[:64]!r}, which is no subject")
         subs[subject] = subs_reader.number(subject, 0, 2)
     cons = {
@@ -442,6 +393,9 @@ def decode(data: bytes, *, client_id: str | None = None) -> SessionRecord:
         if raw is not None
     }
     pubrel = reader.values.pop("pubrel", None)
+    found = None if v5 is None else _v5(v5, client_hash)
+    if key and not _is_key(key, stored_id, found):
+        raise PoisonedRecord("the session record does not belong where it is stored")
     return SessionRecord(
         stored_id,
         origin,
@@ -449,9 +403,15 @@ def decode(data: bytes, *, client_id: str | None = None) -> SessionRecord:
         subs,
         cons,
         None if pubrel is None else _consumer(pubrel, "session record: pubrel", client_hash),
-        None if v5 is None else _v5(v5, client_hash),
+        found,
         reader.values or None,
+        key=client_hash,
     )
+
+
+def _is_key(key: str, client_id: str, v5: V5 | None) -> bool:
+    """Whether a record of a client may stand under a key."""
+    return key == name_hash(client_id) or (v5 is not None and key == second_key(client_id, v5.user or ""))
 
 
 class SessionStore:
@@ -462,7 +422,7 @@ class SessionStore:
         self._prefix = f"{PREFIX}{domain}." if domain else PREFIX
 
     def subject(self, client_hash: str) -> str:
-        """Where the record of a client is stored."""
+        """Where the record with a key is stored."""
         return self._prefix + client_hash
 
     async def load(self, client_hash: str, client_id: str | None = None) -> tuple[SessionRecord, int] | None:
@@ -471,12 +431,17 @@ class SessionStore:
         if message is None:
             return None
         try:
-            record = decode(message.payload, client_id=client_id)
+            record = decode(message.payload, client_id=client_id, key=client_hash)
         except PoisonedRecord as error:
             error.seq = message.seq
             raise
         record.time_ns = message.time_ns
         return record, message.seq
+
+    async def glance(self, key: str, client_id: str) -> tuple[SessionRecord, int] | None:
+        """As `load`, from any replica, which may not have it yet."""
+        message = await stored.direct_get_last(self._js, STREAM, self.subject(key))
+        return None if message is None else (decode(message.payload, client_id=client_id, key=key), message.seq)
 
     async def save(self, record: SessionRecord, *, expected: int | None, reply: str = "") -> int:
         """Write a record and return its sequence.
@@ -487,9 +452,7 @@ class SessionStore:
         """
         headers = b"" if expected is None else _EXPECTED % expected
         try:
-            return await publish(
-                self._js, self.subject(name_hash(record.client_id)), record.encode(), headers, reply=reply
-            )
+            return await publish(self._js, self.subject(record.key), record.encode(), headers, reply=reply)
         except ApiError as error:
             if error.err_code in WRONG_LAST_SEQUENCE:
                 raise Conflict(str(error)) from error

@@ -72,7 +72,7 @@ def test_list_and_show(fleet: Fleet, away: str) -> None:
     assert quick["queued"] is None
     (found,) = eventually(lambda: one if (one := listed(fleet, away))[0]["ends"] is not None else None)
     text = fleet.text("sessions", "--match", "c-away")
-    assert re.search(r"^c-away +not connected +in \d+ min +1 +3 +0 ", text, re.MULTILINE), text
+    assert re.search(r"^c-away +\(anonymous\) +not connected +in \d+ min +1 +3 +0 ", text, re.MULTILINE), text
     one = fleet.json("sessions", "show", away)
     (subscription,) = one["subscribed"]
     assert (subscription["filter"], subscription["qos"], subscription["queued"]) == ("letters/#", 1, 3)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from mqtt_streams.hashing import name_hash
+from mqtt_streams.hashing import name_hash, second_key
 from tests.conftest import GatewayFactory
 from tests.harness import raw
 from tests.harness.gateway import Gateway
@@ -237,10 +237,11 @@ def test_assigned_client_id(open5: Opener, name: str, clean: bool) -> None:
 
 
 async def test_refused_client_id(gateway: Gateway, open5: Opener, name: str, stored: Stored) -> None:
-    """[MQTT-3.1.3-8] (5.0): the record under the hash of this id is another client's."""
+    """[MQTT-3.1.3-8] (5.0): the records at both keys of this id are another client's."""
     open5(name, STORED, clean=False).close()
     record = b'{"id": "another", "v5": {"kind": "durable", "expiry": 600}}'
-    await stored.js.publish(f"$MQTT.sess.{name_hash(name)}", record)
+    for key in (name_hash(name), second_key(name, "")):
+        await stored.js.publish(f"$MQTT.sess.{key}", record)
     refused(gateway.port, connect(name, STORED, clean=False), 0x85)
 
 

@@ -131,6 +131,7 @@ def _brief(one: Found, connected: dict[str, Client], due: dict[str, float], wait
     v5 = record.v5 if record is not None else None
     return {
         "client": one.client_id,
+        "user": v5.user if v5 is not None else None,
         "connected": one.client_id in connected,
         "gateway": connected[one.client_id].gateway if one.client_id in connected else "",
         "owner": v5.owner if v5 is not None else "",
@@ -151,6 +152,7 @@ def shown(found: dict[str, Any]) -> str:
     rows = [
         [
             cell(one["client"]),
+            _user(one),
             one["gateway"] if one["connected"] else "not connected",
             _ends(one, now),
             f"{one['subscriptions']:,}",
@@ -161,9 +163,14 @@ def shown(found: dict[str, Any]) -> str:
         ]
         for one in found["sessions"]
     ]
-    heading = ["client", "connected to", "ends", "subs", "queued", "in flight", "record written", ""]
+    heading = ["client", "user", "connected to", "ends", "subs", "queued", "in flight", "record written", ""]
     silent = [f"gateway {one} has not answered: its clients look as if not connected" for one in found["silent"]]
     return "\n".join([*table(heading, rows), *silent, *rest(found, "sessions")])
+
+
+def _user(one: dict[str, Any]) -> str:
+    """Whose session it is; a record of 0.1 does not say it."""
+    return "" if one["user"] is None else cell(one["user"]) if one["user"] else "(anonymous)"
 
 
 def _ends(one: dict[str, Any], now: float) -> str:
@@ -232,6 +239,7 @@ def shown_one(one: dict[str, Any]) -> str:
     queued = "not known" if one["queued"] is None else f"{one['queued']:,}, {one['inflight']:,} in flight"
     lines = sheet(
         ("client", plain(one["client"])),
+        ("user", _user(one) or "not known"),
         ("connected", where),
         ("record", f"written {ago(one['written'], now)} by gateway {one['owner'] or 'unknown'}"),
         ("ends", _ends(one, now)),

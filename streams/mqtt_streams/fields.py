@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values of a stored JSON object, each of which may be anything."""
+
+from typing import Any, Final
+
+MAX_SEQUENCE: Final = 2**63 - 1
+_NOT_IN_SUBJECTS: Final = " \t\r\n\f\v\0\x7f"
+
+
+class PoisonedRecord(Exception):
+    """A stored record that cannot be used; the text says why. `seq`: its stream sequence where known, else 0."""
+
+    seq = 0
+
+
+class Fields:
+    """Takes typed values out of a JSON object; every surprise is a PoisonedRecord that names the place."""
+
+    def __init__(self, value: object, where: str) -> None:
+        if not isinstance(value, dict):
+            raise PoisonedRecord(f"{where} is not a JSON object")
+        self.values: dict[str, Any] = dict(value)
+        self.where = where
+
+    def fail(self, key: str, expected: str) -> PoisonedRecord:
+        return PoisonedRecord(f"{self.where}: {key if key.isidentifier() else repr(key[:64])} is not {expected}")
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self.values.pop(key, default)
+        if not isinstance(value, str):
+            raise self.fail(key, "a string")
+        return value
+
+    def optional_text(self, key: str) -> str | None:
+        if self.values.get(key) is None:
+            self.values.pop(key, None)
+            return None
+        return self.text(key)
+
+    def flag(self, key: str) -> bool:
+        value = self.values.pop(key, False)
+        if not isinstance(value, bool):
+            raise self.fail(key, "true or false")
+        return value
+
+    def number(self, key: str, low: int, high: int, default: int | None = None) -> int:
+        value = self.values.pop(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise self.fail(key, f"a whole number from {low} to {high}")
+        return value
+
+    def optional_number(self, key: str, low: int, high: int) -> int | None:
+        if self.values.get(key) is None:
+            self.values.pop(key, None)
+            return None
+        return self.number(key, low, high)
+
+    def items(self, key: str) -> dict[str, Any]:
+        value = self.values.pop(key, None)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise self.fail(key, "a JSON object")
+        return value
+
+    def numbers(self, key: str) -> dict[str, int]:
+        inner = Fields(self.items(key), f"{self.where}: {key}")
+        return {name: inner.number(name, 0, MAX_SEQUENCE) for name in list(inner.values)}
+
+
+def is_subject(text: str) -> bool:
+    """Whether NATS takes this as a subject to subscribe."""
+    tokens = text.split(".")
+    last = len(tokens) - 1
+    return all(
+        token
+        and not any(char in _NOT_IN_SUBJECTS for char in token)
+        and ((token == ">" and index == last) or ">" not in token)
+        and (token == "*" or "*" not in token)
+        for index, token in enumerate(tokens)
+    )
+
+
+def is_literal(text: str) -> bool:
+    """Whether it is a subject without wildcards."""
+    return is_subject(text) and "*" not in text and ">" not in text
+
+
+def is_token(text: str) -> bool:
+    """Whether it is one token of a subject."""
+    return is_literal(text) and "." not in text

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Client ids that have one hash, by which nats-server's listener and gateways keep sessions: each has its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import nats
+import orjson
+import pytest
+
+from mqtt_streams.hashing import name_hash, second_key
+from mqtt_streams.sessions import STREAM
+from tests.base.support import Inside, running
+from tests.conftest import GatewayFactory
+from tests.harness import raw, raw5
+from tests.harness.nats import NatsServer
+from tests.harness.raw import Raw
+from tests.harness.raw5 import SESSION_EXPIRY, WILL_DELAY, Raw5, prop
+from tests.harness.waiting import aeventually, eventually
+
+PAIRS = (("device-1954068", "device-21015175"), ("device-4763190", "device-8723357"))
+"""Found by trying: each is one hash."""
+
+KEPT = prop(SESSION_EXPIRY, 600)
+
+
+@pytest.fixture(scope="module")
+def inside(nats_server: NatsServer) -> Iterator[Inside]:
+    with running(nats_server.url) as found:
+        yield found
+
+
+@pytest.fixture
+def port(inside: Inside) -> Iterator[int]:
+    yield inside.ports[0]
+    for client_id in (one for pair in PAIRS for one in pair):
+        Raw5.open(inside.ports[0], client_id).close()
+
+
+def test_the_pairs_collide() -> None:
+    for one, other in PAIRS:
+        assert name_hash(one) == name_hash(other)
+        assert len({name_hash(one), second_key(one, ""), second_key(other, ""), second_key(other, "ann")}) == 4
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_two_sessions(port: int, pair: tuple[str, str]) -> None:
+    """Both are durable, have messages of their own that wait and are half-way, and end by themselves."""
+    for client_id in pair:
+        with Raw5.open(port, client_id, KEPT) as client, Raw5.open(port) as publisher:
+            assert client.subscribed((f"to/{client_id}", 2), ("to/both", 1), ("$share/g/to/group", 1)) == (2, 1, 1)
+            publisher.deliver(f"to/{client_id}", b"half-way", qos=2)
+            client.message(b"half-way")
+            client.send(raw5.publish(f"from/{client_id}", client_id.encode(), qos=2, id=9))
+            client.answer(raw5.PUBREC, 9)
+    with Raw5.open(port) as other:
+        other.subscribed(("from/#", 0))
+        other.deliver("to/both", b"waits")
+        for client_id in (*pair, *pair):
+            with Raw5.open(port, client_id, KEPT, clean=False) as client:
+                assert client.present
+                sent = client.message(b"half-way")
+                assert sent.dup
+                client.message(b"waits")
+        for client_id in pair:
+            with Raw5.open(port, client_id, KEPT, clean=False) as client:
+                client.receive_message(b"half-way")
+                client.receive_message(b"waits")
+                client.send(raw5.ack(raw5.PUBREL, 9))
+                client.answer(raw5.PUBCOMP, 9, 0)
+                other.message(client_id.encode())
+        Raw5.open(port, pair[0]).close()
+        with Raw5.open(port, pair[1], KEPT, clean=False) as client:
+            assert client.present  # although the place that it did not get is free now
+            other.deliver("to/both", b"more")
+            client.receive_message(b"more")
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_nobody_is_locked_out_or_told(port: int, clean: bool) -> None:
+    """Also by connections whose sessions end with them, of both versions, at the same time."""
+    one, other = PAIRS[0]
+    with Raw5.open(port, one) as first, Raw(port) as older:
+        older.send(raw.connect(other, clean=clean))
+        assert older.expect(raw.CONNACK).body == b"\0\0"
+        assert older.subscribe((f"{clean}/x", 1)) == [1]
+        first.deliver(f"{clean}/x", b"through", qos=1)
+        assert older.expect(raw.PUBLISH).payload == b"through"
+        with Raw5.open(port, other, clean=clean) as later:
+            older.expect_closed()
+            assert later.present is not clean
+            first.quiet()
+
+
+def test_a_clean_start_ends_the_session_at_the_second_key(port: int, nats_server: NatsServer) -> None:
+    """Also where the first key is free by now, and the new session ends with its connection."""
+    one, other = PAIRS[1]
+    with Raw5.open(port, one, KEPT) as first:
+        with Raw5.open(port, other, KEPT) as second:
+            second.subscribed(("old", 1))
+        first.send(raw5.disconnect(0, prop(SESSION_EXPIRY, 0)))
+        first.expect_closed()
+    eventually(lambda: not present(port, one))
+    assert present(port, other)
+    with Raw5.open(port, other):
+        pass
+    eventually(lambda: not present(port, other))
+
+
+def present(port: int, client_id: str) -> bool:
+    """Whether the client has a session; it keeps that, and gets none."""
+    with Raw5.open(port, client_id, KEPT, clean=False) as client:
+        if not client.present:
+            client.send(raw5.disconnect(0, prop(SESSION_EXPIRY, 0)))
+            client.expect_closed()
+        return client.present
+
+
+async def test_the_record_at_the_first_key_is_as_nats_server_has_it(port: int, nats_server: NatsServer) -> None:
+    """The other one has a version that gateways leave alone that do not know of second keys."""
+    one, other = PAIRS[0]
+    for client_id in (one, other):
+        Raw5.open(port, client_id, KEPT).close()
+    client = await nats.connect(nats_server.url)
+    try:
+        js = client.jetstream()
+        keys = {name_hash(one): one, second_key(other, ""): other}
+        versions = []
+        for key, client_id in keys.items():
+            found = await js.get_last_msg(STREAM, f"$MQTT.sess.{key}")
+            record = orjson.loads(found.data or b"")
+            assert record["id"] == client_id
+            versions.append(record["v5"]["version"])
+        assert versions[0] < versions[1] == 3
+    finally:
+        await client.close()
+
+
+@pytest.mark.parametrize("kill", [True, False], ids=["killed", "ended"])
+async def test_wills_and_deadlines(nats_server: NatsServer, gateway_factory: GatewayFactory, kill: bool) -> None:
+    """Of both, by another gateway."""
+    gateway = gateway_factory(nats_server.url, "--gateway-lease", "2")
+    other = gateway_factory(nats_server.url, "--gateway-lease", "2")
+    with Raw5.open(other.port) as watcher:
+        watcher.subscribed(("wills/#", 1))
+        clients = []
+        for client_id in PAIRS[1]:
+            will = raw5.will(f"wills/{client_id}", client_id.encode(), prop(WILL_DELAY, 1))
+            clients.append(Raw5.open(gateway.port, client_id, prop(SESSION_EXPIRY, 3), flags=0x0C, tail=will))
+        if kill:
+            gateway.kill()
+        for client in clients:
+            client.close()
+        assert {watcher.receive_message().payload for _ in range(2)} == {one.encode() for one in PAIRS[1]}
+    client = await nats.connect(nats_server.url)
+
+    async def left() -> list[str]:
+        info = await client.jetstream().stream_info(STREAM, subjects_filter="$MQTT.sess.>")
+        keys = (name_hash(PAIRS[1][0]), second_key(PAIRS[1][1], ""))
+        return [key for key in keys if f"$MQTT.sess.{key}" in (info.state.subjects or {})]
+
+    async def nothing() -> bool:
+        return not await left()
+
+    try:
+        await aeventually(nothing)
+    finally:
+        await client.close()
