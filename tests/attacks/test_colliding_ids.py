@@ -153,10 +153,10 @@ async def test_wills_and_deadlines(nats_server: NatsServer, gateway_factory: Gat
         for client in clients:
             client.close()
         assert {watcher.receive_message().payload for _ in range(2)} == {one.encode() for one in PAIRS[1]}
-    client = await nats.connect(nats_server.url)
+    nc = await nats.connect(nats_server.url)
 
     async def left() -> list[str]:
-        info = await client.jetstream().stream_info(STREAM, subjects_filter="$MQTT.sess.>")
+        info = await nc.jetstream().stream_info(STREAM, subjects_filter="$MQTT.sess.>")
         keys = (name_hash(PAIRS[1][0]), second_key(PAIRS[1][1], ""))
         return [key for key in keys if f"$MQTT.sess.{key}" in (info.state.subjects or {})]
 
@@ -166,4 +166,4 @@ async def test_wills_and_deadlines(nats_server: NatsServer, gateway_factory: Gat
     try:
         await aeventually(nothing)
     finally:
-        await client.close()
+        await nc.close()
