@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final, Literal
 
 import orjson
@@ -43,10 +44,34 @@ def question(credentials: Credentials) -> bytes | None:
     )
 
 
+def check_keys(body: bytes) -> None:
+    """See that no object of a JSON text has a key twice: two readers could take it for two different things.
+
+    Raises:
+        ValueError: one has, or it is not JSON.
+    """
+    try:
+        json.loads(body, object_pairs_hook=_unique)
+    except RecursionError:
+        raise ValueError("it has too many levels") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
 def verdict(status: int, body: bytes, credentials: Credentials) -> Allow | Ignore | Denied:
     """What an answer means. Whatever is not exactly as it has to be denies."""
     if status != 200:
         return Denied(f"the service answers with status {status}")
+    try:
+        check_keys(body)
+    except ValueError as error:
+        why = "it is not JSON" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else str(error)
+        return Denied(f"the answer of the service is wrong: {why}")
     try:
         found = _Answer.model_validate_json(body)
         rules = None if found.acl is None else own_rules(found.acl)

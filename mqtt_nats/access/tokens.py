@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -148,8 +149,10 @@ def read_head(password: bytes, settings: TokenSettings) -> Head | None:
     if len(parts) != 3 or len(parts[0]) > HEAD_MOST:
         return None
     head, claims = _json(parts[0]), _json(parts[1])
-    if head is None or "alg" not in head or claims is None:
+    if head is None or "alg" not in head:
         return None
+    if claims is None:  # also where a number in it is none, or infinite
+        raise BadToken("its claims cannot be read")
     issuer = claims.get("iss")
     if settings.issuer is not None and issuer != settings.issuer:
         return None
@@ -253,6 +256,10 @@ def _time(claims: dict[str, Any], name: str) -> float | None:
     value = claims.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    try:
+        found = math.nan if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
+    except OverflowError:
+        found = math.inf
+    if not math.isfinite(found):  # such a token would be valid for ever
         raise BadToken(f"{name} is not a time")
-    return float(value)
+    return found

@@ -19,10 +19,34 @@ _HEADER: Final = re.compile(r"\s*\[")
 _KEY: Final = re.compile(r"""\s*\[{0,2}\s*(?:"([^"]+)"|'([^']+)'|([\w-]+))""")
 
 
+HIDDEN: Final = "(hidden)"
+"""What is shown in the place of a secret."""
+
+_QUERY: Final = re.compile(r"[?#](?=.)")
+
+
 def without_userinfo(url: str) -> str:
     """A URL without what stands before its ``@``."""
     scheme, separator, rest = url.partition("://")
     return scheme + separator + rest.rpartition("@")[2]
+
+
+def without_secrets(value: Any) -> Any:
+    """A value as it may be shown: URLs in it without what stands before the ``@``, and without query and fragment.
+
+    A query may have a key in it, and a fragment a token.
+    """
+    if isinstance(value, str):
+        if "://" not in value:
+            return value
+        url = without_userinfo(value)
+        mark = _QUERY.search(url)
+        return url if mark is None else f"{url[: mark.end()]}{HIDDEN}"
+    if isinstance(value, dict):
+        return {name: without_secrets(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_secrets(one) for one in value]
+    return value
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

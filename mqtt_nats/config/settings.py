@@ -21,7 +21,7 @@ from pydantic_settings import (
 )
 
 from mqtt_nats.access.settings import KINDS, AccessSettings
-from mqtt_nats.base.config_files import is_json, nearest, read_file, without_userinfo
+from mqtt_nats.base.config_files import is_json, nearest, read_file, without_secrets, without_userinfo
 from mqtt_nats.base.errors import StartupError, worded
 from mqtt_nats.base.limit_settings import (
     MOST_BYTES,
@@ -419,6 +419,6 @@ def _one_line(error: ValidationError, values: Mapping[str, Any]) -> str:
             continue
         field = Settings.model_fields.get(name)
         if field is not None and not is_secret(field) and name != "nats":
-            shown = f" = {str(values.get(name))[:80]!r}"
+            shown = f" = {str(without_secrets(values.get(name)))[:80]!r}"
         problems.append(f"{name}{shown}: {message}")
     return "invalid setting: " + "; ".join(dict.fromkeys(problems))

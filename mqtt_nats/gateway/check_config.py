@@ -13,14 +13,12 @@ from typing import Any, Final, NamedTuple
 import anyio
 from pydantic import BaseModel, SecretStr
 
-from mqtt_nats.base.config_files import nearest, without_userinfo
+from mqtt_nats.base.config_files import HIDDEN, nearest, without_secrets
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config.settings import ENV_PREFIX, TABLES, Settings, env_name, gather
 from mqtt_nats.ctl.tables import table
 
 DEFAULT: Final = "default"
-
-HIDDEN: Final = "(hidden)"
 
 OTHERS: Final = frozenset(f"{ENV_PREFIX}{name}" for name in ("SPARK_PASSWORD", "SPARK_TOKEN", "BENCH_PASSWORD"))
 """Variables of `mqtt-nats spark` and `mqtt-nats bench`."""
@@ -118,36 +116,35 @@ def _rows(
 
     value = getattr(settings, name)
     if name not in TABLES or not value:
-        yield Row(name, _text(name, value), origin)
+        yield Row(name, _text(value), origin)
         return
     if name == "plugins":
         for plugin, options in plugins.items():
             for option, one in options.items():
-                yield Row(f"{name}.{plugin}.{option}", _text(option, one), of(plugin))
+                yield Row(f"{name}.{plugin}.{option}", _text(one), of(plugin))
         return
     if name == "mappings":
         for source, target in value.items():
-            yield Row(f"{name}.{source}", _text(source, target), of(source))
+            yield Row(f"{name}.{source}", _text(target), of(source))
         return
     if name == "tenants":
         for tenant, entry in value.items():
             for option, one in entry:
                 own = of(tenant) if option in entry.model_fields_set else DEFAULT
-                yield Row(f"{name}.{tenant}.{option}", _text(option, one), own)
+                yield Row(f"{name}.{tenant}.{option}", _text(one), own)
         return
     for number, entry in enumerate(value, 1):
         where = found[number - 1] if len(found) == len(value) else origin
         for option, one in entry.model_dump(mode="json").items():
             own = where if option in entry.model_fields_set else DEFAULT
-            yield Row(f"{name}[{number}].{option}", _text(option, one), own)
+            yield Row(f"{name}[{number}].{option}", _text(one), own)
 
 
-def _text(name: str, value: Any) -> str:
+def _text(value: Any) -> str:
     """A value as in the file."""
     if value is None:
         return ""
     if isinstance(value, SecretStr):
         return HIDDEN
-    if name == "nats" and value:
-        value = [without_userinfo(url) for url in value]
-    return json.dumps(value, default=str, ensure_ascii=False, separators=(",", ":"))  # of any size, unlike orjson
+    shown = without_secrets(value)
+    return json.dumps(shown, default=str, ensure_ascii=False, separators=(",", ":"))  # of any size, unlike orjson

@@ -162,6 +162,10 @@ def test_forged_tokens(signer: Signer, what: str) -> None:
         ({"exp": NOW}, {"leeway": 0}, "expired"),
         ({"exp": "2030"}, {}, "not a time"),
         ({"exp": True}, {}, "not a time"),
+        ({"exp": float("inf")}, {}, "cannot be read"),
+        ({"exp": float("nan")}, {}, "cannot be read"),
+        ({"nbf": float("-inf")}, {}, "cannot be read"),
+        ({"exp": 10**400}, {}, "cannot be read"),
         ({"nbf": NOW + 11}, {}, "not valid yet"),
         ({"iat": NOW + 11}, {}, "not valid yet"),
         ({"nbf": "x"}, {}, "not a time"),
@@ -295,3 +299,11 @@ def test_settings_that_exclude_each_other() -> None:
             settings(keys=keys)
     with pytest.raises(ValueError, match="algorithms"):
         settings("none")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["exp", "nbf", "iat"])
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 10**400])
+def test_a_time_that_is_no_number(name: str, value: float) -> None:
+    """Whatever reads the claims: such a token would be valid for ever."""
+    with pytest.raises(BadToken, match=f"{name} is not a time"):
+        check_claims({**GOOD, name: value}, settings(), "c1", NOW)

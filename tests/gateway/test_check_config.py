@@ -270,4 +270,38 @@ def test_a_plugin_that_is_not_loaded_need_not_be_there(tmp_path: Path) -> None:
 
 
 def test_a_number_of_a_plugin_has_any_size() -> None:
-    assert _text("most", [2**70, "ü"]) == '[1180591620717411303424,"ü"]'
+    assert _text([2**70, "ü"]) == '[1180591620717411303424,"ü"]'
+
+
+@pytest.mark.usefixtures("install")
+def test_urls_are_shown_without_secrets(tmp_path: Path) -> None:
+    """Wherever they stand: of NATS, of tenants, of authenticators, in options of plugins, in the line of an error."""
+    text = """
+nats = ["nats://me:hunter2@h:1", "tls://hunter2@h"]
+server_reference = "https://me:hunter2@h/x"
+
+[tenants.acme]
+nats = ["nats://me:hunter2@h:2"]
+
+[[authenticators]]
+type = "http"
+url = "https://auth.example.org/mqtt?realm=a&key=hunter2#hunter2"
+
+[[authenticators]]
+type = "jwt"
+keys = "https://keys.example.org/jwks?token=hunter2"
+algorithms = ["RS256"]
+
+[plugins.subscriptions]
+subscriptions = [{ filter = "https://me:hunter2@h/%c" }]
+"""
+    file = write(tmp_path, text)
+    for more in ((), ("--json",)):
+        shown = run("--config", file, *more)
+        assert "hunter2" not in shown
+        for left in ("nats://h:1", "tls://h", "https://h/x", "nats://h:2", "https://auth.example.org/mqtt?(hidden)"):
+            assert left in shown
+        assert "https://keys.example.org/jwks?(hidden)" in shown
+    shown = run("--config", file, "--admin-listen", "http://me:hunter2@h:1?hunter2")
+    assert "admin_listen" in shown
+    assert "hunter2" not in shown
