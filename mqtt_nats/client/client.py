@@ -38,7 +38,7 @@ from mqtt_nats.codec import (
     Subscribe,
     Unsubscribe,
 )
-from mqtt_nats.ingress.publish import RECEIPTS_LOW, publish, publish5, publish_run
+from mqtt_nats.ingress.publish import RECEIPTS_LOW, publish, publish5, publish_run, route_for
 from mqtt_nats.ingress.qos2 import Inbound
 from mqtt_nats.ingress.receipts import Receipt
 from mqtt_nats.lifecycle.will import leave_will
@@ -205,7 +205,7 @@ class Client(Member):
                     continue
                 route = table.routes.get(packet.key)
                 if route is None or route.version != table.version:
-                    route = table.route(packet.key)
+                    route = route_for(self, packet.key)
                 publish(self, route, packet.payload, packet.qos, packet.retain, packet.packet_id)
             else:
                 self._other(packet)

@@ -45,7 +45,7 @@ from mqtt_nats.hooks.calls import admit, connected, looked_at, session
 from mqtt_nats.hooks.points import SESSION_CREATED, SESSION_DISCARDED, SESSION_RESUMED
 from mqtt_nats.lifecycle.claim_outcome import leave_claimed
 from mqtt_nats.lifecycle.expiry import end_session, is_ended
-from mqtt_nats.lifecycle.will import check_will, keep_will, settle_wills
+from mqtt_nats.lifecycle.will import check_will, keep_will, permitted_will, settle_wills
 from mqtt_nats.messages.publish_encoder import Aliases
 from mqtt_nats.protocol.transient_sender import RegularOutbound
 from mqtt_nats.sessions.record import discard_session, leftovers, save_record, unfinished
@@ -171,13 +171,15 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
     if settings.publish_client_id:
         client.sender_header = b"Nmqtt-Client:%b\r\n" % percent_encode(client_id).encode()
     if connect.bridge:
-        client.no_local = True
+        client.bridge = True
         client.mark()
     check_greeting(client, connect, granted)
     if connect.will is not None:
         if connect.will.qos > settings.max_qos:  # [MQTT-3.2.2-12] (5.0)
             raise QosNotSupported(f"the QoS of the will is above {settings.max_qos}")
         connect = replace(connect, will=await looked_at(client, connect.will))
+    if connect.will is not None:
+        connect = replace(connect, will=permitted_will(client, connect.will))
     if connect.will is not None:
         check_will(client, connect.will)
     broker.claims.listen(client)

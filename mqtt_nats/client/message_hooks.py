@@ -47,6 +47,7 @@ from mqtt_nats.ingress.publish import (
     is_answer,
     publish,
     refuse_publish,
+    route_for,
     unalias,
 )
 from mqtt_nats.ingress.receipts import Passed, Receipt
@@ -363,7 +364,7 @@ class Tap:
         if taker is None:
             if is_answer(key):
                 raise NotAuthorized("an answer to a NATS client cannot be changed")
-            route = broker.table.route(key)
+            route = route_for(client, key)
         else:
             route = broker.table.route(_key(taker.target(after.topic)))
         guard = client.guarded
@@ -382,7 +383,7 @@ class Tap:
             publish(client, route, after.payload, after.qos, retain, packet.packet_id, more)
             return
         if packet.qos == 2 and after.qos == 2:
-            held = broker.table.route(key)
+            held = route_for(client, key)
             client.inbound.publish(client, key, held, packet.packet_id, after.payload, retain, more)
             return
         broker.counters.receive(packet.qos, len(packet.payload))

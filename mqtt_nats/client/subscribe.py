@@ -120,7 +120,7 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
         # subscriptions on the same connection, so their replies also tell that the server has those; of the other
         # servers of a cluster only an echo tells.
         await patiently(client, partial(_first_pages, replays))
-        if not any(replay.asks for replay in replays) or client.broker.nodes.others:
+        if not replays or client.broker.nodes.others:
             await patiently(client, partial(fence, client))
         denied = {topic_filter for topic_filter, gate in gates.items() if gate.found.denied}
         lost |= denied

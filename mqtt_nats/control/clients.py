@@ -127,8 +127,8 @@ def _subscription(client: Client, text: str, qos: int, nl: bool, rap: bool, iden
         "client": client.client_id,
         "filter": text,
         "qos": qos,
-        "no_local": nl,
-        "retain_as_published": rap,
+        "no_local": nl or client.bridge,
+        "retain_as_published": rap or client.bridge,
         "identifier": identifier,
     }
 

@@ -128,7 +128,7 @@ class DurableSide:
         qos = delivery.qos
         if client.guarded is not None and not may_have(self, delivery, message, dup):
             return False
-        if client.picky or client.options or message.timed or message.identifier != delivery.id:
+        if client.picky or client.options or client.bridge or message.timed or message.identifier != delivery.id:
             ids, kept = extras_of(client, self.overlap, message, delivery)
             data = pack(client, message, qos, delivery.id, ids=ids, retain=message.retain or kept, dup=dup)
             if not data:
@@ -231,7 +231,7 @@ class DurableSide:
         source = attachment.source
         shared = broker.stored
         wild = starts_with_wildcard(attachment.consumer.filter_subject.removeprefix(STORED_PREFIX))
-        looks = wild or client.no_local or client.picky
+        looks = wild or client.bridge or client.picky
         five = client.version == 5
         attachments = self.attachments
         overlap = self.overlap
@@ -307,12 +307,12 @@ class DurableSide:
             granted = (inherited if ack.delivered == 1 else was_sent)(self, attachment, message, sequence)
         else:
             granted = source.granted(sequence)
-        own = bool(client.no_local or client.options) and message.sender == client.client_id
+        own = bool(client.bridge or client.options) and message.sender == client.client_id
         unwanted = (
             not message.qos
             or (source.end and (sequence > source.end or not granted))
             or (wild and not visible_to_wildcard(message.subject))
-            or (own and (client.no_local or (source.no_local and len(self.attachments) == 1)))
+            or (own and (client.bridge or (source.no_local and len(self.attachments) == 1)))
             or (
                 attachment.came is not None  # also where it comes another time: the first may have been lost on its way
                 and attachment.came(message)

@@ -190,7 +190,7 @@ class Tenant:
         limits = report.limits
         if limits.consumers:
             log.warning(
-                "%sthe account allows %d consumers of a stream: SUBSCRIBE of a durable session at QoS 1 or 2 is refused "
+                "%sthe account allows %d consumers of a stream: SUBSCRIBE of durable sessions at QoS 1 and 2 fails "
                 "when they are used up",
                 self._of,
                 limits.consumers,

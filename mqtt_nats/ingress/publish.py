@@ -56,6 +56,9 @@ RETAIN_LINE: Final = b"Nmqtt-Retain:1\r\n"
 ANSWER_LINE: Final = b"Nmqtt-Answer:1\r\n"
 """In the record of a publish: NATS clients may answer on its Response Topic. Its publisher may publish there."""
 
+STATES: Final = b"$SYS/broker/connection/"
+"""Beginning of the topics on which mosquitto's bridges say whether they are connected."""
+
 ANSWERS: Final = f"{REPLY_LEVEL}/".encode()
 """Beginning of the topics on which NATS clients are answered."""
 
@@ -131,6 +134,21 @@ def restored(headers: bytes, born: float) -> Extras | None:
     return Extras(lines, ttl, found, expiry, born)
 
 
+def route_for(client: Client, key: bytes) -> Route:
+    """The route of what a client publishes on a topic.
+
+    `$SYS/broker/connection/<client id>/state` is for the client of that id: a bridge of mosquitto has its will and a
+    retained message there. All other `$SYS` topics are the gateways'.
+
+    Raises:
+        MqttError: the topic is not for this client.
+    """
+    table = client.broker.table
+    if key.startswith(STATES, 2) and key[2:] == b"%b%b/state" % (STATES, client.client_id.encode()):
+        return table.system_route(key)
+    return table.route(key)
+
+
 def publish_run(client: Client, run: PublishRun) -> None:
     """A run of QoS 0 publishes on one topic.
 
@@ -144,7 +162,7 @@ def publish_run(client: Client, run: PublishRun) -> None:
         if client.version == 5 and is_answer(run.key):
             client.broker.replying.answer_run(client, run)
             return
-        route = table.route(run.key)
+        route = route_for(client, run.key)
     if run.step - run.head > path.store.max_payload:
         raise PacketTooLarge(f"nats-server takes messages of {path.store.max_payload} bytes")
     if client.guarded is not None and not client.guarded.may_publish(run.key, 0, False):
@@ -300,7 +318,7 @@ def publish5(client: Client, packet: Publish) -> None:
             if is_answer(key):
                 client.broker.replying.answer(client, packet, key, more)
                 return
-            route = table.route(key)
+            route = route_for(client, key)
         publish(client, route, packet.payload, qos, packet.retain, packet.packet_id, more)
     except MqttError as error:
         if not qos or error.reason not in ANSWERED or b"+" in key or b"#" in key:

@@ -19,7 +19,7 @@ from mqtt_nats.backbone.retry import PAUSE, patiently
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import MqttError, QuotaExceeded, ReasonCode
 from mqtt_nats.ingress.interceptors import Taken, Taker
-from mqtt_nats.ingress.publish import RETAIN_LINE, aged, bare, bound, message, restored
+from mqtt_nats.ingress.publish import RETAIN_LINE, aged, bare, bound, message, restored, route_for
 from mqtt_nats.ingress.receipts import HoldOp, Receipt, ReleaseOp, RemoveOp
 from mqtt_nats.ingress.retained_ops import RetainedOp
 from mqtt_nats.ingress.retained_store import is_retained, store_retained
@@ -301,7 +301,7 @@ class Inbound:
             if held.payload is None:
                 client.end(MqttError("a held publish has to be sent again", ReasonCode.UNSPECIFIED_ERROR))
                 return
-            self.hold(client, operation, broker.table.route(held.key), held.payload)
+            self.hold(client, operation, route_for(client, held.key), held.payload)
             broker.link.kick()
 
         client.do(replace())
@@ -353,7 +353,7 @@ class Inbound:
             return
         payload = held.payload
         assert payload is not None
-        route = broker.table.route(held.key)
+        route = route_for(client, held.key)
         release = release_id(held.sequence).encode()
         more = held.more
         taker = broker.takers.of_key(held.key) if broker.takers else None
@@ -433,7 +433,7 @@ class Inbound:
         The gateway that has released it may have withheld that; see docs/internals/rules.md#withheld-messages.
         """
         broker = client.broker
-        subject = broker.table.route(held.key).subject
+        subject = route_for(client, held.key).subject
         payload = held.payload or b""
         done = await patiently(client, lambda: is_retained(broker, subject, payload, record.time_ns))
         more = restored(record.headers, record.time_ns / 1e9)
@@ -449,7 +449,7 @@ class Inbound:
     def _retain(self, client: Client, held: HeldPublish, operation: Op, more: Extras | None) -> None:
         payload = held.payload
         assert payload is not None
-        route = client.broker.table.route(held.key)
+        route = route_for(client, held.key)
         retained = RetainedOp(client.broker, operation, not payload, client)
         store_retained(client, route, payload, 2, retained, release_id(held.sequence).encode(), more)
 

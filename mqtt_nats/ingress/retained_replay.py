@@ -77,8 +77,6 @@ class Replay:
         """What the record says of that, or is about to say."""
         self._written = False
         self._subject = subject
-        self.asks = not of_system(topic_filter)
-        """NATS is asked for the messages."""
         self._literal = "" if "*" in subject or ">" in subject else subject
         self._pages: AsyncGenerator[list[RetainedMessage], None] | None = None
         self._source: Source | None = None
@@ -91,18 +89,16 @@ class Replay:
         source.held += source.REPLAYING
 
     async def first_page(self) -> None:
-        """Read the first page.
+        """Read the first page; the last values of `$SYS` topics come before what is stored.
 
         Raises:
             ApiError, NoResponders, RequestTimeout: the stream does not answer.
         """
-        if not self.asks:
+        if of_system(self.filter) and not self.again:
             self.page = self.client.broker.system.page(self.filter, self._subject)
-            self.complete = True
-            return
         if self._literal:
             message = await self.client.broker.retained.get(self._literal)
-            self.page = [] if message is None or message.seq < self.cursor else [message]
+            self.page += [] if message is None or message.seq < self.cursor else [message]
             self.complete = True
             return
         early = max(PAGE_BYTES // max(len(self.client.gates or ()), 1), EARLY_LEAST)
@@ -111,13 +107,13 @@ class Replay:
         if page is None:
             self.complete = True
             return
-        self.page = page
+        self.page += page
         if len(page) <= INLINE:
             following = await anext(pages, None)
             if following is None:
                 self.complete = True
             else:
-                self.page = page + following
+                self.page += following
 
     @property
     def source(self) -> Source | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from mqtt_nats.backbone.pending import Future, Op, TooLarge
 from mqtt_nats.codec import PacketTooLarge, TopicNameInvalid
-from mqtt_nats.ingress.publish import HEADERS, RETAIN_LINE, Extras
+from mqtt_nats.ingress.publish import HEADERS, RETAIN_LINE, STATES, Extras
 from mqtt_nats.ingress.retained_ops import RetainedOp
 from mqtt_nats.ingress.retained_store import retain
 from mqtt_nats.messages.message import Message, Rich
@@ -150,7 +150,8 @@ async def unretain(broker: Broker, topic: str) -> bool:
     key = len(encoded).to_bytes(2) + encoded
     operation = Awaited()
     try:
-        route: Route | None = broker.table.route(key)
+        table = broker.table
+        route: Route | None = table.system_route(key) if key.startswith(STATES, 2) else table.route(key)
     except TopicNameInvalid:  # it is mapped to what is no topic
         route = None
     told = route is not None and route.topic == topic

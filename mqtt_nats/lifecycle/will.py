@@ -19,7 +19,8 @@ from mqtt_nats.backbone.pending import Future, Op, Silent, TooLarge, sequence
 from mqtt_nats.backbone.retry import PAUSE
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import NotAuthorized, PacketTooLarge, QuotaExceeded, Will
-from mqtt_nats.ingress.publish import ANSWER_LINE, HEADERS, may_answer, restored
+from mqtt_nats.codec.wire import put_string
+from mqtt_nats.ingress.publish import ANSWER_LINE, HEADERS, STATES, may_answer, restored, route_for
 from mqtt_nats.ingress.server_publish import inject, sender_line
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.headers import END, REPLY, START, get
@@ -47,12 +48,10 @@ def check_will(client: Client, will: Will) -> Route:
     properties = will.properties or {}
     lines = header_lines(properties)
     if "response_topic" in properties:
-        topic = properties["response_topic"].encode()
-        broker.table.route(len(topic).to_bytes(2, "big") + topic)
+        broker.table.route(put_string(properties["response_topic"]))
         if not may_answer(client, properties["response_topic"]):
             raise NotAuthorized("the will's response topic is not permitted")
-    topic = will.topic.encode()
-    route = broker.table.route(len(topic).to_bytes(2, "big") + topic)
+    route = route_for(client, put_string(will.topic))
     if client.guarded is not None and not client.guarded.may_publish(route.asked, will.qos, will.retain):
         raise NotAuthorized("the will is not permitted")
     most = broker.settings.max_retained_size
@@ -62,6 +61,17 @@ def check_will(client: Client, will: Will) -> Route:
     if size > broker.store.max_payload:
         raise PacketTooLarge(f"nats-server takes messages of {broker.store.max_payload} bytes")
     return route
+
+
+def permitted_will(client: Client, will: Will) -> Will | None:
+    """The will of a client; None: the rules do not let a bridge tell the state of its connection, which is no error.
+
+    A bridge of mosquitto has that will unless its configuration says otherwise, and would try to connect for ever.
+    """
+    guard, key = client.guarded, put_string(will.topic)
+    if guard is None or not key.startswith(STATES, 2) or guard.may_publish(key, will.qos, will.retain):
+        return will
+    return None
 
 
 async def keep_will(client: Client, will: Will) -> None:

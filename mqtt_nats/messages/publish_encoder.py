@@ -97,10 +97,13 @@ def tailor(client: Client, message: Message | Stored, qos: int, choice: Choice |
 
 
 def extras_of(client: Client, overlap: Overlap[Any], message: Stored, delivery: Delivery) -> tuple[bytes, bool]:
-    """Subscription identifiers for a stored message, and whether its RETAIN flag stays [MQTT-3.3.4-4] (5.0)."""
+    """Subscription identifiers for a stored message, and whether its RETAIN flag stays [MQTT-3.3.4-4] (5.0).
+
+    A bridge of 3.1.1 gets RETAIN as it was published.
+    """
     options = client.options
     if client.version != 5:
-        return b"", False
+        return b"", client.bridge and message.kept
     if delivery.sequence < 0:  # a retained message, or one of a shared subscription, comes because of one subscription
         return encoded_id(delivery.source.identifier), delivery.source.kept and message.kept
     if not options:

@@ -49,20 +49,20 @@ def choose(member: Member, qos: int, found: Filter, matching: Collection[Filter]
     """
     options = member.options or {}
     mine = [(options.get(one, PLAIN), granted) for one, granted in member.filters.items() if one in matching]
-    choice = _sum(found, mine, member.version)
+    choice = _sum(found, mine, member)
     choice.qos = qos
     others = [each for each in mine if not each[0].no_local]
-    if member.no_local or not others:  # [MQTT-3.8.3-3] (5.0)
+    if member.bridge or not others:  # [MQTT-3.8.3-3] (5.0)
         choice.own = None
     elif len(others) < len(mine):
-        choice.own = _sum(found, others, member.version)
+        choice.own = _sum(found, others, member)
     return choice
 
 
-def _sum(found: Filter, mine: list[tuple[Options, int]], version: int) -> Choice:
+def _sum(found: Filter, mine: list[tuple[Options, int]], member: Member) -> Choice:
     qos = max(granted for _, granted in mine)
-    if version != 5:
-        return Choice(found, qos, b"", False)
+    if member.version != 5:
+        return Choice(found, qos, b"", member.bridge)
     ids = b"".join(encoded_id(one.identifier) for one, _ in mine)
     return Choice(found, qos, ids, any(one.retain_as_published for one, _ in mine))
 
@@ -83,7 +83,7 @@ def first_of(member: Member, matching: set[Filter]) -> tuple[Filter, int]:
 def place(group: Group, member: Member, qos: int, found: Filter, matching: Collection[Filter], renamed: bool) -> None:
     """Put a member where it belongs in a group; ``renamed``: packets cannot be passed on as they are."""
     gated = member.gates and found in member.gates
-    if member.options or member.picky or member.no_local or gated or renamed:
+    if member.options or member.picky or member.bridge or gated or renamed:
         choice = choose(member, qos, found, matching)
         if gated or renamed or member.picky or choice.own is not choice or choice.ids or choice.kept:
             group.guarded.append((member, choice))

@@ -18,6 +18,7 @@ from mypy_extensions import mypyc_attr
 
 from mqtt_nats.backbone.link import Handler, Link, RunHandler
 from mqtt_nats.codec import MqttError, NotAuthorized, TopicNameInvalid, validate_topic_name
+from mqtt_nats.codec.wire import put_string
 from mqtt_nats.messages.message import Message
 from mqtt_nats.pubsub.backlog import Backlog
 from mqtt_nats.pubsub.filter_trie import FilterTrie
@@ -27,7 +28,15 @@ from mqtt_nats.pubsub.granted_options import Options as Options
 from mqtt_nats.pubsub.granted_options import first_of, place
 from mqtt_nats.pubsub.subject_mapping import Transform, mapped
 from mqtt_nats.transport.write_buffer import Outlet
-from mqtt_streams.subjects import ReservedSubject, SubjectTooLong, topic_to_subject, visible_to_wildcard, wire_topic
+from mqtt_streams.subjects import (
+    ReservedSubject,
+    SubjectTooLong,
+    is_reserved,
+    system_subject,
+    topic_to_subject,
+    visible_to_wildcard,
+    wire_topic,
+)
 
 if TYPE_CHECKING:
     from mqtt_nats.pubsub.filter_handover import Parting
@@ -45,16 +54,16 @@ MEMBER_BYTES: Final = 80
 class Member:
     """A connected session as the subscription table sees it."""
 
-    __slots__ = ("client_id", "durable", "filters", "gates", "no_local", "options", "outlet", "picky", "version")
+    __slots__ = ("bridge", "client_id", "durable", "filters", "gates", "options", "outlet", "picky", "version")
 
-    def __init__(self, outlet: Outlet, durable: bool, no_local: bool) -> None:
+    def __init__(self, outlet: Outlet, durable: bool, bridge: bool) -> None:
         self.outlet = outlet
         self.durable = durable
         self.client_id = ""
         self.version = 4
         """Protocol version, 4 (MQTT 3.1.1) or 5."""
-        self.no_local = no_local
-        """It gets none of its own messages (a bridge)."""
+        self.bridge = bridge
+        """It gets none of its own messages, and RETAIN as it was published: a bridge of 3.1.1, which cannot ask."""
         self.picky = False
         """Its packets are its own: it allows topic aliases, or limits the size of packets."""
         self.filters: dict[Filter, int] = {}
@@ -293,7 +302,7 @@ class Table:
         if "+" in text or "#" in text:
             self.version += 1
             return
-        key = _key(text)
+        key = put_string(text)
         for route in self._apart.get(key, ()):
             route.version = -1
         if (known := self.routes.get(key)) is not None:
@@ -348,6 +357,16 @@ class Table:
             self._resolve(found)
         return found
 
+    def system_route(self, key: bytes) -> Route:
+        """The route of a `$SYS` topic, for a caller who permits it; raises MqttError where the topic is not legal."""
+        topic = validate_topic_name(key, *self._most)
+        try:
+            found = self.route_of_subject(system_subject(topic).encode())
+        except SubjectTooLong as long:
+            raise TopicNameInvalid(str(long)) from None
+        assert found is not None  # a legal name is one of a legal topic
+        return found
+
     def wanted(self, topic: str) -> bool:
         """Whether any filter matches a topic."""
         return bool(self._trie.match(topic))
@@ -368,7 +387,7 @@ class Table:
         target = topic if found == subject else wire_topic(found.encode())
         if target is None:
             raise TopicNameInvalid("the topic is mapped to a subject that is none for MQTT")
-        route = self.routes[key] = self._note(Route(_key(target), target, found, key, subject))
+        route = self.routes[key] = self._note(Route(put_string(target), target, found, key, subject))
         return route
 
     def _keep(self, route: Route) -> Route:
@@ -464,7 +483,7 @@ class Table:
         That of what clients publish there, where they may: a subject that our encoder would not make (it has a lone
         slash) leads to the same topic, and what is published on that has its own subject all the same.
         """
-        key = _key(topic)
+        key = put_string(topic)
         if not self._mappings:
             try:
                 return self.routes.get(key) or self._make(key)
@@ -475,10 +494,6 @@ class Table:
     def route_to(self, subject: bytes) -> Route | None:
         """The route of what is published on a NATS subject; None when it names no legal MQTT topic."""
         found = self.route_of_subject(subject)
-        return self.route(found.key) if found is not None and self._mappings else found
-
-
-def _key(topic: str) -> bytes:
-    """A topic as it stands in a PUBLISH packet."""
-    encoded = topic.encode()
-    return len(encoded).to_bytes(2, "big") + encoded
+        if found is not None and self._mappings and not is_reserved(found.subject):
+            return self.route(found.key)
+        return found

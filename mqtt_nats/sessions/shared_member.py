@@ -126,9 +126,10 @@ class Membership:
         """The client has subscribed again, with other options."""
         source = self.source
         source.qos, source.kept, source.identifier = wanted.qos, wanted.rap, wanted.id
-        version = self.client.version
-        ids = encoded_id(wanted.id) if version == 5 else b""
-        self.choice = Choice(self.found, wanted.qos, ids, wanted.rap and version == 5)
+        client = self.client
+        ids = encoded_id(wanted.id) if client.version == 5 else b""
+        kept = wanted.rap if client.version == 5 else client.bridge
+        self.choice = Choice(self.found, wanted.qos, ids, kept)
 
     # -- NATS -----------------------------------------------------------------------------------
 

@@ -189,7 +189,7 @@ class Live:
         keeper = side.keeper
         if keeper is None or not keeper.taking:
             return
-        if len(attachments) != 1 or client.picky or client.options or client.no_local or message.timed:
+        if len(attachments) != 1 or client.picky or client.options or client.bridge or message.timed:
             self._take(member, sequence, message, mark)
             return
         (attachment,) = attachments.values()
@@ -244,9 +244,9 @@ class Live:
         assert keeper is not None
         machine = side.machine
         machine.reached = sequence
-        own = bool(client.no_local or client.options) and message.sender == client.client_id
+        own = bool(client.bridge or client.options) and message.sender == client.client_id
         owner, granted = side.overlap.owner(message.subject, sequence, own)
-        if owner is None or not owner.source.live or sequence <= owner.since or (own and client.no_local):
+        if owner is None or not owner.source.live or sequence <= owner.since or (own and client.bridge):
             return
         qos = min(message.qos, granted)
         keeper.ledger.take(sequence, qos)
@@ -488,7 +488,7 @@ class Live:
         client = member.client
         try:
             if sources is not None:
-                own = bool(client.no_local or client.options) and message.sender == client.client_id
+                own = bool(client.bridge or client.options) and message.sender == client.client_id
                 owner, _ = member.side.overlap.owner(message.subject, sequence, own)
                 if owner is None or owner.source not in sources:
                     return

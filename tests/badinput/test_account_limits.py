@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A JetStream account with limits of its own: a gateway uses what the account allows, and refuses the rest by SUBACK."""
+"""A JetStream account with limits of its own: a gateway uses what the account allows, and refuses the rest."""
 
 import pytest
 
@@ -11,7 +11,9 @@ from tests.harness.rawclient5 import RawClient5
 CONSUMERS = 4
 ACK_PENDING = 50
 CONFIG = """
-accounts { A { jetstream { max_consumers: %d, max_ack_pending: %d, max_streams: %d }, users: [{ user: a, password: a }] } }
+accounts {
+  A { jetstream { max_consumers: %d, max_ack_pending: %d, max_streams: %d }, users: [{ user: a, password: a }] }
+}
 no_auth_user: a
 """
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protocol levels of mosquitto's bridges: 3.1.1 without one's own messages."""
+"""The protocol levels of mosquitto's bridges: 3.1.1 without one's own messages, and with RETAIN as published."""
 
 import secrets
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -146,3 +147,212 @@ def test_through_another_gateway_and_without_client_ids(
         assert list(arrivals(client, 1)) == [(b"own", qos)]
         send(client, topic, b"other", qos)
         assert list(arrivals(one, 1)) == [(b"other", qos)]
+
+
+def retained_flags(client: Raw, count: int) -> list[tuple[bytes, bool]]:
+    """Payload and RETAIN of the next ``count`` messages, acknowledged."""
+    found: list[tuple[bytes, bool]] = []
+    while len(found) < count:
+        one = client.receive()
+        assert one is not None
+        if one.kind == raw.PUBREL:
+            client.send(raw.ack(raw.PUBCOMP, one.id))
+        elif one.kind == raw.PUBLISH:
+            if one.qos:
+                client.send(raw.ack(raw.PUBACK if one.qos == 1 else raw.PUBREC, one.id))
+            found.append((one.payload, bool(one.first & 1)))
+    return found
+
+
+AS_PUBLISHED = [(b"set", True), (b"plain", False), (b"", True)]
+
+
+def publish_all(client: Raw, topic: str, qos: int) -> None:
+    """A retained message, one that is not, and the one that removes the first."""
+    for payload, retain in AS_PUBLISHED:
+        send(client, topic, payload, qos, int(retain))
+    client.ping()
+
+
+@pytest.mark.parametrize("granted", [0, 1, 2])
+@pytest.mark.parametrize("qos", [0, 1, 2])
+@pytest.mark.parametrize("clean", [True, False], ids=["regular", "durable"])
+@pytest.mark.parametrize("kind", ["literal", "wild", "shared"])
+def test_a_bridge_gets_retain_as_it_was_published(
+    gateway: Gateway, kind: str, clean: bool, qos: int, granted: int
+) -> None:
+    token = secrets.token_hex(4)
+    topic = f"bridge/{token}/x"
+    topic_filter = {"literal": topic, "wild": f"+/{token}/#", "shared": f"$share/{token}/{topic}"}[kind]
+    with bridge(gateway.port, f"kept-{token}", clean=clean) as one, Raw.connected(gateway.port) as client:
+        assert one.subscribe((topic_filter, granted)) == [granted]
+        publish_all(client, topic, qos)
+        assert retained_flags(one, 3) == AS_PUBLISHED
+    Raw.connected(gateway.port, f"kept-{token}").close()
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("reader", ["always", "never"])
+def test_retain_of_what_has_waited(
+    nats_server: NatsServer, gateway_factory: GatewayFactory, reader: str, qos: int
+) -> None:
+    """Queued for an absent bridge, brought by the session's own consumers or by the gateway's reader."""
+    gateway = gateway_factory(nats_server, env={"MQTT_NATS_SHARED_READER": reader})
+    token = secrets.token_hex(4)
+    with bridge(gateway.port, f"kept-{token}", clean=False) as one:
+        assert one.subscribe((f"bridge/{token}/#", 2)) == [2]
+    with Raw.connected(gateway.port) as client:
+        publish_all(client, f"bridge/{token}/x", qos)
+    with bridge(gateway.port, f"kept-{token}", clean=False) as one:
+        assert retained_flags(one, 3) == AS_PUBLISHED
+        with Raw.connected(gateway.port) as client:
+            publish_all(client, f"bridge/{token}/x", qos)
+        assert retained_flags(one, 3) == AS_PUBLISHED
+    Raw.connected(gateway.port, f"kept-{token}").close()
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["regular", "durable"])
+def test_retain_from_another_gateway_and_in_a_will(
+    nats_server: NatsServer, gateway_factory: GatewayFactory, clean: bool
+) -> None:
+    first, second = gateway_factory(nats_server), gateway_factory(nats_server)
+    token = secrets.token_hex(4)
+    topic = f"bridge/{token}/x"
+    with bridge(first.port, f"kept-{token}", clean=clean) as one:
+        assert one.subscribe((topic, 1)) == [1]
+        for qos in (0, 1, 2):
+            with Raw.connected(second.port) as client:
+                publish_all(client, topic, qos)
+            assert retained_flags(one, 3) == AS_PUBLISHED
+        with Raw(second.port) as client:
+            client.send(connect("", flags=0x2E, tail=[topic, b"gone"]))  # a retained will at QoS 1
+            client.expect(raw.CONNACK)
+        assert retained_flags(one, 1) == [(b"gone", True)]
+    Raw.connected(first.port, f"kept-{token}").close()
+
+
+def test_who_is_no_bridge_gets_retain_clear(gateway: Gateway) -> None:
+    topic = f"bridge/{secrets.token_hex(4)}"
+    with Raw.connected(gateway.port) as one, Raw.connected(gateway.port) as client:
+        assert one.subscribe((topic, 2)) == [2]
+        for qos in (0, 1, 2):
+            publish_all(client, topic, qos)
+            assert retained_flags(one, 3) == [(payload, False) for payload, _ in AS_PUBLISHED]
+
+
+# -- the state of a bridge's connection ------------------------------------------------------------------
+
+
+def state_of(client_id: str) -> str:
+    """Where a bridge of mosquitto says whether it is connected."""
+    return f"$SYS/broker/connection/{client_id}/state"
+
+
+def notifying(port: int, client_id: str, *, qos: int = 1, level: int = 0x84, clean: bool = True) -> Raw:
+    """A bridge with the will that it has by default."""
+    client = Raw(port)
+    flags = 0x24 | qos << 3 | (2 if clean else 0)
+    properties = [b"\0", b"\0"] if level == 5 else [b"", b""]
+    body = raw.field(b"MQTT") + bytes((level, flags)) + (60).to_bytes(2, "big") + properties[0]
+    body += raw.field(client_id) + properties[1] + raw.field(state_of(client_id)) + raw.field(b"0")
+    client.send(raw.packet(0x10, body))
+    answer = client.expect(raw.CONNACK)
+    assert answer.body[1] == 0, answer
+    return client
+
+
+def publish_of(level: int, topic: str, payload: bytes, qos: int) -> bytes:
+    identifier = b"\0\7" if qos else b""
+    properties = b"\0" if level == 5 else b""
+    return raw.packet(0x31 | qos << 1, raw.field(topic) + identifier + properties + payload)
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+@pytest.mark.parametrize("level", [4, 5, 0x83, 0x84])
+def test_a_bridge_says_whether_it_is_connected(
+    nats_server: NatsServer, gateway_factory: GatewayFactory, level: int, qos: int
+) -> None:
+    """Live and retained, here and at another gateway, through wildcards and without, and by its will."""
+    first, second = gateway_factory(nats_server), gateway_factory(nats_server)
+    client_id = f"core.{secrets.token_hex(4)}"
+    topic = state_of(client_id)
+    filters = ["$SYS/broker/connection/+/state", "$SYS/#", topic]
+    watching = [Raw.connected(gateway.port) for gateway in (first, second) for _ in filters]
+    try:
+        for one, wanted in zip(watching, filters * 2, strict=True):
+            assert one.subscribe((wanted, 2)) == [2]
+        client = notifying(first.port, client_id, qos=qos, level=level)
+        client.send(publish_of(level, topic, b"1", qos))
+        if qos == 1:
+            until(client, raw.PUBACK)
+        elif qos == 2:
+            until(client, raw.PUBREC)
+            client.send(raw.ack(raw.PUBREL, 7))
+            until(client, raw.PUBCOMP)
+        for one in watching:
+            assert mine(one, topic, [b"1"]) == [b"1"]
+        for gateway in (first, second):
+            for wanted in filters:
+                with Raw.connected(gateway.port) as late:
+                    late.subscribe((wanted, 1))
+                    assert mine(late, topic, [b"1"]) == [b"1"], "retained"
+        client.close()
+        for one in watching:
+            assert mine(one, topic, [b"0"]) == [b"0"]
+        with Raw.connected(second.port) as late:
+            late.subscribe((topic, 1))
+            assert mine(late, topic, [b"0"]) == [b"0"]
+    finally:
+        for one in watching:
+            one.close()
+
+
+def test_a_durable_session_gets_the_states_too(gateway: Gateway) -> None:
+    token = secrets.token_hex(4)
+    client_id = f"core-{token}"
+    with Raw.connected(gateway.port, f"watch-{token}", clean=False) as one:
+        assert one.subscribe((f"$SYS/broker/connection/{client_id}/+", 1)) == [1]
+    with notifying(gateway.port, client_id, clean=False) as client:
+        client.send(publish_of(4, state_of(client_id), b"1", 1))
+        until(client, raw.PUBACK)
+    with Raw.connected(gateway.port, f"watch-{token}", clean=False) as one:
+        assert list(arrivals(one, 2)) == [(b"1", 1), (b"0", 1)]
+    for name in (client_id, f"watch-{token}"):
+        Raw.connected(gateway.port, name).close()
+
+
+@pytest.mark.parametrize("client_id", ["", "other", "a/b", "+", "#"])
+def test_only_the_state_of_its_own(gateway: Gateway, client_id: str) -> None:
+    """The topic of another client, and everything else below `$SYS`, is refused as before."""
+    for topic in (state_of(client_id), state_of("me") + "/x", "$SYS/broker/connection/me", "$SYS/broker/uptime"):
+        with Raw.connected(gateway.port, "me") as one:
+            one.send(publish(topic, b"1", qos=1))
+            assert one.receive() is None, topic
+        with Raw(gateway.port) as one:
+            one.send(connect("me", flags=0x2E, tail=[topic, b"0"]))
+            answer = one.receive()
+            assert answer is None or answer.body[1], topic
+
+
+@pytest.mark.parametrize("level", [4, 5])
+def test_rules_that_say_nothing_of_it(
+    nats_server: NatsServer, gateway_factory: GatewayFactory, tmp_path: Path, level: int
+) -> None:
+    """The bridge connects all the same; what it says there is dropped, and its will too."""
+    acl = tmp_path / "acl.toml"
+    acl.write_text(
+        '[[rules]]\neffect = "allow"\ntopics = "bridge/#"\n'
+        '[[rules]]\neffect = "allow"\naccess = "subscribe"\ntopics = "$SYS/#"\n'
+    )
+    gateway = gateway_factory(nats_server, env={"MQTT_NATS_ACL_FILE": str(acl)})
+    client_id = f"core-{secrets.token_hex(4)}"
+    with Raw.connected(gateway.port) as one:
+        assert one.subscribe((state_of(client_id), 1), ("bridge/end", 1)) == [1, 1]
+        with notifying(gateway.port, client_id, level=level) as client:
+            client.send(publish_of(level, state_of(client_id), b"1", 1))
+            until(client, raw.PUBACK)
+        with Raw.connected(gateway.port) as other:
+            send(other, "bridge/end", b"end", 1)
+        found = one.receive()
+        assert found is not None
+        assert found.topic == "bridge/end"

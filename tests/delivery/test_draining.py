@@ -31,7 +31,7 @@ class Session:
         self.attachments: dict[str, Attachment] = {}
         self.record = SessionRecord("me", v5=V5())
         broker = SimpleNamespace(spawn=lambda work, name: work.close())
-        self.client = SimpleNamespace(no_local=False, options=0, client_id="me", record=self.record, broker=broker)
+        self.client = SimpleNamespace(bridge=False, options=0, client_id="me", record=self.record, broker=broker)
 
     def settle(self) -> None:
         pass

@@ -54,9 +54,9 @@ class Subscriber(Member):
     """A member that writes down what it gets, as (way, topic key, QoS)."""
 
     def __init__(
-        self, bench: Bench, name: str, *, durable: bool = False, no_local: bool = False, version: int = 4
+        self, bench: Bench, name: str, *, durable: bool = False, bridge: bool = False, version: int = 4
     ) -> None:
-        super().__init__(Outlet(bench.round, 10_000), durable, no_local)
+        super().__init__(Outlet(bench.round, 10_000), durable, bridge)
         self.client_id = name
         self.version = version
         self.bytes: list[bytes | bytearray] = []

@@ -274,7 +274,7 @@ def test_wildcards_do_not_see_reserved_subjects() -> None:
 
 def test_no_local_looks_at_every_message() -> None:
     bench = Bench()
-    bridge, one = Subscriber(bench, "bridge", no_local=True), Subscriber(bench, "one")
+    bridge, one = Subscriber(bench, "bridge", bridge=True), Subscriber(bench, "one")
     found = bench.subscribe(bridge, "a", 1)
     bench.subscribe(one, "a", 1)
     group = bench.route("a").groups[found]
