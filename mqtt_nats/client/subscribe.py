@@ -42,6 +42,7 @@ from mqtt_nats.sessions.record import save_record
 from mqtt_nats.sessions.shared_subscribe import acknowledged as ask_again
 from mqtt_nats.sessions.shared_subscribe import subscribe_shared, unsubscribe_shared
 from mqtt_streams.api import ApiError
+from mqtt_streams.record_size import subscription_bytes
 from mqtt_streams.sessions import Conflict, SharedSubscription, second_sid
 from mqtt_streams.subjects import ReservedSubject, filter_to_subjects
 
@@ -52,9 +53,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 FAILURE: Final = 0x80
-
-# One NATS subject of a subscription takes at most this much in the session record, and seven times its own length.
-RECORD_ENTRY: Final = 1000
 
 # Bytes of max_payload that are left for the rest of the session record: headers, later changes.
 RECORD_SPARE: Final = 2048
@@ -269,7 +267,7 @@ class _Room:
         if len(self._present) >= self._count:
             return False
         if self._bytes is not None:
-            size = sum(RECORD_ENTRY + 7 * len(subject.encode()) for subject in subjects) + len(topic_filter.encode())
+            size = subscription_bytes(topic_filter, subjects)
             if size > self._bytes:
                 return False
             self._bytes -= size

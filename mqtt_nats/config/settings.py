@@ -169,7 +169,10 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, AccountSettings, Bas
         description="Seconds without reading after which a durable session's client is sent nothing more at QoS 1 and "
         "2 until it reads again; what waited is left to JetStream.",
     )
-    max_subscriptions: Count = Field(default=1000, description="Subscriptions of one session.")
+    max_subscriptions: Count = Field(
+        default=10_000,
+        description="Subscriptions of one session. A durable session has room for fewer: one message of JetStream.",
+    )
     receive_maximum: Sixteen = Field(
         default=1024,
         description="QoS 1 and 2 publishes that a 5.0 client may have unacknowledged (Receive Maximum).",

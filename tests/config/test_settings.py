@@ -50,7 +50,7 @@ def test_a_flag_wins_over_the_environment_which_wins_over_the_file(
     monkeypatch.setenv("MQTT_NATS_MAX_QUEUED", "2")
     settings = Settings.load({"max_inflight": "3", "backlog": None}, file)
     assert (settings.max_inflight, settings.max_queued, settings.backlog) == (3, 2, 1)
-    assert settings.max_subscriptions == 1000
+    assert settings.max_subscriptions == 10_000
 
 
 def test_the_file_is_found_through_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
