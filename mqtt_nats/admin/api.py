@@ -19,6 +19,7 @@ from mqtt_nats import __version__
 from mqtt_nats.admin.guard import problem, read_body
 from mqtt_nats.admin.trace import LINES, Lines
 from mqtt_nats.base.errors import StartupError, worded
+from mqtt_nats.ctl.gateway_requests import run_verb
 from mqtt_nats.ctl.verb import OVER_HTTP, Refused, Verb
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
@@ -71,7 +72,7 @@ class Api:
             log.warning("%s by %s over HTTP", verb.name, request.client.host if request.client else "somebody")
         OVER_HTTP.set(True)  # each request has a task, so a context, of its own
         try:
-            result = await _done(verb, verb.run(await self._listener.inbox(), arguments), request.receive)
+            result = await _done(verb, run_verb(verb, await self._listener.inbox(), arguments), request.receive)
         except Refused as error:
             return problem(error.status, str(error))
         except StartupError as error:  # NATS cannot be reached

@@ -191,6 +191,8 @@ def families(
         "Which program this is.",
         {"version": __version__, "build": build(), "python": platform.python_version()},
     )
+    known = ", ".join(sorted(one.get("name", "") for one in reports))
+    yield InfoMetricFamily("mqtt_nats_gateway", "The name of this gateway, or those of its workers.", {"name": known})
     yield InfoMetricFamily("mqtt_nats_config", "Settings that decide what is promised.", _config(listener.settings))
     up = GaugeMetricFamily("mqtt_nats_worker_up", "Whether a worker answers.", labels=["worker"])
     there = {one["worker"] for one in reports}

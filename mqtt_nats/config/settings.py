@@ -110,6 +110,12 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, AccountSettings, Bas
     durable_sessions: bool = Field(
         default=True, description="Keep sessions whose clients ask for it; off, every session ends with its connection."
     )
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] | None = Field(
+        default=None,
+        description="Name of this gateway; `mqtt-nats ctl` takes it in place of the id. Unset: the name of the host or "
+        "pod; workers, and further gateways of a host, have a number behind it. A gateway that starts with the name of "
+        "a dead one publishes the wills of that one before it accepts clients.",
+    )
     gateway_lease: int = Field(
         default=20,
         ge=1,

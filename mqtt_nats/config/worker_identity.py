@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
+import re
 import secrets
+import socket
 from contextvars import ContextVar
 from typing import Final, NamedTuple
+
+NAME_LENGTH_MAX: Final = 60
+"""Characters of a host's name that become the name of its gateway."""
 
 
 class Place(NamedTuple):
@@ -21,6 +26,13 @@ class Place(NamedTuple):
 
 PLACE: Final[ContextVar[Place | None]] = ContextVar("place", default=None)
 """Set once, before the gateway of a worker is made."""
+
+
+def default_name() -> str:
+    """The name of a gateway that was given none: its host's, with the number of the worker where there are several."""
+    name = re.sub(r"[^\w.-]", "-", socket.gethostname(), flags=re.ASCII)[:NAME_LENGTH_MAX] or "gateway"
+    place = PLACE.get()
+    return name if place is None or place.workers == 1 else f"{name}-{place.number}"
 
 
 def own_place() -> Place:

@@ -19,6 +19,7 @@ from mqtt_nats.control import actions as controlrules
 from mqtt_nats.control import clients as controlclients
 from mqtt_nats.control import trace as controltrace
 from mqtt_nats.control.selection import Refusal, Total
+from mqtt_nats.lifecycle.predecessor import PROCESS
 from mqtt_nats.observability.report import reported
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.gateway_subjects import ASK, COUNTERS, LOOK, PLUGINS, WHO
@@ -169,7 +170,7 @@ class Control:
         broker = self._broker
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return {
-            **self._lease.info,
+            **{key: value for key, value in self._lease.info.items() if key != PROCESS},
             "id": broker.identity,
             "time": time.time(),
             "lease": self._lease.ttl,

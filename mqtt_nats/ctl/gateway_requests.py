@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from mqtt_nats.backbone.inbox import NO_RESPONDERS, Inbox
-from mqtt_nats.ctl.verb import Refused
+from mqtt_nats.ctl.verb import Arguments, Refused, Verb
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.gateway_subjects import ASK, WHO
 from mqtt_streams.gateways import GatewayStore
@@ -68,6 +68,32 @@ async def known(inbox: Inbox) -> Known | None:
     except (ApiError, NoResponders, RequestTimeout):
         return None
     return Known(*({one.identity for one in entries if one.lapsed is lapsed} for lapsed in (False, True)))
+
+
+async def identified(inbox: Inbox, gateway: str) -> str:
+    """The id of the gateway that has a name; an id, and a name that nobody has, as it is.
+
+    Raises:
+        Refused: several gateways have that name.
+    """
+    try:
+        entries = [one for one in await GatewayStore(inbox).entries() if not one.reaper]
+    except (ApiError, NoResponders, RequestTimeout):
+        return gateway
+    if any(one.identity == gateway for one in entries):
+        return gateway
+    named = [one for one in entries if one.info.get("name") == gateway]
+    found = [one.identity for one in named if not one.lapsed] or [one.identity for one in named]
+    if len(found) > 1:
+        raise Refused(f"gateways {', '.join(sorted(found))} have the name {gateway}: give one of these ids", 409)
+    return found[0] if found else gateway
+
+
+async def run_verb(verb: Verb, inbox: Inbox, arguments: Arguments) -> Any:
+    """Run a verb; a gateway that it is about may be given by its name. Raises what ``verb.run`` does."""
+    if gateway := getattr(arguments, "gateway", ""):
+        arguments = arguments.model_copy(update={"gateway": await identified(inbox, gateway)})
+    return await verb.run(inbox, arguments)
 
 
 async def gather(

@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from mqtt_nats.base.errors import StartupError, worded
 from mqtt_nats.config.process_limits import say
 from mqtt_nats.ctl.commands import trace_output as tracing
+from mqtt_nats.ctl.gateway_requests import run_verb
 from mqtt_nats.ctl.nats_connection import run_connected
 from mqtt_nats.ctl.progress_bar import bar
 from mqtt_nats.ctl.verb import Arguments, Verb
@@ -79,7 +80,7 @@ def command_of(verb: Verb, name: str) -> click.Command:
         arguments = checked(verb.arguments, given, context)
         watched: AbstractContextManager[None] = nullcontext() if as_json else bar(verb.name)
         with watched:
-            result = run_connected(context.obj, lambda inbox: verb.run(inbox, arguments))
+            result = run_connected(context.obj, lambda inbox: run_verb(verb, inbox, arguments))
         say(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode() if as_json else verb.show(result))
         if lacking := verb.lacking(arguments, result):
             raise StartupError(lacking)

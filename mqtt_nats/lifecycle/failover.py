@@ -48,8 +48,8 @@ LOOK_BACK: Final = 10.0
 """Seconds before a gateway was last known to be alive in which it may have published a will that is there still."""
 
 
-async def reap(broker: Broker, dead: Entry) -> None:
-    """Deal with the clients of a gateway that does not run any more.
+async def publish_wills(broker: Broker, dead: Entry) -> int:
+    """Publish the wills of a gateway that does not run any more, or set their delays; returns how many there were.
 
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream does not answer.
@@ -60,6 +60,16 @@ async def reap(broker: Broker, dead: Entry) -> None:
         await asyncio.gather(
             *(_will(broker, dead, will, will.epoch in done) for will in wills[start : start + AT_ONCE])
         )
+    return len(wills)
+
+
+async def reap(broker: Broker, dead: Entry) -> None:
+    """Deal with the clients of a gateway that does not run any more.
+
+    Raises:
+        ApiError, NoResponders, RequestTimeout: JetStream does not answer.
+    """
+    wills = await publish_wills(broker, dead)
     sessions = 0
     sequence = 1
     more = True
@@ -79,7 +89,7 @@ async def reap(broker: Broker, dead: Entry) -> None:
         for start in range(0, len(owned), AT_ONCE):
             await asyncio.gather(*(_session(broker, dead, *one) for one in owned[start : start + AT_ONCE]))
         sessions += len(owned)
-    log.info("gateway %s: %d wills and %d sessions dealt with", dead.identity, len(wills), sessions)
+    log.info("gateway %s: %d wills and %d sessions dealt with", dead.identity, wills, sessions)
 
 
 async def _published_before(broker: Broker, dead: Entry, wills: list[StoredWill]) -> set[int]:

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import secrets
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats import __version__
@@ -19,7 +20,9 @@ from mqtt_nats.backbone.acked_publisher import TRANSIENT
 from mqtt_nats.backbone.retry import elected
 from mqtt_nats.base.server_clock import converted
 from mqtt_nats.codec import MqttError, ReasonCode
-from mqtt_nats.lifecycle.failover import reap
+from mqtt_nats.config.worker_identity import default_name
+from mqtt_nats.lifecycle.failover import publish_wills, reap
+from mqtt_nats.lifecycle.predecessor import NAME, PROCESS, free_name, is_gone, own_process
 from mqtt_nats.sessions.ownership import still_owner
 from mqtt_nats.transport.connection import Hold
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -38,6 +41,12 @@ RENEWALS: Final = 4
 
 CONFIRMED: Final = 5.0
 """Seconds for which a client's CONNECT waits for a lease that has to be renewed first."""
+
+
+def called(entry: Entry) -> str:
+    """A gateway for people: its id, and its name where it has one."""
+    name = entry.info.get(NAME)
+    return f"{entry.identity} ({name})" if isinstance(name, str) and name else entry.identity
 
 
 async def _let_go(client: Client) -> None:
@@ -84,7 +93,46 @@ class Lease:
             ApiError, NoResponders, RequestTimeout: JetStream does not answer.
         """
         await elected(self.broker.generation.check)  # which tells what time it is, too
+        former = await elected(self._take_name)
         await elected(self._renew)
+        for entry in former:
+            await elected(partial(self._succeed, entry))
+
+    async def _take_name(self) -> list[Entry]:
+        """Choose the name of this gateway; returns the dead gateways that had it before."""
+        settings, own = self.broker.settings, own_process()
+        entries = [one for one in await self.store.entries() if isinstance(one.info.get(NAME), str)]
+        gone = {one.identity: is_gone(one.info.get(PROCESS), own) for one in entries}
+        wanted = settings.name or default_name()
+        if any(one.lapsed and gone[one.identity] is None and one.info[NAME] == wanted for one in entries):
+            # After an outage of NATS a gateway that lives has a lapsed lease, too: it has time to renew it.
+            await asyncio.sleep(self.ttl / RENEWALS * 1.5)
+            entries = [one for one in await self.store.entries() if one.identity in gone]
+        dead = {one.identity for one in entries if gone[one.identity] or (one.lapsed and gone[one.identity] is None)}
+        taken = {one.info[NAME] for one in entries if one.identity not in dead}
+        name = settings.name or free_name(wanted, taken)
+        if name in taken:
+            log.warning("another gateway has the name %s: give each its own", name)
+        self.info |= {NAME: name, PROCESS: own}
+        log.info("this gateway has the id %s and the name %s", self.broker.identity, name)
+        return [one for one in entries if one.identity in dead and one.info[NAME] == name]
+
+    async def _succeed(self, entry: Entry) -> None:
+        """Publish the wills of the dead gateway that had this one's name; its sessions are dealt with meanwhile.
+
+        Raises:
+            ApiError, NoResponders, RequestTimeout: JetStream does not answer.
+        """
+        if not self._can_read(entry) or entry.reaper:
+            return
+        try:
+            sequence = await self.store.hold(entry.identity, self.broker.identity, entry.sequence, self.ttl * RENEWALS)
+        except LeaseTaken:
+            return  # another gateway was faster
+        log.warning("gateway %s had this gateway's name and is dead: dealing with its clients", called(entry))
+        await publish_wills(self.broker, entry)
+        self._reaping.add(entry.identity)
+        self.broker.spawn(self._reap(entry, sequence), f"clients of gateway {entry.identity}")
 
     async def keep(self) -> None:
         """Renew the lease and look after those that have lapsed, for as long as the gateway runs."""
@@ -233,6 +281,7 @@ class Lease:
                     )
                 except LeaseTaken:
                     continue  # it is alive, or another gateway was faster
+                log.warning("gateway %s has not renewed its lease: dealing with its clients", called(entry))
                 self._reaping.add(entry.identity)
                 self.broker.spawn(self._reap(entry, sequence), f"clients of gateway {entry.identity}")
 
@@ -254,7 +303,6 @@ class Lease:
 
     async def _reap(self, entry: Entry, sequence: int) -> None:
         """Deal with the clients of a dead gateway; done again, by whoever, when it is interrupted."""
-        log.warning("gateway %s has not renewed its lease: dealing with its clients", entry.identity)
         work = asyncio.create_task(reap(self.broker, entry))
         try:
             while not work.done():

@@ -127,6 +127,7 @@ async def snapshot(broker: Broker) -> dict[str, Any]:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     found: dict[str, Any] = {
         "id": broker.identity,
+        "name": broker.lease.info.get("name", "") if broker.lease is not None else "",
         "time": time.time(),
         "since": counters.since,
         "received": list(counters.received),

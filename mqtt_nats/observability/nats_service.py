@@ -58,13 +58,13 @@ class Service:
         broker = self._broker
         status = STATUS.decode() + broker.identity
         endpoint: dict[str, Any] = {"name": "status", "subject": status, "queue_group": ""}
-        listens = broker.lease.info.get("listen", []) if broker.lease is not None else []
+        about = broker.lease.info if broker.lease is not None else {}
         found: dict[str, Any] = {
             "type": f"{TYPE}{verb.lower()}_response",
             "name": NAME,
             "id": broker.identity,
             "version": __version__,
-            "metadata": {"listen": ", ".join(listens)},
+            "metadata": {"listen": ", ".join(about.get("listen", [])), "name": about.get("name", "")},
         }
         if verb == "PING":
             return found

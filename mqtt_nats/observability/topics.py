@@ -107,6 +107,7 @@ def of_gateway(report: Report) -> dict[str, str]:
     at = datetime.fromtimestamp(report["time"], UTC)
     found: dict[str, object] = {
         "version": report["version"],
+        "name": report.get("name", ""),
         "uptime": int((report["time"] - report["since"]) * 1000),
         "datetime": at.isoformat(timespec="seconds"),
         "sysdescr": DESCRIPTION,

@@ -249,6 +249,7 @@ async function servers() {
     ["State", "text", (one) => one.state],
     ["Listens on", "text wide", (one) => one.listen.join(", ")],
     ["Version", "wide", (one) => one.version],
+    ["Name", "", (one) => one.name],
     ["Started", "", (one) => ago(one.started)],
     ["Connections", "number", (one) => (one.connections === null ? "–" : number(one.connections))],
     ["Memory", "number wide", (one) => (one.memory ? size(one.memory) : "–")],

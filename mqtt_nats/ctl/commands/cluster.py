@@ -65,6 +65,7 @@ def _gateway(identity: str, entry: Entry | None, answer: dict[str, Any] | None) 
     known = (entry.info if entry is not None else {}) | (answer or {})
     return {
         "id": identity,
+        "name": known.get("name", ""),
         "state": state,
         "listen": known.get("listen", []),
         "version": known.get("version", ""),
@@ -120,8 +121,10 @@ def shown(found: dict[str, Any]) -> str:
         times = [ago(one["started"], now), ago(one["alive"], now)]
         connections = "" if one["connections"] is None else f"{one['connections']:,}"
         about = [", ".join(one["listen"]), one["version"], *times, connections, one["nats"] or ""]
-        rows.append([one["id"], one["state"], *about])
-    lines = table(["gateway", "state", "listens on", "version", "started", "alive", "connections", "nats-server"], rows)
+        rows.append([one["id"], one["name"], one["state"], *about])
+    lines = table(
+        ["gateway", "name", "state", "listens on", "version", "started", "alive", "connections", "nats-server"], rows
+    )
     nats = found["nats"]
     urls = ", ".join(nats["urls"])
     lines += ["", f"connected to nats-server {nats['connected']} {nats['version']}; known: {urls}", ""]

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gateway that had this gateway's name before: is it dead?
+
+A gateway writes into its registration which process it is. One that starts under the same name on the same machine
+knows from that, without waiting for a lease to lapse, that the former process is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+PROCESS: Final = "process"
+"""Key of a registration: the process of the gateway, as :func:`own_process` tells."""
+
+NAME: Final = "name"
+"""Key of a registration: the name of the gateway."""
+
+
+def own_process() -> dict[str, Any]:
+    """Where this process runs, and what tells it from every other; what the system does not tell is left out."""
+    found: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
+    machine, boot = _text("/etc/machine-id"), _text("/proc/sys/kernel/random/boot_id")
+    try:
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        namespace = 0
+    found |= {"machine": machine, "boot": boot, "namespace": namespace, "begun": _begun(os.getpid())}
+    return {key: value for key, value in found.items() if value}
+
+
+def is_gone(process: object, own: Mapping[str, Any]) -> bool | None:
+    """Whether a process is gone.
+
+    Args:
+        process: what another gateway has registered of its process.
+        own: :func:`own_process`.
+
+    Returns:
+        None where this cannot be known here: it ran on another machine, or in another container.
+    """
+    if not isinstance(process, dict) or "boot" not in process or process.get("host") != own["host"]:
+        return None
+    if process["boot"] != own.get("boot"):
+        # The machine was started anew. A container's machine id may be that of its image, but then its host is another.
+        return True if "machine" in process and process["machine"] == own.get("machine") else None
+    pid = process.get("pid")
+    if process.get("namespace", 0) != own.get("namespace") or not isinstance(pid, int):
+        return None
+    return _begun(pid) != process.get("begun")
+
+
+def free_name(wanted: str, taken: Collection[str]) -> str:
+    """The first of `wanted`, `wanted-2`, `wanted-3` and so on that nobody has."""
+    number = 1
+    while (name := wanted if number == 1 else f"{wanted}-{number}") in taken:
+        number += 1
+    return name
+
+
+def _begun(pid: int) -> str:
+    """When a process was started, in ticks since the machine was; "" = there is no such process."""
+    status = _text(f"/proc/{pid}/stat")
+    return status.rpartition(")")[2].split()[19] if status else ""
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
