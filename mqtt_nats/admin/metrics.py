@@ -89,6 +89,7 @@ NUMBERS: Final = (
     Number("connects_refused_total", "Connections that CONNACK has refused.", "reason", _by_name("refused"), True),
     Number("disconnects_total", "Accepted connections that have ended.", "how", _by_name("disconnects"), True),
     Number("messages_received_total", "Messages that clients have published.", "qos", _by_qos("received"), True),
+    Number("limits_reached_total", "Refusals by limits on sessions.", "limit", _by_name("limited"), True),
     Number("messages_sent_total", "Messages for clients, before drops.", "qos", _by_qos("sent"), True),
     Number("payload_received_bytes_total", "Bytes of their payloads.", "qos", _by_qos("received_bytes"), True),
     Number("payload_sent_bytes_total", "Bytes of their payloads.", "qos", _by_qos("sent_bytes"), True),

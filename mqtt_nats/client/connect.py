@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.base.logs import about
+from mqtt_nats.base.networks import household
 from mqtt_nats.client.authentication import authenticate
 from mqtt_nats.client.authorization import denied_subscriptions, identify
 from mqtt_nats.client.negotiation import (
@@ -45,6 +46,7 @@ from mqtt_nats.hooks.calls import admit, connected, looked_at, session
 from mqtt_nats.hooks.points import SESSION_CREATED, SESSION_DISCARDED, SESSION_RESUMED
 from mqtt_nats.lifecycle.claim_outcome import leave_claimed
 from mqtt_nats.lifecycle.expiry import end_session, is_ended
+from mqtt_nats.lifecycle.quotas import holder
 from mqtt_nats.lifecycle.will import check_will, keep_will, permitted_will, settle_wills
 from mqtt_nats.messages.publish_encoder import Aliases
 from mqtt_nats.protocol.transient_sender import RegularOutbound
@@ -55,6 +57,7 @@ from mqtt_streams.hashing import held_token, name_hash, registered_as, second_ke
 from mqtt_streams.headers import percent_encode
 from mqtt_streams.messages import PREFIX as MESSAGE_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.quotas import quota_of
 from mqtt_streams.sessions import (
     FIRST,
     V5,
@@ -215,6 +218,7 @@ async def _claim(client: Client, connect: Connect) -> bool:
         before = known.v5.former if known is not None and known.v5 is not None else 0
         written = known.time_ns if known is not None else 0
         present = _prepare(client, connect, known, await _has_expired(client, known, expected))
+        await _count(client, known, present=present)
         if client.durable_side is not None and client.record is not None and client.record.v5 is not None:
             client.durable_side.former, client.record.v5.former = before, expected
             if present and client.record.v5.first == FIRST:
@@ -239,6 +243,7 @@ async def _claim(client: Client, connect: Connect) -> bool:
         session(broker, SESSION_RESUMED if present else SESSION_CREATED, client.client_id, client.epoch)
         if known is not None and (not present or unfinished(known)):
             await discard_session(broker, known, client.epoch, written if present else 0)
+            await _count_no_more(client, known)
             await _forget_leftovers(client)
         elif present and client.durable:
             # [MQTT-4.1.0-2] (3.1.1), [MQTT-4.1.0-1] (5.0)
@@ -280,6 +285,33 @@ async def _forget_leftovers(client: Client) -> None:
         except Conflict:
             client.taken = True
             raise MqttError("another connection has claimed the session", ReasonCode.SESSION_TAKEN_OVER) from None
+
+
+def _quota(client: Client) -> str:
+    """The quota for which new sessions of a client count."""
+    return quota_of(_user_of(client), household(client.connection.host))
+
+
+async def _count(client: Client, known: SessionRecord | None, *, present: bool) -> None:
+    """Count a session that is about to be claimed.
+
+    Raises:
+        QuotaExceeded: its user, or address, has too many.
+    """
+    quotas, record = client.broker.quotas, client.record
+    assert record is not None
+    assert record.v5 is not None
+    if known is not None and known.v5 is not None and known.v5.quota == record.v5.quota:
+        quotas.claimed(known)
+    elif record.v5.quota and not present:
+        await quotas.admit(record.v5.quota, holder(client.user, client.connection.host))
+
+
+async def _count_no_more(client: Client, known: SessionRecord) -> None:
+    """The former session counts no more, unless the new one is noted in its place."""
+    record = client.record
+    if known.v5 is not None and record is not None and record.v5 is not None and known.v5.quota != record.v5.quota:
+        await client.broker.quotas.forget(known)
 
 
 def _user_of(client: Client) -> str:
@@ -406,7 +438,7 @@ async def _has_expired(client: Client, known: SessionRecord | None, sequence: in
 def _new_record(client: Client, v5: V5, *, clean: bool = False) -> SessionRecord:
     """A new session of a client's user, at the client's key."""
     version = V5_PLAIN if client.hash == name_hash(client.client_id) else V5_SECOND
-    v5 = replace(v5, version=version, user=_user_of(client))
+    v5 = replace(v5, version=version, user=_user_of(client), quota="" if clean else _quota(client))
     return SessionRecord(client.client_id, clean=clean, v5=v5, key=client.hash)
 
 
@@ -445,7 +477,7 @@ def _prepare(client: Client, connect: Connect, known: SessionRecord | None, expi
         client.record = known
         if known.v5 is None:
             known.v5 = V5(kind="durable", q2=True)
-        known.v5.belong(_user_of(client))
+        known.v5.belong(_user_of(client), _quota(client))
         known.v5.expiry = client.expiry
         known.v5.wills = wills
     else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mqtt_nats.backbone.pending import Silent
 from mqtt_nats.base import server_clock as natstime
-from mqtt_nats.client.negotiation import NEVER
+from mqtt_nats.client.negotiation import bounded_expiry
 from mqtt_nats.codec import Disconnect, ProtocolError, ReasonCode
 from mqtt_nats.delivery.inflight_note import note
 from mqtt_nats.delivery.position_handover import leave_position
@@ -52,7 +52,7 @@ def farewell(client: Client, packet: Disconnect) -> None:
     if changed:
         assert record is not None
         assert record.v5 is not None
-        client.expiry = record.v5.expiry = None if expiry == NEVER else expiry
+        client.expiry = record.v5.expiry = bounded_expiry(expiry, client.connection.settings)
     # [MQTT-3.14.4-3] (3.1.1, 5.0), [MQTT-3.1.2-8] [MQTT-3.1.2-10] (5.0)
     dropped = drop_will(client) if packet.reason == ReasonCode.SUCCESS else None
     if changed or dropped is not None:
@@ -140,6 +140,8 @@ def leave(client: Client) -> None:
     name = registered_as(client.client_id, client.hash)
     if broker.clients.get(name) is client:
         del broker.clients[name]
+    if name not in broker.clients:
+        broker.quotas.left(client.hash)
     disconnected(client)
     will = broker.last_wills.pop(client, None)
     leave_late_will(client)

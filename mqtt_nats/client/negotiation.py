@@ -82,8 +82,15 @@ def session_expiry(connect: Connect, settings: Settings) -> int | None:
         return 0
     if connect.protocol_level != 5:
         return 0 if connect.clean_start else settings.session_expiry_interval
-    expiry = (connect.properties or {}).get("session_expiry_interval", 0)
-    return None if expiry == NEVER else expiry
+    return bounded_expiry((connect.properties or {}).get("session_expiry_interval", 0), settings)
+
+
+def bounded_expiry(asked: int, settings: Settings) -> int | None:
+    """The session expiry interval that a 5.0 client gets, None = for good."""
+    most = settings.max_session_expiry_interval
+    if most is not None:
+        return min(asked, most)
+    return None if asked == NEVER else asked
 
 
 def keep_alive(connect: Connect, settings: Settings) -> int:
@@ -106,8 +113,10 @@ def welcome(client: Client, connect: Connect, present: bool, more: Properties | 
         and (settings.response_information is None or not client.terms.response_information)
     )
     # section 3.2.2.3.2
-    shortened = not settings.durable_sessions and (connect.properties or {}).get("session_expiry_interval", 0) > 0
-    kind = (present, settings.receive_maximum, settings.max_packet_size, settings.max_qos, shortened)
+    asked = (connect.properties or {}).get("session_expiry_interval", 0)
+    expiry = NEVER if client.expiry is None else client.expiry
+    told = -1 if expiry == asked else expiry
+    kind = (present, settings.receive_maximum, settings.max_packet_size, settings.max_qos, told)
     known = client.broker.welcomes.get(kind) if usual else None
     if known is not None:
         return known
@@ -119,8 +128,8 @@ def welcome(client: Client, connect: Connect, present: bool, more: Properties | 
         properties["maximum_qos"] = settings.max_qos  # [MQTT-3.2.2-9] (5.0)
     if settings.topic_alias_maximum:
         properties["topic_alias_maximum"] = settings.topic_alias_maximum
-    if shortened:
-        properties["session_expiry_interval"] = 0
+    if told >= 0:
+        properties["session_expiry_interval"] = told
     if not connect.client_id:
         properties["assigned_client_identifier"] = client.client_id  # [MQTT-3.2.2-16] (5.0)
     if client.connection.keepalive != connect.keepalive:

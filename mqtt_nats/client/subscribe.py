@@ -23,6 +23,7 @@ from mqtt_nats.codec import (
     ReasonCode,
     Suback,
     Subscribe,
+    Subscription,
     Unsuback,
     Unsubscribe,
     encode,
@@ -34,6 +35,7 @@ from mqtt_nats.delivery.resume import descend, keep_taken
 from mqtt_nats.delivery.slow_clients import postponed
 from mqtt_nats.hooks.calls import asked, asked_to_end, subscribed, unsubscribed
 from mqtt_nats.ingress.retained_replay import Replay, drop_gate, open_gate, prepare, start_replays
+from mqtt_nats.lifecycle.quotas import holder
 from mqtt_nats.pubsub.interest_propagation import fence, fence_wild
 from mqtt_nats.pubsub.routing_table import Options
 from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED
@@ -70,7 +72,7 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
     if (most := client.connection.settings.max_qos) < 2:  # [MQTT-3.2.2-10] (5.0)
         packet = replace(packet, filters=tuple(replace(one, qos=min(one.qos, most)) for one in packet.filters))
     wanted: dict[str, Wish] = {}
-    room = _Room(client)
+    room = await _room(client, packet)
     given = (packet.properties or {}).get("subscription_identifier")
     identifier = given[0] if given else None
     codes: list[int] = []
@@ -83,7 +85,7 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
             subjects, code = None, refused_by_hooks[place]
         if subjects is not None and guard is not None and not guard.may_subscribe(entry.topic_filter, entry.qos):
             subjects, code = None, ReasonCode.NOT_AUTHORIZED
-        if subjects is None or not room.take(entry.topic_filter, subjects):
+        if subjects is None or not room.take(entry, subjects):
             code = code or ReasonCode.QUOTA_EXCEEDED
         elif entry.topic_filter.startswith(SHARED):
             shares[entry.topic_filter] = SharedSubscription(entry.qos, entry.retain_as_published, identifier, 0)
@@ -249,10 +251,26 @@ def _subjects(client: Client, topic_filter: str) -> tuple[tuple[str, ...] | None
         return None, ReasonCode.TOPIC_FILTER_INVALID
 
 
-class _Room:
-    """How many more subscriptions the session may have."""
+async def _room(client: Client, packet: Subscribe) -> _Room:
+    """What there is room for of a SUBSCRIBE packet."""
+    record = client.record
+    consumers = 0
+    if client.durable_side is not None and record is not None and record.v5 is not None:
+        having = {found.text for found, qos in client.filters.items() if qos}
+        texts = {one.topic_filter for one in packet.filters if one.qos} - having
+        consumers = sum(1 + text.endswith("/#") for text in texts if not text.startswith(SHARED))
+        if consumers and record.v5.quota:
+            who = holder(client.user, client.connection.host)
+            consumers = await patiently(client, partial(client.broker.quotas.room, record.v5.quota, who, consumers))
+    return _Room(client, consumers)
 
-    def __init__(self, client: Client) -> None:
+
+class _Room:
+    """How many more subscriptions the session may have, and consumers for them."""
+
+    def __init__(self, client: Client, consumers: int) -> None:
+        self._consumers = consumers
+        self._having = client.record.cons if client.durable_side is not None and client.record is not None else None
         self._present = {found.text for found in client.filters} | set(client.shares or ())
         self._count = client.connection.settings.max_subscriptions
         self._bytes: int | None = None
@@ -260,9 +278,17 @@ class _Room:
         if client.durable_side is not None and client.record is not None:
             self._bytes = client.broker.store.max_payload - len(client.record.encode()) - RECORD_SPARE
 
-    def take(self, topic_filter: str, subjects: tuple[str, ...]) -> bool:
+    def take(self, entry: Subscription, subjects: tuple[str, ...]) -> bool:
         """Whether there is room for one more; it is then taken."""
+        topic_filter = entry.topic_filter
+        consumers = 0
+        if self._having is not None and entry.qos and not topic_filter.startswith(SHARED):
+            keys = (subjects[0], *map(second_sid, subjects[1:]))
+            consumers = sum(key not in self._having for key in keys)
+        if consumers > self._consumers:
+            return False
         if topic_filter in self._present:
+            self._consumers -= consumers
             return True
         if len(self._present) >= self._count:
             return False
@@ -272,6 +298,7 @@ class _Room:
                 return False
             self._bytes -= size
         self._present.add(topic_filter)
+        self._consumers -= consumers
         return True
 
 

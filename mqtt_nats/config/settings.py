@@ -102,6 +102,13 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, AccountSettings, Bas
         description="Seconds for which the session of an absent 3.1.1 client is kept (clean session 0); "
         "`never` keeps it for good.",
     )
+    max_session_expiry_interval: Annotated[int | None, BeforeValidator(_never_is_none)] = Field(
+        default=604_800,
+        ge=1,
+        le=0xFFFFFFFE,
+        description="Seconds for which the session of an absent 5.0 client is kept at most; CONNACK says so to one "
+        "that asks for more. `never`: for as long as it asks for.",
+    )
     session_of_other_user: Annotated[Literal["refuse", "separate"], BeforeValidator(_lower)] = Field(
         default="refuse",
         description="What becomes of a client that comes with the client id of a session that another user has: it is "

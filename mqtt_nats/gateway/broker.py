@@ -27,6 +27,7 @@ from mqtt_nats.ingress.interceptors import Takers
 from mqtt_nats.ingress.request_reply import Replying
 from mqtt_nats.ingress.retained_tombstones import Tombstones
 from mqtt_nats.lifecycle.cluster_bans import Banning
+from mqtt_nats.lifecycle.quotas import Quotas
 from mqtt_nats.lifecycle.readiness import Readiness
 from mqtt_nats.messages.cache import Recent
 from mqtt_nats.messages.ids import MessageIds
@@ -49,6 +50,7 @@ from mqtt_streams.hashing import nuid
 from mqtt_streams.positions import PositionStore
 from mqtt_streams.pubrel import PubrelStore
 from mqtt_streams.qos2 import Qos2Store
+from mqtt_streams.quotas import QuotaStore
 from mqtt_streams.retained import RetainedStore
 from mqtt_streams.sessions import SessionStore
 from mqtt_streams.shared import SharedStore
@@ -156,9 +158,9 @@ class Broker:
         self.held = Qos2Store(inbox)
         self.pubrels = PubrelStore(inbox)
         self.timers = TimerStore(inbox)
-        self.wills = WillStore(inbox)
-        self.groups = SharedStore(inbox)
+        self.wills, self.groups = WillStore(inbox), SharedStore(inbox)
         self.positions = PositionStore(inbox)
+        self.quotas = Quotas(settings, QuotaStore(inbox), self.sessions, store, self.counters.limit)
         self.latest = Latest(self)
         self.keepers: set[Keeper] = set()
         """What writes positions of sessions."""

@@ -91,7 +91,8 @@ async def _remove(broker: Broker, record: SessionRecord, sequence: int) -> None:
     assert record.v5 is not None
     await settle_wills(broker, record.key, record.v5.wills, sequence, continued=False)
     await discard_session(broker, record, sequence)
-    await broker.sessions.delete(sequence)
+    if await broker.sessions.delete(sequence):
+        await broker.quotas.forget(record)
 
 
 def ended_record(record: SessionRecord, identity: str, epoch: int) -> SessionRecord:
@@ -109,6 +110,7 @@ def ended_record(record: SessionRecord, identity: str, epoch: int) -> SessionRec
         pos=record.v5.pos if record.v5 is not None else "",
         version=record.v5.version if record.v5 is not None else V5_PLAIN,
         user=record.v5.user if record.v5 is not None else None,
+        quota=record.v5.quota if record.v5 is not None else "",
     )
     return SessionRecord(record.client_id, identity, clean=True, v5=v5, key=record.key)
 

@@ -73,6 +73,8 @@ class Counters:
         """Connections that CONNACK has accepted."""
         self.refused: dict[str, int] = {}
         """Connections that were not accepted, by the name of the reason code."""
+        self.limited: dict[str, int] = {}
+        """Sessions, and SUBSCRIBE packets, of which a limit has refused something, by the setting."""
         self.disconnects = {"client": 0, "taken over": 0, "lost": 0, "error": 0}
         """Connections that have ended, of those that were accepted: by DISCONNECT, ..., by the gateway (`error`)."""
         self.dropped: dict[str, int] = {}
@@ -101,6 +103,10 @@ class Counters:
     def refuse(self, reason: str) -> None:
         """A CONNECT is refused."""
         self.refused[reason] = self.refused.get(reason, 0) + 1
+
+    def limit(self, setting: str) -> None:
+        """A limit has refused something."""
+        self.limited[setting] = self.limited.get(setting, 0) + 1
 
     def leave(self, how: str) -> None:
         """A connection that was accepted has ended."""
@@ -138,6 +144,7 @@ async def snapshot(broker: Broker) -> dict[str, Any]:
         "clients": len(broker.clients),
         "connects": counters.connects,
         "refused": dict(counters.refused),
+        "limited": dict(counters.limited),
         "disconnects": dict(counters.disconnects),
         "dropped": counters.drops(broker),
         "filters": len(broker.table.filters),

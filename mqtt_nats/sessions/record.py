@@ -61,6 +61,7 @@ async def save_record(client: Client, expected: int) -> int:
     except (RequestTimeout, NoResponders):
         sequence = await patiently(client, partial(_save_again, client, record, expected, nonce, reply))
     client.epoch = sequence
+    broker.quotas.written(record)
     return sequence
 
 

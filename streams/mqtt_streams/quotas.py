@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which sessions outlive their connections, by the user for whom they count: small notes in `$MQTT_shared`.
 
-A note is there for as long as its session. It has the number of the session's filters that have consumers.
+A note is there for as long as its session. Its payload is the number of the session's consumers of `$MQTT_msgs`.
 """
 
 from hashlib import sha256
 from typing import Final
 
 from mqtt_streams import stored
-from mqtt_streams.api import JetStream, publish
+from mqtt_streams.api import JetStream
 from mqtt_streams.hashing import nuid
 from mqtt_streams.shared import STREAM
 
@@ -22,6 +22,11 @@ def quota_of(user: str, address: str) -> str:
     return nuid(sha256(f"user {user}".encode() if user else f"address {address}".encode()).digest())
 
 
+def note_subject(quota: str, key: str) -> str:
+    """Where it is noted that a session counts for a quota."""
+    return f"{PREFIX}{quota}.{key}"
+
+
 class QuotaStore:
     """Notes of sessions. All methods raise ApiError, NoResponders, RequestTimeout."""
 
@@ -29,9 +34,9 @@ class QuotaStore:
         self._js = js
 
     async def sessions(self, quota: str) -> dict[str, int]:
-        """The sessions that count for a quota, by key, oldest note first; and how many filters each has."""
+        """The sessions that count for a quota, by key, oldest note first; and how many consumers each has."""
         found: dict[str, int] = {}
-        subject, start, more = f"{PREFIX}{quota}.*", 1, True
+        subject, start, more = note_subject(quota, "*"), 1, True
         while more:
             page, more = await stored.direct_page(
                 self._js, STREAM, subject, {"seq": start}, messages=_PAGE, size=_PAGE_BYTES
@@ -42,10 +47,6 @@ class QuotaStore:
                 found[message.subject.rpartition(".")[2]] = int(digits) if digits.isdigit() else 0
         return found
 
-    async def note(self, quota: str, key: str, filters: int) -> None:
-        """A session counts, with as many filters."""
-        await publish(self._js, f"{PREFIX}{quota}.{key}", b"%d" % filters)
-
-    async def forget(self, quota: str, key: str) -> None:
-        """A session counts no more."""
-        await stored.purge(self._js, STREAM, f"{PREFIX}{quota}.{key}")
+    async def forget(self, quota: str, key: str) -> bool:
+        """A session counts no more; False when it did not."""
+        return bool(await stored.purge(self._js, STREAM, note_subject(quota, key)))

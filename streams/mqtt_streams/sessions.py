@@ -136,9 +136,10 @@ class V5:
     quota: str = ""
     extra: dict[str, object] | None = None
 
-    def belong(self, user: str) -> None:
-        """The session is this user's from now on."""
+    def belong(self, user: str, quota: str) -> None:
+        """The session is this user's from now on; it counts for ``quota``, unless it counts for one already."""
         self.user = user
+        self.quota = self.quota or quota
 
 
 @dataclass(slots=True)
@@ -437,6 +438,10 @@ class SessionStore:
             raise
         record.time_ns = message.time_ns
         return record, message.seq
+
+    async def has(self, key: str) -> bool:
+        """Whether there is a record with a key."""
+        return await stored.get_last(self._js, STREAM, self.subject(key)) is not None
 
     async def glance(self, key: str, client_id: str) -> tuple[SessionRecord, int] | None:
         """As `load`, from any replica, which may not have it yet."""

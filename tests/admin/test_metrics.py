@@ -36,6 +36,7 @@ def worker(number: int, **changed: Any) -> dict[str, Any]:
         "sent": [0, 0, 0],
         "sent_bytes": [0, 0, 0],
         "refused": {"not_authorized": number},
+        "limited": {"max_sessions": number},
         "disconnects": Counters([0], [0]).disconnects,
         "dropped": {"too large": number},
         "nats": [{"link": "main", "online": number == 1}],

@@ -391,7 +391,9 @@ def test_sessions_of_a_listener_that_keeps_none(place: Place) -> None:
         client.subscribed(("kept", 1))
     with place.open("duck") as writer:
         writer.deliver("kept", b"waits")
-    with Raw5.open(port, "moves", prop(SESSION_EXPIRY, 600), clean=False) as client:
+    with Raw5(port, patience=PATIENCE) as client:
+        client.send(place.packet("duck", "moves", prop(SESSION_EXPIRY, 600), clean=False))
+        client.connack = client.answer(CONNACK, reason=0)
         assert client.present
         assert client.connack.get(SESSION_EXPIRY) == 0
         assert client.receive_message().payload == b"waits"

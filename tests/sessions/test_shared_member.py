@@ -13,6 +13,7 @@ from mqtt_nats.sessions import shared_member as membership
 from mqtt_nats.sessions.shared_member import AssignOp, Membership
 from mqtt_nats.sessions.shared_ownership import room_of
 from mqtt_streams.api import ApiError
+from mqtt_streams.hashing import name_hash
 from mqtt_streams.sessions import V5, PoisonedRecord, SessionRecord, SharedSubscription
 from mqtt_streams.shared import TAKEN, Owner
 
@@ -244,6 +245,7 @@ async def test_a_message_becomes_a_members_that_has_left(monkeypatch: pytest.Mon
         clients={},
     )
     client: Any = SimpleNamespace(broker=broker, version=5, client_id="client", alive=False, durable_side=None)
+    client.hash = name_hash("client")
 
     async def found(*_: object) -> object:
         return SimpleNamespace(time_ns=natstime.now() * 1e9)
@@ -270,7 +272,7 @@ async def test_what_was_refused_because_it_was_stored_before_is_a_members_too() 
     work: list[Any] = []
 
     async def owner(*_: object) -> Owner:
-        return Owner("hash", 7, 11)
+        return Owner(name_hash("client"), 7, 11)
 
     broker: Any = SimpleNamespace(
         settings=SimpleNamespace(max_topic_levels=128),
@@ -282,7 +284,7 @@ async def test_what_was_refused_because_it_was_stored_before_is_a_members_too() 
         belated=SimpleNamespace(tell=lambda *what: told.append(what)),
         spawn=lambda coroutine, name: work.append(coroutine),
     )
-    client: Any = SimpleNamespace(broker=broker, version=5, client_id="client", hash="hash", alive=False)
+    client: Any = SimpleNamespace(broker=broker, version=5, client_id="client", hash=name_hash("client"), alive=False)
     client.durable_side = None
     message: Any = SimpleNamespace(stamp=b"1")
     operation = AssignOp(Membership(cast(Client, client), TEXT, WANTED), message, 5, 7, b"reply")

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions that nobody comes back to: their number, their time and their consumers are bounded, also over gateways."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import nats
+import orjson
+import pytest
+
+from mqtt_nats.access.passwords import set_password
+from mqtt_streams.hashing import name_hash
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.quotas import note_subject, quota_of
+from mqtt_streams.sessions import STREAM as SESSIONS
+from mqtt_streams.shared import STREAM as SHARED
+from tests.base.support import Inside, running
+from tests.harness import raw, raw5
+from tests.harness.nats import NatsServer
+from tests.harness.raw import Raw, field
+from tests.harness.raw5 import SESSION_EXPIRY, Raw5, prop
+from tests.harness.waiting import eventually
+
+QUOTA_EXCEEDED = 0x97
+WEEK = 604_800
+NEVER = 0xFFFFFFFF
+KEPT = prop(SESSION_EXPIRY, 600)
+
+
+@pytest.fixture
+def nats_url(nats_factory: object, nats_server: NatsServer) -> str:
+    return nats_server.url
+
+
+async def expiry_of(url: str, client_id: str) -> int | None:
+    client = await nats.connect(url)
+    try:
+        found = await client.jetstream().get_last_msg(SESSIONS, f"$MQTT.sess.{name_hash(client_id)}")
+        expiry: int | None = orjson.loads(found.data or b"")["v5"]["expiry"]
+        return expiry
+    finally:
+        await client.close()
+
+
+def end(port: int, *client_ids: str) -> None:
+    """End the sessions of these clients."""
+    for client_id in client_ids:
+        Raw5.open(port, client_id).close()
+
+
+async def test_the_longest_expiry(nats_server: NatsServer) -> None:
+    """A week by default: CONNACK says so, and DISCONNECT does not go beyond either; 3.1.1 has a setting of its own."""
+    with running(nats_server.url, session_expiry_interval=None) as inside:
+        port = inside.ports[0]
+        for asked, told in ((NEVER, WEEK), (WEEK + 1, WEEK), (WEEK, None), (60, None)):
+            with Raw5.open(port, "kept", prop(SESSION_EXPIRY, asked)) as client:
+                assert client.connack.get(SESSION_EXPIRY) == told
+                assert await expiry_of(nats_server.url, "kept") == min(asked, WEEK)
+        with Raw5.open(port, "kept", KEPT) as client:
+            client.send(raw5.disconnect(0, prop(SESSION_EXPIRY, NEVER)))
+            client.expect_closed()
+        assert await expiry_of(nats_server.url, "kept") == WEEK
+        Raw.connected(port, "older", clean=False).close()
+        assert await expiry_of(nats_server.url, "older") is None
+        end(port, "kept", "older")
+    with running(nats_server.url, max_session_expiry_interval=None) as inside:
+        with Raw5.open(inside.ports[0], "kept", prop(SESSION_EXPIRY, NEVER)) as client:
+            assert client.connack.get(SESSION_EXPIRY) is None
+            assert await expiry_of(nats_server.url, "kept") is None
+        end(inside.ports[0], "kept")
+
+
+def refused(port: int, client_id: str) -> None:
+    """A new durable session is refused in both versions; one that ends with its connection is not."""
+    for clean in (True, False):
+        raw5.refused(port, raw5.connect(client_id, KEPT, clean=clean), QUOTA_EXCEEDED)
+    with Raw(port) as older:
+        older.send(raw.connect(client_id, clean=False))
+        (answer,) = older.expect_closed()
+        assert (answer.kind, answer.body) == (raw.CONNACK, b"\0\x03")
+    Raw5.open(port, client_id).close()
+
+
+def test_sessions_of_one_address(nats_server: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
+    """At every gateway; who has one comes back to it, or begins it anew, and one that ends makes room."""
+    caplog.set_level(logging.WARNING)
+    with running(nats_server.url, max_sessions=3) as one, running(nats_server.url, max_sessions=3) as other:
+        for number in range(3):
+            Raw5.open(one.ports[0], f"s{number}", KEPT).close()
+        for inside in (one, other):
+            refused(inside.ports[0], "s3")
+            with Raw5.open(inside.ports[0], "s1", KEPT, clean=False) as again:
+                assert again.present
+            Raw5.open(inside.ports[0], "s1", KEPT).close()
+            refused(inside.ports[0], "s3")
+            broker = inside.gateway.broker
+            assert broker is not None
+            assert broker.counters.limited["max_sessions"] >= 6
+        end(one.ports[0], "s0")
+        Raw5.open(one.ports[0], "s3", KEPT).close()
+        refused(other.ports[0], "s0")
+        end(one.ports[0], "s1", "s2", "s3")
+        eventually(lambda: begins(other, "s4"))  # it is not told by the first one, but finds out
+        end(other.ports[0], "s4")
+    lines = [one for one in caplog.messages if "max_sessions is reached by anonymous clients of 127.0.0.1:" in one]
+    assert len(lines) == 2  # of each gateway one
+
+
+def begins(inside: Inside, client_id: str) -> bool:
+    """Whether a client gets a durable session."""
+    with Raw5(inside.ports[0]) as client:
+        client.send(raw5.connect(client_id, KEPT))
+        return client.answer(raw5.CONNACK).reason == 0
+
+
+def test_sessions_of_one_user(nats_server: NatsServer, tmp_path: Path) -> None:
+    """A user who has used his up does not keep others out, nor anonymous clients of the same address."""
+    users = tmp_path / "users"
+    for name in ("ann", "bob"):
+        set_password(users, name, name)
+    with running(nats_server.url, max_sessions=2, password_file=users) as inside:
+        port = inside.ports[0]
+
+        def hello(client_id: str, user: str) -> bytes:
+            return raw5.connect(client_id, KEPT, flags=0xC0, tail=field(user) + field(user))
+
+        def answered(client_id: str, user: str) -> int:
+            with Raw5(port) as client:
+                client.send(hello(client_id, user))
+                return client.answer(raw5.CONNACK).reason
+
+        assert [answered(f"a{number}", "ann") for number in range(3)] == [0, 0, QUOTA_EXCEEDED]
+        assert [answered(f"b{number}", "bob") for number in range(3)] == [0, 0, QUOTA_EXCEEDED]
+        for number in range(2):
+            Raw5.open(port, f"c{number}", KEPT).close()
+        refused(port, "c2")
+        end(port, "c0", "c1")
+
+
+def test_sessions_that_expire_make_room(nats_server: NatsServer) -> None:
+    with running(nats_server.url, max_sessions=1) as inside:
+        Raw5.open(inside.ports[0], "short", prop(SESSION_EXPIRY, 1)).close()
+        refused(inside.ports[0], "later")
+        eventually(lambda: begins(inside, "later"))
+        end(inside.ports[0], "later")
+
+
+async def test_a_session_that_an_older_gateway_has_ended(nats_server: NatsServer) -> None:
+    """It leaves the note that says that it counts; who is refused because of it is let in once that is found out."""
+    with running(nats_server.url, max_sessions=1) as inside:
+        Raw5.open(inside.ports[0], "gone", KEPT).close()
+        client = await nats.connect(nats_server.url)
+        try:
+            js = client.jetstream()
+            await js.purge_stream(SESSIONS, subject=f"$MQTT.sess.{name_hash('gone')}")
+            eventually(lambda: begins(inside, "later"))
+            end(inside.ports[0], "later")
+            subjects = note_subject(quota_of("", "127.0.0.1"), "*")
+            assert not (await js.stream_info(SHARED, subjects_filter=subjects)).state.subjects
+        finally:
+            await client.close()
+
+
+@pytest.mark.parametrize("kind", ["user", "gateway"])
+async def test_consumers(nats_server: NatsServer, kind: str) -> None:
+    """A filter that ends in # has two; what is refused leaves no consumer, and what is had can be had again."""
+    setting = {"user": "max_consumers", "gateway": "max_consumers_per_gateway"}[kind]
+    with running(nats_server.url, **{setting: 5}) as inside:
+        port = inside.ports[0]
+        with Raw5.open(port, "first", KEPT) as first, Raw5.open(port, "second", KEPT) as second:
+            assert first.subscribed(("a/#", 1), ("b", 1), ("zero/#", 0)) == (1, 1, 0)
+            assert second.subscribed(("c", 1), ("d/#", 2), ("e", 2), ("f", 1)) == (1, QUOTA_EXCEEDED, 2, QUOTA_EXCEEDED)
+            assert first.subscribed(("a/#", 2), ("b", 1)) == (2, 1)
+            first.send(raw5.unsubscribe("b"))
+            assert first.answer(raw5.UNSUBACK).reasons == (0,)
+            assert second.subscribed(("f", 1), ("g", 1)) == (1, QUOTA_EXCEEDED)
+            with Raw.connected(port, "older", clean=False) as older:
+                assert older.subscribe(("x", 1), ("y", 0)) == [0x80, 0]
+            with Raw5.open(port) as regular:
+                assert regular.subscribed(("x/#", 2)) == (2,)
+        if kind == "user":  # also while nobody is connected
+            with Raw5.open(port, "third", KEPT) as third:
+                assert third.subscribed(("x", 1)) == (QUOTA_EXCEEDED,)
+        client = await nats.connect(nats_server.url)
+        try:
+            names = [one.name for one in await client.jetstream().consumers_info(MESSAGES)]
+            keys = tuple(f"{name_hash(one)}_" for one in ("first", "second", "third", "older"))
+            assert len([name for name in names if name.startswith(keys)]) == 5
+        finally:
+            await client.close()
+        end(port, "first", "second", "third", "older")
+        with Raw5.open(port, "fourth", KEPT) as fourth:
+            assert fourth.subscribed(("x/#", 1), ("y/#", 1), ("z", 1)) == (1, 1, 1)
+        end(port, "fourth")
+
+
+def test_the_rate_of_consumers(nats_server: NatsServer) -> None:
+    """SUBACK comes later; where it would be too late the filters are refused at once. Others do not wait."""
+    with running(nats_server.url, consumer_rate=10, rate_burst=1, rate_pause=2) as inside:
+        port = inside.ports[0]
+        with Raw5.open(port, "many", KEPT) as client, Raw5.open(port) as regular:
+            started = time.monotonic()
+            assert client.subscribed(*((f"r/{number}", 1) for number in range(20))) == (1,) * 20
+            assert time.monotonic() - started >= 0.9
+            assert regular.subscribed(("r/#", 1)) == (1,)
+            assert client.subscribed(*((f"s/{number}", 1) for number in range(40))) == (QUOTA_EXCEEDED,) * 40
+            client.quiet()
+        end(port, "many")
