@@ -139,16 +139,16 @@ class ClientLimits(BaseModel):
         description="Sessions that outlive their connections, of one user in the whole cluster, or of the anonymous "
         "clients of one address (IPv6: one /64).",
     )
-    max_consumers: Count | None = Field(
+    max_durable_consumers: Count | None = Field(
         default=10_000,
         description="Consumers of JetStream for the durable subscriptions of all these sessions together: one for a "
         "filter at QoS 1 or 2, two for one that ends in `/#`.",
     )
-    max_consumers_per_gateway: Count | None = Field(
+    max_durable_consumers_per_gateway: Count | None = Field(
         default=100_000, description="The same for the sessions that are connected to one worker, of all users."
     )
     consumer_rate: Rate | None = Field(
-        default=200.0,
+        default=500.0,
         description="Such consumers that are made per second for one user or address, in each worker; a SUBSCRIBE that "
         "wants more is answered later, and one that would wait for longer than `rate_pause` is refused.",
     )

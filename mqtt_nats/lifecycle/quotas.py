@@ -159,16 +159,16 @@ class Quotas:
         Raises:
             ApiError, NoResponders, RequestTimeout: JetStream does not answer.
         """
-        most, here = self._settings.max_consumers, self._settings.max_consumers_per_gateway
+        most, here = self._settings.max_durable_consumers, self._settings.max_durable_consumers_per_gateway
         room = wanted
         if here is not None and here - self.consumers < room:
             room = max(0, here - self.consumers)
-            self._refuse("max_consumers_per_gateway", "this gateway")
+            self._refuse("max_durable_consumers_per_gateway", "this gateway")
         if most is not None and room:
             use = await self._use(quota, lambda use: use.consumers + room > most)
             if most - use.consumers < room:
                 room = max(0, most - use.consumers)
-                self._refuse("max_consumers", who)
+                self._refuse("max_durable_consumers", who)
         if room and self._paces is not None:
             level = self._paces.of(quota, self._now()).level(self._now())
             if level + room > self._paces.depth + self._paces.rate * self._settings.rate_pause:

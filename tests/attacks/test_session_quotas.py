@@ -167,7 +167,7 @@ async def test_a_session_that_an_older_gateway_has_ended(nats_server: NatsServer
 @pytest.mark.parametrize("kind", ["user", "gateway"])
 async def test_consumers(nats_server: NatsServer, kind: str) -> None:
     """A filter that ends in # has two; what is refused leaves no consumer, and what is had can be had again."""
-    setting = {"user": "max_consumers", "gateway": "max_consumers_per_gateway"}[kind]
+    setting = {"user": "max_durable_consumers", "gateway": "max_durable_consumers_per_gateway"}[kind]
     with running(nats_server.url, **{setting: 5}) as inside:
         port = inside.ports[0]
         with Raw5.open(port, "first", KEPT) as first, Raw5.open(port, "second", KEPT) as second:
