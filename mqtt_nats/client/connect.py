@@ -11,9 +11,8 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.base.logs import about
 from mqtt_nats.base.networks import household
 from mqtt_nats.client.authentication import authenticate
@@ -33,7 +32,6 @@ from mqtt_nats.codec import (
     Connect,
     InvalidClientId,
     MqttError,
-    NotAuthorized,
     Properties,
     QosNotSupported,
     ReasonCode,
@@ -44,19 +42,15 @@ from mqtt_nats.delivery.durable import DurableSide
 from mqtt_nats.delivery.resume import rejoin, resume
 from mqtt_nats.hooks.calls import admit, connected, looked_at, session
 from mqtt_nats.hooks.points import SESSION_CREATED, SESSION_DISCARDED, SESSION_RESUMED
-from mqtt_nats.lifecycle.claim_outcome import leave_claimed
-from mqtt_nats.lifecycle.expiry import end_session, is_ended
+from mqtt_nats.lifecycle.claim import Claim, find_session, forget_second, has_expired, leave_claimed, user_of
 from mqtt_nats.lifecycle.quotas import holder
 from mqtt_nats.lifecycle.will import check_will, keep_will, permitted_will, settle_wills
 from mqtt_nats.messages.publish_encoder import Aliases
 from mqtt_nats.protocol.transient_sender import RegularOutbound
 from mqtt_nats.sessions.record import discard_session, leftovers, save_record, unfinished
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.consumers import consumer_names
-from mqtt_streams.hashing import held_token, name_hash, registered_as, second_key
+from mqtt_streams.hashing import held_token, name_hash, registered_as
 from mqtt_streams.headers import percent_encode
-from mqtt_streams.messages import PREFIX as MESSAGE_PREFIX
-from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.quotas import quota_of
 from mqtt_streams.sessions import (
     FIRST,
@@ -64,34 +58,17 @@ from mqtt_streams.sessions import (
     V5_PLAIN,
     V5_SECOND,
     Conflict,
-    Draining,
-    ForeignRecord,
-    NewerRecord,
-    PoisonedRecord,
     SessionRecord,
 )
-from mqtt_streams.subjects import subject_to_filter, wire_topic
 from mqtt_streams.timers import EXPIRY
 
 if TYPE_CHECKING:
-    from mqtt_nats.client.authorization import Guard
     from mqtt_nats.client.client import Client
 
 log = logging.getLogger("mqtt_nats.broker")
 
 # Conflicting claims of one session are settled in as many rounds as there are claimants.
 CLAIM_ROUNDS: Final = 20
-
-NOBODY: Final = ""
-"""The user of sessions of clients that have not proved who they are."""
-
-
-class Claim(NamedTuple):
-    """Where a client is to write its record, and over which one; ``expected`` is its sequence, 0 = there is none."""
-
-    key: str
-    record: SessionRecord | None
-    expected: int
 
 
 async def open_session(client: Client, connect: Connect) -> None:
@@ -208,7 +185,7 @@ async def _claim(client: Client, connect: Connect) -> bool:
     key, known, expected = Claim(client.hash, None, 0)
     looked = client.expiry != 0 or not connect.clean_start
     if looked:
-        key, known, expected = await _find_session(client, connect)
+        key, known, expected = await find_session(client, connect)
     for _ in range(CLAIM_ROUNDS):
         if key != client.hash:
             broker.claims.leave(client)
@@ -217,7 +194,7 @@ async def _claim(client: Client, connect: Connect) -> bool:
         wills = known.v5.wills if known is not None and known.v5 is not None else []
         before = known.v5.former if known is not None and known.v5 is not None else 0
         written = known.time_ns if known is not None else 0
-        present = _prepare(client, connect, known, await _has_expired(client, known, expected))
+        present = _prepare(client, connect, known, await has_expired(client, known, expected))
         await _count(client, known, present=present)
         if client.durable_side is not None and client.record is not None and client.record.v5 is not None:
             client.durable_side.former, client.record.v5.former = before, expected
@@ -229,7 +206,7 @@ async def _claim(client: Client, connect: Connect) -> bool:
             await save_record(client, expected)
         except Conflict:
             looked = True
-            key, known, expected = await _find_session(client, connect)
+            key, known, expected = await find_session(client, connect)
             continue
         except (RequestTimeout, NoResponders, ApiError, TimeoutError):
             work = leave_claimed(client, expected, continued=present)
@@ -237,7 +214,7 @@ async def _claim(client: Client, connect: Connect) -> bool:
             raise
         _take_over(client)
         if not looked and connect.client_id:
-            broker.spawn(_forget_second(client), f"second key of {client.client_id}")
+            broker.spawn(forget_second(client), f"second key of {client.client_id}")
         if known is not None and not present and (known.v5 is None or known.v5.kind == "durable"):
             session(broker, SESSION_DISCARDED, client.client_id, expected)
         session(broker, SESSION_RESUMED if present else SESSION_CREATED, client.client_id, client.epoch)
@@ -289,7 +266,7 @@ async def _forget_leftovers(client: Client) -> None:
 
 def _quota(client: Client) -> str:
     """The quota for which new sessions of a client count."""
-    return quota_of(_user_of(client), household(client.connection.host))
+    return quota_of(user_of(client), household(client.connection.host))
 
 
 async def _count(client: Client, known: SessionRecord | None, *, present: bool) -> None:
@@ -314,131 +291,10 @@ async def _count_no_more(client: Client, known: SessionRecord) -> None:
         await client.broker.quotas.forget(known)
 
 
-def _user_of(client: Client) -> str:
-    """The user whose session a client has."""
-    return NOBODY if client.user is None else client.user
-
-
-async def _find_session(client: Client, connect: Connect) -> Claim:
-    """Find the session of a client, or where its new one is to be kept.
-
-    Raises:
-        NotAuthorized: it is another user's.
-        MqttError: its record cannot be read here.
-        ApiError, NoResponders, RequestTimeout: JetStream does not answer.
-    """
-    first, second = name_hash(client.client_id), second_key(client.client_id, _user_of(client))
-    other_user = False
-    found: Claim | None = None
-    try:
-        found = await _load(client, connect, first)
-        other_user = found.record is not None and not await _may_claim(client, found.record, found.expected)
-        if found.record is not None and not other_user:
-            return found
-    except ForeignRecord:
-        log.info("%s: its session has its second key, since another client id has the same hash", client)
-    try:
-        beside = await _load(client, connect, second)
-    except ForeignRecord:  # no gateway has written it
-        raise InvalidClientId("no session can be kept for this client id") from None
-    if beside.record is not None:
-        return beside
-    if found is not None and not other_user:
-        return found
-    if other_user and client.broker.settings.session_of_other_user == "refuse":
-        raise NotAuthorized("the session of this client id belongs to another user")
-    return beside
-
-
-async def _forget_second(client: Client) -> None:
-    """A session that ends with its connection has begun at the first key: end what the client has at the second.
-
-    [MQTT-3.1.2-4] (3.1.1, 5.0)
-    """
-    broker = client.broker
-    try:
-        found = await broker.sessions.glance(second_key(client.client_id, _user_of(client)), client.client_id)
-        if found is not None:
-            await end_session(broker, *found)
-    except (PoisonedRecord, ApiError, NoResponders, RequestTimeout) as error:
-        log.debug("%s: what it has at its second key is not known: %s", client, error)
-
-
-async def _load(client: Client, connect: Connect, key: str) -> Claim:
-    try:
-        found = await client.broker.sessions.load(key, client.client_id)
-    except NewerRecord as error:  # not even a clean start: only a gateway that can read it knows what it leaves behind
-        log.warning("%s: only a newer gateway can serve its session: %s", client, error)
-        raise MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE) from None
-    except ForeignRecord:
-        raise
-    except PoisonedRecord as error:
-        if connect.clean_start:
-            log.warning("%s: its clean start replaces a record that cannot be read: %s", client, error)
-            names = await consumer_names(client.broker.inbox, MESSAGES, f"{key}_")
-            consumers = [Draining(name, ">", 0, 0) for name in names]
-            return Claim(key, SessionRecord(client.client_id, v5=V5(q2=True, draining=consumers), key=key), error.seq)
-        log.error(
-            "%s: its session record (sequence %d of $MQTT_sess) cannot be read: %s; "
-            "connect once with a clean session to discard it",
-            client,
-            error.seq,
-            error,
-        )
-        raise MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE) from None
-    return Claim(key, None, 0) if found is None else Claim(key, *found)
-
-
-async def _may_claim(client: Client, record: SessionRecord, sequence: int) -> bool:
-    """Whether a session is the client's user's, or has no user and nothing that the client may not have."""
-    user = record.v5.user if record.v5 is not None else None
-    if user is not None:
-        return user == _user_of(client) or is_ended(record) or await _has_expired(client, record, sequence)
-    guard = client.guarded
-    return guard is None or (_may_read(guard, record) and await _may_release(client, guard, record))
-
-
-def _may_read(guard: Guard, record: SessionRecord) -> bool:
-    """Whether everything that a session subscribes, or had subscribed and not had whole, may be subscribed."""
-    wanted = [*record.subs.items()]
-    if record.v5 is not None:
-        wanted += [(one.filter_subject.removeprefix(MESSAGE_PREFIX), one.qos) for one in record.v5.draining if one.qos]
-        if not all(guard.allows(text, one.qos) for text, one in record.v5.shared.items()):
-            return False
-    for subject, qos in wanted:
-        try:
-            topic_filter = subject_to_filter(subject)
-        except ValueError:  # not continued here anyway
-            continue
-        if not guard.allows(topic_filter, qos):
-            return False
-    return True
-
-
-async def _may_release(client: Client, guard: Guard, record: SessionRecord) -> bool:
-    """Whether the client may publish all that is held for a session's PUBRELs."""
-    for held in await client.broker.held.held(held_token(record.client_id, record.key)):
-        topic = wire_topic((held.mapped or held.subject).encode())
-        if topic is None:
-            continue
-        encoded = topic.encode()
-        if not guard.permits(len(encoded).to_bytes(2, "big") + encoded, 2, held.retain):
-            return False
-    return True
-
-
-async def _has_expired(client: Client, known: SessionRecord | None, sequence: int) -> bool:
-    """Whether the time of a session is over, although nobody may have looked yet: its timer has fired."""
-    expiry = known.v5.expiry if known is not None and known.v5 is not None else None
-    if known is None or expiry is None or natstime.now() - known.time_ns / 1e9 < expiry:
-        return False
-    return await client.broker.timers.fired(EXPIRY, known.key) == sequence
-
-
 def _new_record(client: Client, v5: V5, *, clean: bool = False) -> SessionRecord:
     """A new session of a client's user, at the client's key."""
     version = V5_PLAIN if client.hash == name_hash(client.client_id) else V5_SECOND
-    v5 = replace(v5, version=version, user=_user_of(client), quota="" if clean else _quota(client))
+    v5 = replace(v5, version=version, user=user_of(client), quota="" if clean else _quota(client))
     return SessionRecord(client.client_id, clean=clean, v5=v5, key=client.hash)
 
 
@@ -477,7 +333,7 @@ def _prepare(client: Client, connect: Connect, known: SessionRecord | None, expi
         client.record = known
         if known.v5 is None:
             known.v5 = V5(kind="durable", q2=True)
-        known.v5.belong(_user_of(client), _quota(client))
+        known.v5.belong(user_of(client), _quota(client))
         known.v5.expiry = client.expiry
         known.v5.wills = wills
     else:

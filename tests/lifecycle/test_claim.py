@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.lifecycle import claim_outcome as unconfirmed
-from mqtt_nats.lifecycle.claim_outcome import leave_claimed
+from mqtt_nats.lifecycle import claim as unconfirmed
+from mqtt_nats.lifecycle.claim import leave_claimed
 from mqtt_streams.api import RequestTimeout
 from mqtt_streams.sessions import V5, PoisonedRecord, SessionRecord
 

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which session a client may claim; claims of which nobody knows whether they were stored.
+
+A client claims the session of its user, at the key of its client id or at its second key: see
+docs/internals/rules.md#keys-of-sessions and #users-of-sessions.
+
+A claim that was stored although its client was refused makes the deadline of the session void, and the timers of
+delayed wills, as they name the record before it. Nobody would set new ones: the record names a gateway that runs. See
+docs/internals/rules.md#unknown-outcomes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from math import inf
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mqtt_nats.backbone.retry import PAUSE
+from mqtt_nats.base import server_clock as natstime
+from mqtt_nats.codec import InvalidClientId, MqttError, NotAuthorized, ReasonCode
+from mqtt_nats.lifecycle.deadline import set_deadline
+from mqtt_nats.lifecycle.expiry import end_session, is_ended
+from mqtt_nats.lifecycle.will import delay_will, settle_wills
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.consumers import consumer_names
+from mqtt_streams.hashing import held_token, name_hash, second_key
+from mqtt_streams.messages import PREFIX as MESSAGE_PREFIX
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.sessions import V5, Draining, ForeignRecord, NewerRecord, PoisonedRecord, SessionRecord
+from mqtt_streams.subjects import subject_to_filter, wire_topic
+from mqtt_streams.timers import EXPIRY
+
+if TYPE_CHECKING:
+    from mqtt_nats.client.client import Client
+    from mqtt_nats.codec import Connect
+
+log = logging.getLogger("mqtt_nats.broker")
+
+SETTLING: Final = 10.0
+"""Seconds in which what was sent to a stream is stored, if ever: its leader may just be elected."""
+
+
+NOBODY: Final = ""
+"""The user of sessions of clients that have not proved who they are."""
+
+
+class Claim(NamedTuple):
+    """Where a client is to write its record, and over which one; ``expected`` is its sequence, 0 = there is none."""
+
+    key: str
+    record: SessionRecord | None
+    expected: int
+
+
+def user_of(client: Client) -> str:
+    """The user whose session a client has."""
+    return NOBODY if client.user is None else client.user
+
+
+async def find_session(client: Client, connect: Connect) -> Claim:
+    """Find the session of a client, or where its new one is to be kept.
+
+    Raises:
+        NotAuthorized: it is another user's.
+        MqttError: its record cannot be read here.
+        ApiError, NoResponders, RequestTimeout: JetStream does not answer.
+    """
+    first, second = name_hash(client.client_id), second_key(client.client_id, user_of(client))
+    other_user = False
+    found: Claim | None = None
+    try:
+        found = await _load(client, connect, first)
+        other_user = found.record is not None and not await _may_claim(client, found.record, found.expected)
+        if found.record is not None and not other_user:
+            return found
+    except ForeignRecord:
+        log.info("%s: its session has its second key, since another client id has the same hash", client)
+    try:
+        beside = await _load(client, connect, second)
+    except ForeignRecord:  # no gateway has written it
+        raise InvalidClientId("no session can be kept for this client id") from None
+    if beside.record is not None:
+        return beside
+    if found is not None and not other_user:
+        return found
+    if other_user and client.broker.settings.session_of_other_user == "refuse":
+        raise NotAuthorized("the session of this client id belongs to another user")
+    return beside
+
+
+async def forget_second(client: Client) -> None:
+    """A session that ends with its connection has begun at the first key: end what the client has at the second.
+
+    [MQTT-3.1.2-4] (3.1.1, 5.0)
+    """
+    broker = client.broker
+    try:
+        found = await broker.sessions.glance(second_key(client.client_id, user_of(client)), client.client_id)
+        if found is not None:
+            await end_session(broker, *found)
+    except (PoisonedRecord, ApiError, NoResponders, RequestTimeout) as error:
+        log.debug("%s: what it has at its second key is not known: %s", client, error)
+
+
+async def _load(client: Client, connect: Connect, key: str) -> Claim:
+    try:
+        found = await client.broker.sessions.load(key, client.client_id)
+    except NewerRecord as error:  # not even a clean start: only a gateway that can read it knows what it leaves behind
+        log.warning("%s: only a newer gateway can serve its session: %s", client, error)
+        raise MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE) from None
+    except ForeignRecord:
+        raise
+    except PoisonedRecord as error:
+        if connect.clean_start:
+            log.warning("%s: its clean start replaces a record that cannot be read: %s", client, error)
+            names = await consumer_names(client.broker.inbox, MESSAGES, f"{key}_")
+            consumers = [Draining(name, ">", 0, 0) for name in names]
+            return Claim(key, SessionRecord(client.client_id, v5=V5(q2=True, draining=consumers), key=key), error.seq)
+        log.error(
+            "%s: its session record (sequence %d of $MQTT_sess) cannot be read: %s; "
+            "connect once with a clean session to discard it",
+            client,
+            error.seq,
+            error,
+        )
+        raise MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE) from None
+    return Claim(key, None, 0) if found is None else Claim(key, *found)
+
+
+async def _may_claim(client: Client, record: SessionRecord, sequence: int) -> bool:
+    """Whether a session is the client's user's, or has no user and nothing that the client may not have."""
+    user = record.v5.user if record.v5 is not None else None
+    if user is not None:
+        return user == user_of(client) or is_ended(record) or await has_expired(client, record, sequence)
+    return _may_read(client, record) and await _may_release(client, record)
+
+
+def _may_read(client: Client, record: SessionRecord) -> bool:
+    """Whether everything that a session subscribes, or had subscribed and not had whole, may be subscribed."""
+    guard = client.guarded
+    if guard is None:
+        return True
+    wanted = [*record.subs.items()]
+    if record.v5 is not None:
+        wanted += [(one.filter_subject.removeprefix(MESSAGE_PREFIX), one.qos) for one in record.v5.draining if one.qos]
+        if not all(guard.allows(text, one.qos) for text, one in record.v5.shared.items()):
+            return False
+    for subject, qos in wanted:
+        try:
+            topic_filter = subject_to_filter(subject)
+        except ValueError:  # not continued here anyway
+            continue
+        if not guard.allows(topic_filter, qos):
+            return False
+    return True
+
+
+async def _may_release(client: Client, record: SessionRecord) -> bool:
+    """Whether the client may publish all that is held for a session's PUBRELs."""
+    guard = client.guarded
+    if guard is None:
+        return True
+    for held in await client.broker.held.held(held_token(record.client_id, record.key)):
+        topic = wire_topic((held.mapped or held.subject).encode())
+        if topic is None:
+            continue
+        encoded = topic.encode()
+        if not guard.permits(len(encoded).to_bytes(2, "big") + encoded, 2, held.retain):
+            return False
+    return True
+
+
+async def has_expired(client: Client, known: SessionRecord | None, sequence: int) -> bool:
+    """Whether the time of a session is over, although nobody may have looked yet: its timer has fired."""
+    expiry = known.v5.expiry if known is not None and known.v5 is not None else None
+    if known is None or expiry is None or natstime.now() - known.time_ns / 1e9 < expiry:
+        return False
+    return await client.broker.timers.fired(EXPIRY, known.key) == sequence
+
+
+async def leave_claimed(client: Client, expected: int, *, continued: bool) -> None:
+    """Find out whether a claim was stored; if so, leave the session as one whose connection has just ended.
+
+    Args:
+        expected: sequence of the record that it was to replace, 0 = none.
+        continued: it was to go on with the session.
+    """
+    loop = asyncio.get_running_loop()
+    until = inf
+    pause = PAUSE
+    while True:
+        await client.broker.online.wait()
+        try:
+            if await _leave(client, expected, continued) or loop.time() > until:
+                return
+            until = min(until, loop.time() + SETTLING)
+        except PoisonedRecord:  # somebody else's
+            return
+        except (ApiError, NoResponders, RequestTimeout) as error:
+            log.debug("%s: nothing tells yet whether it has claimed its session: %s", client, error)
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, SETTLING)
+
+
+async def _leave(client: Client, expected: int, continued: bool) -> bool:
+    """Look once; False: it was not stored so far, and nothing else either."""
+    broker = client.broker
+    mine = client.record
+    assert mine is not None
+    assert mine.v5 is not None
+    found = await broker.sessions.load(client.hash, client.client_id)
+    if (0 if found is None else found[1]) == expected:
+        return False
+    if found is None or found[0].v5 is None or found[0].v5.nonce != mine.v5.nonce:
+        return True
+    record, client.epoch = found
+    log.info("%s: it was refused, and has claimed its session: that is left", client)
+    if continued:
+        await _delay_wills(client, record)
+    else:
+        await settle_wills(broker, client.hash, found[0].v5.wills, client.epoch, continued=False)
+    if client.expiry is not None:
+        set_deadline(client, natstime.now() + client.expiry)
+        broker.link.kick()
+    return True
+
+
+async def _delay_wills(client: Client, record: SessionRecord) -> None:
+    """The client is not back: wills come when their delay is over, or the session, counted from now."""
+    broker = client.broker
+    assert record.v5 is not None
+    for gateway in record.v5.wills:
+        will = await broker.wills.load(gateway, client.hash)
+        if will is None or will.epoch >= client.epoch:
+            continue
+        if will.delay and client.expiry != 0:
+            delay = will.delay if client.expiry is None else min(will.delay, client.expiry)
+            delay_will(broker, will, client.epoch, natstime.now() + delay)
+        else:
+            await settle_wills(broker, client.hash, [gateway], client.epoch, continued=False)
