@@ -213,7 +213,7 @@ async def _claim(client: Client, connect: Connect) -> bool:
             broker.spawn(work, f"claim of {client.client_id}")
             raise
         _take_over(client)
-        if not looked and connect.client_id:
+        if not looked and broker.claims.second_keys:
             broker.spawn(forget_second(client), f"second key of {client.client_id}")
         if known is not None and not present and (known.v5 is None or known.v5.kind == "durable"):
             session(broker, SESSION_DISCARDED, client.client_id, expected)

@@ -76,6 +76,8 @@ async def find_session(client: Client, connect: Connect) -> Claim:
             return found
     except ForeignRecord:
         log.info("%s: its session has its second key, since another client id has the same hash", client)
+    if found is not None and not other_user and not await client.broker.claims.look_for_second_keys():
+        return found
     try:
         beside = await _load(client, connect, second)
     except ForeignRecord:  # no gateway has written it
@@ -96,9 +98,10 @@ async def forget_second(client: Client) -> None:
     """
     broker = client.broker
     try:
-        found = await broker.sessions.glance(second_key(client.client_id, user_of(client)), client.client_id)
-        if found is not None:
-            await end_session(broker, *found)
+        if await broker.claims.look_for_second_keys():
+            found = await broker.sessions.load(second_key(client.client_id, user_of(client)), client.client_id)
+            if found is not None:
+                await end_session(broker, *found)
     except (PoisonedRecord, ApiError, NoResponders, RequestTimeout) as error:
         log.debug("%s: what it has at its second key is not known: %s", client, error)
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
+from mqtt_streams.hashing import SECOND_KEY_LENGTH
+
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
     from mqtt_nats.client.client import Client
@@ -32,6 +34,10 @@ class Claims:
         """By the client's hash: more than one while a session is taken over."""
         self._own: set[bytes] = set()
         """The ids that this gateway has had."""
+        self.second_keys = True
+        """Sessions may have second keys; where that is known not to be so nobody looks for one."""
+        self._second_writes = 0
+        """Writes to such sessions that were heard of."""
         self.named()
         self._sid = broker.link.subscribe_raw(SIGNALS, self._heard)
 
@@ -42,6 +48,15 @@ class Claims:
     def renew(self, link: Link) -> None:
         """Subscribe again after a reconnect."""
         link.renew(self._sid, SIGNALS)
+        self.second_keys = True  # what was written meanwhile was not heard
+
+    async def look_for_second_keys(self) -> bool:
+        """Whether any session has its second key. Raises ApiError, NoResponders, RequestTimeout."""
+        if self.second_keys:
+            writes = self._second_writes
+            found = await self._broker.sessions.any_second()
+            self.second_keys = found or writes != self._second_writes
+        return self.second_keys
 
     def listen(self, client: Client) -> None:
         """A client's session is about to be claimed."""
@@ -57,6 +72,9 @@ class Claims:
 
     def _heard(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         tokens = subject.split(b".")
+        if len(tokens[4]) == SECOND_KEY_LENGTH:
+            self.second_keys = True
+            self._second_writes += 1
         if tokens[2] in self._own:
             self._broker.inbox.literal(subject, headers, payload)
             return

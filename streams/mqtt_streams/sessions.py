@@ -17,7 +17,7 @@ from mqtt_streams.api import ApiError, JetStream, publish
 from mqtt_streams.consumers import ACK_WAIT_NS, ConsumerRef
 from mqtt_streams.fields import MAX_SEQUENCE, Fields, is_literal, is_subject, is_token
 from mqtt_streams.fields import PoisonedRecord as PoisonedRecord
-from mqtt_streams.hashing import name_hash, second_key
+from mqtt_streams.hashing import SECOND_KEY_LENGTH, name_hash, second_key
 from mqtt_streams.headers import EXPECTED_LAST_SUBJECT_SEQUENCE
 from mqtt_streams.messages import DELIVER_PREFIX
 from mqtt_streams.messages import PREFIX as MESSAGE_PREFIX
@@ -36,6 +36,8 @@ V5_SECOND: Final = 3
 V5_PLAIN: Final = 1
 """The version of a record of which nothing is kept elsewhere: that is, without `pos`."""
 FIRST: Final = -1  # in place of the sequence of a session's first record, in that record
+SECOND: Final = "second."
+"""Before the second key of a session in its subject."""
 SECOND_SID: Final = " fwc"
 """Appended to the second subject of a `#` filter to make its key in `cons`."""
 
@@ -423,8 +425,8 @@ class SessionStore:
         self._prefix = f"{PREFIX}{domain}." if domain else PREFIX
 
     def subject(self, client_hash: str) -> str:
-        """Where the record with a key is stored."""
-        return self._prefix + client_hash
+        """Where the record with a key is stored; those with second keys are apart."""
+        return self._prefix + (SECOND + client_hash if len(client_hash) == SECOND_KEY_LENGTH else client_hash)
 
     async def load(self, client_hash: str, client_id: str | None = None) -> tuple[SessionRecord, int] | None:
         """The record and its sequence, None when there is none. Raises PoisonedRecord (with `seq`), ApiError."""
@@ -443,10 +445,9 @@ class SessionStore:
         """Whether there is a record with a key."""
         return await stored.get_last(self._js, STREAM, self.subject(key)) is not None
 
-    async def glance(self, key: str, client_id: str) -> tuple[SessionRecord, int] | None:
-        """As `load`, from any replica, which may not have it yet."""
-        message = await stored.direct_get_last(self._js, STREAM, self.subject(key))
-        return None if message is None else (decode(message.payload, client_id=client_id, key=key), message.seq)
+    async def any_second(self) -> bool:
+        """Whether there is a record with a second key."""
+        return await stored.get_next(self._js, STREAM, f"{self._prefix}{SECOND}*", 1) is not None
 
     async def save(self, record: SessionRecord, *, expected: int | None, reply: str = "") -> int:
         """Write a record and return its sequence.

@@ -240,7 +240,7 @@ async def test_refused_client_id(gateway: Gateway, open5: Opener, name: str, sto
     """[MQTT-3.1.3-8] (5.0): the records at both keys of this id are another client's."""
     open5(name, STORED, clean=False).close()
     record = b'{"id": "another", "v5": {"kind": "durable", "expiry": 600}}'
-    for key in (name_hash(name), second_key(name, "")):
+    for key in (name_hash(name), "second." + second_key(name, "")):
         await stored.js.publish(f"$MQTT.sess.{key}", record)
     refused(gateway.port, connect(name, STORED, clean=False), 0x85)
 
