@@ -113,6 +113,26 @@ def test_a_clean_start_ends_the_session_at_the_second_key(port: int, nats_server
     eventually(lambda: not present(port, other))
 
 
+def test_another_gateway_hears_of_second_keys(port: int, inside: Inside, nats_server: NatsServer) -> None:
+    """It has looked before there were any, and does not look again until it hears of one, or has lost NATS."""
+    one, other = PAIRS[0]
+    with running(nats_server.url) as elsewhere:
+        broker = elsewhere.gateway.broker
+        assert broker is not None
+        Raw5.open(elsewhere.ports[0], "looks").close()
+        eventually(lambda: not broker.claims.second_keys)
+        first = Raw5.open(port, one, KEPT)
+        Raw5.open(port, other, KEPT).close()
+        eventually(lambda: broker.claims.second_keys)
+        first.send(raw5.disconnect(0, prop(SESSION_EXPIRY, 0)))
+        first.expect_closed()
+        first.close()
+        with Raw5.open(elsewhere.ports[0], other, KEPT, clean=False) as again:
+            assert again.present
+        Raw5.open(elsewhere.ports[0], other).close()
+        eventually(lambda: not present(elsewhere.ports[0], other))
+
+
 def present(port: int, client_id: str) -> bool:
     """Whether the client has a session; it keeps that, and gets none."""
     with Raw5.open(port, client_id, KEPT, clean=False) as client:

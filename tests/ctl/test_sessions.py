@@ -45,6 +45,11 @@ def leave(fleet: Fleet, name: str, topic: str, expiry: int = 1000) -> None:
         assert client.subscribed((topic, 1)) == (1,)
         client.send(b"\xe0\x00")
         client.expect_closed()
+    gone(fleet, name)
+
+
+def gone(fleet: Fleet, name: str) -> None:
+    """Wait until a client is away."""
     eventually(lambda: not listed(fleet, name)[0]["connected"])
 
 
@@ -82,6 +87,21 @@ def test_list_and_show(fleet: Fleet, away: str) -> None:
     assert re.search(r"^queued +3, 0 in flight$", text, re.MULTILINE), text
 
 
+def test_a_session_at_its_second_key(fleet: Fleet) -> None:
+    """Another client id has the same hash: each is listed, shown and ended by its own id."""
+    pair = ("device-1954068", "device-21015175")
+    for number, client_id in enumerate(pair):
+        with Raw5.open(fleet.one.port, client_id, prop(SESSION_EXPIRY, 1000)) as client:
+            assert client.subscribed((f"letters/second-{number}", 1)) == (1,)
+            assert fleet.json("sessions", "show", client_id)["connected"]
+    assert {one["client"] for one in listed(fleet, "device-*")} == set(pair)
+    for number, client_id in reversed(list(enumerate(pair))):
+        gone(fleet, client_id)
+        assert fleet.json("sessions", "show", client_id)["subscribed"][0]["filter"] == f"letters/second-{number}"
+        assert fleet.json("sessions", "clean", client_id)["sessions"] == [client_id]
+        assert [one["client"] for one in listed(fleet, "device-*")] == list(pair[:number])
+
+
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_session_of_a_client_that_is_connected(fleet: Fleet, which: int) -> None:
     """It is kept, whichever gateway is asked to end it."""
@@ -89,7 +109,7 @@ def test_a_session_of_a_client_that_is_connected(fleet: Fleet, which: int) -> No
     with Raw5.open(port, "c-here", prop(SESSION_EXPIRY, FOREVER)) as client:
         (found,) = listed(fleet, "c-here")
         assert (found["connected"], found["gateway"], found["ends"]) == (True, fleet.ids[which], None)
-        assert "never" in fleet.text("sessions", "show", "c-here")
+        assert "7 d after the connection" in fleet.text("sessions", "show", "c-here")
         for arguments in (("--dry-run",), ()):
             kept, complaint = fleet.part("sessions", "clean", "c-here", *arguments)
             assert complaint == "the session of c-here is kept: the client is connected"
