@@ -35,7 +35,7 @@ qos = [0, 1]
 
 [[rules]]
 effect = "allow"
-client = ["c-*", "auto-*"]
+client = ["c-*", "auto-*", "device-*"]
 topics = ["#"]
 
 [[rules]]
