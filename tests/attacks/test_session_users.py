@@ -150,6 +150,16 @@ def test_a_session_of_another_user(port: int, user: str, clean: bool) -> None:
         untouched(port, client_id, watcher)
 
 
+def test_at_another_gateway(port: int, nats_server: NatsServer, tmp_path: Path) -> None:
+    """It refuses the other user as well, and serves the session's own."""
+    fill(port, "roaming")
+    with ruled(nats_server.url, tmp_path) as elsewhere:
+        refused(elsewhere.ports[0], "roaming", "bob")
+        with Raw5.open(port, "watcher") as watcher:
+            watcher.subscribed(("ann/out", 0))
+            untouched(elsewhere.ports[0], "roaming", watcher)
+
+
 def test_an_anonymous_session(port: int) -> None:
     """It is that of anonymous clients: a user does not get it."""
     Raw5.open(port, "nobody", KEPT, clean=False).close()
@@ -209,8 +219,8 @@ def test_a_session_of_its_own(separate: int) -> None:
                 assert later.present
 
 
-async def rewritten(url: str, client_id: str) -> None:
-    """The session's record as a gateway of 0.1 has it."""
+async def rewritten(url: str, client_id: str, *, listener: bool = False) -> None:
+    """The session's record as a gateway of 0.1 has it, or nats-server's ``listener``."""
     client = await nats.connect(url)
     try:
         subject = f"$MQTT.sess.{name_hash(client_id)}"
@@ -218,22 +228,25 @@ async def rewritten(url: str, client_id: str) -> None:
         assert found.data is not None
         record = orjson.loads(found.data)
         assert record["v5"].pop("user") == "ann"
+        if listener:
+            del record["v5"]
         await client.jetstream().publish(subject, orjson.dumps(record))
     finally:
         await client.close()
 
 
+@pytest.mark.parametrize("listener", [False, True], ids=["of 0.1", "of nats-server"])
 @pytest.mark.parametrize("subscribed", [True, False], ids=["by what it reads", "by what it holds"])
-async def test_a_record_without_a_user(port: int, nats_server: NatsServer, subscribed: bool) -> None:
+async def test_a_record_without_a_user(port: int, nats_server: NatsServer, subscribed: bool, listener: bool) -> None:
     """It is for the first who may have all of it, and then for nobody else."""
-    client_id = f"older-{subscribed}"
+    client_id = f"older-{subscribed}-{listener}"
     with User.of(port, client_id, "ann", clean=True) as ann:
         if subscribed:
             ann.subscribed(("ann/x", 1), ("both/x", 1))
         else:
             ann.send(raw5.publish("ann/out", b"held", qos=2, id=7))
             ann.answer(raw5.PUBREC, 7)
-    await rewritten(nats_server.url, client_id)
+    await rewritten(nats_server.url, client_id, listener=listener)
     refused(port, client_id, "bob")
     refused(port, client_id, "bob", clean=True)
     with User.of(port, client_id, "ann") as ann:
