@@ -232,9 +232,7 @@ async def grant(client: Client, wanted: dict[str, Wish], replays: dict[str, Repl
 
 async def _create(client: Client, wanted: list[tuple[str, Attachment]]) -> list[bool]:
     """Create the consumers of these filters; which of them JetStream has created."""
-    record = client.record
-    if record is not None and record.v5 is not None:
-        await client.broker.quotas.pace(record.v5.quota, len(wanted))
+    await client.broker.quotas.pace(client.hash)
     return await asyncio.gather(*(rooted(_create_one(client, *one)) for one in wanted))
 
 

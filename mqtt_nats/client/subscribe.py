@@ -261,7 +261,8 @@ async def _room(client: Client, packet: Subscribe) -> _Room:
         consumers = sum(1 + text.endswith("/#") for text in texts if not text.startswith(SHARED))
         if consumers and record.v5.quota:
             who = holder(client.user, client.connection.host)
-            consumers = await patiently(client, partial(client.broker.quotas.room, record.v5.quota, who, consumers))
+            work = partial(client.broker.quotas.reserve, record.key, record.v5.quota, who, consumers)
+            consumers = await patiently(client, work)
     return _Room(client, consumers)
 
 

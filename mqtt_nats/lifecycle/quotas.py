@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mqtt_nats.backbone.log_throttle import Complaints
 from mqtt_nats.backbone.pending import Silent
@@ -42,6 +42,13 @@ STALE_MAX: Final = 20
 def holder(user: str | None, address: str) -> str:
     """For whom the sessions of a client count, as the log has it."""
     return f"user {user[:NAME_MAX]!r}" if user else f"anonymous clients of {address}"
+
+
+class Reserved(NamedTuple):
+    """Consumers that a SUBSCRIBE packet may make, and that no record names yet."""
+
+    quota: str
+    consumers: int
 
 
 class Use:
@@ -84,9 +91,14 @@ class Quotas:
         self._uses: dict[str, Use] = {}
         self._noted: dict[str, tuple[str, int]] = {}
         """Quota and consumers in the note of each session that is connected here, by key."""
+        self._reserved: dict[str, Reserved] = {}
+        """By key of the session."""
+        self._starts: dict[str, float] = {}
+        """Time of the loop when they may be made, by key of the session."""
         self.consumers = 0
-        """Consumers of all these sessions."""
+        """Consumers of all these sessions, with those that are reserved."""
         self._complaints = Complaints()
+        self._reading = asyncio.Lock()
         rate = settings.consumer_rate
         self._paces = Buckets(rate, depth(rate, settings.rate_burst)) if rate else None
 
@@ -119,6 +131,7 @@ class Quotas:
         if record.v5 is None or not record.v5.quota:
             return
         quota, count = record.v5.quota, len(record.cons)
+        self._release(record.key)
         known = self._noted.get(record.key)
         if known == (quota, count):
             return
@@ -130,12 +143,20 @@ class Quotas:
 
     def left(self, key: str) -> None:
         """The connection of a session has ended."""
+        self._release(key)
+        self._starts.pop(key, None)
         self.consumers -= self._noted.pop(key, ("", 0))[1]
 
     def _note(self, key: str, quota: str, count: int) -> None:
-        self.left(key)
+        self.consumers += count - self._noted.get(key, ("", 0))[1]
         self._noted[key] = quota, count
-        self.consumers += count
+
+    def _release(self, key: str) -> None:
+        one = self._reserved.pop(key, None)
+        if one is not None:
+            self.consumers -= one.consumers
+            if one.quota in self._uses:
+                self._uses[one.quota].add(0, -one.consumers)
 
     async def forget(self, record: SessionRecord) -> None:
         """A session has ended, and its record is removed or names another quota.
@@ -153,50 +174,69 @@ class Quotas:
 
     # -- consumers --------------------------------------------------------------------------------
 
-    async def room(self, quota: str, who: str, wanted: int) -> int:
-        """How many of ``wanted`` consumers may be made for a quota.
+    async def reserve(self, key: str, quota: str, who: str, wanted: int) -> int:
+        """How many of ``wanted`` consumers a session may make; they count until its record is written.
+
+        Args:
+            key: of the session.
+            who: the user or address, for the log.
 
         Raises:
             ApiError, NoResponders, RequestTimeout: JetStream does not answer.
         """
+        self._release(key)
         most, here = self._settings.max_durable_consumers, self._settings.max_durable_consumers_per_gateway
-        room = wanted
+        room, start = wanted, 0.0
+        use = await self._use(quota, lambda use: most is not None and use.consumers + wanted > most)
         if here is not None and here - self.consumers < room:
             room = max(0, here - self.consumers)
             self._refuse("max_durable_consumers_per_gateway", "this gateway")
-        if most is not None and room:
-            use = await self._use(quota, lambda use: use.consumers + room > most)
-            if most - use.consumers < room:
-                room = max(0, most - use.consumers)
-                self._refuse("max_durable_consumers", who)
+        if most is not None and most - use.consumers < room:
+            room = max(0, most - use.consumers)
+            self._refuse("max_durable_consumers", who)
         if room and self._paces is not None:
-            level = self._paces.of(quota, self._now()).level(self._now())
-            if level + room > self._paces.depth + self._paces.rate * self._settings.rate_pause:
-                room = 0
+            now = self._now()
+            pace = self._paces.of(quota, now)
+            if pace.level(now) + room > pace.depth + pace.rate * self._settings.rate_pause:
                 self._refuse("consumer_rate", who)
+                return 0
+            start = now + pace.pour(room, now)
+        self._reserved[key] = Reserved(quota, room)
+        self.consumers += room
+        use.add(0, room)
+        self._starts[key] = start
         return room
 
-    async def pace(self, quota: str, count: int) -> None:
-        """Wait until ``count`` consumers may be made."""
-        if self._paces is not None and count:
-            await asyncio.sleep(self._paces.of(quota, self._now()).pour(count, self._now()))
+    async def pace(self, key: str) -> None:
+        """Wait until what was reserved for a session may be made."""
+        await asyncio.sleep(self._starts.pop(key, 0.0) - self._now())
 
     # -- what is used -----------------------------------------------------------------------------
 
     async def _use(self, quota: str, full: Callable[[Use], bool]) -> Use:
         """The use of a quota; its notes are read where they were not read lately."""
-        use = self._uses.pop(quota, None)
-        now = self._now()
-        if use is None or now - use.read > (READ_FULL_S if full(use) else READ_AGAIN_S):
+        if (use := self._known(quota, full)) is not None:
+            return use
+        async with self._reading:  # who comes meanwhile waits for the same notes
+            if (use := self._known(quota, full)) is not None:
+                return use
             found = await self._notes.sessions(quota)
-            if full(Use(len(found), sum(found.values()), now)):
+            if full(Use(len(found), sum(found.values()), 0.0)):
                 for key in await self._stale(quota, list(found)[:STALE_MAX]):
                     await self._notes.forget(quota, key)
                     del found[key]
-            use = Use(len(found), sum(found.values()), now)
+            reserved = sum(one.consumers for one in self._reserved.values() if one.quota == quota)
             if len(self._uses) >= QUOTAS_MAX:
                 del self._uses[next(iter(self._uses))]
-        self._uses[quota] = use
+            use = self._uses[quota] = Use(len(found), sum(found.values()) + reserved, self._now())
+            return use
+
+    def _known(self, quota: str, full: Callable[[Use], bool]) -> Use | None:
+        """The use of a quota, unless its notes are to be read; it is now the one that was asked for last."""
+        use = self._uses.get(quota)
+        if use is None or self._now() - use.read > (READ_FULL_S if full(use) else READ_AGAIN_S):
+            return None
+        self._uses[quota] = self._uses.pop(quota)
         return use
 
     async def _stale(self, quota: str, keys: list[str]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import nats
@@ -209,3 +210,20 @@ def test_the_rate_of_consumers(nats_server: NatsServer) -> None:
             assert client.subscribed(*((f"s/{number}", 1) for number in range(40))) == (QUOTA_EXCEEDED,) * 40
             client.quiet()
         end(port, "many")
+
+
+def test_everything_at_once(nats_server: NatsServer) -> None:
+    """Those who ask at the same time get no more together than one after the other."""
+    with running(nats_server.url, max_sessions=5, max_durable_consumers=10) as inside, ExitStack() as stack:
+        clients = [stack.enter_context(Raw5(inside.ports[0])) for _ in range(30)]
+        for number, client in enumerate(clients):
+            client.send(raw5.connect(f"once-{number}", KEPT))
+        there = [client for client in clients if client.answer(raw5.CONNACK).reason == 0]
+        assert len(there) == 5
+        for number, client in enumerate(there):
+            client.send(raw5.subscribe(*((f"{number}/{at}", 1) for at in range(6))))
+        granted = [client.answer(raw5.SUBACK).reasons.count(1) for client in there]
+        assert sum(granted) == 10, granted
+        for client in there:
+            client.send(raw5.disconnect(0, prop(SESSION_EXPIRY, 0)))
+            client.expect_closed()
