@@ -28,7 +28,7 @@ from mqtt_nats.base.limit_settings import ClientLimits
 from mqtt_nats.base.logs import configure
 from mqtt_nats.config.build_info import build
 from mqtt_nats.config.embedded_login import CONTEXT, find_login, logged_in, seed_for
-from mqtt_nats.config.process_limits import complete, say, warn_of_few
+from mqtt_nats.config.process_limits import complete, raise_open_files, say, warn_of_few
 from mqtt_nats.config.settings import ENV_PREFIX, Settings, env_name, flag_name, has_flag
 from mqtt_nats.ctl.group import Ctl
 from mqtt_nats.gateway.embedded import run_server
@@ -118,6 +118,7 @@ def serve(config: Path | None, **flags: Any) -> None:
     """
     settings = Settings.load(flags, config)
     configure(settings.log_level, settings.log_format)
+    raise_open_files()
     warn_of_few(settings)
     run_to_end(run, settings)
 

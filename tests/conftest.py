@@ -2,6 +2,8 @@
 """Fixtures and options for every test."""
 
 import contextlib
+import io
+import logging
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any, Protocol
 
 import pytest
 
+from mqtt_nats.base.logs import Budgeted
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer, container_obstacle, make_server
 from tests.harness.process import RUNNING
@@ -79,6 +82,32 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         for process in RUNNING:
             report.sections.append((f"log of {process.name} {process.pid}", process.text[-_SHOWN:]))
     return report
+
+
+class Logged(Budgeted):
+    """The handler of a gateway's log; it keeps what it writes."""
+
+    def __init__(self) -> None:
+        super().__init__(io.StringIO())
+
+    @property
+    def messages(self) -> list[str]:
+        """What was written, without levels and times."""
+        return self.stream.getvalue().splitlines() if isinstance(self.stream, io.StringIO) else []
+
+    def clear(self) -> None:
+        """Forget it."""
+        self.setStream(io.StringIO())
+
+
+@pytest.fixture
+def logged() -> Iterator[Logged]:
+    """What a gateway in this process would write to its log, within the budgets."""
+    handler = Logged()
+    logging.getLogger().addHandler(handler)
+    yield handler
+    logging.getLogger().removeHandler(handler)
+    handler.close()
 
 
 @pytest.fixture(scope="session")

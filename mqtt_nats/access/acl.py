@@ -23,9 +23,6 @@ CLIENT: Final = "%c"
 
 _PLACEHOLDER: Final = re.compile(f"{USER}|{CLIENT}")
 
-# Decisions remembered per connection; a client that uses more topics has them decided again.
-_REMEMBERED: Final = 1024
-
 
 @dataclass(frozen=True, slots=True)
 class Identity:
@@ -154,28 +151,21 @@ class _Bound:
 
 
 class Permissions:
-    """What one client may do. Decisions are remembered until the rules change."""
+    """What one client may do."""
 
-    __slots__ = ("_default", "_publish", "_subscribe", "_topics")
+    __slots__ = ("_default", "_publish", "_subscribe")
 
     def __init__(self, bound: Sequence[_Bound], default: bool) -> None:
         self._publish = [one for one in bound if one.rule.access != "subscribe"]
         self._subscribe = [one for one in bound if one.rule.access != "publish"]
         self._default = default
-        self._topics: dict[tuple[bytes, int, bool], bool] = {}
 
     def publish(self, key: bytes, qos: int, retain: bool) -> bool:
         """Whether a message may be published; ``key`` is the topic as it stands in a packet, length first."""
-        asked = (key, qos, retain)
-        known = self._topics.get(asked)
-        if known is None:
-            if len(self._topics) >= _REMEMBERED:
-                self._topics.clear()
-            known = self._topics[asked] = self.may_publish(key[2:].decode(), qos, retain)
-        return known
+        return self.may_publish(key[2:].decode(), qos, retain)
 
     def may_publish(self, topic: str, qos: int, retain: bool) -> bool:
-        """Whether a message may be published, without memory."""
+        """Whether a message may be published on a topic."""
         rule = self._publish_rule(topic, qos, retain)
         return self._default if rule is None else rule.allow
 

@@ -21,6 +21,7 @@ from mqtt_nats.access.authenticator import (
     Exchange,
 )
 from mqtt_nats.base.errors import describe
+from mqtt_nats.base.logs import log_failure
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.transport.connection import Connection
 
@@ -69,12 +70,14 @@ class Chain:
             except MqttError as error:
                 return Denied(str(error), error.reason)
             except Exception as error:
-                log.error("authenticator %r failed, so access is denied: %s", one.name, describe(error))
+                text = "authenticator %r failed, so access is denied: %s"
+                log_failure(log, logging.ERROR, "authenticator", text, one.name, describe(error))
                 return Denied(f"authenticator {one.name!r} failed")
             if isinstance(verdict, Allow | Denied):
                 return verdict
             if verdict is not IGNORE:
-                log.error("authenticator %r gave no verdict, so access is denied", one.name)
+                text = "authenticator %r gave no verdict, so access is denied"
+                log_failure(log, logging.ERROR, "authenticator", text, one.name)
                 return Denied(f"authenticator {one.name!r} gave no verdict")
         presented = credentials.username is not None or credentials.password is not None
         if presented and self._authenticators:

@@ -8,7 +8,6 @@ import binascii
 import hmac
 import logging
 from collections.abc import Set
-from time import monotonic
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -18,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mqtt_nats.access.settings import is_loopback
+from mqtt_nats.base.logs import log_failure, once
 
 log = logging.getLogger("mqtt_nats.admin")
 
@@ -34,9 +34,6 @@ SUBPROTOCOL: Final = "mqtt-nats"
 
 TOKEN: Final = "token."
 """Before the token, in base64 for URLs, among the subprotocols of a WebSocket: browsers can send it nowhere else."""
-
-REMIND: Final = 10.0
-"""Seconds in which one wrong token is logged at most."""
 
 HEADERS: Final = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -69,7 +66,6 @@ class Guard:
         self._open = open_paths
         self._token = token.encode()
         self._proved = proved
-        self._reminded = -REMIND
         self._busy = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,7 +94,11 @@ class Guard:
         if origin is not None and _netloc(origin) != host:
             return problem(403, "the request comes from a page of somebody else's")
         if scope["path"] not in self._open and self._token and not self._presents(scope, headers):
-            self._remind(scope)
+            client = scope.get("client")
+            text = "%s has presented no token, or a wrong one"
+            log_failure(
+                log, logging.WARNING, "admin_token", text, client[0] if client else "somebody", extra=once(text)
+            )
             found = problem(401, "a bearer token is needed")
             found.headers["www-authenticate"] = 'Bearer realm="mqtt-nats"'
             return found
@@ -124,13 +124,6 @@ class Guard:
                     return False
                 return hmac.compare_digest(token, self._token)
         return False
-
-    def _remind(self, scope: Scope) -> None:
-        now = monotonic()
-        if now - self._reminded >= REMIND:
-            self._reminded = now
-            client = scope.get("client")
-            log.warning("%s has presented no token, or a wrong one", client[0] if client else "somebody")
 
 
 def _netloc(origin: str) -> str | None:

@@ -30,10 +30,10 @@ from mqtt_nats.backbone.frames import (
     subject_of,
 )
 from mqtt_nats.backbone.link import Link
-from mqtt_nats.backbone.log_throttle import Complaints
 from mqtt_nats.backbone.pending import STALE, Op, TooLarge
 from mqtt_nats.backbone.stream_outage import Outage
 from mqtt_nats.base import server_clock as natstime
+from mqtt_nats.base.logs import once, spoken
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
 log = logging.getLogger("mqtt_nats.nats")
@@ -114,7 +114,6 @@ class Store:
         self._withheld: set[Op] = set()
         self._pressed = False
         self._empty = asyncio.Event()
-        self._complaints = Complaints()
         self._sid = link.subscribe_raw(self.prefix + b"*", self._arrived)
 
     @property
@@ -303,10 +302,10 @@ class Store:
                 self._timed = None
         if not outage.told:
             outage.told = True
-            self._complaints.new(reason)
-            log.warning("JetStream does not store: %s; %d publishes wait", reason, len(self._of(group)))
-        elif self._complaints.new(reason):
-            log.warning("JetStream still does not store: %s", reason)
+            waiting = len(self._of(group))
+            log.warning("JetStream does not store: %s; %d publishes wait", reason, waiting, extra=spoken(reason))
+        else:
+            log.warning("JetStream still does not store: %s", reason, extra=once(reason))
         outage.later(self._probe)
 
     def _of(self, group: bytes | None) -> list[tuple[bytes, Op]]:
@@ -319,8 +318,7 @@ class Store:
         late = self.pending.get(outage.probed)
         if outage.unanswered and late is not None:
             reason = f"no answer for {outage.patience:g} s, on {subject_of(late.frame)}"
-            if self._complaints.new(reason):
-                log.warning("JetStream still does not store: %s", reason)
+            log.warning("JetStream still does not store: %s", reason, extra=once(reason))
             outage.silences += 1
             if REQUEST.match(late.frame) and self.on_silent is not None and outage.silences % SILENCES == 2:
                 self.on_silent(outage.stream.decode())

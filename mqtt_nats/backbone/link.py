@@ -26,9 +26,9 @@ from nats.errors import Error as NatsError
 from nats.errors import NoServersError, UnexpectedEOF
 
 from mqtt_nats.backbone.frames import denied
-from mqtt_nats.backbone.log_throttle import Complaints
 from mqtt_nats.backbone.servers import Servers
 from mqtt_nats.backbone.transport import STANDSTILL, Wire
+from mqtt_nats.base.logs import once
 from mqtt_nats.base.loopback import unpace
 
 log = logging.getLogger("mqtt_nats.nats")
@@ -96,7 +96,6 @@ class Link(Client):
         self.on_writable: Callable[[bool], None] | None = None
         self.on_denied: Callable[[bool, bytes], None] | None = None
         """``on_denied(publish, subject)``: the server does not allow a publish, or else a subscription."""
-        self._complaints = Complaints()
         self.scheduled = False
         """``out`` is written when the turn ends."""
         self._foreign: asyncio.Queue[tuple[int, bytes, bytes, bytes, bytes]] | None = None
@@ -341,8 +340,8 @@ class Link(Client):
                 self._transport.close()  # type: ignore[no-untyped-call]
                 self._transport = None
             if self._was_connected and isinstance(error, Exception):
-                if self._complaints.new(text := str(error) or type(error).__name__):
-                    log.warning("a nats-server is there, and cannot be used: %s", text)
+                text = str(error) or type(error).__name__
+                log.warning("a nats-server is there, and cannot be used: %s", text, extra=once(text))
                 raise NatsError(text) from error  # other errors, as of a file, would end nats-py's attempts
             raise
         transport = self._transport
@@ -397,8 +396,7 @@ class Link(Client):
     async def _process_err(self, err_msg: str) -> None:
         """Log what the server refuses; a connection that it ends is reconnected, never given up."""
         if "permissions violation" in err_msg or "invalid" in err_msg:
-            if self._complaints.new(err_msg):
-                log.error("NATS refused a command: %s", err_msg)
+            log.error("NATS refused a command: %s", err_msg, extra=once(err_msg))
             await self._error_cb(NatsError(f"nats: {err_msg}"))
             return
         log.warning("NATS ends the connection: %s", err_msg)

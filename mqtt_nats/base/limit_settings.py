@@ -73,7 +73,7 @@ class ClientLimits(BaseModel):
     max_connections: Count | None = Field(
         default=None,
         description="Connections at the same time, in each worker, of all listeners; more are closed before anything "
-        "is read from them.",
+        "is read from them. Unset: as many as open files and half of the memory are there for.",
     )
     max_connections_per_address: Count | None = Field(
         default=None,
@@ -85,7 +85,9 @@ class ClientLimits(BaseModel):
         "checked before anything is read.",
     )
     connect_rate: Rate | None = Field(
-        default=None, description="Connections per second at each listener, in each worker."
+        default=None,
+        description="Connections per second at each listener, in each worker. Unset: so many that no more than "
+        "`max_connections` come within `connect_timeout`, at least 100 and at most 2,000.",
     )
     connect_rate_per_address: Rate | None = Field(
         default=None, description="The same, from one address (IPv6: one /64)."
@@ -118,10 +120,21 @@ class ClientLimits(BaseModel):
     max_qos: Qos = Field(
         default=2, description="Highest QoS that clients may publish with, and that subscriptions are granted."
     )
+    max_client_id_length: Annotated[int, Field(ge=23, le=65535)] = Field(
+        default=256, description="Bytes of a client id; it is stored with every message, session and consumer."
+    )
     max_topic_length: Annotated[int, Field(ge=1, le=65535)] = Field(
         default=3800, description="Bytes of a topic or filter; NATS takes no more than the default."
     )
     max_filters: Count = Field(default=1000, description="Filters in one SUBSCRIBE or UNSUBSCRIBE.")
+    max_cache_bytes: Annotated[ByteSize, Field(ge=1024 * 1024, le=MOST_BYTES)] = Field(
+        default=ByteSize(64 * 1024 * 1024),
+        description="Bytes of memory for what clients make a gateway process remember: topics and who gets their "
+        "messages, decisions of rules, topic aliases. When it is full, what was remembered first is forgotten.",
+    )
+    max_client_cache_bytes: Annotated[ByteSize, Field(ge=64 * 1024, le=MOST_BYTES)] = Field(
+        default=ByteSize(16 * 1024 * 1024), description="The same for what one client makes it remember."
+    )
     max_held: Sixteen = Field(default=10_000, description="QoS 2 publishes of one client that wait for its PUBREL.")
     max_user_properties: Annotated[int, Field(ge=0, le=65535)] = Field(
         default=64, description="User properties of one packet."

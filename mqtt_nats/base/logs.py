@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log records as text or JSON, with the ids of what they are about.
+"""Log records as text or JSON, with the ids of what they are about, within a budget for each kind of record.
 
 A record says which gateway it is from, and which client and connection it is about when one of its arguments is
 :class:`Loggable`. Nothing is worked out for records that nobody writes.
+
+A client can cause most records as often as it likes, with names of its own choice. So the handler writes
+:data:`RECORDS_BURST` records of a kind at once and :data:`RECORDS_PER_S` for ever, and then how many it has left out.
+The kind of a record is its text before the arguments are put into it, unless the record names its kind. Records of
+level DEBUG have no budget. Every argument and every record is shortened.
 """
 
 from __future__ import annotations
@@ -10,15 +15,46 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any, Final, Literal, Protocol, runtime_checkable
+from time import monotonic
+from typing import Any, Final, Literal, Protocol, TextIO, runtime_checkable
+
+from mqtt_nats.base.bucket import Bucket
 
 Format = Literal["text", "json"]
 
+RECORDS_BURST: Final = 20.0
+"""Records of one kind that are written at once."""
+
+RECORDS_PER_S: Final = 1.0
+"""Records of one kind that are written for as long as it goes on."""
+
+SUMMARY_S: Final = 10.0
+"""Time after which the records that were left out are told, as one number for each kind."""
+
+REPEAT_S: Final = 60.0
+"""Time in which a record that :func:`once` marks is not repeated."""
+
+KINDS_MOST: Final = 1000
+"""Kinds, and texts that are not repeated, that are remembered; the oldest makes room."""
+
+NAME_LENGTH: Final = 100
+"""Characters of a name in a record."""
+
+TEXT_LENGTH: Final = 1000
+"""Characters of the text of a record."""
+
+TRACEBACK_LENGTH: Final = 8000
+"""Characters of the traceback of a record."""
+
 GATEWAY: Final[ContextVar[Callable[[], str] | None]] = ContextVar("mqtt_nats_gateway", default=None)
 """The id of the gateway whose task it is; its tasks and callbacks inherit it."""
+
+FAILURES: Final[Counter[str]] = Counter()
+"""Refusals and failures of the process since its start, by kind, whether they were logged or not."""
 
 
 @runtime_checkable
@@ -34,8 +70,41 @@ def about(**fields: Any) -> dict[str, Any]:
     return {"fields": fields}
 
 
+def once(text: str) -> dict[str, Any]:
+    """The argument ``extra`` of a record that is left out where one with the same ``text`` came lately."""
+    return {"once": text}
+
+
+def spoken(text: str) -> dict[str, Any]:
+    """The argument ``extra`` of a record after which one that :func:`once` marks with ``text`` is left out."""
+    return {"spoken": text}
+
+
+def log_failure(
+    log: logging.Logger, level: int, kind: str, text: str, *args: object, extra: Mapping[str, Any] | None = None
+) -> None:
+    """Count a refusal or a failure that a client can cause, and log it.
+
+    Args:
+        kind: what the failures of :data:`FAILURES` are counted by; no text of a client's may be in it.
+    """
+    FAILURES[kind] += 1
+    if log.isEnabledFor(level):
+        log.log(level, text, *args, extra={**(extra or {}), "kind": kind}, stacklevel=2)
+
+
+def shorten(text: str, length: int = NAME_LENGTH) -> str:
+    """A text of a client's, as it is logged: its beginning, and how long it is where that is more than ``length``."""
+    return text if len(text) <= length else f"{text[:length]}... ({len(text)} characters)"
+
+
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """The ids of what a record is about."""
+    """The ids of what a record is about, shortened."""
+    found = _fields_of(record)
+    return {name: shorten(value) if isinstance(value, str) else value for name, value in found.items()}
+
+
+def _fields_of(record: logging.LogRecord) -> dict[str, Any]:
     found: dict[str, Any] = {}
     identity = GATEWAY.get()
     if identity is not None:
@@ -85,8 +154,138 @@ class Json(logging.Formatter):
             found["worker"] = self._worker
         found |= fields_of(record)
         if record.exc_info:
-            found["exception"] = self.formatException(record.exc_info)
+            found["exception"] = record.exc_text or self.formatException(record.exc_info)
         return json.dumps(found, default=str)
+
+
+class _Kind:
+    """The budget of one kind of records, and how many were left out."""
+
+    __slots__ = ("bucket", "left_out", "level", "logger", "text")
+
+    def __init__(self, record: logging.LogRecord, now: float) -> None:
+        self.bucket = Bucket(RECORDS_PER_S, RECORDS_BURST, now)
+        self.left_out = 0
+        self.logger, self.level, self.text = record.name, record.levelno, str(record.msg)
+
+    def admits(self, repeated: bool, now: float) -> bool:
+        """Whether a record is written; otherwise it is counted."""
+        if not repeated and self.bucket.take(now):
+            return True
+        self.left_out += 1
+        return False
+
+    def summary(self) -> logging.LogRecord:
+        """The record that says how many were left out since the last one."""
+        count, self.left_out = self.left_out, 0
+        text = "%d more like this were left out: %s"
+        return logging.LogRecord(self.logger, self.level, "", 0, text, (count, self.text), None)
+
+
+class Budgeted(logging.StreamHandler[TextIO]):
+    """Writes the records for which there is a budget, shortened."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = monotonic) -> None:
+        super().__init__(stream)
+        self._clock = clock
+        self._kinds: dict[object, _Kind] = {}
+        self._written: dict[str, float] = {}
+        """When a record with each text that is not to be repeated was written."""
+        self._due = clock() + SUMMARY_S
+        self.left_out = 0
+        """Records that were not written, since the start."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, or leave it out."""
+        now = self._clock()
+        if record.levelno <= logging.DEBUG or self._kind(record, now).admits(self._repeated(record, now), now):
+            super().emit(_shortened(record))
+        else:
+            self.left_out += 1
+        self.tick()
+
+    def tick(self) -> None:
+        """Say how many records were left out, where that is due."""
+        if self._clock() >= self._due:
+            self.summarize()
+
+    def summarize(self) -> None:
+        """Say how many records were left out, of every kind of which some were."""
+        self.acquire()
+        try:
+            self._due = self._clock() + SUMMARY_S
+            for one in self._kinds.values():
+                if one.left_out:
+                    super().emit(_shortened(one.summary()))
+        finally:
+            self.release()
+
+    def close(self) -> None:
+        """Say what was left out, and end."""
+        self.summarize()
+        super().close()
+
+    def _kind(self, record: logging.LogRecord, now: float) -> _Kind:
+        name = getattr(record, "kind", None) or (record.name, str(record.msg))
+        found = self._kinds.get(name)
+        if found is None:
+            if len(self._kinds) >= KINDS_MOST:
+                self.summarize()
+                self._kinds.clear()
+            found = self._kinds[name] = _Kind(record, now)
+        return found
+
+    def _repeated(self, record: logging.LogRecord, now: float) -> bool:
+        text: str = getattr(record, "once", "")
+        if text and now - self._written.get(text, -REPEAT_S) < REPEAT_S:
+            return True
+        text = text or getattr(record, "spoken", "")
+        if text:
+            if len(self._written) >= KINDS_MOST:
+                self._written.clear()
+            self._written[text] = now
+        return False
+
+
+def _shortened(record: logging.LogRecord) -> logging.LogRecord:
+    """The record with arguments, text and traceback that are not too long."""
+    changes: dict[str, Any] = {}
+    if isinstance(record.args, tuple):
+        changes["args"] = tuple(map(_short_argument, record.args))
+    if record.exc_info:
+        traceback = logging.Formatter().formatException(record.exc_info)
+        half = TRACEBACK_LENGTH // 2
+        cut = f"{traceback[:half]}\n...\n{traceback[-half:]}"
+        changes["exc_text"] = traceback if len(traceback) <= TRACEBACK_LENGTH else cut
+    found = logging.makeLogRecord(record.__dict__ | changes)
+    text = found.getMessage()
+    if len(text) <= TEXT_LENGTH:
+        return found
+    changes |= {"msg": shorten(text, TEXT_LENGTH), "args": (), "fields": _fields_of(record)}
+    return logging.makeLogRecord(record.__dict__ | changes)
+
+
+def _short_argument(argument: object) -> object:
+    if isinstance(argument, str):
+        return shorten(argument)
+    if isinstance(argument, bytes) and len(argument) > NAME_LENGTH:
+        return argument[:NAME_LENGTH]
+    return argument
+
+
+def _handlers() -> list[Budgeted]:
+    return [handler for handler in logging.getLogger().handlers if isinstance(handler, Budgeted)]
+
+
+def tick() -> None:
+    """Say how many records were left out lately; to be called now and then."""
+    for handler in _handlers():
+        handler.tick()
+
+
+def left_out() -> int:
+    """Records that the process has not written since its start."""
+    return sum(handler.left_out for handler in _handlers())
 
 
 def configure(level: str, kind: Format, worker: int = 0) -> None:
@@ -95,6 +294,6 @@ def configure(level: str, kind: Format, worker: int = 0) -> None:
     Args:
         worker: number of the process among several; 0: it is the only one.
     """
-    handler = logging.StreamHandler(sys.stderr)
+    handler = Budgeted(sys.stderr)
     handler.setFormatter(Json(worker) if kind == "json" else Text(worker))
     logging.basicConfig(level=level.upper(), handlers=[handler])

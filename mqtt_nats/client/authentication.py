@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from mqtt_nats.access.authenticator import Allow, Credentials, Denied, Ignore, Success
 from mqtt_nats.base.errors import describe, ends_task
-from mqtt_nats.base.logs import about
+from mqtt_nats.base.logs import about, log_failure
 from mqtt_nats.codec import (
     Auth,
     Connect,
@@ -66,7 +66,8 @@ async def authenticate(client: Client, connect: Connect, client_id: str) -> Prop
 
 def _log_denial(client: Client, client_id: str, verdict: Denied) -> None:
     ids = about(client=client_id, connection=client.connection.number)
-    log.info("client %r from %s: %s", client_id, client.connection.peer, verdict.why, extra=ids)
+    text = "client %r from %s: %s"
+    log_failure(log, logging.INFO, "authentication", text, client_id, client.connection.peer, verdict.why, extra=ids)
 
 
 def admit(client: Client, granted: Allow) -> None:
@@ -97,7 +98,8 @@ async def _decision(work: Coroutine[Any, Any, T], *, immediate: bool = False) ->
     except (Exception, asyncio.CancelledError) as error:
         if ends_task(error):
             raise
-        log.error("the authenticator failed, so access is denied: %s", describe(error))
+        text = "the authenticator failed, so access is denied: %s"
+        log_failure(log, logging.ERROR, "authenticator", text, describe(error))
         raise NotAuthorized("the authenticator failed") from None
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.access.acl import Both, Identity, Permissions, Rules
 from mqtt_nats.access.authenticator import ADMINISTRATOR
+from mqtt_nats.base.logs import log_failure, shorten
 from mqtt_nats.client.subscribe import withdraw
 from mqtt_nats.codec import NotAuthorized
 from mqtt_nats.hooks.calls import dropped
@@ -25,25 +26,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.audit")
 
-# Denials of one connection that are logged in so many seconds; the others are counted.
-LOGGED: Final = 10
-PERIOD: Final = 10.0
-
 EVERYTHING: Final = Permissions((), True)
 """Where there are no rules."""
 
 
 class Guard:
-    """One connection's permissions, and the account of what was denied."""
+    """One connection's permissions."""
 
-    __slots__ = ("_client", "_denied", "_since", "identity", "permissions")
+    __slots__ = ("_client", "identity", "permissions")
 
     def __init__(self, client: Client, identity: Identity, permissions: Permissions) -> None:
         self._client = client
         self.identity = identity
         self.permissions = permissions
-        self._denied = 0
-        self._since = 0.0
 
     def may_publish(self, key: bytes, qos: int, retain: bool) -> bool:
         """Whether the client may publish this; a denial is logged. ``key`` is the topic, its length first."""
@@ -51,7 +46,7 @@ class Guard:
             return True
         kind = "retained publish" if retain else "publish"
         topic = key[2:].decode()
-        self.audit(f"{kind} on {topic!r} at QoS {qos}")
+        self.audit(f"{kind} on {shorten(topic)!r} at QoS {qos}")
         dropped(self._client, topic, qos, "denied")
         return False
 
@@ -60,13 +55,19 @@ class Guard:
         return self._allows_publish(key, qos, retain)
 
     def _allows_publish(self, key: bytes, qos: int, retain: bool) -> bool:
-        return self.permissions.publish(key, qos, retain)
+        asked = (key, qos, retain)
+        memory = self._client.memory
+        known = memory.decided(asked)
+        if known is None:
+            known = self.permissions.publish(key, qos, retain)
+            memory.decide(asked, known)
+        return known
 
     def may_subscribe(self, topic_filter: str, qos: int) -> bool:
         """Whether the client may have this subscription; a denial is logged."""
         if self.allows(topic_filter, qos):
             return True
-        self.audit(f"subscription of {topic_filter!r} at QoS {qos}")
+        self.audit(f"subscription of {shorten(topic_filter)!r} at QoS {qos}")
         return False
 
     def allows(self, topic_filter: str, qos: int) -> bool:
@@ -79,17 +80,11 @@ class Guard:
         return self.permissions.subscribe(topic_filter, qos)
 
     def audit(self, what: str) -> None:
-        """Log a denial, unless there were too many lately."""
-        now = self._client.broker.clock.now
-        if now - self._since > PERIOD:
-            if self._denied > LOGGED:
-                log.warning("denied %d times more: %s", self._denied - LOGGED, self._client)
-            self._since, self._denied = now, 0
-        self._denied += 1
-        if self._denied <= LOGGED:
-            one = self.identity
-            user = "anonymous" if one.user is None else f"user {one.user!r}"
-            log.warning("denied: %s; %s, %s, from %s", what, self._client, user, one.address or "unknown")
+        """Count and log a denial."""
+        one = self.identity
+        user = "anonymous" if one.user is None else f"user {shorten(one.user)!r}"
+        text = "denied: %s; %s, %s, from %s"
+        log_failure(log, logging.WARNING, "denied", text, what, self._client, user, one.address or "unknown")
 
 
 class AskingGuard(Guard):
@@ -121,6 +116,7 @@ class AskingGuard(Guard):
 
 def identify(client: Client) -> None:
     """The client is known: from now on it may do what the rules, and hooks, say."""
+    client.memory.forget_decisions()
     rules, own = client.broker.rules, client.granted.rules
     asking = client.broker.hooks.deciding(CLIENT_AUTHORIZE) is not None
     if client.granted is ADMINISTRATOR or (rules is None and own is None and not asking):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.access.authenticator import ANONYMOUS
 from mqtt_nats.base.errors import ends_task
+from mqtt_nats.base.logs import log_failure, shorten
 from mqtt_nats.client.authentication import Authentication, begin
 from mqtt_nats.client.connect import open_session, refuse
 from mqtt_nats.client.disconnect import fall_silent, farewell, leave
@@ -82,7 +83,6 @@ class Client(Member):
         "_jobs",
         "_task",
         "access",
-        "aliases",
         "authentication",
         "broker",
         "connection",
@@ -97,6 +97,7 @@ class Client(Member):
         "guarded",
         "hash",
         "marked",
+        "memory",
         "outgoing",
         "path",
         "qos2",
@@ -151,8 +152,8 @@ class Client(Member):
         """What it may publish and subscribe; None: everything."""
         self.authentication: Authentication | None = None
         """What became of the authentication method of CONNECT, where it names one."""
-        self.aliases: dict[int, bytes] | None = None
-        """Topic aliases that the client has set."""
+        self.memory = broker.path.client_memory()
+        """What the client makes the gateway remember."""
         self.outgoing: Aliases | None = None
         """Topic aliases that the client allows."""
         self.shares: dict[str, Membership] | None = None
@@ -172,7 +173,7 @@ class Client(Member):
 
     def __str__(self) -> str:
         """Its name, for logs."""
-        return f"client {self.client_id!r}"
+        return f"client {shorten(self.client_id)!r}"
 
     @property
     def inbound(self) -> Inbound:
@@ -184,8 +185,6 @@ class Client(Member):
     def log_fields(self) -> dict[str, Any]:
         """The ids of a log record about it."""
         return {"gateway": self.broker.identity, "client": self.client_id, "connection": self.connection.number}
-
-    # -- packets --------------------------------------------------------------------------------
 
     def packets(self, packets: list[Packet]) -> None:
         """Handle the packets of one read, in order."""
@@ -295,10 +294,8 @@ class Client(Member):
 
     def refused(self, error: ApiError) -> None:
         """JetStream does not take a message: no acknowledgement, the client has to reconnect [MQTT-4.8.0-2]."""
-        log.warning("%s: a message was not stored: %s", self, error)
+        log_failure(log, logging.WARNING, "store", "%s: a message was not stored: %s", self, error)
         self.end(QuotaExceeded(str(error)))
-
-    # -- receiving ------------------------------------------------------------------------------
 
     def take(self, message: Message, qos: int, late: Late | None = None) -> None:
         """A QoS 1 or 2 message for a regular session, in the plain encoding, or as ``late`` makes it."""
@@ -378,8 +375,6 @@ class Client(Member):
         self.marked = True
         self.sender_header = b"Nmqtt-Client:%b\r\n" % percent_encode(self.client_id).encode()
 
-    # -- jobs -----------------------------------------------------------------------------------
-
     def do(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a job after the jobs before it."""
         if self.state is State.ENDED:
@@ -445,6 +440,7 @@ class Client(Member):
                 self.lost()
             return
         if self.state is State.NEW:
+            self.broker.counters.refuse(error.reason.name.lower())
             self.outlet.write(refusal(self.connection.decoder.version, error))
         self.end(error)
 
@@ -453,7 +449,7 @@ class Client(Member):
         if self.state is State.ENDED:
             return
         level = logging.DEBUG if self.state is State.NEW else logging.INFO
-        log.log(level, "%s from %s: %s", self, self.connection.peer, error)
+        log_failure(log, level, error.reason.name.lower(), "%s from %s: %s", self, self.connection.peer, error)
         self.why = error
         self.say_goodbye(error)
         self.close()

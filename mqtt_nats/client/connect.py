@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.base.logs import about
+from mqtt_nats.base.logs import about, log_failure
 from mqtt_nats.base.networks import household
 from mqtt_nats.client.authentication import authenticate
 from mqtt_nats.client.authorization import denied_subscriptions, identify
@@ -80,7 +80,8 @@ async def open_session(client: Client, connect: Connect) -> None:
         return
     except (RequestTimeout, NoResponders, ApiError, TimeoutError) as error:
         ids = about(client=connect.client_id, connection=client.connection.number)
-        log.warning("client %r cannot be served: %s", connect.client_id, error, extra=ids)
+        text = "client %r cannot be served: %s"
+        log_failure(log, logging.WARNING, "connect", text, connect.client_id, error, extra=ids)
         refuse(client, MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE))
         return
     if not client.alive:
@@ -98,7 +99,7 @@ async def open_session(client: Client, connect: Connect) -> None:
             client.outlet.unclog()
             await resume(client, client.durable_side, denied, partial(withdraw, client))
     except (RequestTimeout, NoResponders, ApiError, TimeoutError) as error:
-        log.warning("%s: its session cannot be resumed: %s", client, error)
+        log_failure(log, logging.WARNING, "resume", "%s: its session cannot be resumed: %s", client, error)
         client.end(MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE))
         return
     finally:

@@ -125,6 +125,7 @@ def leave(client: Client) -> None:
     broker.table.leave(client)
     detach(client)
     client.receipts.clear()
+    client.memory.end()
     side = client.durable_side
     if client.regular_side is not None and client.regular_side.waiting:
         waiting = client.regular_side.waiting

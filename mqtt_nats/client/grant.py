@@ -11,6 +11,7 @@ from time import time_ns
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mqtt_nats.backbone.retry import patiently
+from mqtt_nats.base.logs import log_failure
 from mqtt_nats.base.tasks import rooted
 from mqtt_nats.delivery.draining import lower, stand_behind, watch
 from mqtt_nats.delivery.position_recovery import bound
@@ -240,6 +241,6 @@ async def _create_one(client: Client, topic_filter: str, attachment: Attachment)
     try:
         await create_consumer(client.broker.inbox, MESSAGES, attachment.consumer)
     except ApiError as error:
-        log.warning("%s: subscribing to %r failed: %s", client, topic_filter, error)
+        log_failure(log, logging.WARNING, "subscribe", "%s: subscribing to %r failed: %s", client, topic_filter, error)
         return False
     return True

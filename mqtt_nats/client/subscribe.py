@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.retry import patiently
+from mqtt_nats.base.logs import log_failure
 from mqtt_nats.client.grant import Lowering, Wish, finish_lowering, grant, is_lowered
 from mqtt_nats.client.overlap_handover import part
 from mqtt_nats.codec import (
@@ -50,7 +51,7 @@ from mqtt_streams.subjects import ReservedSubject, filter_to_subjects
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
-    from mqtt_nats.pubsub.routing_table import Gate
+    from mqtt_nats.pubsub.backlog import Gate
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -134,7 +135,7 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
         client.taken_over()
         return
     except ApiError as error:
-        log.warning("%s: subscribing to %s failed: %s", client, ", ".join(map(repr, wanted)), error)
+        _failed(client, wanted, error)
         if not await _undo(client, wanted.keys() - present, fresh, begun):
             return
         _drop(replays, set(wanted))
@@ -245,7 +246,7 @@ def _subjects(client: Client, topic_filter: str) -> tuple[tuple[str, ...] | None
         validate_topic_filter(topic_filter, settings.max_topic_levels, settings.max_topic_length)
         return filter_to_subjects(topic_filter), 0
     except (MqttError, ValueError) as error:
-        log.info("%s may not subscribe %r: %s", client, topic_filter, error)
+        log_failure(log, logging.INFO, "subscribe", "%s may not subscribe %r: %s", client, topic_filter, error)
         if isinstance(error, ReservedSubject):
             return None, ReasonCode.NOT_AUTHORIZED
         return None, ReasonCode.TOPIC_FILTER_INVALID
@@ -367,6 +368,11 @@ async def _end(client: Client, filters: Set[str]) -> None:
         await patiently(client, partial(side.remove, gone))
 
 
+def _failed(client: Client, filters: Iterable[str], error: ApiError) -> None:
+    names = ", ".join(map(repr, filters))
+    log_failure(log, logging.WARNING, "subscribe", "%s: subscribing to %s failed: %s", client, names, error)
+
+
 async def _undo(client: Client, filters: Set[str], shares: list[str], begun: bool) -> bool:
     """End subscriptions that JetStream has not let begin; False when the session belongs to somebody else."""
     if filters and begun:  # else they never had consumers: those that are live have left nothing to them
@@ -383,7 +389,7 @@ async def _undo(client: Client, filters: Set[str], shares: list[str], begun: boo
         return False
     except ApiError as error:
         # Where there is no room for this one, there was none for the one that named them.
-        log.warning("%s: its session record was not stored: %s", client, error)
+        log_failure(log, logging.WARNING, "store", "%s: its session record was not stored: %s", client, error)
     if side is not None and filters:
         await patiently(client, partial(side.remove, gone))
     return True

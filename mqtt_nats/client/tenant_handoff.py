@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from mqtt_nats.base.logs import log_failure
 from mqtt_nats.codec import NotAuthorized
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ async def settle(client: Client, client_id: str) -> Broker:
     broker = former.tenants.get(tenant)
     if former.tenant or not tenant or broker is None:
         here = f"this listener is for tenant {former.tenant!r}" if former.tenant else "there is no such tenant"
-        log.error("client %r from %s is of tenant %r: %s", client_id, client.connection.peer, tenant, here)
+        text = "client %r from %s is of tenant %r: %s"
+        log_failure(log, logging.ERROR, "tenant", text, client_id, client.connection.peer, tenant, here)
         raise NotAuthorized("access denied")
     former.connections.discard(client)
     former.left.set()

@@ -98,7 +98,10 @@ def read_connect(reader: Reader, level: int, bridge: bool, limits: Limits) -> Co
     keepalive = reader.u16()
     users = limits.max_user_properties, limits.max_user_property_bytes
     properties = read_properties(reader, _CONNECT, *users) if level == 5 else None
+    start = reader.pos + 2
     client_id = reader.string()  # [MQTT-3.1.3-3] [MQTT-3.1.3-4] (3.1.1, 5.0)
+    if reader.pos - start > limits.max_client_id_length:  # [MQTT-3.1.3-5] (3.1.1, 5.0) demands 23 of them
+        raise InvalidClientId(f"the client identifier has more than {limits.max_client_id_length} bytes")
     if level == 4 and not client_id and not clean_start:  # [MQTT-3.1.3-7] [MQTT-3.1.3-8]
         raise InvalidClientId("an empty client identifier needs a clean session")
     will = None

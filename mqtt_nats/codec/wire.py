@@ -50,6 +50,8 @@ class Limits:
     """Bytes of their names and values."""
     max_qos: int = 2
     """Highest QoS of a PUBLISH and of a will."""
+    max_client_id_length: int = 65_535
+    """Bytes of a client identifier."""
 
 
 class Reader:

@@ -148,8 +148,9 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, AccountSettings, Bas
         description="Largest MQTT packet accepted, in bytes (`1MiB` is understood).",
     )
     connect_packet_size: PacketSize = Field(
-        default=ByteSize(64 * 1024),
-        description="Largest packet accepted before a CONNECT has been, in bytes.",
+        default=ByteSize(8 * 1024),
+        description="Largest packet accepted before a CONNECT has been, in bytes: a connection holds no more until "
+        "then. Clients with larger wills need more.",
     )
     connect_timeout: Seconds = Field(
         default=15.0,

@@ -143,7 +143,7 @@ class Watch:
         if topic:
             self._aliases[alias] = topic
             return topic
-        known = (self._client.aliases or {}).get(alias, b"")
+        known = (self._client.memory.aliases or {}).get(alias, b"")
         return self._aliases.get(alias) or known[2:].decode(errors="replace")
 
     def _note(self, sent: bool, kind: PacketKind, identifier: int, now: float) -> None:

@@ -19,6 +19,7 @@ import anyio
 from mqtt_nats.backbone.acked_publisher import Store
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.backbone.link import Link
+from mqtt_nats.base import logs
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.base.logs import GATEWAY
 from mqtt_nats.client.keepalive import end_silent
@@ -436,6 +437,7 @@ class Tenant:
             due, now = now + CLOCK_STEP, loop.time()
             broker.counters.lag.observe(now - due)
             broker.clock.now = now
+            logs.tick()
             tick(broker)
             broker.store.tick(now)
             broker.nodes.tick(now)

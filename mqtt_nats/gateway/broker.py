@@ -19,6 +19,7 @@ from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.backbone.pending import Op
 from mqtt_nats.base import server_clock as natstime
+from mqtt_nats.base.bucket import MemoryBudget
 from mqtt_nats.base.tasks import rooted
 from mqtt_nats.config.worker_identity import own_place
 from mqtt_nats.delivery.position_handover import Leaving
@@ -131,12 +132,9 @@ class Broker:
         """The gateway stood still, and has not found out yet what has moved."""
         self.round = Round(loop.call_soon)
         self.round.ahead = link.write_out
-        self.table = Table(
-            settings.local_dispatch,
-            settings.max_topic_levels,
-            settings.max_topic_length,
-            parse_mappings(settings.mappings),
-        )
+        memory = MemoryBudget(settings.max_cache_bytes, settings.max_client_cache_bytes)
+        longest, mappings = (settings.max_topic_levels, settings.max_topic_length), parse_mappings(settings.mappings)
+        self.table = Table(settings.local_dispatch, *longest, mappings, memory)
         self.fanout = Fanout(self.table, link, self.round)
         recent = Recent(self.table)
         self.stored = recent.messages
@@ -147,7 +145,7 @@ class Broker:
         store.on_timed = self.counters.stored.observe
         self.ids = MessageIds(secrets.randbits(48))
         counted = self.counters.received, self.counters.received_bytes
-        self.path = Path(link, store, self.table, self.fanout, self.round, *counted, self.ids)
+        self.path = Path(link, store, self.table, self.fanout, self.round, *counted, self.ids, memory)
         self.replying = Replying(self)
         self.nodes = Nodes(self)
         self.readiness = Readiness(self)

@@ -24,6 +24,7 @@ from mqtt_nats.client.message_hooks import entered
 from mqtt_nats.client.negotiation import UseAnotherServer
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.config.nats_connect import nats_access
+from mqtt_nats.config.process_limits import within_process
 from mqtt_nats.config.settings import Settings, cannot_listen
 from mqtt_nats.control.server import Powers
 from mqtt_nats.gateway.account import Tenant
@@ -70,7 +71,7 @@ class Gateway:
     """One gateway process."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+        self.settings = settings = within_process(settings)
         self.access = Doors(settings, nats_access)
         self.house = House(settings)
         self.listeners = [Listener(one, settings, self.house) for one in settings.all_listeners]

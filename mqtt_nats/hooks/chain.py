@@ -15,10 +15,10 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from time import monotonic
 from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 
 from mqtt_nats.base.errors import describe, ends_task
+from mqtt_nats.base.logs import log_failure, once
 
 log = logging.getLogger("mqtt_nats.hooks")
 
@@ -31,9 +31,6 @@ TIMEOUT: Final = 5.0
 
 WAITING_MOST: Final = 10_000
 """Notices that wait for async callbacks of one point; more are lost, and counted."""
-
-REMIND: Final = 10.0
-"""Seconds between two lines about the same callback."""
 
 _KEEP: Final[Any] = object()
 
@@ -91,7 +88,7 @@ Point = Decision[Any, Any] | Notice[Any]
 class Entry:
     """One callback in a chain, and what it has done."""
 
-    __slots__ = ("asynchronous", "callback", "calls", "failures", "owner", "point", "priority", "said", "timeout")
+    __slots__ = ("asynchronous", "callback", "calls", "failures", "owner", "point", "priority", "timeout")
 
     def __init__(self, point: Point, callback: Callable[..., Any], priority: int, timeout: float, owner: str) -> None:
         self.point = point
@@ -103,7 +100,6 @@ class Entry:
         self.calls = 0
         self.failures = 0
         """Exceptions, results of a wrong type, and calls that took too long."""
-        self.said = 0.0
 
     @property
     def name(self) -> str:
@@ -154,11 +150,12 @@ class Chain:
 
     def _failed(self, entry: Entry, why: str) -> None:
         entry.failures += 1
-        now = monotonic()
-        if now - entry.said > REMIND or entry.failures == 1:
-            entry.said = now
-            whose = f" of {entry.owner}" if entry.owner else ""
-            log.error("hook %s%s at %s: %s (%d so far)", entry.name, whose, self.point.name, why, entry.failures)
+        whose = f" of {entry.owner}" if entry.owner else ""
+        text = "hook %s%s at %s: %s (%d so far)"
+        extra = once(f"hook {entry.name}{whose} at {self.point.name}")
+        log_failure(
+            log, logging.ERROR, "hook", text, entry.name, whose, self.point.name, why, entry.failures, extra=extra
+        )
 
 
 class DecisionChain(Chain, Generic[E, V]):
@@ -260,8 +257,8 @@ class NoticeChain(Chain, Generic[E]):
             return
         if len(self._queue) >= WAITING_MOST:
             self.lost += 1
-            if self.lost == 1 or self.lost % WAITING_MOST == 0:
-                log.error("hooks at %s are too slow: %d events lost so far", self.point.name, self.lost)
+            text = "hooks at %s are too slow: %d events lost so far"
+            log_failure(log, logging.ERROR, "slow_hook", text, self.point.name, self.lost, extra=once(self.point.name))
             return
         self._queue.append(event)
         if not self._working:

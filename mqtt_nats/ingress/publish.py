@@ -14,6 +14,7 @@ from mqtt_nats.codec import (
     Properties,
     Publish,
     PublishRun,
+    QuotaExceeded,
     ReasonCode,
     ReceiveMaximumExceeded,
     TopicAliasInvalid,
@@ -146,7 +147,7 @@ def route_for(client: Client, key: bytes) -> Route:
     table = client.broker.table
     if key.startswith(STATES, 2) and key[2:] == b"%b%b/state" % (STATES, client.client_id.encode()):
         return table.system_route(key)
-    return table.route(key)
+    return client.memory.route(table, key)
 
 
 def publish_run(client: Client, run: PublishRun) -> None:
@@ -369,16 +370,16 @@ def unalias(client: Client, key: bytes, alias: int) -> bytes:
 
     Raises:
         TopicAliasInvalid: it is higher than CONNACK allows, or not known.
+        QuotaExceeded: there is no memory for it.
     """
     if alias > client.broker.settings.topic_alias_maximum:  # [MQTT-3.3.2-9] (5.0)
         # [MQTT-3.2.2-17] [MQTT-3.2.2-18] (5.0)
         raise TopicAliasInvalid(f"topic alias {alias} is above {client.broker.settings.topic_alias_maximum}")
-    if client.aliases is None:
-        client.aliases = {}
     if len(key) > 2:
-        client.aliases[alias] = key
+        if not client.memory.set_alias(alias, key):
+            raise QuotaExceeded("the topic aliases take too much memory")
         return key
-    known = client.aliases.get(alias)
+    known = None if client.memory.aliases is None else client.memory.aliases.get(alias)
     if known is None:
         raise TopicAliasInvalid(f"topic alias {alias} has no topic")
     return known

@@ -11,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.pending import Op, sequence
+from mqtt_nats.base.logs import log_failure
 from mqtt_nats.codec import Ack, ReasonCode, ack_bytes, encode
 from mqtt_streams.api import ApiError
 
@@ -66,7 +67,7 @@ class Receipt(Op):
         if client.version != 5 or self.kind == 7:
             client.refused(error)
         elif not self.reason:
-            log.warning("%s: a message was not stored: %s", client, error)
+            log_failure(log, logging.WARNING, "store", "%s: a message was not stored: %s", client, error)
             self.refuse(ReasonCode.QUOTA_EXCEEDED, str(error))
             if client.receipts and client.receipts[0] is self:
                 client.settle()

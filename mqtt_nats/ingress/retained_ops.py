@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.pending import Op, sequence
+from mqtt_nats.base.logs import log_failure
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
@@ -52,4 +53,4 @@ class RetainedOp(Op):
         elif parent is not None:
             parent.failed(error)
         else:
-            log.warning("a retained message was not stored: %s", error)
+            log_failure(log, logging.WARNING, "store", "a retained message was not stored: %s", error)

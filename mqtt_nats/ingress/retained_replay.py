@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.messages.message import Stored, encoded_id
 from mqtt_nats.observability.sys_topics import of_system
 from mqtt_nats.protocol.unsequenced import retained_id
+from mqtt_nats.pubsub.backlog import Gate
 from mqtt_nats.pubsub.fanout import received
-from mqtt_nats.pubsub.routing_table import PLAIN, Choice, Gate
+from mqtt_nats.pubsub.routing_table import PLAIN, Choice
 from mqtt_nats.sessions.record import save_record
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.retained import PAGE_BYTES, RetainedMessage

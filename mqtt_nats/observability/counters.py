@@ -14,6 +14,8 @@ import time
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, Final
 
+from mqtt_nats.base.logs import FAILURES, left_out
+
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
     from mqtt_nats.gateway.broker import Broker
@@ -147,6 +149,8 @@ async def snapshot(broker: Broker) -> dict[str, Any]:
         "limited": dict(counters.limited),
         "disconnects": dict(counters.disconnects),
         "dropped": counters.drops(broker),
+        "failures": dict(FAILURES),
+        "log_records_left_out": left_out(),
         "filters": len(broker.table.filters),
         "pending_stores": len(broker.store.pending),
         "pending_store_bytes": broker.store.bytes,

@@ -6,17 +6,109 @@ The parts are those of :class:`mqtt_nats.gateway.broker.Broker`, for as long as 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.acked_publisher import Store
 from mqtt_nats.backbone.link import ENOUGH
+from mqtt_nats.base.bucket import MemoryBudget, Share
 from mqtt_nats.messages.ids import MessageIds
 from mqtt_nats.pubsub.fanout import Fanout
-from mqtt_nats.pubsub.routing_table import Table
+from mqtt_nats.pubsub.routing_table import Route, Table
 from mqtt_nats.transport.write_buffer import Round
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
+
+
+ALIAS_BYTES: Final = 200
+"""Bytes of a topic alias beside its topic, roughly."""
+
+DECISION_BYTES: Final = 300
+"""Bytes of a decision about a topic beside the topic, roughly."""
+
+
+class ClientMemory:
+    """What one client makes the gateway remember: topic aliases, decisions of rules, and routes of its topics.
+
+    The routes are everybody's, and counted in the table; those that one client alone has caused have a limit too.
+    """
+
+    __slots__ = ("_budget", "_decisions", "_routes", "_share", "_table", "_topics", "aliases")
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        self.aliases: dict[int, bytes] | None = None
+        """Topic aliases that the client has set."""
+        self._budget = budget
+        self._share: Share | None = None
+        self._decisions: dict[tuple[bytes, int, bool], bool] | None = None  # most clients have none
+        self._table: Table | None = None
+        self._topics: list[bytes] | None = None
+        self._routes = 0
+
+    def route(self, table: Table, key: bytes) -> Route:
+        """The route of a topic on which the client publishes.
+
+        Raises:
+            MqttError: as :meth:`Table.route`.
+        """
+        known = table.routes.get(key)
+        route = table.route(key)
+        if route is not known:
+            if self._routes + route.size > self._budget.each:
+                self._forget_routes()
+            self._table = table
+            self._routes += route.size
+            if self._topics is None:
+                self._topics = []
+            self._topics.append(key)
+        return route
+
+    def decided(self, asked: tuple[bytes, int, bool]) -> bool | None:
+        """Whether the client may publish on a topic, at a QoS and retained or not; None: that is not known."""
+        return None if self._decisions is None else self._decisions.get(asked)
+
+    def decide(self, asked: tuple[bytes, int, bool], allowed: bool) -> None:
+        """Remember such a decision until the rules change, or there is no room."""
+        self._room().add(DECISION_BYTES + len(asked[0]))
+        if self._decisions is None:
+            self._decisions = {}
+        self._decisions[asked] = allowed
+
+    def set_alias(self, alias: int, key: bytes) -> bool:
+        """Remember a topic for an alias; false: there is no room."""
+        if self.aliases is None:
+            self.aliases = {}
+        former = self.aliases.get(alias)
+        size = len(key) - len(former) if former is not None else ALIAS_BYTES + len(key)
+        if not self._room().keep(size):
+            return False
+        self.aliases[alias] = key
+        return True
+
+    def forget_decisions(self) -> None:
+        """The rules have changed."""
+        if self._share is not None:
+            self._share.forget()
+
+    def end(self) -> None:
+        """The connection has ended."""
+        self._forget_routes()
+        if self._share is not None:
+            self._share.end()
+
+    def _room(self) -> Share:
+        if self._share is None:
+            self._share = Share(self._budget, self._clear)
+        return self._share
+
+    def _clear(self) -> None:
+        self._decisions = None
+
+    def _forget_routes(self) -> None:
+        if self._table is not None and self._topics is not None:
+            self._table.forget(self._topics)
+        self._topics = None
+        self._routes = 0
 
 
 class Path:
@@ -31,6 +123,7 @@ class Path:
         "fanout",
         "ids",
         "link",
+        "memory",
         "out",
         "received",
         "received_bytes",
@@ -50,16 +143,23 @@ class Path:
         received: list[int],
         received_bytes: list[int],
         ids: MessageIds,
+        memory: MemoryBudget,
     ) -> None:
         self.link, self.store, self.table, self.fanout, self.round = link, store, table, fanout, round_
         self.out: list[bytes | memoryview] = link.out
         """Frames for NATS that leave at the end of this turn; the link has no other list."""
         self.received, self.received_bytes = received, received_bytes
         self.ids = ids
+        self.memory = memory
+        """For what clients make the gateway remember."""
         self.blocked = False
         """NATS does not take as much as clients publish: publishers are not read from."""
         self.with_ids = False
         """QoS 1 messages are stored under an id, by which their stream recognises a repetition."""
+
+    def client_memory(self) -> ClientMemory:
+        """What one more client makes the gateway remember: nothing so far."""
+        return ClientMemory(self.memory)
 
     def leave(self) -> None:
         """Something has been collected for clients and for NATS: it leaves when the turn ends, or before."""

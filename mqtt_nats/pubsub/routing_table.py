@@ -11,16 +11,17 @@ first, at the highest granted QoS. So a message that NATS delivers once for each
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import mypyc_attr
 
 from mqtt_nats.backbone.link import Handler, Link, RunHandler
+from mqtt_nats.base.bucket import MemoryBudget, Share
 from mqtt_nats.codec import MqttError, NotAuthorized, TopicNameInvalid, validate_topic_name
 from mqtt_nats.codec.wire import put_string
 from mqtt_nats.messages.message import Message
-from mqtt_nats.pubsub.backlog import Backlog
+from mqtt_nats.pubsub.backlog import Backlog, Gate
 from mqtt_nats.pubsub.filter_trie import FilterTrie
 from mqtt_nats.pubsub.granted_options import PLAIN as PLAIN
 from mqtt_nats.pubsub.granted_options import Choice as Choice
@@ -42,9 +43,9 @@ if TYPE_CHECKING:
     from mqtt_nats.pubsub.filter_handover import Parting
 
 # Routes kept; a gateway that sees more distinct topics than this starts over. So it does when they take more memory:
-# topics may be long, and each route lists its members (bytes, roughly).
+# topics may be long, and each route lists its members (bytes, roughly; a gateway has a budget of its own for that).
 MAX_ROUTES = 100_000
-MAX_ROUTE_BYTES = 256 * 1024 * 1024
+MAX_ROUTE_BYTES = 64 * 1024 * 1024
 ROUTE_BYTES: Final = 1024
 KEY_COPIES: Final = 6
 MEMBER_BYTES: Final = 80
@@ -80,34 +81,6 @@ class Member:
     def guard(self, choice: Choice, message: Message) -> None:
         """Accept a message, or not: this member looks at each."""
         raise AssertionError("only members with options or a gate are asked")
-
-
-class Gate:
-    """New messages of a subscription, kept back while its retained messages are being sent.
-
-    Without it an older, retained message could arrive after a newer one.
-    """
-
-    __slots__ = ("_bytes", "_limit", "dropped", "found", "users", "waiting")
-
-    def __init__(self, found: Filter, limit: int) -> None:
-        """``limit`` in bytes of payload."""
-        self._limit = limit
-        self._bytes = 0
-        self.dropped = 0
-        self.found = found
-        self.users = 0
-        """Replays that have begun and not ended."""
-        self.waiting: list[tuple[Choice, Message]] = []
-
-    def keep(self, choice: Choice, message: Message) -> bool:
-        """Keep a message; QoS 0 ones are dropped when the gate is full. False: no room."""
-        if self._bytes + len(message.payload) > self._limit:
-            self.dropped += 1
-            return message.qos == 0 or choice.qos == 0
-        self._bytes += len(message.payload) + 64
-        self.waiting.append((choice, message))
-        return True
 
 
 class Group:
@@ -207,6 +180,10 @@ class Route:
         self.size = 0
         """Memory that it takes, in bytes, roughly."""
 
+    def outdate(self) -> None:
+        """Have it resolved again before it is used."""
+        self.version = -1
+
 
 class Table:
     """The subscriptions of all clients of this gateway."""
@@ -217,6 +194,7 @@ class Table:
         max_levels: int = 128,
         max_bytes: int = 65_535,
         mappings: tuple[Transform, ...] = (),
+        budget: MemoryBudget | None = None,
     ) -> None:
         self.version = 0
         """Grows when any topic may be concerned by a change; a route of another version is resolved again."""
@@ -227,7 +205,10 @@ class Table:
         self._mappings = mappings
         self._apart: dict[bytes, list[Route]] = {}
         """By their topic: where there are mappings, all routes; else those that are not in `routes`."""
-        self._route_bytes = 0
+        budget = budget or MemoryBudget(MAX_ROUTE_BYTES, MAX_ROUTE_BYTES)
+        self._memory = Share(budget, self._start_over, budget.limit)
+        self._spellings: dict[bytes, list[bytes]] = {}
+        """By the key of a route in `routes`, the subjects that lead to it beside its own."""
         self.filters: dict[str, Filter] = {}
         self.partings: dict[Member, Parting] = {}
         """Members of which subscriptions are being ended that others overlap."""
@@ -304,9 +285,9 @@ class Table:
             return
         key = put_string(text)
         for route in self._apart.get(key, ()):
-            route.version = -1
+            route.outdate()
         if (known := self.routes.get(key)) is not None:
-            known.version = -1
+            known.outdate()
 
     def leave(self, member: Member) -> None:
         """Remove ``member`` from every filter."""
@@ -382,7 +363,7 @@ class Table:
         if not self._mappings:
             return self._keep(Route(key, topic, subject))
         if len(self.routes) >= MAX_ROUTES:
-            self._start_over()
+            self._memory.forget()
         found = mapped(self._mappings, subject)
         target = topic if found == subject else wire_topic(found.encode())
         if target is None:
@@ -392,7 +373,7 @@ class Table:
 
     def _keep(self, route: Route) -> Route:
         if len(self.routes) >= MAX_ROUTES:
-            self._start_over()
+            self._memory.forget()
         self._measure(route, 0)
         self.routes[route.key] = route
         self.by_subject[route.subject.encode()] = route
@@ -409,15 +390,28 @@ class Table:
         self.routes.clear()
         self.by_subject.clear()
         self._apart.clear()
-        self._route_bytes = 0
+        self._spellings.clear()
+
+    def forget(self, keys: Sequence[bytes]) -> None:
+        """Drop the routes of what is published on some topics, as they stand in packets."""
+        gone = [route for route in [self.routes.pop(key, None) for key in keys] if route is not None]
+        for route in gone:
+            route.outdate()
+            self._memory.add(-route.size)
+            if not self._mappings:
+                for subject in (route.subject.encode(), *self._spellings.pop(route.key, ())):
+                    self.by_subject.pop(subject, None)
+        for key in {route.key for route in gone} & self._apart.keys():
+            self._apart[key] = [
+                one
+                for one in self._apart[key]
+                if self.routes.get(one.asked) is one or self.by_subject.get(one.subject.encode()) is one
+            ]
 
     def _measure(self, route: Route, members: int) -> None:
         size = ROUTE_BYTES + KEY_COPIES * len(route.key) + MEMBER_BYTES * members
-        self._route_bytes += size - route.size
+        self._memory.add(size - route.size)
         route.size = size
-        if self._route_bytes > MAX_ROUTE_BYTES:
-            self._start_over()
-            self._route_bytes = size
 
     def release(self) -> None:
         """Let go of the members that routes not used since the last change still name."""
@@ -470,8 +464,10 @@ class Table:
             if topic is None:
                 return None
             if len(self.by_subject) >= (MAX_ROUTES if self._mappings else 2 * MAX_ROUTES):
-                self._start_over()
+                self._memory.forget()
             found = self._arriving(topic, subject)
+            if self.routes.get(found.key) is found and subject != found.subject.encode():
+                self._spellings.setdefault(found.key, []).append(subject)
             self.by_subject[subject] = found
         if found.version != self.version:
             self._resolve(found)

@@ -17,6 +17,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from mqtt_nats.base.admission import Door, House, Verdict
+from mqtt_nats.base.logs import log_failure, once
 from mqtt_nats.base.loopback import unpace
 from mqtt_nats.base.networks import parse_host, parse_network
 from mqtt_nats.codec import Limits
@@ -43,9 +44,6 @@ cost NATS messages, one by one.
 
 AGAIN: Final = 1.0
 """Seconds without accepting, when the process has too many files open."""
-
-REMIND: Final = 60.0
-"""Seconds between two lines that a listener lets somebody not in, for one reason."""
 
 
 class Counted(Protocol):
@@ -83,7 +81,6 @@ class Listener:
         """Where it listens, once it does."""
         self._servers: list[asyncio.Server] = []
         self._sockets: list[socket.socket] = []
-        self._reminded: dict[Verdict, float] = {}
 
     async def open(
         self,
@@ -212,15 +209,15 @@ class Listener:
         self._door.depart(host)
 
     def _refused(self, verdict: Verdict, host: str) -> bool:
-        """Say, now and then, that somebody is not let in."""
-        now = monotonic()
-        if now - self._reminded.get(verdict, -REMIND) >= REMIND:
-            self._reminded[verdict] = now
-            if verdict is Verdict.FULL:
-                count = self._door.connections
-                log.warning("listener %s has %d connections: more are closed at once", self.settings.listen, count)
-            else:
-                log.warning("listener %s: %s is not let in: %s", self.settings.listen, host, verdict.value)
+        """Count and log that somebody is not let in; of one listener and reason once in a while."""
+        where, kind = self.settings.listen, f"listener_{verdict.name.lower()}"
+        extra = once(f"{where} {kind}")
+        if verdict is Verdict.FULL:
+            text = "listener %s has %d connections: more are closed at once"
+            log_failure(log, logging.WARNING, kind, text, where, self._door.connections, extra=extra)
+        else:
+            text = "listener %s: %s is not let in: %s"
+            log_failure(log, logging.WARNING, kind, text, where, host, verdict.value, extra=extra)
         return False
 
     def _web(self, make: Callable[[Listener], Any]) -> Callable[[], WebSocket]:
@@ -286,7 +283,8 @@ class Listener:
             if isinstance(error, asyncio.CancelledError):
                 raise
             what = "TLS" if handed else "PROXY protocol"
-            log.debug("listener %s: %s with %s:%d failed: %s", self.settings.listen, what, *address[:2], _why(error))
+            text = "listener %s: %s with %s:%d failed: %s"
+            log_failure(log, logging.DEBUG, "handshake", text, self.settings.listen, what, *address[:2], _why(error))
 
 
 LET_IN: Final = (Verdict.IN, Verdict.LATER)
@@ -302,6 +300,7 @@ def decoder_limits(settings: Settings) -> Limits:
         max_user_properties=settings.max_user_properties,
         max_user_property_bytes=settings.max_user_property_bytes,
         max_qos=settings.max_qos,
+        max_client_id_length=settings.max_client_id_length,
     )
 
 

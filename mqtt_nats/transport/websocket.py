@@ -29,6 +29,7 @@ from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import ProtocolError, RemoteProtocolError
 
 from mqtt_nats.base.bucket import Bucket
+from mqtt_nats.base.logs import log_failure
 from mqtt_nats.transport.connection import LINGER, Connection
 from mqtt_nats.transport.listener_settings import normal_origin
 
@@ -37,7 +38,7 @@ log = logging.getLogger("mqtt_nats.listeners")
 PATH: Final = "/mqtt"
 SUBPROTOCOL: Final = "mqtt"
 
-HEAD_MOST: Final = 16 * 1024
+HEAD_MOST: Final = 8 * 1024
 """Bytes of the request for the upgrade."""
 
 FRAMES: Final = 128
@@ -177,7 +178,8 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
                 raise Refused(431, "the request is too long")
             transport.write(self._frames.send(self._answer(bytes(self._head[: end + 4]))))
         except Refused as refused:
-            log.debug("WebSocket: %s is refused: %s", self.get_extra_info("peername"), refused)
+            peer = self.get_extra_info("peername")
+            log_failure(log, logging.DEBUG, "handshake", "WebSocket: %s is refused: %s", peer, refused)
             self._ended = True
             self._head.clear()
             transport.write(self._frames.send(refused.answer))
@@ -280,7 +282,8 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
         if not self._barren.pour(count, now):
             return False
         if not self._ended:
-            log.info("WebSocket: %s sends too many pings or empty frames", self.get_extra_info("peername"))
+            text = "WebSocket: %s sends too many pings or empty frames"
+            log_failure(log, logging.INFO, "websocket_frames", text, self.get_extra_info("peername"))
         return True
 
     def _pong(self, ping: Ping) -> None:

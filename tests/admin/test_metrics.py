@@ -39,6 +39,8 @@ def worker(number: int, **changed: Any) -> dict[str, Any]:
         "limited": {"max_sessions": number},
         "disconnects": Counters([0], [0]).disconnects,
         "dropped": {"too large": number},
+        "failures": {"denied": number},
+        "log_records_left_out": number,
         "nats": [{"link": "main", "online": number == 1}],
         "stored": stored.state(),
         "lag": lag.state(),

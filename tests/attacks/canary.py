@@ -36,7 +36,7 @@ PATIENCE_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the canaries saw. Delays are seconds from the publish to the arrival, over all subscribers and QoS levels."""
+    """What the canaries saw. Delays are seconds from publish to arrival, over all subscribers and QoS levels."""
 
     sent: int
     missing: int
@@ -101,7 +101,7 @@ def _connect(canary: _Subscriber | _Publisher, port: int, *, durable: bool) -> N
     client.on_connect = connected
     client.on_disconnect = disconnected
     if client.protocol is MQTTProtocolVersion.MQTTv5:
-        properties = Properties(PacketTypes.CONNECT)
+        properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
         properties.SessionExpiryInterval = 600 if durable else 0
         client.connect("127.0.0.1", port, clean_start=not durable, properties=properties)
     else:
@@ -125,7 +125,7 @@ def main(port: int) -> None:
         assert granted.wait(PATIENCE_S), "a canary has no SUBACK"
     publisher = _Publisher(port, f"{name}-publisher")
     ended = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.readline(), ended.set()), daemon=True).start()
+    threading.Thread(target=_wait, args=(ended,), daemon=True).start()
     print("ready", flush=True)
     for number in itertools.count():
         publisher.publish(f"{name}/{number % 3}", number)
@@ -137,6 +137,11 @@ def main(port: int) -> None:
     print(json.dumps(asdict(_report(publisher, subscribers))), flush=True)
 
 
+def _wait(ended: threading.Event) -> None:
+    sys.stdin.readline()
+    ended.set()
+
+
 def _report(publisher: _Publisher, subscribers: list[_Subscriber]) -> Report:
     sent = dict(publisher.sent)
     delays = sorted(when - sent[number] for one in subscribers for number, when in one.arrived.items())
@@ -144,7 +149,7 @@ def _report(publisher: _Publisher, subscribers: list[_Subscriber]) -> Report:
         len(sent),
         sum(len(sent.keys() - one.arrived.keys()) for one in subscribers),
         sum(one.repeated for one in subscribers),
-        [text for one in (publisher, *subscribers) for text in one.disconnections],
+        publisher.disconnections + [text for one in subscribers for text in one.disconnections],
         delays[len(delays) // 2],
         delays[len(delays) * 99 // 100],
         delays[-1],

@@ -83,7 +83,9 @@ def deep_filters(port: int, until: float) -> None:
     name = secrets.token_hex(4)
     reader = attacker(port, raw.connect(f"deep-{name}"))
     writer = attacker(port, raw.connect(f"deep-writer-{name}"))
-    filters = ["/".join("+" if (number * 2654435761 >> bit) & 1 else "a" for bit in range(120)) for number in range(1000)]
+    filters = [
+        "/".join("+" if (number * 2654435761 >> bit) & 1 else "a" for bit in range(120)) for number in range(1000)
+    ]
     if reader is not None:
         for start in range(0, 1000, 250):
             reader.send(raw.subscribe(*((text, 0) for text in filters[start : start + 250]), id=start + 1))
@@ -150,7 +152,9 @@ def overlapping_filters(port: int, until: float) -> None:
     """A durable session with 1,000 filters that match one topic, on which somebody publishes at QoS 1."""
     name = secrets.token_hex(4)
     topic = "/".join("overlap")
-    filters = ["/".join(sign if number >> bit & 1 else "+" for bit, sign in enumerate("overlap")) for number in range(128)]
+    filters = [
+        "/".join(sign if number >> bit & 1 else "+" for bit, sign in enumerate("overlap")) for number in range(128)
+    ]
     filters += [f"{text.rsplit('/', 1)[0]}/#" for text in filters]
     reader = attacker(port, raw.connect(f"overlap-{name}", clean=False))
     writer = attacker(port, raw.connect(f"overlap-writer-{name}"))

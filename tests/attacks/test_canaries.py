@@ -15,8 +15,8 @@ import pytest
 
 from tests.attacks import flooding
 from tests.attacks.canary import Canaries
+from tests.base.support import memory
 from tests.conftest import GatewayFactory, NatsFactory
-from tests.limits.support import memory
 
 MIB: Final = 1024 * 1024
 

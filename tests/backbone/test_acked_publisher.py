@@ -18,6 +18,7 @@ from mqtt_nats.backbone.pending import TooLarge, sequence
 from mqtt_nats.lifecycle import pause_detection as standstill
 from mqtt_nats.transport.connection import Clock
 from tests.backbone.bench import ACK, NO_RESPONDERS, Bench
+from tests.conftest import Logged
 from tests.harness.waiting import aeventually
 
 
@@ -179,9 +180,7 @@ async def test_a_probe_without_an_answer_is_repeated(monkeypatch: pytest.MonkeyP
     assert bench.link.take() == [], "no probe without a connection"
 
 
-async def test_why_it_goes_on_is_said_when_the_reason_changes(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_why_it_goes_on_is_said_when_the_reason_changes(monkeypatch: pytest.MonkeyPatch, logged: Logged) -> None:
     """A leader that is silent is another fault than one that is not there."""
     monkeypatch.setattr(outage, "PROBE_FIRST", 0.01)
     monkeypatch.setattr(outage, "PROBE_REFUSED", 0.01)
@@ -194,21 +193,17 @@ async def test_why_it_goes_on_is_said_when_the_reason_changes(
         await aeventually(lambda: len(bench.link.out) >= 1)
         bench.sent()
         bench.answer("a", b"", NO_RESPONDERS)
-    assert [record.message for record in caplog.records] == [
-        "JetStream does not store: nobody answers, on $MQTT.msgs.s; 1 publishes wait"
-    ]
-    caplog.clear()
+    assert logged.messages == ["JetStream does not store: nobody answers, on $MQTT.msgs.s; 1 publishes wait"]
+    logged.clear()
     monkeypatch.setattr(outage, "PROBE_MOST", 0.03)
     await aeventually(lambda: len(bench.link.out) >= 4)
-    assert [record.message for record in caplog.records] == [
-        "JetStream still does not store: no answer for 0.03 s, on $MQTT.msgs.s"
-    ]
-    caplog.clear()
+    assert logged.messages == ["JetStream still does not store: no answer for 0.03 s, on $MQTT.msgs.s"]
+    logged.clear()
     bench.answer("a", b'{"error":{"code":503,"err_code":10008,"description":"unavailable"}}')
     bench.answer("a", b'{"error":{"code":503,"err_code":10008,"description":"unavailable"}}')
-    assert len(caplog.records) == 1
-    assert "JetStream still does not store: " in caplog.text
-    assert "unavailable" in caplog.text
+    (line,) = logged.messages
+    assert line.startswith("JetStream still does not store: ")
+    assert "unavailable" in line
 
 
 async def test_an_acknowledgement_that_nobody_takes_is_no_stall() -> None:

@@ -9,9 +9,11 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
-from mqtt_nats.config.process_limits import BESIDES, warn_of_few
+from mqtt_nats.config import process_limits
+from mqtt_nats.config.process_limits import BESIDES, memory_bytes, warn_of_few, within_process
 from mqtt_nats.config.settings import Settings
 from tests.conftest import GatewayFactory
 from tests.harness.nats import ROOT, NatsServer
@@ -42,6 +44,56 @@ def test_when_that_is_said(
     monkeypatch.setattr(resource, "getrlimit", lambda _: (allowed, allowed))
     warn_of_few(Settings(max_connections=most))
     assert len(caplog.records) == warned
+
+
+GIB = 1024**3
+
+
+@pytest.mark.parametrize(
+    ("files", "memory", "workers", "connections", "rate"),
+    [
+        (1024, 8 * GIB, 1, 1024 - BESIDES, 100.0),
+        (20_000, 8 * GIB, 1, 20_000 - BESIDES, (20_000 - BESIDES) / 15),
+        (resource.RLIM_INFINITY, 8 * GIB, 1, 131_072, 2000.0),
+        (resource.RLIM_INFINITY, 8 * GIB, 4, 32_768, 2000.0),
+        (1 << 20, GIB // 2, 1, 8192, 8192 / 15),
+        (100, GIB, 1, 1, 100.0),
+    ],
+)
+def test_limits_that_follow_from_the_process(
+    files: int, memory: int, workers: int, connections: int, rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
+    monkeypatch.setattr(process_limits, "memory_bytes", lambda: memory)
+    found = within_process(Settings(workers=workers))
+    assert found.max_connections == connections
+    assert found.connect_rate == pytest.approx(rate)
+    given = Settings(max_connections=7, connect_rate=3, workers=workers)
+    assert within_process(given) is given
+    assert within_process(Settings(max_connections=6000)).connect_rate == 400.0
+
+
+@pytest.mark.parametrize(("text", "limit"), [("1000000\n", 1_000_000), ("max\n", None), ("", None)])
+def test_the_memory_of_a_container(
+    text: str, limit: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "memory.max"
+    file.write_text(text, encoding="ascii")
+    monkeypatch.setattr(process_limits, "CGROUP_FILES", (file, tmp_path / "missing"))
+    physical: int = psutil.virtual_memory().total
+    assert memory_bytes() == (limit or pytest.approx(physical, rel=0.01))
+
+
+def test_the_soft_limit_of_open_files_is_raised() -> None:
+    """As far as the hard one allows; a system with a limit of its own gets less."""
+    code = (
+        "import resource; from mqtt_nats.config import process_limits as found;"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (300, 900)); found.raise_open_files();"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE)); found.raise_open_files();"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines() == ["(900, 900)"] * 2
 
 
 FULL = Path("/dev/full")

@@ -13,6 +13,7 @@ import pytest
 from mqtt_nats.hooks import Continue, Decision, Entry, HookFailed, Hooks, Notice, Stop
 from mqtt_nats.hooks import chain as chains
 from mqtt_nats.hooks.points import CLIENT_AUTHORIZE, POINTS
+from tests.conftest import Logged
 
 pytestmark = pytest.mark.anyio
 
@@ -99,15 +100,13 @@ def forgotten(event: str, value: int) -> Any:
 
 
 @pytest.mark.parametrize("callback", [broken, wrong, unfit, forgotten])
-def test_a_callback_that_fails_is_counted_and_passed_over(
-    hooks: Hooks, callback: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_callback_that_fails_is_counted_and_passed_over(hooks: Hooks, callback: Any, logged: Logged) -> None:
     entry = hooks.add(OPEN, callback, priority=1, owner="somebody")
     hooks.add(OPEN, lambda event, value: Continue(value + 1))
     for _ in range(3):
         assert decide(hooks, 1) == 2
     assert (entry.calls, entry.failures) == (3, 3)
-    (line,) = caplog.messages  # not one for each
+    (line,) = logged.messages  # not one for each
     assert callback.__name__ in line
     assert "of somebody at test.open" in line
     assert "secret" not in line

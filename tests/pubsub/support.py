@@ -8,8 +8,9 @@ from typing import cast
 
 from mqtt_nats.backbone.link import Handler, Link, RunHandler
 from mqtt_nats.messages.message import Message
+from mqtt_nats.pubsub.backlog import Gate
 from mqtt_nats.pubsub.fanout import Fanout
-from mqtt_nats.pubsub.routing_table import PLAIN, Choice, Filter, Gate, Member, Options, Route, Table
+from mqtt_nats.pubsub.routing_table import PLAIN, Choice, Filter, Member, Options, Route, Table
 from mqtt_nats.transport.write_buffer import Outlet, Round
 from mqtt_streams.subjects import filter_to_subjects
 

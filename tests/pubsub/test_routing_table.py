@@ -11,7 +11,8 @@ from mqtt_nats.codec import NotAuthorized, TopicNameInvalid
 from mqtt_nats.codec.topics import matches
 from mqtt_nats.messages.message import Message
 from mqtt_nats.pubsub import routing_table as module
-from mqtt_nats.pubsub.routing_table import Choice, Gate
+from mqtt_nats.pubsub.backlog import Gate
+from mqtt_nats.pubsub.routing_table import Choice
 from mqtt_streams.subjects import ReservedSubject, topic_to_subject, wire_topic
 from tests.pubsub.support import Bench, Subscriber, key_of
 

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The budget of each kind of log records, the summaries, and what is shortened."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mqtt_nats.base.logs import (
+    FAILURES,
+    KINDS_MOST,
+    NAME_LENGTH,
+    RECORDS_BURST,
+    REPEAT_S,
+    SUMMARY_S,
+    TEXT_LENGTH,
+    TRACEBACK_LENGTH,
+    Budgeted,
+    Json,
+    Text,
+    about,
+    log_failure,
+    once,
+    spoken,
+)
+
+BURST = int(RECORDS_BURST)
+
+
+class Written:
+    """A logger with a handler whose clock the test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.stream = io.StringIO()
+        self.handler = Budgeted(self.stream, lambda: self.now)
+        self.handler.setFormatter(Text())
+        self.log = logging.Logger("test")
+        self.log.addHandler(self.handler)
+
+    @property
+    def lines(self) -> list[str]:
+        """What was written."""
+        return self.stream.getvalue().splitlines()
+
+
+class Named:
+    """What a record can be about."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __str__(self) -> str:
+        return "somebody"
+
+    def log_fields(self) -> dict[str, Any]:
+        """Its name."""
+        return {"name": self.name}
+
+
+@pytest.fixture
+def written() -> Iterator[Written]:
+    found = Written()
+    yield found
+    found.handler.close()
+
+
+def test_records_of_one_kind_have_a_budget_and_those_left_out_are_counted(written: Written) -> None:
+    for number in range(1000):
+        written.log.warning("refused: %s", number)
+    written.log.warning("something else")
+    assert len(written.lines) == BURST + 1
+    assert "something else" in written.lines[-1]
+    assert written.handler.left_out == 1000 - BURST
+    written.now += SUMMARY_S
+    written.handler.tick()
+    assert written.lines[-1].endswith(f"WARNING test: {1000 - BURST} more like this were left out: refused: %s")
+    written.handler.tick()
+    written.now += SUMMARY_S
+    written.handler.tick()
+    assert len(written.lines) == BURST + 2, "a number is told once"
+    written.log.warning("refused: %s", "again")
+    assert written.lines[-1].endswith("refused: again"), "the budget fills again"
+
+
+def test_what_goes_on_for_ever_is_written_at_the_rate(written: Written) -> None:
+    for _ in range(100):
+        for number in range(100):
+            written.log.info("refused: %s", number)
+        written.now += 1.0
+    refused = [line for line in written.lines if "more like this" not in line]
+    told = [line for line in written.lines if "more like this" in line]
+    assert BURST + 98 <= len(refused) <= BURST + 101
+    assert len(told) in (9, 10)
+    written.handler.summarize()
+    told = [line for line in written.lines if "more like this" in line]
+    assert sum(int(line.split("test: ")[1].split()[0]) for line in told) + len(refused) == 10_000
+
+
+def test_one_kind_may_have_several_texts(written: Written) -> None:
+    before = FAILURES["kind"]
+    for number in range(BURST):
+        log_failure(written.log, logging.WARNING, "kind", "one text: %d", number)
+        log_failure(written.log, logging.WARNING, "kind", "another: %d", number)
+    log_failure(written.log, logging.WARNING, "other kind", "one text: %d", 0)
+    assert len(written.lines) == BURST + 1
+    assert FAILURES["kind"] - before == 2 * BURST
+
+
+def test_a_failure_counts_where_its_level_is_not_logged(written: Written) -> None:
+    before = FAILURES["quiet"]
+    written.log.setLevel(logging.ERROR)
+    log_failure(written.log, logging.INFO, "quiet", "%s", "x")
+    assert not written.lines
+    assert FAILURES["quiet"] == before + 1
+
+
+def test_the_same_text_once_in_a_while(written: Written) -> None:
+    written.log.warning("begins: %s", "disk full", extra=spoken("disk full"))
+    for _ in range(5):
+        written.log.warning("goes on: %s", "disk full", extra=once("disk full"))
+    written.log.warning("goes on: %s", "no quorum", extra=once("no quorum"))
+    assert [line.split("test: ")[1] for line in written.lines] == ["begins: disk full", "goes on: no quorum"]
+    written.now += REPEAT_S
+    written.log.warning("goes on: %s", "disk full", extra=once("disk full"))
+    assert written.lines[-2].endswith("goes on: disk full")
+    assert written.lines[-1].endswith("5 more like this were left out: goes on: %s")
+
+
+def test_texts_that_are_all_different_have_the_budget_of_their_kind(written: Written) -> None:
+    for number in range(2 * KINDS_MOST):
+        written.log.warning("goes on: %s", number, extra=once(str(number)))
+    assert len(written.lines) == BURST
+    assert len(written.handler._written) <= KINDS_MOST
+
+
+def test_kinds_are_bounded(written: Written) -> None:
+    for number in range(3 * KINDS_MOST):
+        log_failure(written.log, logging.WARNING, f"kind {number}", "text")
+    assert len(written.handler._kinds) <= KINDS_MOST
+
+
+def test_debug_has_no_budget(written: Written) -> None:
+    for number in range(1000):
+        written.log.debug("%d", number)
+    assert len(written.lines) == 1000
+
+
+@pytest.mark.parametrize("formatter", [Text(), Json()], ids=["text", "json"])
+def test_names_are_shortened(written: Written, formatter: logging.Formatter) -> None:
+    written.handler.setFormatter(formatter)
+    name = "\x01" * 65_535
+    for text, arguments in (
+        ("%s", (name,)),
+        ("%r", (name,)),
+        ("%r", (name.encode(),)),
+        ("%s", (ValueError(name),)),
+        ("%s", (Named(name),)),
+        ("%r %r %r %r %r %r %r %r", (name,) * 8),
+        ("%s", ([name],)),
+    ):
+        written.log.warning(text, *arguments, extra=about(client=name))
+    assert len(written.lines) == 7
+    assert max(map(len, written.lines)) < 8 * TEXT_LENGTH  # six characters for each in JSON
+    if isinstance(formatter, Json):
+        assert json.loads(written.lines[4])["name"].endswith("(65535 characters)")
+
+
+def test_what_is_short_stays_as_it_is(written: Written) -> None:
+    written.log.warning("%s %r %d %s", "x" * NAME_LENGTH, b"y", 7, Named("lamp"))
+    assert written.lines[0].endswith(f"{'x' * NAME_LENGTH} b'y' 7 somebody [name=lamp]")
+
+
+def test_tracebacks_are_shortened(written: Written) -> None:
+    try:
+        raise ValueError("x" * 100_000)
+    except ValueError:
+        written.log.exception("failed")
+    assert "Traceback" in written.stream.getvalue()
+    assert len(written.stream.getvalue()) < 2 * TRACEBACK_LENGTH
+
+
+def test_what_was_left_out_is_told_at_the_end(written: Written) -> None:
+    for number in range(100):
+        written.log.warning("%d", number)
+    written.handler.close()
+    assert written.lines[-1].endswith("80 more like this were left out: %d")
