@@ -140,7 +140,7 @@ class Decoder:
             if start < len(data):
                 self._parse(data, start, packets)
         except MqttError as error:
-            self.error = error
+            self.error = error.with_traceback(None)  # whose frames would keep what was read
         return packets
 
     @property

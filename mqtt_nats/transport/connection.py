@@ -218,6 +218,8 @@ class Connection:
 
     def _take(self, handler: Handler, data: bytes, run: PublishRun | None) -> None:
         decoder = self.decoder
+        if decoder.error is not None:  # it was told, and nothing is read any more
+            return
         try:
             packets: list[Packet] = decoder.feed(data) if run is None else [run]
             if packets:
@@ -225,7 +227,7 @@ class Connection:
                     see(packets)
                 handler.packets(packets)
         except MqttError as error:
-            handler.broken(error)
+            handler.broken(error.with_traceback(None))  # whose frames would keep what was read
             return
         except Exception:
             log.exception("a client's packet could not be handled")

@@ -130,15 +130,15 @@ def long_client_ids(port: int, until: float) -> None:
 
 
 def half_open(port: int, until: float) -> None:
-    """CONNECT packets of 60 KB of which the last byte never comes, on as many connections as there may be."""
-    begun = raw.connect("half-open", flags=0x06, tail=("will", bytes(60_000)))[:-1]
+    """CONNECT packets of 8 and 60 KB of which the last byte never comes, on 2,000 connections at a time."""
+    begun = [raw.connect("half-open", flags=0x06, tail=("will", bytes(size)))[:-1] for size in (8100, 60_000)]
     held: list[socket.socket] = []
-    for _ in _going_on(until):
+    for number in _going_on(until):
         one = socket.socket()
         one.settimeout(1.0)
         try:
             one.connect(("127.0.0.1", port))
-            one.sendall(begun)
+            one.sendall(begun[number % 2])
             held.append(one)
         except OSError:
             one.close()
