@@ -235,7 +235,7 @@ def wills(target: Target) -> None:
     parts = [prop(USER, ("name" * 10, "value" * 90))] * 60
     for number in range(300):
         with Raw(target.port, patience=PATIENCE) as client:
-            client.send(raw5.connect(f"will-{number}", flags=4, tail=raw5.will("wills/x", bytes(20_000), *parts)))
+            client.send(raw5.connect(f"will-{number}", flags=4, tail=raw5.will("wills/x", bytes(1000), *parts)))
             assert raw5.answer(client.expect(raw.CONNACK)).reason == 0
             if number % 2:
                 client.send(raw5.disconnect())
