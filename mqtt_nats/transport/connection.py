@@ -217,9 +217,9 @@ class Connection:
         asyncio.get_running_loop().call_soon(self.release, Hold.TURN)
 
     def _take(self, handler: Handler, data: bytes, run: PublishRun | None) -> None:
-        decoder = self.decoder
-        if decoder.error is not None:  # it was told, and nothing is read any more
+        if self.decoder.error is not None:  # it was told, and nothing is read any more
             return
+        decoder = self.decoder
         try:
             packets: list[Packet] = decoder.feed(data) if run is None else [run]
             if packets:

@@ -232,7 +232,7 @@ def aliases(target: Target) -> None:
 
 def wills(target: Target) -> None:
     """Wills with as many properties as there may be, of clients that come and go."""
-    parts = [prop(USER, ("name" * 10, "value" * 90))] * 60
+    parts = [prop(USER, ("name" * 10, "value" * 90))] * 13
     for number in range(300):
         with Raw(target.port, patience=PATIENCE) as client:
             client.send(raw5.connect(f"will-{number}", flags=4, tail=raw5.will("wills/x", bytes(1000), *parts)))
