@@ -199,10 +199,18 @@ class Budgeted(logging.StreamHandler[TextIO]):
         """Write a record, or leave it out."""
         now = self._clock()
         if record.levelno <= logging.DEBUG or self._kind(record, now).admits(self._repeated(record, now), now):
-            super().emit(_shortened(record))
+            self._write(record)
         else:
             self.left_out += 1
         self.tick()
+
+    def _write(self, record: logging.LogRecord) -> None:
+        try:
+            short = _shortened(record)
+        except Exception:  # the arguments do not fit the text
+            self.handleError(record)
+            return
+        super().emit(short)
 
     def tick(self) -> None:
         """Say how many records were left out, where that is due."""
@@ -216,7 +224,7 @@ class Budgeted(logging.StreamHandler[TextIO]):
             self._due = self._clock() + SUMMARY_S
             for one in self._kinds.values():
                 if one.left_out:
-                    super().emit(_shortened(one.summary()))
+                    self._write(one.summary())
         finally:
             self.release()
 

@@ -73,11 +73,15 @@ def test_longer_ones_are_refused(nats_server: NatsServer) -> None:
 
 
 def test_a_packet_of_64_kb_with_one_is_not_even_read(nats_server: NatsServer) -> None:
+    """It counts once, however many reads it comes in."""
     with running(nats_server.url) as inside:
+        broker = inside.gateway.broker
+        assert broker is not None
         for data in (raw.connect("x" * 65_535), raw5.connect("x" * 65_535)):
             with Raw(inside.ports[0], patience=PATIENCE) as client:
                 client.send(data)
                 client.expect_closed()
+        assert inside.call(lambda: dict(broker.counters.refused)) == {"packet_too_large": 2}
 
 
 @pytest.mark.parametrize("sign", SIGNS)

@@ -185,6 +185,13 @@ def test_tracebacks_are_shortened(written: Written) -> None:
     assert len(written.stream.getvalue()) < 2 * TRACEBACK_LENGTH
 
 
+def test_arguments_that_do_not_fit_harm_nobody(written: Written, capsys: pytest.CaptureFixture[str]) -> None:
+    written.log.warning("%d", "x")
+    assert "not all" in capsys.readouterr().err or not written.lines
+    written.log.warning("%d", 7)
+    assert written.lines[-1].endswith("WARNING test: 7")
+
+
 def test_what_was_left_out_is_told_at_the_end(written: Written) -> None:
     for number in range(100):
         written.log.warning("%d", number)

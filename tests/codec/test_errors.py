@@ -297,3 +297,33 @@ def test_a_reason_of_its_own() -> None:
     assert MqttError("x").reason is ReasonCode.UNSPECIFIED_ERROR
     assert MqttError("x", ReasonCode.SERVER_BUSY).reason is ReasonCode.SERVER_BUSY
     assert MalformedPacket("x").reason is ReasonCode.MALFORMED_PACKET
+
+
+def test_an_error_keeps_nothing_of_what_was_read() -> None:
+    """Frames of its traceback would have it as long as the connection: 64 KB for each that was refused."""
+    found = decoder(4, "client")
+    assert not found.feed(b"\x00" * 60_000)
+    assert found.error is not None
+    assert found.error.__traceback__ is None
+
+
+def test_the_length_of_a_client_id() -> None:
+    """[MQTT-3.1.3-5] (3.1.1, 5.0): at least 23 bytes are allowed."""
+    limits = Limits(
+        max_packet_size=1000,
+        connect_packet_size=1000,
+        max_topic_levels=9,
+        max_filters=9,
+        max_user_properties=9,
+        max_client_id_length=23,
+    )
+    for level in (4, 5):
+        for client_id in ("x" * 23, "é" * 11 + "x", "x" * 24, "é" * 12):
+            name = client_id.encode()
+            body = bytes.fromhex(NAME) + bytes((level, 2, 0, 60)) + b"\0" * (level - 4)
+            body += len(name).to_bytes(2) + name
+            found = Decoder(limits)
+            packets = found.feed(bytes((0x10, len(body))) + body)
+            assert len(packets) == (len(name) == 23)
+            assert isinstance(found.error, InvalidClientId) == (len(name) > 23)
+            assert found.version == level
