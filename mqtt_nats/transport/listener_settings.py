@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import re
+from ipaddress import ip_address
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, FilePath, model_validator
 
@@ -26,6 +28,9 @@ Kind = Literal["tcp", "tls", "ws", "wss"]
 
 NO_HOST: Final = ("null", "file://")
 """What browsers send for pages that are files, or have no site."""
+
+ANYBODY: Final = "*"
+"""Among `origins`: pages of all sites."""
 
 _ORIGIN: Final = re.compile(
     r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\[[0-9a-f:.]+\]|[a-z0-9._~-]+)(?::(?P<port>[0-9]{1,5}))?"
@@ -64,8 +69,6 @@ def normal_origin(value: str) -> str:
     text = value.lower()
     if text in NO_HOST:
         return text
-    if text == "*":
-        raise ValueError("there is no `*`: leave origins out, and pages of all sites are let in")
     found = _ORIGIN.fullmatch(text)
     if found is None or int(found["port"] or 0) > 65535:
         raise ValueError(f"{value!r} is no origin: expected SCHEME://HOST or SCHEME://HOST:PORT, without a path")
@@ -74,8 +77,33 @@ def normal_origin(value: str) -> str:
     return f"{start}:{port}" if port and port != _PORTS.get(found["scheme"]) else start
 
 
+def is_own_origin(origin: str, host: str, secure: bool) -> bool:
+    """Whether a page is of the host by which the listener was asked, on whatever port.
+
+    In the clear that has to be an address, or localhost: anybody can have a name of theirs lead here, and then it is
+    both. With TLS the certificate is for the name.
+
+    Args:
+        origin: what a browser has sent.
+        host: the header `Host`.
+    """
+    found = _ORIGIN.fullmatch(origin.lower())
+    try:
+        asked = urlsplit(f"//{host}").hostname
+    except ValueError:
+        asked = None
+    if found is None or found["scheme"] not in _PORTS or not asked:
+        return False
+    page = found["host"].strip("[]")
+    try:
+        one, other = (ip_address("127.0.0.1" if name == "localhost" else name) for name in (page, asked))
+    except ValueError:
+        return secure and page == asked
+    return one == other or (one.is_loopback and other.is_loopback)
+
+
 def _normal_origins(value: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(map(normal_origin, value))
+    return tuple(ANYBODY if one == ANYBODY else normal_origin(one) for one in value)
 
 
 Origins = Annotated[Names, AfterValidator(_normal_origins)]
@@ -121,7 +149,8 @@ class ListenerSettings(BaseModel):
     )
     origins: Origins = Field(
         default=(),
-        description="For WebSocket: what browsers may send as `Origin` (`https://example.org`); unset: anything.",
+        description="For WebSocket: what browsers may send as `Origin` (`https://example.org`), `*` for anything; "
+        "unset: pages of the listener's own host, on whatever port.",
     )
     addresses: Rules = Field(default=(), description="As the gateway's, which has to let the address in as well.")
     tenant: str | None = Field(

@@ -31,7 +31,7 @@ from wsproto.utilities import ProtocolError, RemoteProtocolError
 from mqtt_nats.base.bucket import Bucket
 from mqtt_nats.base.logs import log_failure
 from mqtt_nats.transport.connection import LINGER, Connection
-from mqtt_nats.transport.listener_settings import normal_origin
+from mqtt_nats.transport.listener_settings import ANYBODY, is_own_origin, normal_origin
 
 log = logging.getLogger("mqtt_nats.listeners")
 
@@ -73,7 +73,7 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
     Args:
         enter: counts the connection, where that has not been done; false when there are too many.
         timeout: seconds in which the upgrade must be complete.
-        origins: what a browser may give as the origin of its page; empty: anything.
+        origins: what a browser may give as the origin of its page, `*` for anything; empty: the listener's own host.
     """
 
     def __init__(
@@ -213,14 +213,19 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
             raise Refused(505, "another version of HTTP")
         if request.target.partition("?")[0] != PATH:
             raise Refused(404, "another path")
-        if self._origins:
-            # Browsers always name the page that asks; who names none is no page that somebody was lured to.
-            named = [_origin(value.decode("latin-1")) for name, value in request.extra_headers if name == b"origin"]
-            if not self._origins.issuperset(named):
-                raise Refused(403, f"origin {', '.join(named)!r}")
+        # Browsers always name the page that asks; who names none is no page that somebody was lured to.
+        pages = [value.decode("latin-1") for name, value in request.extra_headers if name == b"origin"]
+        if not all(self._welcomes(page, request.host) for page in pages):
+            raise Refused(403, f"origin {', '.join(pages)!r}")
         if SUBPROTOCOL not in request.subprotocols:
             raise Refused(400, "the subprotocol is not offered")  # [MQTT-6.0.0-3] (3.1.1, 5.0)
         return AcceptConnection(subprotocol=SUBPROTOCOL)  # [MQTT-6.0.0-4] (3.1.1, 5.0)
+
+    def _welcomes(self, page: str, host: str) -> bool:
+        """Whether a page, named by its origin, may open a WebSocket here."""
+        if self._origins:
+            return ANYBODY in self._origins or _origin(page) in self._origins
+        return is_own_origin(page, host, self.get_extra_info("ssl_object") is not None)
 
     def _turn(self) -> None:
         """Handle some frames; the next ones in the next turn of the event loop, so that others have theirs."""

@@ -6,10 +6,11 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 
-from mqtt_nats.transport.listener_settings import ListenerSettings
+from mqtt_nats.transport.listener_settings import ListenerSettings, is_own_origin
 from tests.base.support import PATIENCE, Inside, running
 from tests.harness.nats import NatsServer
 from tests.transport.web import request
@@ -18,7 +19,8 @@ from tests.transport.web import request
 @pytest.fixture(scope="module")
 def inside(nats_server: NatsServer) -> Iterator[Inside]:
     origins = ["HTTPS://Example.ORG:443", "http://localhost:8000"]
-    with running(nats_server.url, {"type": "ws", "origins": origins}, {"type": "ws"}) as found:
+    given: list[dict[str, Any]] = [{"origins": origins}, {}, {"origins": ["*"]}]
+    with running(nats_server.url, *({"type": "ws", **one} for one in given)) as found:
         yield found
 
 
@@ -37,13 +39,56 @@ def inside(nats_server: NatsServer) -> Iterator[Inside]:
         (0, "https://example.org.evil.example", b"403"),
         (0, "null", b"403"),
         (0, "", b"403"),
-        (1, "https://evil.example", b"101"),
+        (1, "https://evil.example", b"403"),
+        (1, "null", b"403"),
+        (1, "file://", b"403"),
+        (1, "*", b"403"),
+        (1, None, b"101"),
+        (1, "http://127.0.0.1", b"101"),
+        (1, "http://127.0.0.1:8000", b"101"),
+        (1, "http://localhost:8000", b"101"),
+        (1, "https://[::1]", b"101"),
+        (1, "http://127.0.0.1.evil.example", b"403"),
+        (1, "http://127.0.0.1@evil.example", b"403"),
+        (1, "http://evil.example@127.0.0.1", b"403"),
+        (1, "capacitor://localhost", b"403"),
+        (2, "https://evil.example", b"101"),
+        (2, "null", b"101"),
     ],
 )
 def test_origins(inside: Inside, listener: int, origin: str | None, status: bytes) -> None:
-    with closing(socket.create_connection(("127.0.0.1", inside.ports[listener]), PATIENCE)) as plain:
-        plain.sendall(request(Origin=origin))
+    port = inside.ports[listener]
+    with closing(socket.create_connection(("127.0.0.1", port), PATIENCE)) as plain:
+        plain.sendall(request(Origin=origin, Host=f"127.0.0.1:{port}"))
         assert plain.recv(1000).split(b" ", 2)[1] == status
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8083", "", "[", "127.0.0.1.evil.example"])
+def test_a_name_of_somebody_elses_that_leads_here(inside: Inside, host: str) -> None:
+    """Its page and the listener are on the same host for a browser."""
+    with closing(socket.create_connection(("127.0.0.1", inside.ports[1]), PATIENCE)) as plain:
+        plain.sendall(request(Host=host, Origin="http://evil.example"))
+        assert plain.recv(1000).split(b" ", 2)[1] in (b"403", b"400")
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "secure", "own"),
+    [
+        ("http://10.0.0.7:8000", "10.0.0.7:8083", False, True),
+        ("http://10.0.0.7:8000", "10.0.0.8:8083", False, False),
+        ("http://[fe80::1]", "[fe80:0::1]:8083", False, True),
+        ("http://mqtt.example.org", "mqtt.example.org:8083", False, False),
+        ("https://mqtt.example.org", "mqtt.example.org:8084", True, True),
+        ("https://MQTT.example.org", "mqtt.Example.org", True, True),
+        ("https://www.example.org", "mqtt.example.org", True, False),
+        ("https://mqtt.example.org.evil.example", "mqtt.example.org", True, False),
+        ("null", "mqtt.example.org", True, False),
+        ("https://", "", True, False),
+    ],
+)
+def test_the_listeners_own_host(origin: str, host: str, secure: bool, own: bool) -> None:
+    """A name counts with TLS only, where it is that of the certificate."""
+    assert is_own_origin(origin, host, secure) is own
 
 
 def test_two_origins_have_both_to_be_allowed(inside: Inside) -> None:
@@ -80,7 +125,7 @@ def test_an_origin_is_as_browsers_send_it(given: str, origin: str) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("*", "leave origins out"),
+        ("https://*", "is no origin"),
         ("https://example.org/", "without a path"),
         ("https://*.example.org", "is no origin"),
         ("example.org", "expected SCHEME://HOST"),
