@@ -35,6 +35,9 @@ SUBPROTOCOL: Final = "mqtt-nats"
 TOKEN: Final = "token."
 """Before the token, in base64 for URLs, among the subprotocols of a WebSocket: browsers can send it nowhere else."""
 
+OWN_SITES: Final = ("same-origin", "none")
+"""What `Sec-Fetch-Site` says of a request by the listener's own page, or by somebody who has typed the address."""
+
 HEADERS: Final = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -90,8 +93,7 @@ class Guard:
         if not self._token and not self._proved and not _near(host):
             # A name of somebody else's that leads here: a page in a browser of this machine would get in by it.
             return problem(403, "without a token, only 127.0.0.1, ::1 and localhost are answered for")
-        origin = headers.get("origin")
-        if origin is not None and _netloc(origin) != host:
+        if any(_netloc(origin) != host for origin in headers.getlist("origin")) or self._is_foreign(scope, headers):
             return problem(403, "the request comes from a page of somebody else's")
         if scope["path"] not in self._open and self._token and not self._presents(scope, headers):
             client = scope.get("client")
@@ -108,6 +110,16 @@ class Guard:
         if not (size.isascii() and size.isdecimal()) or int(size) > BODY_MOST:
             return problem(413, f"the body has more than {BODY_MOST} bytes")
         return None
+
+    def _is_foreign(self, scope: Scope, headers: Headers) -> bool:
+        """Whether a browser says that a page of another site has made the request, also one without `Origin` (GET).
+
+        A link may lead to the dashboard: its page tells nothing by itself.
+        """
+        if all(site in OWN_SITES for site in headers.getlist("sec-fetch-site")):
+            return False
+        followed = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+        return not (followed and scope["type"] == "http" and scope["method"] == "GET" and scope["path"] in self._open)
 
     def _presents(self, scope: Scope, headers: Headers) -> bool:
         kind, _, given = headers.get("authorization", "").partition(" ")

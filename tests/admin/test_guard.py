@@ -111,6 +111,41 @@ async def test_pages_of_others(origin: str, expected: int) -> None:
         assert await status(one, headers=BEARER | {"Origin": origin}, method="POST") == expected
 
 
+LINK = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+FRAME = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}
+IMAGE = {"Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "", "anything"])
+@pytest.mark.parametrize(
+    ("how", "path", "expected"),
+    [
+        (IMAGE, "/metrics", 403),
+        (IMAGE, "/healthz", 403),
+        (FRAME, "/healthz", 403),
+        (LINK, "/metrics", 403),
+        (LINK, "/healthz", 200),
+        ({}, "/metrics", 403),
+    ],
+)
+async def test_requests_of_other_pages_that_have_no_origin(
+    site: str, how: dict[str, str], path: str, expected: int
+) -> None:
+    """GET for a picture, a script or a frame: a browser says of which site the page is. A link may be followed."""
+    for one in (guard(), guard(TOKEN), guard(proved=True)):
+        assert await status(one, path, headers=BEARER | {"Sec-Fetch-Site": site} | how) == expected
+        assert await status(one, path, headers=BEARER | {"Sec-Fetch-Site": site} | how, method="POST") == 403
+        for own in ("same-origin", "none"):
+            assert await status(one, path, headers=BEARER | {"Sec-Fetch-Site": own} | how) == 200
+    twice = [*BEARER.items(), ("Sec-Fetch-Site", "same-origin"), ("Sec-Fetch-Site", site)]
+    assert await status(guard(), "/metrics", headers=twice) == 403
+
+
+async def test_two_origins() -> None:
+    headers = [*BEARER.items(), ("Origin", NEAR), ("Origin", "http://evil.test")]
+    assert await status(guard(), headers=headers) == 403
+
+
 async def test_bodies_are_limited() -> None:
     assert await status(guard(), method="POST", content=b"x" * BODY_MOST) == 200
     assert await status(guard(), method="POST", content=b"x" * (BODY_MOST + 1)) == 413
@@ -132,6 +167,7 @@ async def test_bodies_are_limited() -> None:
         ([], ["mqtt-nats", "token." + base64.urlsafe_b64encode(TOKEN.encode()).decode().rstrip("=")], True),
         ([(b"authorization", f"Bearer {TOKEN}".encode())], [], True),
         ([(b"authorization", f"Bearer {TOKEN}".encode()), (b"origin", b"http://evil.test")], [], False),
+        ([(b"authorization", f"Bearer {TOKEN}".encode()), (b"sec-fetch-site", b"cross-site")], [], False),
     ],
 )
 async def test_websockets(headers: list[tuple[bytes, bytes]], subprotocols: list[str], accepted: bool) -> None:
