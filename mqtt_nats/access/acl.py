@@ -21,6 +21,9 @@ Access = Literal["publish", "subscribe", "both"]
 USER: Final = "%u"
 CLIENT: Final = "%c"
 
+PRESENCE: Final = "$SYS/brokers/+/clients/#"
+"""Who comes and goes, with names and addresses: nobody reads it whom a rule does not permit it."""
+
 _PLACEHOLDER: Final = re.compile(f"{USER}|{CLIENT}")
 
 
@@ -185,6 +188,17 @@ class Permissions:
         rule = self._subscribe_rule(topic_filter, qos)
         return self._default if rule is None else rule.allow
 
+    def names(self, topic_filter: str, qos: int) -> bool:
+        """Whether a rule permits a filter, and not only the default."""
+        rule = self._subscribe_rule(topic_filter, qos)
+        return rule is not None and rule.allow
+
+    def may_subscribe(self, topic_filter: str, qos: int) -> bool:
+        """Whether a filter may be subscribed; one that touches `PRESENCE` only where a rule says so."""
+        if not self.subscribe(topic_filter, qos):
+            return False
+        return not overlaps(PRESENCE, topic_filter) or self.names(topic_filter, qos)
+
     def _subscribe_rule(self, topic_filter: str, qos: int) -> Rule | None:
         for one in self._subscribe:
             if one.rule.qos is not None and qos not in one.rule.qos:
@@ -204,7 +218,11 @@ class Permissions:
             return self.may_publish(topic, qos, retain), self._publish_rule(topic, qos, retain)
         if topic.startswith("$share/") and topic.count("/") > 1:
             topic = topic.split("/", 2)[2]
-        return self.subscribe(topic, qos), self._subscribe_rule(topic, qos)
+        return self.may_subscribe(topic, qos), self._subscribe_rule(topic, qos)
+
+
+EVERYTHING: Final = Permissions((), True)
+"""Where there are no rules."""
 
 
 class OwnRules(Protocol):
@@ -231,6 +249,10 @@ class Both(Permissions):
     def subscribe(self, topic_filter: str, qos: int) -> bool:
         """Whether both permit it."""
         return self._first.subscribe(topic_filter, qos) and self._second.subscribe(topic_filter, qos)
+
+    def names(self, topic_filter: str, qos: int) -> bool:
+        """Whether a rule of one of them permits a filter."""
+        return self._first.names(topic_filter, qos) or self._second.names(topic_filter, qos)
 
 
 def covers(wide: str, narrow: str) -> bool:

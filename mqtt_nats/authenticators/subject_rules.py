@@ -70,6 +70,10 @@ class SubjectRules(Permissions):
         hidden = topic_filter[0] not in "+#"  # [MQTT-4.7.2-1] (3.1.1, 5.0)
         return all(self._subscribe_subjects.permits(one, hidden=hidden) for one in subjects)
 
+    def names(self, topic_filter: str, qos: int) -> bool:
+        """Whether the user has permissions, and these are among them: one without any has no rule."""
+        return self._subscribe_subjects.allow is not None and self.subscribe(topic_filter, qos)
+
 
 def _covers(wide: str, narrow: str) -> bool:
     wanted, given = wide.split("."), narrow.split(".")

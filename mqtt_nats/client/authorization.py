@@ -6,17 +6,16 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.access.acl import Both, Identity, Permissions, Rules
+from mqtt_nats.access.acl import EVERYTHING, Both, Identity, Permissions, Rules
 from mqtt_nats.access.authenticator import ADMINISTRATOR
 from mqtt_nats.base.logs import log_failure, shorten
-from mqtt_nats.client.subscribe import withdraw
+from mqtt_nats.client.subscribe import may_subscribe, plain_filter, withdraw
 from mqtt_nats.codec import NotAuthorized
 from mqtt_nats.hooks.calls import dropped
 from mqtt_nats.hooks.chain import HookFailed
 from mqtt_nats.hooks.events import Authorizing, ClientView
 from mqtt_nats.hooks.points import CLIENT_AUTHORIZE
 from mqtt_nats.lifecycle.will import drop_will, may_leave
-from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED
 from mqtt_streams.hashing import registered_as
 from mqtt_streams.subjects import subject_to_filter
 
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
     from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.audit")
-
-EVERYTHING: Final = Permissions((), True)
-"""Where there are no rules."""
 
 
 class Guard:
@@ -72,12 +68,10 @@ class Guard:
 
     def allows(self, topic_filter: str, qos: int) -> bool:
         """Whether the client may have this subscription, shared ones included."""
-        if topic_filter.startswith(SHARED):
-            topic_filter = topic_filter.split("/", 2)[2]
-        return self._allows_subscription(topic_filter, qos)
+        return self._allows_subscription(plain_filter(topic_filter), qos)
 
     def _allows_subscription(self, topic_filter: str, qos: int) -> bool:
-        return self.permissions.subscribe(topic_filter, qos)
+        return self.permissions.may_subscribe(topic_filter, qos)
 
     def audit(self, what: str) -> None:
         """Count and log a denial."""
@@ -130,9 +124,6 @@ def identify(client: Client) -> None:
 
 def denied_subscriptions(client: Client) -> set[str]:
     """What the session has subscribed and the client may not have (any more), shared subscriptions included."""
-    guard = client.guarded
-    if guard is None:
-        return set()
     found = {one.text: qos for one, qos in client.filters.items()}
     found |= {text: one.choice.qos for text, one in (client.shares or {}).items()}
     record = client.record
@@ -145,7 +136,7 @@ def denied_subscriptions(client: Client) -> set[str]:
         if record.v5 is not None:
             for text, share in record.v5.shared.items():
                 found.setdefault(text, share.qos)
-    return {text for text, qos in found.items() if not guard.may_subscribe(text, qos)}
+    return {text for text, qos in found.items() if not may_subscribe(client, text, qos)}
 
 
 def change_rules(broker: Broker, rules: Rules) -> None:

@@ -14,6 +14,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.access.acl import EVERYTHING
+from mqtt_nats.access.authenticator import ADMINISTRATOR
 from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.base.logs import log_failure
 from mqtt_nats.client.grant import Lowering, Wish, finish_lowering, grant, is_lowered
@@ -84,7 +86,7 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
         subjects, code = _subjects(client, entry.topic_filter)
         if place in refused_by_hooks:
             subjects, code = None, refused_by_hooks[place]
-        if subjects is not None and guard is not None and not guard.may_subscribe(entry.topic_filter, entry.qos):
+        if subjects is not None and not may_subscribe(client, entry.topic_filter, entry.qos):
             subjects, code = None, ReasonCode.NOT_AUTHORIZED
         if subjects is None or not room.take(entry, subjects):
             code = code or ReasonCode.QUOTA_EXCEEDED
@@ -188,6 +190,21 @@ async def _abandon(client: Client, wanted: dict[str, Wish], replays: list[Replay
         _drop(replays, refused)
 
 
+def plain_filter(topic_filter: str) -> str:
+    """A filter, of a shared subscription without what it begins with."""
+    return topic_filter.split("/", 2)[2] if topic_filter.startswith(SHARED) else topic_filter
+
+
+def may_subscribe(client: Client, topic_filter: str, qos: int) -> bool:
+    """Whether a client may have a subscription, shared ones included, also where there are no rules."""
+    if client.guarded is not None:
+        return client.guarded.may_subscribe(topic_filter, qos)
+    if client.granted is ADMINISTRATOR or EVERYTHING.may_subscribe(plain_filter(topic_filter), qos):
+        return True
+    log.debug("%s: no rule permits a subscription of %r, which needs one", client, topic_filter)
+    return False
+
+
 async def _hold_again(
     client: Client, wanted: dict[str, Wish], shares: dict[str, SharedSubscription], replays: list[Replay]
 ) -> set[str]:
@@ -199,11 +216,8 @@ async def _hold_again(
     Raises:
         Conflict: the session belongs to somebody else.
     """
-    guard = client.guarded
-    if guard is None:
-        return set()
-    denied = {text for text, wish in wanted.items() if not guard.may_subscribe(text, wish.qos)}
-    refused = {text for text, one in shares.items() if not guard.may_subscribe(text, one.qos)}
+    denied = {text for text, wish in wanted.items() if not may_subscribe(client, text, wish.qos)}
+    refused = {text for text, one in shares.items() if not may_subscribe(client, text, one.qos)}
     for text in refused:
         del shares[text]
     await unsubscribe_shared(client, [text for text in refused if text in (client.shares or ())])

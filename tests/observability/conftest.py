@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import nats
 import pytest
@@ -18,9 +19,17 @@ _count = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def pair(nats_server: NatsServer) -> Iterator[tuple[InProcess, InProcess]]:
+def readers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rules that permit everything, also who comes and goes, which needs a rule."""
+    file = tmp_path_factory.mktemp("readers") / "acl.toml"
+    file.write_text('[[rules]]\neffect = "allow"\ntopics = ["#", "$SYS/#"]\n', encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def pair(nats_server: NatsServer, readers: Path) -> Iterator[tuple[InProcess, InProcess]]:
     """They publish `$SYS` topics when they start, and when a test has them do it."""
-    settings = Settings(listen="127.0.0.1:0", nats=(nats_server.url,), sys_interval=3600)
+    settings = Settings(listen="127.0.0.1:0", nats=(nats_server.url,), sys_interval=3600, acl_file=readers)
     with running(settings) as first, running(settings) as second:
         yield first, second
 

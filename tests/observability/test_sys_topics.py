@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import orjson
 import pytest
@@ -169,13 +170,15 @@ async def test_a_gateway_that_ends_is_forgotten_at_once(pair: Pair, nats_server:
     await aeventually(lambda: identity not in first.call(first.broker.system.values)["$SYS/brokers"])
 
 
-async def test_they_can_be_turned_off(nats_server: NatsServer, name: str, nats_client: NatsClient) -> None:
+async def test_they_can_be_turned_off(
+    nats_server: NatsServer, name: str, nats_client: NatsClient, readers: Path
+) -> None:
     read = await nats_client.subscribe("$MQTT.presence.>")
     await nats_client.flush()
-    settings = Settings(listen="127.0.0.1:0", nats=(nats_server.url,), sys_interval=0, presence=False)
+    settings = Settings(listen="127.0.0.1:0", nats=(nats_server.url,), sys_interval=0, presence=False, acl_file=readers)
     with running(settings) as gateway:
         async with await RawClient.connect(gateway.port, name) as client:
-            await client.subscribe("$SYS/#")
+            assert await client.subscribe("$SYS/#") == (0,)
             await client.quiet()
             await client.disconnect()
     await nats_client.publish("$MQTT.presence.end", b"")
