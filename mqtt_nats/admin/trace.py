@@ -15,7 +15,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Send
 
 from mqtt_nats.backbone.inbox import Inbox
-from mqtt_nats.ctl.commands.trace import Event, trace
+from mqtt_nats.ctl.commands.trace import LASTS_MOST, Event, trace
 from mqtt_nats.ctl.verb import Arguments, Length, Verb
 
 LINES: Final = "application/x-ndjson"
@@ -23,16 +23,15 @@ LINES: Final = "application/x-ndjson"
 IDLE: Final = 5.0
 """Seconds without an event after which an empty line is sent, so that nobody in between takes the answer for over."""
 
-LONGEST: Final = 3600
-"""Seconds of the longest trace."""
-
 
 class Tracing(Arguments):
     """Whose packets, or which messages, and for how long."""
 
     client: str = Field(default="", description="The packets of this client, on whichever gateway it is, or will be.")
     topic: str = Field(default="", description="What becomes of the messages on topics that match this filter.")
-    lasts: Length = Field(default=60.0, gt=0, le=LONGEST, description="Seconds, also as 90s or 15m; at most an hour.")
+    lasts: Length = Field(
+        default=60.0, gt=0, le=LASTS_MOST, description="Seconds, also as 90s or 15m; at most an hour."
+    )
 
     @model_validator(mode="after")
     def _one(self) -> Self:

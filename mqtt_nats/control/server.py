@@ -8,6 +8,7 @@ import logging
 import resource
 import sys
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -68,6 +69,8 @@ class Control:
         self.powers = powers
         self.traces: dict[str, controltrace.Trace] = {}
         """By the name that who wants to see it has given it."""
+        self.traces_over: deque[str] = deque(maxlen=controltrace.TRACES_OVER)
+        """Names of traces that have ended since their time or budget was over."""
         self.kicks: dict[str, float] = {}
         """When clients are left in peace that are being disconnected one after the other, by the name of that."""
         subscribe = broker.link.subscribe_raw

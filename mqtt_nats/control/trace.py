@@ -3,7 +3,8 @@
 
 Without a trace nothing of this is on the message path. A client's trace stands between its socket and its decoder; a
 topic's trace is made of hooks, and costs every client of the gateway what hooks cost. A trace ends when it is told to,
-and soon after who looks at it is gone: it has to be asked for again every few seconds.
+when its time or its budget of events is over, and soon after who looks at it is gone: it has to be asked for again
+every few seconds.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from zlib import crc32
 
 import orjson
 
+from mqtt_nats.base.bucket import Bucket
 from mqtt_nats.client.client import Client
 from mqtt_nats.codec import MqttError, Packet, matches, validate_topic_filter
 from mqtt_nats.control.packet_watch import Watch, WatchedSend
@@ -42,14 +44,30 @@ PATIENCE: Final = 20.0
 TRACES_MOST: Final = 16
 """Traces of one gateway at a time."""
 
+TRACES_OVER: Final = 256
+"""Names of traces that are remembered after their end."""
+
 FLUSH: Final = 0.05
 """Seconds for which events are collected."""
 
 WAITING_MOST: Final = 5000
 """Events that are collected in that time; more are only counted."""
 
-PAGE: Final = 500
-"""Events of one message."""
+EVENTS_PER_SECOND: Final = 2000.0
+"""Events that a trace tells; more are only counted, but for `WAITING_MOST` at once."""
+
+EVENTS_MOST: Final = 1_000_000
+"""Events after which a trace ends."""
+
+LASTS_MOST: Final = 3600.0
+"""Seconds after which a trace ends."""
+
+PAGE_BYTES: Final = 256 * 1024
+"""Events of one message, in bytes."""
+
+TEXT_MOST: Final = 256
+TEXTS_MOST: Final = 20
+"""Characters of a name, topic or filter in an event, and filters: clients make them of any size."""
 
 LAST: Final = -1_000_000_000
 """Priority of the hooks: they see what all others have made of a message."""
@@ -59,11 +77,15 @@ class Trace:
     """One trace. ``to`` is the subject on which its events are published."""
 
     def __init__(self, control: Control, name: str, to: bytes) -> None:
+        loop = asyncio.get_running_loop()
         self.control = control
         self.name = name
         self.to = to
-        self._ending = asyncio.get_running_loop().call_later(PATIENCE, self.end)
-        self._events: deque[dict[str, Any]] = deque()
+        self._ending = loop.call_later(PATIENCE, self.end)
+        self._limit = loop.call_later(LASTS_MOST, self._over, "its time is over")
+        self._events: deque[bytes] = deque()
+        self._budget = Bucket(EVENTS_PER_SECOND, WAITING_MOST, time.monotonic())
+        self._told = 0
         self._lost = 0
         self._flusher: asyncio.TimerHandle | None = None
         self._owner = f"trace {name}"
@@ -74,27 +96,46 @@ class Trace:
     def end(self) -> None:
         """Look no more."""
         self._ending.cancel()
+        self._limit.cancel()
         self.control.broker.hooks.remove_all(self._owner)
         if self._flusher is not None:
             self._flusher.cancel()
         self._flush()
         self.control.traces.pop(self.name, None)
 
+    def _over(self, reason: str) -> None:
+        """It has lasted long enough, and is not begun again by who goes on asking for it."""
+        self._add("", {"event": "ended", "reason": reason})
+        self.control.traces_over.append(self.name)
+        self.end()
+
     def tell(self, client: str, event: dict[str, Any]) -> None:
         """Something has happened."""
-        if len(self._events) >= WAITING_MOST:
+        if len(self._events) >= WAITING_MOST or not self._budget.take(time.monotonic()):
             self._lost += 1
-            return
-        self._events.append({"time": time.time(), "client": client, **event})
+        elif self._told >= EVENTS_MOST:
+            self._over(f"its budget of {EVENTS_MOST} events is used up")
+        else:
+            self._told += 1
+            self._add(client, event)
+
+    def _add(self, client: str, event: dict[str, Any]) -> None:
+        told = {name: _shown(value) for name, value in event.items()}
+        self._events.append(orjson.dumps({"time": time.time(), "client": _shown(client), **told}))
         if self._flusher is None:
             self._flusher = asyncio.get_running_loop().call_later(FLUSH, self._flush)
 
     def _flush(self) -> None:
         self._flusher = None
-        broker = self.control.broker
+        identity = orjson.dumps(self.control.broker.identity)
         while self._events:
-            page = [self._events.popleft() for _ in range(min(PAGE, len(self._events)))]
-            self.control.tell(self.to, orjson.dumps({"id": broker.identity, "events": page, "lost": self._lost}))
+            page = [self._events.popleft()]
+            size = len(page[0])
+            while self._events and size + len(self._events[0]) <= PAGE_BYTES:
+                page.append(self._events.popleft())
+                size += len(page[-1])
+            body = b'{"id":%b,"events":[%b],"lost":%d}' % (identity, b",".join(page), self._lost)
+            self.control.tell(self.to, body)
             self._lost = 0
 
     def renew(self) -> None:
@@ -232,6 +273,13 @@ def _body(payload: bytes) -> dict[str, Any]:
     return {"bytes": len(payload), "crc": f"{crc32(payload):08x}"}
 
 
+def _shown(value: Any) -> Any:
+    """What is told of a value."""
+    if isinstance(value, str):
+        return value if len(value) <= TEXT_MOST else f"{value[: TEXT_MOST - 1]}…"
+    return [_shown(one) for one in value[:TEXTS_MOST]] if isinstance(value, list) else value
+
+
 async def _trace(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
     """Begin a trace, have it go on, or end it."""
     name, to = str(question.get("trace")), str(question.get("to"))
@@ -242,6 +290,8 @@ async def _trace(control: Control, question: dict[str, Any]) -> AsyncIterator[An
         return
     if known is not None:
         known.renew()
+        return
+    if name in control.traces_over:
         return
     if len(control.traces) >= TRACES_MOST:
         raise Refusal(f"{TRACES_MOST} traces are running")

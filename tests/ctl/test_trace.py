@@ -14,6 +14,7 @@ import orjson
 import pytest
 
 from mqtt_nats.config.settings import Settings
+from mqtt_nats.control import trace as control_trace
 from mqtt_nats.control.trace import PATIENCE
 from mqtt_nats.ctl.commands import trace as tracing
 from mqtt_nats.ctl.commands.trace import Durations, line, trace
@@ -222,6 +223,22 @@ def test_what_nobody_reads_is_counted_and_not_kept(fleet: Fleet, monkeypatch: py
     eventually(lambda: untraced(fleet))
 
 
+def test_names_of_any_size_are_shortened(fleet: Fleet) -> None:
+    """So that what is told of them stays below what NATS takes, and the trace goes on."""
+    topic, filters = "long/" + "x" * 3000, [(f"{number}/" + "y" * 3000, 0) for number in range(100)]
+    with Raw5.open(fleet.one.port, "c-long") as client, Watching(fleet, client="c-long") as watching:
+        for _ in range(20):
+            assert client.subscribed(*filters) == (0,) * len(filters)
+        client.deliver(topic, b"x", qos=1)
+        event = watching.one(packet="PUBLISH")
+        assert event["topic"] == f"{topic[: control_trace.TEXT_MOST - 1]}…"
+        (first, *_) = [one for one in watching.events if one.get("packet") == "SUBSCRIBE"]
+        assert len(first["filters"]) == control_trace.TEXTS_MOST
+        assert len([one for one in watching.events if one.get("packet") == "SUBSCRIBE"]) == 20
+        assert all(len(orjson.dumps(one)) < 16 * 1024 for one in watching.events)
+    assert untraced(fleet)
+
+
 def test_it_goes_on_after_a_reconnect(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever looks had lost NATS."""
     monkeypatch.setattr(tracing, "RENEWED", 0.2)
@@ -269,6 +286,8 @@ def test_durations() -> None:
     [
         (("start", "topic", "a/#/b"), 1, "is no topic filter"),
         (("start", "topic", "a", "--for", "long"), 2, "'long' is no time such as"),
+        (("start", "topic", "a", "--for", "always"), 2, "an hour at most"),
+        (("start", "topic", "a", "--for", "61m"), 2, "an hour at most"),
         (("start", "client", ""), 2, "the client id is empty"),
         (("start", "gateway"), 2, "No such command"),
     ],

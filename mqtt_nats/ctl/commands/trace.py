@@ -24,6 +24,9 @@ RENEWED: Final = 5.0
 ORDERED: Final = 0.25
 """Seconds for which an event is kept back, so that those of several gateways come in their order."""
 
+LASTS_MOST: Final = 3600.0
+"""Seconds of the longest trace; gateways end it by then."""
+
 WAITING_MOST: Final = 10_000
 """Events that wait for whoever looks; what comes then is lost, and counted."""
 
@@ -81,7 +84,7 @@ class Durations:
 
 
 async def trace(inbox: Inbox, seconds: float, *, client: str = "", topic: str = "") -> AsyncGenerator[Event, None]:
-    """What happens, until ``seconds`` are over (0: for ever) or whoever looks has seen enough.
+    """What happens, until ``seconds`` are over (0: `LASTS_MOST`) or whoever looks has seen enough.
 
     The first event says which gateways look, and to which of them the client is connected.
 
@@ -107,6 +110,7 @@ async def trace(inbox: Inbox, seconds: float, *, client: str = "", topic: str = 
             said = {"gateway": gateway, "client": "", "event": "lost", "count": missed}
             waiting.put_nowait({"time": events[-1]["time"], **said})
 
+    seconds = min(seconds or LASTS_MOST, LASTS_MOST)
     question = {"trace": name, "to": to.decode(), "client": client, "topic": checked(topic) if topic else ""}
     sid = link.subscribe_raw(to, arrived)
     loop = asyncio.get_running_loop()
@@ -119,8 +123,7 @@ async def trace(inbox: Inbox, seconds: float, *, client: str = "", topic: str = 
             "connected": [one["gateway"] for one in begun.items if one.get("connected")],
             "silent": begun.silent,
         }
-        end = loop.time() + seconds if seconds else float("inf")
-        async for event in _ordered(waiting, end):
+        async for event in _ordered(waiting, loop.time() + seconds):
             yield event
     finally:
         renewing.cancel()

@@ -14,7 +14,7 @@ import orjson
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.config.process_limits import say
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.ctl.commands.trace import line, trace
+from mqtt_nats.ctl.commands.trace import LASTS_MOST, line, trace
 from mqtt_nats.ctl.nats_connection import run_connected
 from mqtt_nats.ctl.verb import Refused, seconds
 
@@ -32,7 +32,12 @@ def start() -> None:
 def _shared(command: Any) -> Any:
     command = click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object to a line.")(command)
     return click.option(
-        "--for", "lasts", default="always", metavar="TIME", help="90s, 15m or 2h; otherwise until Ctrl-C."
+        "--for",
+        "lasts",
+        default="15m",
+        show_default=True,
+        metavar="TIME",
+        help="90s, 30m or 1h; Ctrl-C ends it before.",
     )(command)
 
 
@@ -66,6 +71,8 @@ def _run(context: click.Context, lasts: str, as_json: bool, **what: str) -> None
     settings: Settings = context.obj
     try:
         length = seconds(lasts)
+        if not 0 < length <= LASTS_MOST:
+            raise Refused("a trace lasts an hour at most")
     except Refused as error:
         raise click.UsageError(f"for: {error}", context) from None
 
