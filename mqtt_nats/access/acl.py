@@ -197,7 +197,9 @@ class Permissions:
         """Whether a filter may be subscribed; one that touches `PRESENCE` only where a rule says so."""
         if not self.subscribe(topic_filter, qos):
             return False
-        return not overlaps(PRESENCE, topic_filter) or self.names(topic_filter, qos)
+        if not topic_filter.startswith("$SYS/") or not overlaps(PRESENCE, topic_filter):  # most are told by the first
+            return True
+        return self.names(topic_filter, qos)
 
     def _subscribe_rule(self, topic_filter: str, qos: int) -> Rule | None:
         for one in self._subscribe:

@@ -44,6 +44,7 @@ def test_it_ends_by_itself(gateway: InProcess, nats_server: NatsServer, monkeypa
     """However long somebody looks: it is not begun again by who goes on asking for it."""
     monkeypatch.setattr(tracing, "RENEWED", 0.1)
     asked = 0
+
     def counted(*given: Any) -> None:
         nonlocal asked
         asked += 1
