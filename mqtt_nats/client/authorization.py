@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from mqtt_nats.access.acl import EVERYTHING, Both, Identity, Permissions, Rules
 from mqtt_nats.access.authenticator import ADMINISTRATOR

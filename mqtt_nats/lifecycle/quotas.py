@@ -13,9 +13,9 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mqtt_nats.backbone.log_throttle import Complaints
 from mqtt_nats.backbone.pending import Silent
 from mqtt_nats.base.bucket import Buckets, depth
+from mqtt_nats.base.logs import log_failure, once
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_streams.quotas import note_subject
 
@@ -97,7 +97,6 @@ class Quotas:
         """Time of the loop when they may be made, by key of the session."""
         self.consumers = 0
         """Consumers of all these sessions, with those that are reserved."""
-        self._complaints = Complaints()
         self._reading = asyncio.Lock()
         rate = settings.consumer_rate
         self._paces = Buckets(rate, depth(rate, settings.rate_burst)) if rate else None
@@ -245,8 +244,8 @@ class Quotas:
 
     def _refuse(self, limit: str, who: str) -> None:
         self._counted(limit)
-        if self._complaints.new(f"{limit} {who}"):
-            log.warning("%s is reached by %s: more is refused, which is said once a minute at most", limit, who)
+        text = "%s is reached by %s: more is refused"
+        log_failure(log, logging.WARNING, "quota", text, limit, who, extra=once(f"{limit} {who}"))
 
     @staticmethod
     def _now() -> float:
