@@ -86,6 +86,7 @@ bench-check: $(VENV)/.bench $(BUILT)
 # The curves of docs/growth.md; GROWTH_ARGS='--only durable' for one of them.
 growth: $(VENV)/.bench $(BUILT)
 	$(BIN)/python -m benchmarks.growth $(OURS) --rounds 3 --seconds 1 $(GROWTH_ARGS)
+	$(BIN)/python -m benchmarks.matching --docs docs
 
 # Every broker that is here; hooks; how cost grows with sessions, filters, connections, retained messages and payload; sizes.
 bench-full: $(VENV)/.bench

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from time import time
+from collections import deque
+from math import inf
+from time import monotonic, time
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -15,6 +17,15 @@ log = logging.getLogger("mqtt_nats.nats")
 
 # The gateway says this often that it lives (seconds, with a margin): else it has stood still.
 STANDSTILL: Final = 1.5
+
+SLICE_S: Final = 0.005
+"""Seconds for which messages are handled at once: they may have many receivers, and be on topics that are new."""
+
+MESSAGES: Final = 8
+"""Messages that are handled without a look at the time, and of a run before the first look."""
+
+GROWTH: Final = 4
+"""Many times more messages of a run are handled before the next look."""
 
 
 class Wire(asyncio.Protocol):
@@ -30,9 +41,39 @@ class Wire(asyncio.Protocol):
         """What has come of a message, or a line, that is not complete."""
         self._held = 0
         self._need = 0
+        self._waiting: deque[bytes] = deque()
+        """What has come, and waits for the next turn of the event loop, in order."""
+        self._until = 0.0
+        """When the present turn is over, on the system's monotonic clock."""
 
     def data_received(self, data: bytes) -> None:
-        """Parse every complete protocol line and message of one read."""
+        """Parse every complete protocol line and message of one read; what takes long goes on in the next turns."""
+        if self._waiting:  # with TLS more may come although reading is paused
+            self._waiting.append(data)
+            return
+        self._until = monotonic() + SLICE_S
+        left = self._take(data)
+        if left:
+            self._waiting.append(left)
+            self.transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Parse what has waited, while there is time."""
+        waiting = self._waiting
+        self._until = monotonic() + SLICE_S
+        while waiting:
+            left = self._take(waiting.popleft())
+            if left:
+                waiting.appendleft(left)
+            if waiting and monotonic() >= self._until:
+                asyncio.get_running_loop().call_soon(self._go_on)
+                return
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def _take(self, data: bytes) -> bytes:
+        """Parse a part of what has come; what is left of it when the time is over."""
         start = 0
         if self._parts:
             # A message larger than a read is collected, not joined again at each read; what follows it is not copied.
@@ -40,7 +81,7 @@ class Wire(asyncio.Protocol):
             self._parts.append(data if len(data) <= missing else data[:missing])
             self._held += len(data)
             if self._held < self._need:
-                return
+                return b""
             start = missing
         link = self.link
         link.heard = now = time()
@@ -49,18 +90,28 @@ class Wire(asyncio.Protocol):
         if start:
             whole = b"".join(self._parts)
             self._parts = []
-            self._parse(whole, 0)
+            done = self._parse(whole, 0)
+            if done < len(whole):
+                return whole[done:] + data[start:]
         if start < len(data):
-            self._parse(data, start)
+            return data[self._parse(data, start) :]
+        return b""
 
-    def _parse(self, data: bytes, pos: int) -> None:
+    def _parse(self, data: bytes, pos: int) -> int:
+        """Handle messages while there is time; up to where that was done, or what is incomplete was kept."""
         link = self.link
         handlers = link.handlers
         runs = link.runs
         find = data.find
         end = len(data)
         need = 0
+        unseen = MESSAGES
         while pos < end:
+            if not unseen:
+                if monotonic() >= self._until:
+                    return pos
+                unseen = MESSAGES
+            unseen -= 1
             eol = find(b"\r\n", pos)
             if eol < 0:
                 break
@@ -78,16 +129,7 @@ class Wire(asyncio.Protocol):
                     headers = b""
                     reply = args[3] if len(args) == 5 else b""
                     if not reply and args[2] in runs and data.startswith(line := data[begin:start], pos):
-                        # Messages that follow each other with one subject and one size have one line in common.
-                        step = pos - begin
-                        while data.startswith(line, pos) and pos + step <= end:
-                            pos += step
-                        size = stop - start
-                        payloads = [data[at : at + size] for at in range(start, pos, step)]
-                        try:
-                            runs[args[2]](args[1], payloads)
-                        except Exception:
-                            log.exception("a handler failed for messages on %r", args[1])
+                        pos, unseen = self._run(data, begin, line, stop - start, args), 0
                         continue
                 else:
                     body = start + int(args[-2])
@@ -109,6 +151,27 @@ class Wire(asyncio.Protocol):
             self._parts = [data[pos:] if pos else data]
             self._held = end - pos
             self._need = need
+        return end
+
+    def _run(self, data: bytes, pos: int, line: bytes, size: int, args: list[bytes]) -> int:
+        """Hand on messages with payloads of one size, and one line in common; up to where that was done."""
+        handler = self.link.runs[args[2]]
+        step = len(line) + size + 2
+        several = MESSAGES
+        while True:
+            first = pos
+            most = min(len(data), first + several * step)
+            while pos + step <= most and data.startswith(line, pos):
+                pos += step
+            if pos == first:
+                return pos
+            try:
+                handler(args[1], [data[at : at + size] for at in range(first + len(line), pos, step)])
+            except Exception:
+                log.exception("a handler failed for messages on %r", args[1])
+            if pos < first + several * step or monotonic() >= self._until:
+                return pos
+            several *= GROWTH
 
     def pause_writing(self) -> None:
         """Stop reading from publishers: NATS does not take what they send."""
@@ -123,7 +186,10 @@ class Wire(asyncio.Protocol):
             self.link.on_writable(True)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell nats-py, which reconnects."""
+        """Tell nats-py, which reconnects; what has come before is handled first."""
+        self._until = inf
+        while self._waiting and self.link.wire in (self, None):
+            self._take(self._waiting.popleft())
         self.former.connection_lost(exc)
         if self.link.wire is self:
             self.link.wire = None

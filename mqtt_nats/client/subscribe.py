@@ -59,6 +59,9 @@ log = logging.getLogger("mqtt_nats.broker")
 
 FAILURE: Final = 0x80
 
+LEVELS_EACH: Final = 16
+"""Levels of a session's filters, on the average: each takes memory of the gateway."""
+
 # Bytes of max_payload that are left for the rest of the session record: headers, later changes.
 RECORD_SPARE: Final = 2048
 
@@ -289,6 +292,9 @@ class _Room:
         self._having = client.record.cons if client.durable_side is not None and client.record is not None else None
         self._present = {found.text for found in client.filters} | set(client.shares or ())
         self._count = client.connection.settings.max_subscriptions
+        most = LEVELS_EACH * self._count + client.broker.settings.max_topic_levels
+        self._levels = most - sum(map(_level_count, self._present))
+        """What its filters may have in levels besides."""
         self._bytes: int | None = None
         """What the session record may grow by: it is stored in one message."""
         if client.durable_side is not None and client.record is not None:
@@ -306,16 +312,22 @@ class _Room:
         if topic_filter in self._present:
             self._consumers -= consumers
             return True
-        if len(self._present) >= self._count:
+        levels = _level_count(topic_filter)
+        if len(self._present) >= self._count or levels > self._levels:
             return False
         if self._bytes is not None:
             size = subscription_bytes(topic_filter, subjects)
             if size > self._bytes:
                 return False
             self._bytes -= size
+        self._levels -= levels
         self._present.add(topic_filter)
         self._consumers -= consumers
         return True
+
+
+def _level_count(topic_filter: str) -> int:
+    return topic_filter.count("/") + 1
 
 
 async def unsubscribe(client: Client, packet: Unsubscribe) -> None:

@@ -72,6 +72,11 @@ class PublishRun:
         self.step = step
         self.head = head
 
+    def part(self, start: int, count: int) -> PublishRun:
+        """``count`` packets from ``start`` on."""
+        step = self.step
+        return PublishRun(self.key, self.raw[start * step : (start + count) * step], count, step, self.head)
+
     def payloads(self) -> list[bytes]:
         """The payload of each packet, in order."""
         raw = self.raw

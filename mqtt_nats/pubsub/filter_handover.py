@@ -56,11 +56,11 @@ class Parting(Member):
         for found in ending:
             table.changed(found)
 
-    def place(self, groups: dict[Filter, Group], first: Filter, granted: int, matching: set[Filter]) -> bool:
+    def place(self, groups: dict[Filter, Group], first: Filter, granted: int, matching: list[Filter]) -> bool:
         """Take the member's place on a topic; False: another filter does not take over there."""
         through = [first]
         if not self._ended:
-            heir = next((one for one in self.member.filters if one in matching and one not in self._ending), None)
+            heir = next((one for one in matching if one not in self._ending), None)
             if heir is None or heir is first:
                 return False
             through.append(heir)

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mqtt_nats.messages.message import encoded_id
 
 if TYPE_CHECKING:
-    from mqtt_nats.pubsub.routing_table import Filter, Group, Member
+    from mqtt_nats.pubsub.subscribers import Filter, Group, Member
 
 
 class Options(NamedTuple):
@@ -41,14 +41,14 @@ class Choice:
         """The choice for messages of the member itself; None = it does not get them."""
 
 
-def choose(member: Member, qos: int, found: Filter, matching: Collection[Filter]) -> Choice:
-    """What the options of all matching subscriptions of a member amount to.
+def choose(member: Member, qos: int, found: Filter, matching: Sequence[Filter]) -> Choice:
+    """What the options of all matching subscriptions of a member, in their order, amount to.
 
     One copy carries the identifiers of all [MQTT-3.3.4-4] (5.0); RETAIN stays when one of them
     wants that [MQTT-3.3.1-13] (5.0).
     """
     options = member.options or {}
-    mine = [(options.get(one, PLAIN), granted) for one, granted in member.filters.items() if one in matching]
+    mine = [(options.get(one, PLAIN), member.filters[one]) for one in matching]
     choice = _sum(found, mine, member)
     choice.qos = qos
     others = [each for each in mine if not each[0].no_local]
@@ -67,20 +67,7 @@ def _sum(found: Filter, mine: list[tuple[Options, int]], member: Member) -> Choi
     return Choice(found, qos, ids, any(one.retain_as_published for one, _ in mine))
 
 
-def first_of(member: Member, matching: set[Filter]) -> tuple[Filter, int]:
-    """The member's first confirmed matching filter, and its highest granted QoS."""
-    first: Filter | None = None
-    granted = 0
-    for candidate, qos in member.filters.items():
-        if candidate in matching:
-            if first is None:
-                first = candidate
-            granted = max(granted, qos)
-    assert first is not None
-    return first, granted
-
-
-def place(group: Group, member: Member, qos: int, found: Filter, matching: Collection[Filter], renamed: bool) -> None:
+def place(group: Group, member: Member, qos: int, found: Filter, matching: Sequence[Filter], renamed: bool) -> None:
     """Put a member where it belongs in a group; ``renamed``: packets cannot be passed on as they are."""
     gated = member.gates and found in member.gates
     if member.options or member.picky or member.bridge or gated or renamed:

@@ -14,21 +14,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from mypy_extensions import mypyc_attr
-
 from mqtt_nats.backbone.link import Handler, Link, RunHandler
 from mqtt_nats.base.bucket import MemoryBudget, Share
 from mqtt_nats.codec import MqttError, NotAuthorized, TopicNameInvalid, validate_topic_name
 from mqtt_nats.codec.wire import put_string
-from mqtt_nats.messages.message import Message
-from mqtt_nats.pubsub.backlog import Backlog, Gate
-from mqtt_nats.pubsub.filter_trie import FilterTrie
+from mqtt_nats.pubsub.backlog import Gate as Gate
+from mqtt_nats.pubsub.filter_index import FilterIndex
 from mqtt_nats.pubsub.granted_options import PLAIN as PLAIN
 from mqtt_nats.pubsub.granted_options import Choice as Choice
 from mqtt_nats.pubsub.granted_options import Options as Options
-from mqtt_nats.pubsub.granted_options import first_of, place
+from mqtt_nats.pubsub.granted_options import place
 from mqtt_nats.pubsub.subject_mapping import Transform, mapped
-from mqtt_nats.transport.write_buffer import Outlet
+from mqtt_nats.pubsub.subscribers import NOBODY as NOBODY
+from mqtt_nats.pubsub.subscribers import Filter as Filter
+from mqtt_nats.pubsub.subscribers import Group as Group
+from mqtt_nats.pubsub.subscribers import Member as Member
 from mqtt_streams.subjects import (
     ReservedSubject,
     SubjectTooLong,
@@ -49,98 +49,6 @@ MAX_ROUTE_BYTES = 64 * 1024 * 1024
 ROUTE_BYTES: Final = 1024
 KEY_COPIES: Final = 6
 MEMBER_BYTES: Final = 80
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class Member:
-    """A connected session as the subscription table sees it."""
-
-    __slots__ = ("bridge", "client_id", "durable", "filters", "gates", "options", "outlet", "picky", "version")
-
-    def __init__(self, outlet: Outlet, durable: bool, bridge: bool) -> None:
-        self.outlet = outlet
-        self.durable = durable
-        self.client_id = ""
-        self.version = 4
-        """Protocol version, 4 (MQTT 3.1.1) or 5."""
-        self.bridge = bridge
-        """It gets none of its own messages, and RETAIN as it was published: a bridge of 3.1.1, which cannot ask."""
-        self.picky = False
-        """Its packets are its own: it allows topic aliases, or limits the size of packets."""
-        self.filters: dict[Filter, int] = {}
-        """Granted QoS per filter, in the order of confirmation."""
-        self.options: dict[Filter, Options] | None = None
-        """Of the subscriptions that have any."""
-        self.gates: dict[Filter, Gate] | None = None
-        """Subscriptions whose new messages wait until their retained messages have been sent."""
-
-    def take(self, message: Message, qos: int) -> None:
-        """Accept a message at QoS 1 or 2 (regular sessions only)."""
-        raise AssertionError("only regular sessions take QoS 1 and 2 messages from core NATS")
-
-    def guard(self, choice: Choice, message: Message) -> None:
-        """Accept a message, or not: this member looks at each."""
-        raise AssertionError("only members with options or a gate are asked")
-
-
-class Group:
-    """The members that get the messages of one topic through one filter."""
-
-    __slots__ = ("guarded", "high", "low", "low5", "zero", "zero5")
-
-    def __init__(self) -> None:
-        self.zero: list[Outlet] = []
-        """Who gets a QoS 0 message in the encoding of 3.1.1."""
-        self.zero5: list[Outlet] = []
-        """Who gets it in that of 5.0."""
-        self.low: list[Outlet] = []
-        """Who gets a QoS 1 or 2 message at QoS 0."""
-        self.low5: list[Outlet] = []
-        self.high: list[tuple[Member, int]] = []
-        """Who gets a QoS 1 or 2 message at up to the QoS named."""
-        self.guarded: list[tuple[Member, Choice]] = []
-        """Members with options or a gate, kept apart so that the others need no check."""
-
-    def __bool__(self) -> bool:
-        return bool(self.zero or self.zero5 or self.low or self.low5 or self.high or self.guarded)
-
-    def __len__(self) -> int:
-        """How many entries it has: a measure of the memory that it takes."""
-        return len(self.zero) + len(self.zero5) + len(self.high) + len(self.guarded)
-
-    def merge(self, other: Group) -> None:
-        """Add the members of ``other``."""
-        self.zero += other.zero
-        self.zero5 += other.zero5
-        self.low += other.low
-        self.low5 += other.low5
-        self.high += other.high
-        self.guarded += other.guarded
-
-
-NOBODY: Final = Group()  # of every topic without local members
-
-
-class Filter:
-    """A topic filter with local subscribers, and its NATS subscriptions."""
-
-    __slots__ = ("backlog", "denied", "link", "local", "members", "seen", "seen_before", "sids", "subjects", "text")
-
-    def __init__(self, text: str, subjects: tuple[bytes, ...], link: Link, local: bool) -> None:
-        self.text = text
-        self.subjects = subjects
-        self.link = link
-        self.local = local
-        """Members get what this gateway's own clients publish without a way through NATS."""
-        self.members: dict[Member, int] = {}
-        self.sids: list[bytes] = []
-        self.denied = False
-        """NATS does not allow this gateway to subscribe it."""
-        self.backlog: Backlog | None = None
-        """While messages that were missed are being read: those that come meanwhile."""
-        self.seen: dict[bytes, None] = {}
-        """Ids of QoS 1 and 2 messages that came through NATS lately, and those of the time before."""
-        self.seen_before: dict[bytes, None] = {}
 
 
 class Route:
@@ -212,7 +120,7 @@ class Table:
         self.filters: dict[str, Filter] = {}
         self.partings: dict[Member, Parting] = {}
         """Members of which subscriptions are being ended that others overlap."""
-        self._trie: FilterTrie[Filter] = FilterTrie()
+        self._index: FilterIndex[Filter] = FilterIndex()
         self._local_dispatch = local_dispatch
         self._most = max_levels, max_bytes
 
@@ -242,7 +150,7 @@ class Table:
             local = self._local_dispatch and text[0] not in "#+"
             found = Filter(text, tuple(s.encode() for s in subjects), link, local)
             self.filters[text] = found
-            self._trie.add(text, found)
+            self._index.add(text, found)
             handler, run = arrived(found)
             found.sids = [link.subscribe_raw(subject, handler, run=run) for subject in found.subjects]
         elif found.denied:
@@ -252,6 +160,7 @@ class Table:
             self.changed(found)
         found.members[member] = qos
         member.filters[found] = qos
+        member.reordered()
         if options != PLAIN:
             if member.options is None:
                 member.options = {}
@@ -268,6 +177,7 @@ class Table:
         self.changed(found)
         del found.members[member]
         del member.filters[found]
+        member.reordered()
         if member.options:
             member.options.pop(found, None)
         if not found.members:
@@ -297,6 +207,7 @@ class Table:
             if not found.members:
                 self._drop(found)
         member.filters.clear()
+        member.reordered()
         member.options = None
         self.partings.pop(member, None)
 
@@ -304,7 +215,7 @@ class Table:
         for sid in found.sids:
             found.link.unsubscribe_raw(sid)
         del self.filters[found.text]
-        self._trie.remove(found.text)
+        self._index.remove(found.text)
 
     def renew(self, link: Link) -> None:
         """Subscribe everything of ``link`` again after a reconnect."""
@@ -350,7 +261,7 @@ class Table:
 
     def wanted(self, topic: str) -> bool:
         """Whether any filter matches a topic."""
-        return bool(self._trie.match(topic))
+        return bool(self._index.match(topic))
 
     def _make(self, key: bytes) -> Route:
         topic = validate_topic_name(key, *self._most)
@@ -423,7 +334,7 @@ class Table:
     def _resolve(self, route: Route) -> None:
         """Find out who gets a message on this topic."""
         route.version = self.version
-        filters = self._trie.match(route.topic)
+        filters = self._index.match(route.topic)
         if route.subject[:1] == "_" and not visible_to_wildcard(route.subject):
             filters = [found for found in filters if found.text[0] not in "#+"]
         groups: dict[Filter, Group] = {}
@@ -434,17 +345,16 @@ class Table:
             for member, qos in only.members.items():
                 place(group, member, qos, only, (only,), renamed)
         elif filters:
-            matching = set(filters)
-            seen: set[Member] = set()
+            owned: dict[Member, list[Filter]] = {}
             for found in filters:
                 for member in found.members:
-                    if member in seen:
-                        continue
-                    seen.add(member)
-                    first, granted = first_of(member, matching)
-                    parting = self.partings.get(member)
-                    if parting is None or not parting.place(groups, first, granted, matching):
-                        place(groups.setdefault(first, Group()), member, granted, first, matching, renamed)
+                    owned.setdefault(member, []).append(found)
+            for member, mine in owned.items():
+                mine = member.in_order(mine)
+                first, granted = mine[0], max([member.filters[one] for one in mine])
+                parting = self.partings.get(member)
+                if parting is None or not parting.place(groups, first, granted, mine):
+                    place(groups.setdefault(first, Group()), member, granted, first, mine, renamed)
         route.groups = groups
         members = sum(map(len, groups.values()))
         if MEMBER_BYTES * members > ROUTE_BYTES or route.size > ROUTE_BYTES + KEY_COPIES * len(route.key):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.pubsub.filter_trie import FilterTrie
+from mqtt_nats.pubsub.filter_index import FilterIndex
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.subjects import visible_to_wildcard
 
@@ -26,7 +26,7 @@ class Interest:
         self.targets: dict[bytes, list[Member]] = {}
         """Who gets the messages of a subject, where that has been asked."""
         self._wanted = wanted
-        self._index: FilterTrie[dict[Member, None]] = FilterTrie()
+        self._index: FilterIndex[dict[Member, None]] = FilterIndex()
         self._present: dict[str, dict[Member, None]] = {}
 
     def put(self, member: Member) -> None:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from mqtt_nats.codec import Decoder, Limits, MqttError, Packet, PublishRun, ReasonCode
 from mqtt_nats.transport.large_reads import begin
+from mqtt_nats.transport.turns import SLICE_S
+from mqtt_nats.transport.turns import Clock as Clock
 from mqtt_nats.transport.write_buffer import Outlet, Round
 
 if TYPE_CHECKING:
@@ -72,8 +74,17 @@ class Hold:
     """An async hook looks at what it has published."""
 
 
-KEPT: Final = Hold.STANDSTILL | Hold.HANDSHAKE
+KEPT: Final = Hold.STANDSTILL | Hold.HANDSHAKE | Hold.TURN
 """While one of these holds, what is read is kept as it is."""
+
+MOVED: Final = Hold.STANDSTILL | Hold.LEASE
+"""While one of these holds, nothing more is handled of what was read before: the session may be somebody else's."""
+
+PACKETS: Final = 16
+"""Packets that are handled without a look at the time, and messages of a run before the first look."""
+
+GROWTH: Final = 4
+"""Many times more messages of a run are handled before the next look."""
 
 
 class Handler(Protocol):
@@ -94,11 +105,16 @@ class Connection:
 
     __slots__ = (
         "_clock",
+        "_ending",
+        "_gone",
         "_holds",
         "_host",
         "_kept",
         "_made",
+        "_rest",
+        "_turns",
         "_unsent",
+        "_waits",
         "alive",
         "decoder",
         "handler",
@@ -147,6 +163,15 @@ class Connection:
         self._host: str | None = None
         self._kept = b""
         self._unsent = 0
+        self._turns = round_.turns
+        self._rest: list[Packet] = []
+        """Packets that wait for the client's next turn."""
+        self._waits = False
+        """It waits for its turn."""
+        self._gone = False
+        """The socket is closed; what was read before is handled first."""
+        self._ending = False
+        """The gateway closes the connection: nothing more is handled."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has connected."""
@@ -162,18 +187,22 @@ class Connection:
         handler = self.handler
         if handler is None:
             return
-        self.heard()
+        now = self.heard()
         if self._holds & KEPT:
             self._kept += data
             return
+        until = self._turns.until(now)
+        if not until:
+            self._kept += data
+            self._wait(True)
+            return
         decoder = self.decoder
-        if len(data) > EARLY_MOST:
-            if not decoder.version:
-                self._greeted(data)
-                return
-            if len(data) > BULK:
-                self._yield_turn()
-        self._take(handler, data, None)
+        if len(data) > EARLY_MOST and not decoder.version:
+            self._greeted(data)
+            return
+        self._take(handler, data, None, until)
+        if len(data) > BULK:
+            self._wait(False)  # libuv would go on up to 32 times while there is data
         if len(data) > EARLY_MOST and decoder.large and not self.metered:
             begin(self)
 
@@ -190,8 +219,8 @@ class Connection:
         if self._holds & KEPT:
             self._kept += bytes(run.raw)
             return
-        self._yield_turn()
-        self._take(handler, b"", run)
+        self._take(handler, b"", run, monotonic() + SLICE_S)
+        self._wait(False)
 
     def read_by(self, other: asyncio.BufferedProtocol | None) -> None:
         """Have another take the place of the connection as the protocol of its socket; None: have it back."""
@@ -204,28 +233,53 @@ class Connection:
         if not self._holds:
             transport.resume_reading()
 
-    def heard(self) -> None:
-        """Something has come from the client."""
+    def heard(self) -> float:
+        """Something has come from the client; returns the time of the system's monotonic clock."""
         clock = self._clock
         self.alive = clock.now
-        if monotonic() - clock.read > STANDSTILL:
+        now = monotonic()
+        if now - clock.read > STANDSTILL:
             clock.stood_still()
+        return now
 
-    def _yield_turn(self) -> None:
-        """Let others have theirs: libuv would go on up to 32 times while there is data; seconds, for small packets."""
-        self.hold(Hold.TURN)
-        asyncio.get_running_loop().call_soon(self.release, Hold.TURN)
+    def _wait(self, fresh: bool) -> None:
+        """Let others have their turn; ``fresh``: nothing has been handled in this client's."""
+        if not self._waits and not self._ending:
+            self._waits = True
+            self.hold(Hold.TURN)
+            self._turns.wait(self, fresh)
 
-    def _take(self, handler: Handler, data: bytes, run: PublishRun | None) -> None:
-        if self.decoder.error is not None:  # it was told, and nothing is read any more
+    def go_on(self, until: float) -> None:
+        """It is the client's turn, up to a time of the system's monotonic clock."""
+        self._waits = False
+        handler = self.handler
+        if handler is None or self._holds & MOVED:
             return
-        decoder = self.decoder
-        try:
-            packets: list[Packet] = decoder.feed(data) if run is None else [run]
-            if packets:
+        packets, self._rest = self._rest, []
+        if packets:
+            self._serve(handler, packets, until)
+        if self._waits:
+            return
+        self.release(Hold.TURN)
+        if self._gone and not self._waits:
+            self._lose()
+
+    def _take(self, handler: Handler, data: bytes, run: PublishRun | None, until: float) -> None:
+        packets: list[Packet] = self.decoder.feed(data) if run is None else [run]
+        if packets and self.seen:
+            try:
                 for see in self.seen:
                     see(packets)
-                handler.packets(packets)
+            except Exception:
+                log.exception("a client's packet could not be handled")
+                handler.broken(MqttError("internal error", ReasonCode.UNSPECIFIED_ERROR))
+                return
+        self._serve(handler, packets, until)
+
+    def _serve(self, handler: Handler, packets: list[Packet], until: float) -> None:
+        """Handle packets while there is time; those that are left wait for the client's next turn."""
+        try:
+            done = self._handle(handler, packets, until)
         except MqttError as error:
             handler.broken(error.with_traceback(None))  # whose frames would keep what was read
             return
@@ -233,8 +287,51 @@ class Connection:
             log.exception("a client's packet could not be handled")
             handler.broken(MqttError("internal error", ReasonCode.UNSPECIFIED_ERROR))
             return
-        if decoder.error is not None:
-            handler.broken(decoder.error)
+        if self._ending:
+            return
+        if done < len(packets):
+            self._rest = packets[done:]
+            self._wait(False)
+        elif self.decoder.error is not None:
+            handler.broken(self.decoder.error)
+
+    def _handle(self, handler: Handler, packets: list[Packet], until: float) -> int:
+        """Hand packets on until a time; how many are done."""
+        at, count = 0, len(packets)
+        while at < count:
+            end = min(at + PACKETS, count)
+            for place in range(at, end):
+                packet = packets[place]
+                if isinstance(packet, PublishRun) and packet.count > PACKETS:
+                    end = place
+                    break
+            if end == at:
+                run = packets[at]
+                assert isinstance(run, PublishRun)
+                left = self._handle_run(handler, run, until)
+                if left is not None:
+                    packets[at] = left
+                    return at
+                end += 1
+            else:
+                handler.packets(packets if end - at == count else packets[at:end])
+            at = end
+            if at < count and (self._ending or monotonic() >= until):
+                break
+        return at
+
+    def _handle_run(self, handler: Handler, run: PublishRun, until: float) -> PublishRun | None:
+        """Hand the messages of a run on until a time; those that are left."""
+        done, count, several = 0, run.count, PACKETS
+        while True:
+            part = min(several, count - done)
+            handler.packets([run.part(done, part)])
+            done += part
+            if done == count:
+                return None
+            if self._ending or monotonic() >= until:
+                return run.part(done, count - done)
+            several *= GROWTH
 
     def _greeted(self, data: bytes) -> None:
         """CONNECT and what comes with it, which waits as it is until CONNECT is answered."""
@@ -259,8 +356,16 @@ class Connection:
             self.release(Hold.OUTBOUND)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is closed."""
+        """The socket is closed; what was read before is handled first."""
         self.outlet.shut()
+        if self._holds & Hold.TURN and (self._rest or self._kept) and not self._ending:
+            self._gone = True
+            self.transport = None
+        else:
+            self._lose()
+
+    def _lose(self) -> None:
+        self._rest, self._kept = [], b""
         handler, self.handler = self.handler, None
         if handler is not None:
             handler.lost()
@@ -273,6 +378,7 @@ class Connection:
         """Be written to in another round, and go by another clock."""
         self.outlet.move(round_)
         self._clock = clock
+        self._turns = round_.turns
 
     def inner(self, otherwise: Handler) -> Handler:
         """Who handles what was read, and counted, before."""
@@ -289,6 +395,10 @@ class Connection:
         if not self._holds & why:
             return
         self._holds &= ~why
+        if self._holds & Hold.TURN and not self._waits and not self._holds & MOVED:
+            self._waits = True
+            self._turns.wait(self, True)
+            return
         if self._kept and not self._holds & KEPT:
             kept, self._kept = self._kept, b""
             if why == Hold.STANDSTILL:
@@ -321,6 +431,7 @@ class Connection:
     def close(self) -> None:
         """Write what is pending and close; a client that does not read is cut off."""
         transport = self.transport
+        self._end_reading()
         if transport is None or transport.is_closing():
             return
         if self.outlet.clogged:
@@ -334,8 +445,17 @@ class Connection:
 
     def abort(self) -> None:
         """Close at once; what is pending is lost."""
+        self._end_reading()
         if self.transport is not None:
             self.transport.abort()
+
+    def _end_reading(self) -> None:
+        """Handle nothing more of what was read."""
+        self._ending = True
+        self._rest, self._kept = [], b""
+        if self._gone:
+            self._gone = False
+            asyncio.get_running_loop().call_soon(self._lose)
 
     @property
     def hung_up(self) -> bool:
@@ -372,16 +492,3 @@ class Connection:
             return self.source
         name: Any = self.transport.get_extra_info("peername") if self.transport is not None else None
         return name if isinstance(name, tuple) and len(name) > 1 else None
-
-
-class Clock:
-    """The event loop's time, read once per tick: precise enough for deadlines, free for the message path."""
-
-    __slots__ = ("now", "read", "stood_still")
-
-    def __init__(self, now: float) -> None:
-        self.now = now
-        self.read = monotonic()
-        """When it was read last, in seconds of the system's own monotonic clock."""
-        self.stood_still: Callable[[], None] = lambda: None
-        """Called by who finds that it was not read for longer than `STANDSTILL`."""

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
+from mqtt_nats.transport.turns import Turns
+
 # What a client that reads again is given at a time: enough for its socket to say that it is full again (bytes).
 PIECE: Final = 256 * 1024 + 1
 
@@ -189,12 +191,14 @@ def _packets(data: bytes) -> int:
 class Round:
     """The outlets that have something to write, flushed once per turn of the event loop."""
 
-    __slots__ = ("_schedule", "_scheduled", "ahead", "dirty", "dropped", "held", "lost", "most", "overfull")
+    __slots__ = ("_schedule", "_scheduled", "ahead", "dirty", "dropped", "held", "lost", "most", "overfull", "turns")
 
     def __init__(self, schedule: Callable[[Callable[[], None]], object]) -> None:
         """``schedule`` runs a function at the end of the turn (``loop.call_soon``)."""
         self._schedule = schedule
         self._scheduled = False
+        self.turns = Turns(schedule)
+        """For how long packets are handled in a turn."""
         self.dirty: list[Outlet] = []
         self.dropped = 0
         self.lost: Callable[[Outlet, bytes], None] | None = None

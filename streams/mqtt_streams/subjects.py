@@ -136,6 +136,11 @@ def subject_to_topic(subject: str) -> str:
     """
     if subject.startswith(SYSTEM_ROOT) and (len(subject) == len(SYSTEM_ROOT) or subject[len(SYSTEM_ROOT)] == "."):
         subject = SYSTEM_LEVEL + subject[len(SYSTEM_ROOT) :]
+    return _decoded(subject)
+
+
+def _decoded(subject: str) -> str:
+    """The reverse of encoding levels, for tokens anywhere in a subject: none of them is a root."""
     if "/" not in subject:
         return subject.replace(".", "/")
     parts = iter(subject.split("/"))
@@ -175,7 +180,7 @@ def wire_topic(subject: bytes) -> str | None:
 
 
 def subject_to_filter(subject: str) -> str:
-    """Map the first subject of `filter_to_subjects` back to its topic filter."""
+    """Map the first subject of `filter_to_subjects` back to its topic filter; only the first token can be a root."""
     tokens = subject.split(".")
     last = len(tokens) - 1
     levels = []
@@ -187,7 +192,7 @@ def subject_to_filter(subject: str) -> str:
         elif index == 0 and token == SYSTEM_ROOT:
             levels.append(SYSTEM_LEVEL)
         else:
-            levels.append(subject_to_topic(token))
+            levels.append(_decoded(token))
     return "/".join(levels)
 
 

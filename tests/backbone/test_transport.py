@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Iterable
 from typing import cast
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from mqtt_nats.backbone.link import ENOUGH, LARGE, Link
 from mqtt_nats.backbone.transport import Wire
+from tests.harness.waiting import aeventually
 
 Event = tuple[bytes, ...]
 
@@ -25,6 +27,16 @@ class FakeTransport(asyncio.Transport):
         super().__init__()
         self.written: list[bytes] = []
         self.lines: list[list[bytes]] = []
+        self.reading = True
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def is_closing(self) -> bool:
+        return False
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
         self.lines.append([bytes(data) for data in list_of_data])
@@ -60,6 +72,12 @@ class Bench:
         self.link.runs[b"1"] = self.run
         self.link.control = self.control  # type: ignore[method-assign]
         self.link.foreign = self.foreign  # type: ignore[method-assign,assignment]
+
+    async def come(self, data: bytes) -> None:
+        """Something is read; what takes longer than a turn is waited for."""
+        self.wire.data_received(data)
+        while not self.transport.reading:
+            await asyncio.sleep(0)
 
     def handler(self, sid: bytes):  # type: ignore[no-untyped-def]
         return lambda *message: self.events.append((sid, *message))
@@ -116,7 +134,7 @@ EVENTS: list[Event] = [
 
 async def test_in_one_read() -> None:
     bench = Bench()
-    bench.wire.data_received(STREAM)
+    await bench.come(STREAM)
     assert bench.events == EVENTS
     assert bench.runs == [3]
 
@@ -125,9 +143,10 @@ async def test_a_run_is_handed_on_at_once_as_far_as_it_is_there() -> None:
     bench = Bench()
     frame = b"MSG a.b 1 4\r\n%04d\r\n"
     data = b"".join(frame % number for number in range(1000))
-    bench.wire.data_received(data[:-3])
-    assert bench.runs == [999]
-    bench.wire.data_received(data[-3:])
+    await bench.come(data[:-3])
+    assert sum(bench.runs) == 999
+    assert len(bench.runs) <= 6, "each part is four times the one before"
+    await bench.come(data[-3:])
     assert [event[4] for event in bench.events] == [b"%04d" % number for number in range(1000)]
 
 
@@ -138,7 +157,7 @@ async def test_a_run_that_fails_fails_alone(caplog: pytest.LogCaptureFixture) ->
         raise RuntimeError("no")
 
     bench.link.runs[b"1"] = fail
-    bench.wire.data_received(STREAM)
+    await bench.come(STREAM)
     assert len(bench.events) == len(EVENTS) - 3
     assert caplog.text.count("a handler failed") == 1
 
@@ -146,7 +165,7 @@ async def test_a_run_that_fails_fails_alone(caplog: pytest.LogCaptureFixture) ->
 async def test_a_subscription_has_a_handler_of_runs_until_it_ends() -> None:
     bench = Bench()
     sid = bench.link.subscribe_raw(b"a", bench.handler(b"22"), run=bench.run)
-    bench.wire.data_received(b"MSG a %b 1\r\nx\r\nMSG a %b 1\r\ny\r\n" % (sid, sid))
+    await bench.come(b"MSG a %b 1\r\nx\r\nMSG a %b 1\r\ny\r\n" % (sid, sid))
     assert bench.runs == [2]
     bench.link.unsubscribe_raw(sid)
     assert sid not in bench.link.runs
@@ -156,7 +175,7 @@ async def test_a_subscription_has_a_handler_of_runs_until_it_ends() -> None:
 async def test_in_small_reads(size: int) -> None:
     bench = Bench()
     for start in range(0, len(STREAM), size):
-        bench.wire.data_received(STREAM[start : start + size])
+        await bench.come(STREAM[start : start + size])
     assert bench.events == EVENTS
 
 
@@ -164,8 +183,8 @@ async def test_cut_in_two_at_every_byte() -> None:
     bench = Bench()
     for cut in range(1, len(STREAM)):
         bench.events.clear()
-        bench.wire.data_received(STREAM[:cut])
-        bench.wire.data_received(STREAM[cut:])
+        await bench.come(STREAM[:cut])
+        await bench.come(STREAM[cut:])
         assert bench.events == EVENTS, cut
 
 
@@ -176,7 +195,7 @@ def test_cut_anywhere(cuts: list[int]) -> None:
         bench = Bench()
         edges = [0, *sorted(cuts), len(STREAM)]
         for start, stop in itertools.pairwise(edges):
-            bench.wire.data_received(STREAM[start:stop])
+            await bench.come(STREAM[start:stop])
         assert bench.events == EVENTS
 
     asyncio.run(run())
@@ -188,10 +207,10 @@ async def test_a_large_message_is_collected_and_joined_once() -> None:
     frame = b"MSG big 1 %d\r\n%b\r\nMSG next 1 1\r\nx\r\n" % (len(payload), payload)
     pieces = [frame[start : start + 4096] for start in range(0, len(frame), 4096)]
     for number, piece in enumerate(pieces[:-1], 1):
-        bench.wire.data_received(piece)
+        await bench.come(piece)
         assert len(bench.wire._parts) == number, "the pieces so far were joined before the message was complete"
         assert not bench.events
-    bench.wire.data_received(pieces[-1])
+    await bench.come(pieces[-1])
     assert bench.events == [(b"1", b"big", b"", b"", payload), (b"1", b"next", b"", b"", b"x")]
     assert not bench.wire._parts
 
@@ -203,7 +222,7 @@ async def test_a_handler_that_fails_fails_alone(caplog: pytest.LogCaptureFixture
         raise RuntimeError("no")
 
     bench.link.handlers[b"22"] = fail
-    bench.wire.data_received(STREAM)
+    await bench.come(STREAM)
     assert bench.events == [event for event in EVENTS if event[0] != b"22"]
     assert caplog.text.count("a handler failed") == 4
 
@@ -217,7 +236,7 @@ async def test_a_handler_may_end_its_own_subscription() -> None:
         link.unsubscribe_raw(b"22")
 
     link.handlers[b"22"] = once
-    bench.wire.data_received(b"MSG a 22 1\r\nx\r\nMSG a 22 1\r\ny\r\n")
+    await bench.come(b"MSG a 22 1\r\nx\r\nMSG a 22 1\r\ny\r\n")
     assert bench.events == [(b"x",), (b"foreign", b"22", b"a", b"", b"", b"y")]
     assert link.out == [b"UNSUB 22\r\n"]
 
@@ -282,7 +301,7 @@ async def test_ping_and_err() -> None:
     bench = Bench()
     link = bench.link
     del link.control
-    bench.wire.data_received(b"PING\r\n")
+    await bench.come(b"PING\r\n")
     assert link.out == [b"PONG\r\n"]
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0):
@@ -294,7 +313,7 @@ async def test_ping_and_err() -> None:
     await asyncio.sleep(0)
     written = b"".join(bench.transport.written)
     assert written.count(b"PING") == 2, "fences of one turn share one PING"
-    bench.wire.data_received(b"PONG\r\nPONG\r\n")
+    await bench.come(b"PONG\r\nPONG\r\n")
     await asyncio.gather(waiting, second)
 
 
@@ -318,3 +337,70 @@ async def test_the_end_of_an_old_connection_leaves_the_new_one_alone() -> None:
     new = bench.link.wire = Wire(bench.link, FakeTransport(), cast(asyncio.BaseProtocol, Former()))
     bench.wire.connection_lost(ConnectionResetError())
     assert bench.link.wire is new
+
+
+def many(count: int, kind: str) -> tuple[bytes, list[bytes]]:
+    """Messages of subscription 1 in a row, or in turn with others, and their payloads."""
+    payloads = [b"%05d" % number for number in range(count)]
+    subjects = (b"a", b"a") if kind == "run" else (b"a", b"b")
+    return b"".join(b"MSG %b 1 5\r\n%b\r\n" % (subjects[at % 2], one) for at, one in enumerate(payloads)), payloads
+
+
+class Slow(Bench):
+    """Each message takes two milliseconds."""
+
+    def handler(self, sid: bytes):  # type: ignore[no-untyped-def]
+        def handle(*message: bytes) -> None:
+            self.spend()
+            self.events.append((sid, *message))
+
+        return handle
+
+    def run(self, subject: bytes, payloads: list[bytes]) -> None:
+        for payload in payloads:
+            self.spend()
+            self.events.append((b"1", subject, b"", b"", payload))
+
+    def spend(self) -> None:
+        begun = time.monotonic()
+        while time.monotonic() < begun + 0.002:
+            pass
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return [event[-1] for event in self.events if len(event) > 1]
+
+
+@pytest.mark.parametrize("kind", ["run", "single"])
+async def test_what_takes_long_is_handled_in_turns(kind: str) -> None:
+    """A read whose messages take a second: reading pauses, and the rest of the gateway has its turns."""
+    bench = Slow()
+    data, payloads = many(500, kind)
+    bench.link.ticked = time.time()
+    bench.wire.data_received(data[:-3])
+    assert 0 < len(bench.payloads) < 100
+    assert not bench.transport.reading
+    bench.wire.data_received(data[-3:] + b"PONG\r\n")
+    turns = 0
+    while len(bench.payloads) < 500:
+        before = len(bench.payloads)
+        await asyncio.sleep(0)
+        bench.link.ticked = time.time()
+        turns += 1
+        assert len(bench.payloads) - before < 100
+    assert turns > 5
+    assert bench.payloads == payloads
+    await aeventually(lambda: bench.transport.reading)
+    assert bench.events[-1] == (b"PONG",)
+
+
+async def test_the_end_of_a_connection_comes_after_what_it_has_brought() -> None:
+    bench = Slow()
+    data, payloads = many(100, "single")
+    bench.wire.data_received(data)
+    assert len(bench.payloads) < 100
+    bench.wire.connection_lost(None)
+    assert bench.payloads == payloads
+    assert bench.former.lost == [None]
+    await asyncio.sleep(0)
+    assert bench.payloads == payloads

@@ -177,6 +177,12 @@ def test_longest_wire_topic() -> None:
         ("$SYS/broker/+", ("$MQTT_SYS.broker.*",)),
         ("$foo/#", ("$foo.>", "$foo")),
         ("$MQTT.x", ("$MQTT//x",)),
+        ("a/$MQTT_SYS/b", ("a.$MQTT_SYS.b",)),
+        ("+/$MQTT_SYS", ("*.$MQTT_SYS",)),
+        ("a/$SYS/#", ("a.$SYS.>", "a.$SYS")),
+        ("$SYS/$MQTT_SYS/+", ("$MQTT_SYS.$MQTT_SYS.*",)),
+        ("/$MQTT_SYS/#", ("/.$MQTT_SYS.>", "/.$MQTT_SYS")),
+        ("$MQTT_SYS.a/$MQTT_SYS", ("$MQTT_SYS//a.$MQTT_SYS",)),
     ],
 )
 def test_filters(topic_filter: str, expected: tuple[str, ...]) -> None:
@@ -231,6 +237,14 @@ def test_system_topics_have_their_own_root() -> None:
     assert subject_to_topic("$MQTT_SYSx.a") == "$MQTT_SYSx/a"
     with pytest.raises(ValueError, match="SYS"):
         system_subject("a/b")
+
+
+@pytest.mark.parametrize("topic", ["a/$MQTT_SYS/b", "a/$MQTT_SYS", "/$MQTT_SYS", "a/$SYS/b", "$SYSx/$MQTT_SYS"])
+def test_the_system_root_is_a_root_in_the_first_level_only(topic: str) -> None:
+    subject = topic_to_subject(topic)
+    assert subject_to_topic(subject) == topic
+    assert filter_to_subjects(topic) == (subject,)
+    assert subject_to_filter(subject) == topic
 
 
 @pytest.mark.parametrize("char", ["a", ".", " ", "é", "/", "\U0001f600"])

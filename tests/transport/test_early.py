@@ -2,7 +2,7 @@
 """What a client sends with its CONNECT, before that is answered, and what it takes while nothing is read from it."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import cast
 
 import pytest
@@ -25,6 +25,13 @@ class Transport:
     def __init__(self) -> None:
         self.unsent = 0
         self.reading = True
+        self.turns: list[Callable[[], None]] = []
+        """What is done at the end of a turn."""
+
+    def settle(self) -> None:
+        """Turns end until nothing waits for one."""
+        while self.turns:
+            self.turns.pop(0)()
 
     def get_write_buffer_size(self) -> int:
         return self.unsent
@@ -79,7 +86,7 @@ def _payloads(packet: Packet) -> Iterable[bytes]:
 def opened(kind: type[Connection] = Connection, **given: float) -> tuple[Connection, Recorder, Transport, Clock]:
     clock, transport = Clock(0.0), Transport()
     settings = Settings.model_validate(given)
-    connection = kind(LIMITS, Round(lambda _: None), settings, clock, Recorder)
+    connection = kind(LIMITS, Round(transport.turns.append), settings, clock, Recorder)
     connection.connection_made(cast(asyncio.Transport, transport))
     return connection, cast(Recorder, connection.handler), transport, clock
 
@@ -114,28 +121,31 @@ async def test_what_comes_with_connect_waits_as_it_is(size: int) -> None:
     connection.release(Hold.HANDSHAKE)
     for start in range(0, len(rest), 65_536):
         connection.data_received(rest[start : start + 65_536])
+    transport.settle()
     assert recorder.error is None
     assert recorder.payloads == payloads
 
 
 async def test_what_waits_is_as_wrong_as_it_was() -> None:
-    connection, recorder, _, _ = opened()
+    connection, recorder, transport, _ = opened()
     data, payloads = tiny(1000)
     connection.data_received(CONNECT + data + CONNECT)
     assert len(recorder.payloads) < len(payloads)
     connection.release(Hold.HANDSHAKE)
+    transport.settle()
     assert isinstance(recorder.error, MqttError)
     assert recorder.payloads == payloads
 
 
 async def test_a_connect_that_is_longer_than_what_is_looked_at() -> None:
-    connection, recorder, _, _ = opened()
+    connection, recorder, transport, _ = opened()
     connect = encode(Connect(4, "client", True, 10, "user", bytes(20_000)), 4)
     connection.data_received(connect + tiny(3)[0])
     (found, *_) = recorder.found
     assert isinstance(found, Connect)
     assert found.password == bytes(20_000)
     connection.release(Hold.HANDSHAKE)
+    transport.settle()
     assert recorder.payloads == tiny(3)[1]
 
 
@@ -144,6 +154,7 @@ async def test_a_rate_counts_what_waits_once() -> None:
     data, payloads = tiny(8000)
     connection.data_received(CONNECT + data)
     connection.release(Hold.HANDSHAKE)
+    transport.settle()
     assert isinstance(connection, PacedConnection)
     assert len(recorder.found) > 1
     assert recorder.payloads == payloads

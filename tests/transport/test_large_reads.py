@@ -3,7 +3,7 @@
 
 import asyncio
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import cast
 
 import pytest
@@ -40,6 +40,8 @@ class Socket:
         self.buffered = 0
         """How often something was read into a buffer of the protocol's."""
         self.secure = secure
+        self.turns: list[Callable[[], None]] = []
+        """What is done at the end of a turn."""
 
     def set_write_buffer_limits(self, high: int, low: int) -> None:
         """They are what they are."""
@@ -70,9 +72,15 @@ class Socket:
     def abort(self) -> None:
         self.closing = True
 
+    def end_turn(self) -> None:
+        """What waits for the end of the turn is done."""
+        if self.turns:
+            self.turns.pop(0)()
+
     def come(self, data: bytes, most: int = READ) -> None:
-        """Data arrives, and is read."""
+        """The former turn ends; data arrives, and is read."""
         self.waiting += data
+        self.end_turn()
         while self.waiting and self.reading and not self.closing:
             if isinstance(self.protocol, asyncio.BufferedProtocol):
                 with cast(memoryview, self.protocol.get_buffer(-1)) as buffer:
@@ -118,7 +126,7 @@ def connected(
     recorder = Recorder()
     settings = settings or Settings()
     kind = PacedConnection if settings.byte_rate else Connection
-    connection = kind(LIMITS, Round(lambda _: None), settings, Clock(0.0), lambda _: recorder)
+    connection = kind(LIMITS, Round(socket.turns.append), settings, Clock(0.0), lambda _: recorder)
     socket.protocol = connection
     connection.connection_made(cast(asyncio.Transport, socket))
     socket.come(encode(Connect(version, "client", True, 0), version))
@@ -144,7 +152,7 @@ async def feed(socket: Socket, data: bytes, sizes: Iterable[int]) -> None:
         at += size
         await asyncio.sleep(0)  # the client has its next turn
     socket.come(data[at:])
-    while socket.waiting:
+    while socket.waiting or socket.turns:
         await asyncio.sleep(0)
         socket.come(b"")
 
@@ -154,6 +162,8 @@ def expected(version: int, data: bytes) -> list[Packet]:
     _, socket, recorder = connected(version, Socket(secure=True))
     for at in range(0, len(data), 1000):
         socket.come(data[at : at + 1000])
+    while socket.turns:
+        socket.come(b"")
     return recorder.flat
 
 
@@ -236,7 +246,7 @@ async def test_who_sends_one_after_the_other_leaves_turns_to_others() -> None:
     socket.come(b"")
     assert len(recorder.flat) == 1
     assert connection.held
-    await asyncio.sleep(0)
+    socket.end_turn()
     assert not connection.held
 
 

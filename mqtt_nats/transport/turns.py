@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns of the event loop: for how long clients' packets are handled in one of them, and which clients are next.
+
+What one read brings may take seconds: packets on topics that are new each, or with many receivers. So the packets of a
+client are handled for `SLICE_S` at once, and those of all clients for `TURN_S` in a turn, and as long again for those
+that have waited. Clients that have just sent something come before those that go on with what they have sent: who
+sends little waits for a turn, however much others send.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from mqtt_nats.transport.connection import Connection
+
+TURN_S: Final = 0.01
+"""Seconds in one turn of the event loop for what is read in it, and for what was read before."""
+
+SLICE_S: Final = 0.005
+"""Seconds for one client."""
+
+
+class Turns:
+    """The present turn, and the connections that wait for one."""
+
+    __slots__ = ("_begun", "_fresh", "_others", "_schedule", "_until")
+
+    def __init__(self, schedule: Callable[[Callable[[], None]], object]) -> None:
+        """``schedule`` runs a function at the end of the turn (``loop.call_soon``)."""
+        self._schedule = schedule
+        self._begun = False
+        self._until = 0.0
+        self._fresh: deque[Connection] = deque()
+        """Those of which nothing has been handled yet."""
+        self._others: deque[Connection] = deque()
+
+    def until(self, now: float) -> float:
+        """Up to when a client's packets may be handled that are read now; 0 = they wait for another turn."""
+        if not self._begun:
+            self._begin(now)
+        end = self._until
+        if now >= end:
+            return 0.0
+        return min(end, now + SLICE_S)
+
+    def wait(self, connection: Connection, fresh: bool) -> None:
+        """Call :meth:`Connection.go_on` when it is the connection's turn; ``fresh``: nothing has been handled yet."""
+        (self._fresh if fresh else self._others).append(connection)
+        if not self._begun:
+            self._begin(monotonic())
+
+    @property
+    def waiting(self) -> int:
+        """How many connections wait."""
+        return len(self._fresh) + len(self._others)
+
+    def _begin(self, now: float) -> None:
+        self._begun = True
+        self._until = now + TURN_S
+        self._schedule(self._end)
+
+    def _end(self) -> None:
+        """The turn is over: go on with those that wait, one at least of those that had a turn before."""
+        self._begun = False
+        fresh, others = self._fresh, self._others
+        if not fresh and not others:
+            return
+        now = monotonic()
+        end = now + TURN_S
+        while fresh and now < end:
+            fresh.popleft().go_on(now + SLICE_S)
+            now = monotonic()
+        for _ in range(len(others)):
+            others.popleft().go_on(now + SLICE_S)
+            now = monotonic()
+            if now >= end:
+                break
+        if (fresh or others) and not self._begun:
+            self._begin(now)
+
+
+class Clock:
+    """The event loop's time, read once per tick: precise enough for deadlines, free for the message path."""
+
+    __slots__ = ("now", "read", "stood_still")
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+        self.read = monotonic()
+        """When it was read last, in seconds of the system's own monotonic clock."""
+        self.stood_still: Callable[[], None] = lambda: None
+        """Called by who finds that it was not read for longer than `STANDSTILL`."""

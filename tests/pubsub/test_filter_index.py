@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The filters that match a topic: the same as by the plain definition, at a cost that is bounded."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mqtt_nats.codec.topics import matches
+from mqtt_nats.pubsub.filter_index import BLOCK, DEPTH, FEW, FilterIndex
+
+LEVELS = st.sampled_from(["", "a", "b", "$x", "ab"])
+TOPICS = st.lists(LEVELS, min_size=1, max_size=4).map("/".join).filter(bool)
+
+
+@st.composite
+def filters(draw: st.DrawFn) -> str:
+    levels = draw(st.lists(st.one_of(LEVELS, st.just("+")), max_size=4))
+    if not levels or draw(st.booleans()):
+        levels.append("#")
+    return "/".join(levels) or "+"
+
+
+@given(st.lists(filters(), max_size=40, unique=True), st.lists(TOPICS, min_size=1, max_size=6), st.data())
+def test_match(added: list[str], topics: list[str], data: st.DataObject) -> None:
+    index: FilterIndex[str] = FilterIndex()
+    for each in added:
+        index.add(each, each)
+    assert len(index) == len(added)
+    for topic in topics:
+        assert sorted(index.match(topic)) == sorted(each for each in added if matches(each, topic))
+    removed = data.draw(st.lists(st.sampled_from(added), unique=True)) if added else []
+    for each in removed:
+        index.remove(each)
+        index.remove(each)
+    for topic in topics:
+        left = [each for each in added if each not in removed]
+        assert sorted(index.match(topic)) == sorted(each for each in left if matches(each, topic))
+
+
+def some(numbers: random.Random, most: int) -> str:
+    levels = [numbers.choice("ab++") for _ in range(numbers.randint(1, most))]
+    if numbers.random() < 0.3:
+        levels.append("#")
+    return "/".join(levels)
+
+
+@pytest.mark.parametrize("most", [4, DEPTH, DEPTH + 4])
+@settings(max_examples=5, deadline=None)
+@given(st.integers())
+def test_many_filters_that_come_and_go(most: int, seed: int) -> None:
+    """More than one block of filters in one place, at both sides of the depth from which filters share a place."""
+    numbers = random.Random(seed)
+    index: FilterIndex[str] = FilterIndex()
+    present: dict[str, None] = {}
+    for _ in range(3 * BLOCK):
+        each = some(numbers, most)
+        if numbers.random() < 0.75:
+            index.add(each, each)
+            present[each] = None
+        else:
+            index.remove(each)
+            present.pop(each, None)
+    for size in (len(present), len(present) // 2, FEW, 0):
+        while len(present) > size:
+            each = numbers.choice(list(present)) if len(present) < 100 else next(iter(present))
+            del present[each]
+            index.remove(each)
+        assert len(index) == size
+        for length in (1, 2, 4, DEPTH - 1, DEPTH, DEPTH + 1, DEPTH + 3):
+            topic = "/".join(numbers.choice("ab") for _ in range(length))
+            assert sorted(index.match(topic)) == sorted(each for each in present if matches(each, topic))
+
+
+@given(st.lists(filters(), max_size=40, unique=True))
+def test_nothing_is_left_behind(added: list[str]) -> None:
+    index: FilterIndex[str] = FilterIndex()
+    for each in added:
+        index.add(each, each)
+    for each in reversed(added):
+        index.remove(each)
+    assert len(index) == 0
+    assert not any(index._places)
+    assert not index._open.blocks
+    assert not index._open.values
+
+
+def test_a_value_is_replaced() -> None:
+    index: FilterIndex[int] = FilterIndex()
+    for each in ("a/b", "a/+", "#", "+/" * DEPTH + "a"):
+        index.add(each, 1)
+        index.add(each, 2)
+    assert index.match("a/b") == [2, 2, 2]
+    assert len(index) == 4
+
+
+def test_a_filter_that_was_never_added() -> None:
+    index: FilterIndex[int] = FilterIndex()
+    index.add("a/+/c", 1)
+    for absent in ("a", "a/b", "a/#", "a/+/c/d", "x", "+/+/c", "a/+/c/#", "#", "+"):
+        index.remove(absent)
+    assert index.match("a/b/c") == [1]
+
+
+def test_deep_topics() -> None:
+    index: FilterIndex[int] = FilterIndex()
+    deep = "/".join("a" * 20_000)
+    index.add(deep, 1)
+    index.add(deep + "/#", 2)
+    assert index.match(deep) == [1, 2]
+    index.remove(deep)
+    assert index.match(deep) == [2]
+
+
+@pytest.mark.parametrize("levels", [DEPTH, 120])
+def test_what_a_match_looks_at_is_bounded(levels: int) -> None:
+    """Thousands of filters with ``a`` or ``+`` in each level: what a topic meets is the places, and full blocks."""
+    numbers = random.Random(levels)
+    index: FilterIndex[str] = FilterIndex()
+    added: set[str] = set()
+    while len(added) < 5 * BLOCK:
+        each = "/".join(numbers.choice("a+") for _ in range(levels))
+        if each not in added:
+            index.add(each, each)
+            added.add(each)
+    assert sorted(index.match("/".join("a" * levels))) == sorted(added)
+    places = [place for at in index._places for place in at.values()] + [index._open, index._long]
+    assert len(places) <= DEPTH + 2
+    assert all(len(place.values) <= FEW or place.blocks for place in places)
+    assert sum(len(place.blocks) for place in places) <= len(added) // BLOCK + len(places)

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one client sends at once is handled in turns: others, and the rest of the gateway, have theirs between."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from time import monotonic
+from typing import cast
+
+import pytest
+
+from mqtt_nats.codec import Limits, MqttError, Packet, Publish, PublishRun, ReasonCode
+from mqtt_nats.config.settings import Settings
+from mqtt_nats.transport.connection import Clock, Connection, Hold
+from mqtt_nats.transport.rate_limited import PacedConnection
+from mqtt_nats.transport.turns import SLICE_S, TURN_S
+from mqtt_nats.transport.write_buffer import Round
+from tests.harness import raw
+from tests.harness.waiting import aeventually
+
+pytestmark = pytest.mark.anyio
+
+LIMITS = Limits(
+    max_packet_size=4096, connect_packet_size=1024, max_topic_levels=8, max_filters=8, max_user_properties=0
+)
+LONG = 0.25
+"""Seconds of a turn at most, on a machine that is shared with other tests: far less than what is sent takes."""
+
+
+class Slow:
+    """A handler that takes its time for each message, and notes when."""
+
+    def __init__(self, each: float) -> None:
+        self.each = each
+        self.found: list[bytes] = []
+        self.errors: list[ReasonCode] = []
+        self.ends = 0
+        self.connection: Connection | None = None
+        self.close_at = -1
+
+    def packets(self, packets: list[Packet]) -> None:
+        for packet in packets:
+            if isinstance(packet, Publish | PublishRun):
+                for payload in packet.payloads() if isinstance(packet, PublishRun) else [packet.payload]:
+                    begun = monotonic()
+                    while monotonic() < begun + self.each:
+                        pass
+                    self.found.append(payload)
+                    if len(self.found) == self.close_at and self.connection is not None:
+                        self.connection.close()
+
+    def broken(self, error: MqttError) -> None:
+        self.errors.append(error.reason)
+
+    def lost(self) -> None:
+        assert not self.ends
+        self.ends += 1
+
+
+@contextlib.contextmanager
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for each in (ours, theirs):
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        theirs.setblocking(False)
+        yield ours, theirs
+
+
+async def connected(ours: socket.socket, slow: Slow, round_: Round, clock: Clock) -> Connection:
+    connection = Connection(LIMITS, round_, Settings(), clock, lambda _: slow)
+    await asyncio.get_running_loop().create_connection(lambda: cast(asyncio.Protocol, connection), sock=ours)
+    return connection
+
+
+async def greeted(ours: socket.socket, theirs: socket.socket, slow: Slow, round_: Round, clock: Clock) -> Connection:
+    connection = await connected(ours, slow, round_, clock)
+    theirs.send(raw.connect())
+    await aeventually(lambda: connection.decoder.version == 4)
+    slow.connection = connection
+    return connection
+
+
+class Pulse:
+    """The longest time between two turns of the event loop."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.longest = 0.0
+        self.turns = 0
+        self._clock = clock
+        self._last = monotonic()
+        self._loop = asyncio.get_running_loop()
+        self._handle = self._loop.call_soon(self._beat)
+
+    def _beat(self) -> None:
+        now = self._clock.read = monotonic()
+        self.longest = max(self.longest, now - self._last)
+        self._last = now
+        self.turns += 1
+        self._handle = self._loop.call_soon(self._beat)
+
+    def stop(self) -> None:
+        self._handle.cancel()
+
+
+def messages(count: int, kind: str) -> tuple[bytes, list[bytes]]:
+    """Packets on one topic, as a run, or one by one; and their payloads."""
+    payloads = [b"%05d" % number for number in range(count)]
+    if kind == "run":
+        return b"".join(raw.publish("a", one) for one in payloads), payloads
+    topics = ("a", "b")
+    return b"".join(raw.publish(topics[at % 2], one, qos=1) for at, one in enumerate(payloads)), payloads
+
+
+@pytest.mark.parametrize("kind", ["run", "single"])
+async def test_turns_are_short(kind: str) -> None:
+    loop = asyncio.get_running_loop()
+    slow, round_, clock = Slow(0.002), Round(loop.call_soon), Clock(loop.time())
+    data, payloads = messages(600, kind)
+    with pair() as (ours, theirs):
+        connection = await greeted(ours, theirs, slow, round_, clock)
+        pulse = Pulse(clock)
+        theirs.send(data)
+        await aeventually(lambda: len(slow.found) == 600, 60)
+        pulse.stop()
+        assert slow.found == payloads
+        assert pulse.longest < LONG
+        assert pulse.turns > 5
+        await aeventually(lambda: not connection.held)
+        theirs.send(raw.publish("a", b"on"))
+        await aeventually(lambda: slow.found[-1] == b"on")
+        connection.abort()
+        await aeventually(lambda: slow.ends == 1)
+
+
+async def test_who_sends_little_comes_first() -> None:
+    """Twenty clients that each send for half a second: one message of another does not wait for them."""
+    loop = asyncio.get_running_loop()
+    round_, clock = Round(loop.call_soon), Clock(loop.time())
+    data, payloads = messages(300, "single")
+    with contextlib.ExitStack() as stack:
+        crowd = []
+        for _ in range(20):
+            ours, theirs = stack.enter_context(pair())
+            slow = Slow(0.002)
+            crowd.append((await greeted(ours, theirs, slow, round_, clock), theirs, slow))
+        ours, theirs = stack.enter_context(pair())
+        light = Slow(0.0)
+        connection = await greeted(ours, theirs, light, round_, clock)
+        pulse = Pulse(clock)
+        for _, other, _ in crowd:
+            other.send(data)
+        await aeventually(lambda: all(slow.found for _, _, slow in crowd), 30)
+        begun = monotonic()
+        theirs.send(raw.publish("a", b"soon"))
+        await aeventually(lambda: bool(light.found))
+        waited = monotonic() - begun
+        assert sum(len(slow.found) for _, _, slow in crowd) < 20 * 300 // 2
+        assert waited < 2 * LONG
+        some = [len(slow.found) for _, _, slow in crowd]
+        assert max(some) < min(some) + 100, "all have their share"
+        await aeventually(lambda: all(len(slow.found) == 300 for _, _, slow in crowd), 60)
+        pulse.stop()
+        assert all(slow.found == payloads for _, _, slow in crowd)
+        for one, _, _ in crowd:
+            one.abort()
+        connection.abort()
+        await aeventually(lambda: all(slow.ends for _, _, slow in crowd) and light.ends == 1)
+
+
+@pytest.mark.parametrize("end", ["error", "fin"])
+async def test_what_was_sent_before_the_end_is_handled(end: str) -> None:
+    loop = asyncio.get_running_loop()
+    slow, round_, clock = Slow(0.002), Round(loop.call_soon), Clock(loop.time())
+    data, payloads = messages(200, "single")
+    with pair() as (ours, theirs):
+        connection = await greeted(ours, theirs, slow, round_, clock)
+        pulse = Pulse(clock)
+        theirs.send(data)
+        await aeventually(lambda: bool(slow.found))
+        transport = connection.transport
+        assert transport is not None
+        if end == "error":
+            connection.connection_lost(ConnectionResetError())  # as TLS does, and WebSocket
+            assert not slow.ends
+        else:
+            theirs.close()
+        await aeventually(lambda: slow.ends == 1, 30)
+        pulse.stop()
+        transport.abort()
+        await asyncio.sleep(0)
+        assert slow.found == payloads
+
+
+async def test_nothing_is_handled_after_the_gateway_has_closed() -> None:
+    loop = asyncio.get_running_loop()
+    slow, round_, clock = Slow(0.002), Round(loop.call_soon), Clock(loop.time())
+    slow.close_at = 20
+    with pair() as (ours, theirs):
+        await greeted(ours, theirs, slow, round_, clock)
+        theirs.send(messages(400, "single")[0] + b"\xff")
+        await aeventually(lambda: slow.ends == 1)
+        assert len(slow.found) <= 32
+        assert not slow.errors
+
+
+async def test_a_gateway_that_closes_after_the_end() -> None:
+    loop = asyncio.get_running_loop()
+    slow, round_, clock = Slow(0.002), Round(loop.call_soon), Clock(loop.time())
+    with pair() as (ours, theirs):
+        connection = await greeted(ours, theirs, slow, round_, clock)
+        theirs.send(messages(400, "single")[0])
+        await aeventually(lambda: bool(slow.found))
+        transport = connection.transport
+        assert transport is not None
+        connection.connection_lost(None)
+        connection.close()
+        await aeventually(lambda: slow.ends == 1)
+        transport.abort()
+        assert len(slow.found) < 400
+
+
+async def test_a_violation_is_reported_after_what_came_before_it() -> None:
+    loop = asyncio.get_running_loop()
+    slow, round_, clock = Slow(0.002), Round(loop.call_soon), Clock(loop.time())
+    data, payloads = messages(100, "single")
+    with pair() as (ours, theirs):
+        connection = await greeted(ours, theirs, slow, round_, clock)
+        theirs.send(data + b"\xff")
+        await aeventually(lambda: bool(slow.errors))
+        assert slow.found == payloads
+        assert slow.errors == [ReasonCode.MALFORMED_PACKET]
+        connection.abort()
+        await aeventually(lambda: slow.ends == 1)
+
+
+@pytest.mark.parametrize("why", [Hold.STANDSTILL, Hold.LEASE])
+async def test_a_session_that_may_have_moved(why: int) -> None:
+    """What was read before waits, like what comes then."""
+    loop = asyncio.get_running_loop()
+    slow, round_, clock = Slow(0.002), Round(loop.call_soon), Clock(loop.time())
+    data, payloads = messages(200, "single")
+    with pair() as (ours, theirs):
+        connection = await greeted(ours, theirs, slow, round_, clock)
+        theirs.send(data)
+        await aeventually(lambda: bool(slow.found))
+        connection.hold(why)
+        before = len(slow.found)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(slow.found) == before < 200
+        connection.release(why)
+        await aeventually(lambda: len(slow.found) == 200, 30)
+        assert slow.found == payloads
+        await aeventually(lambda: not connection.held)
+        connection.abort()
+        await aeventually(lambda: slow.ends == 1)
+
+
+async def test_a_rate_counts_each_message_once() -> None:
+    loop = asyncio.get_running_loop()
+    slow, round_, clock = Slow(0.001), Round(loop.call_soon), Clock(loop.time())
+    settings = Settings.model_validate({"message_rate": 1000.0, "rate_burst": 1, "byte_rate": "1MiB"})
+    with pair() as (ours, theirs):
+        connection = PacedConnection(LIMITS, round_, settings, clock, lambda _: slow)
+        await loop.create_connection(lambda: cast(asyncio.Protocol, connection), sock=ours)
+        theirs.send(raw.connect())
+        await aeventually(lambda: connection.decoder.version == 4)
+        begun = monotonic()
+        theirs.send(messages(1500, "run")[0])
+        await aeventually(lambda: len(slow.found) == 1500, 30)
+        theirs.send(raw.publish("a", b"next"))
+        await aeventually(lambda: len(slow.found) == 1501, 30)
+        assert 0.3 < monotonic() - begun < 20
+        assert not slow.errors
+        connection.abort()
+        await aeventually(lambda: slow.ends == 1)
+
+
+def test_a_turn_is_bounded() -> None:
+    assert SLICE_S <= TURN_S <= 0.02
