@@ -76,8 +76,7 @@ class Bench:
     async def come(self, data: bytes) -> None:
         """Something is read; what takes longer than a turn is waited for."""
         self.wire.data_received(data)
-        while not self.transport.reading:
-            await asyncio.sleep(0)
+        await aeventually(lambda: self.transport.reading)
 
     def handler(self, sid: bytes):  # type: ignore[no-untyped-def]
         return lambda *message: self.events.append((sid, *message))
