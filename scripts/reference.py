@@ -60,7 +60,7 @@ WHEN: Final = {
     "BAD_AUTHENTICATION_METHOD": "The method of enhanced authentication is not served here, or is not that of CONNECT.",
     "KEEP_ALIVE_TIMEOUT": "DISCONNECT: nothing came for one and a half times the keep alive.",
     "SESSION_TAKEN_OVER": "DISCONNECT: another connection has come with the same client id, at whichever gateway.",
-    "TOPIC_FILTER_INVALID": "SUBACK, UNSUBACK: the filter is not legal, or longer or deeper than the limits.",
+    "TOPIC_FILTER_INVALID": "SUBACK, UNSUBACK: the filter is longer or deeper than the limits.",
     "TOPIC_NAME_INVALID": "PUBACK, PUBREC, DISCONNECT: the topic is not legal, or longer or deeper than the limits.",
     "PACKET_IDENTIFIER_IN_USE": "Not sent by a gateway: a repeated identifier is the same publish again.",
     "PACKET_IDENTIFIER_NOT_FOUND": "PUBREL, PUBCOMP: nothing is known of this identifier.",

@@ -13,6 +13,7 @@ from mqtt_nats.codec import (
     Disconnect,
     InvalidClientId,
     MqttError,
+    NewerProtocolVersion,
     PacketTooLarge,
     Properties,
     ReasonCode,
@@ -162,7 +163,7 @@ def refusal(version: int, error: MqttError) -> bytes:
     Args:
         version: of the CONNECT packet, 0 when it is not known.
     """
-    if version == 5:
+    if version == 5 or isinstance(error, NewerProtocolVersion):  # [MQTT-3.1.2-2] (5.0)
         return connack_error(error, TERMS)
     # [MQTT-3.1.2-2], [MQTT-3.1.3-8]; any other bad CONNECT gets no answer [MQTT-3.1.4-1] [MQTT-3.2.2-6]
     if isinstance(error, (UnsupportedProtocolVersion, InvalidClientId)):

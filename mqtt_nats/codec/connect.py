@@ -9,6 +9,7 @@ from mqtt_nats.codec.errors import (
     EncodeError,
     InvalidClientId,
     MalformedPacket,
+    NewerProtocolVersion,
     ProtocolError,
     UnsupportedProtocolVersion,
 )
@@ -76,6 +77,8 @@ def read_protocol(reader: Reader) -> tuple[int, bool]:
             return level, False
         if level in (_BRIDGE | 3, _BRIDGE | 4):
             return 4, True
+        if level > 5:
+            raise NewerProtocolVersion(f"protocol level {level} is neither MQTT 3.1.1 nor MQTT 5.0")
     elif name == b"MQIsdp" and level == _BRIDGE | 3:
         return 4, True
     raise UnsupportedProtocolVersion("protocol is neither MQTT 3.1.1 nor MQTT 5.0")

@@ -5,6 +5,7 @@ MqttError                       what the peer did; carries the reason code to an
 ├── MalformedPacket             0x81
 ├── ProtocolError               0x82
 ├── UnsupportedProtocolVersion  0x84
+│   └── NewerProtocolVersion    0x84
 ├── InvalidClientId             0x85
 ├── NotAuthorized               0x87
 ├── TopicFilterInvalid          0x8F
@@ -50,6 +51,10 @@ class UnsupportedProtocolVersion(MqttError):
     """CONNECT names a protocol or level that is not spoken here."""
 
     reason = ReasonCode.UNSUPPORTED_PROTOCOL_VERSION
+
+
+class NewerProtocolVersion(UnsupportedProtocolVersion):
+    """CONNECT names a version of MQTT that is newer than 5.0: it is answered as 5.0 answers."""
 
 
 class InvalidClientId(MqttError):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mqtt_nats.codec.errors import EncodeError, MalformedPacket, ProtocolError, QuotaExceeded
 from mqtt_nats.codec.properties import Properties, place, put_properties, read_properties
+from mqtt_nats.codec.topics import SHARED, check_filter_syntax
 from mqtt_nats.codec.wire import Limits, PacketKind, Reader, put_packet, put_packet_id, put_string
 
 _SUBSCRIBE = place(PacketKind.SUBSCRIBE)
@@ -23,7 +24,7 @@ _UNSUBACK_CODES = frozenset({0x00, 0x11, 0x80, 0x83, 0x87, 0x8F, 0x91})  # [MQTT
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """One filter of a SUBSCRIBE, any UTF-8 string: the codec leaves its syntax to `validate_topic_filter`."""
+    """One filter of a SUBSCRIBE: what is none is malformed, limits are for who knows them."""
 
     topic_filter: str
     qos: int
@@ -81,6 +82,7 @@ def read_subscribe(reader: Reader, version: int, limits: Limits) -> Subscribe:
         if len(filters) >= limits.max_filters:
             raise QuotaExceeded(f"more than {limits.max_filters} filters in one packet")
         topic_filter = reader.string()  # [MQTT-3.8.3-1] (3.1.1, 5.0)
+        check_filter_syntax(topic_filter)
         options = reader.u8()
         if options & (0xC0 if version == 5 else 0xFC):  # [MQTT-3-8.3-4] (3.1.1), [MQTT-3.8.3-5] (5.0)
             raise MalformedPacket("reserved bits of the subscription options are set")
@@ -89,7 +91,7 @@ def read_subscribe(reader: Reader, version: int, limits: Limits) -> Subscribe:
         handling = options >> 4 & 3
         if qos == 3 or handling == 3:
             raise ProtocolError("QoS or retain handling is 3")
-        if no_local and topic_filter.startswith("$share/"):  # [MQTT-3.8.3-4] (5.0)
+        if no_local and topic_filter.startswith(SHARED):  # [MQTT-3.8.3-4] (5.0)
             raise ProtocolError("no local on a shared subscription")
         filters.append(Subscription(topic_filter, qos, no_local, bool(options & 8), handling))
     if not filters:  # [MQTT-3.8.3-3] (3.1.1), [MQTT-3.8.3-2] (5.0)
@@ -125,7 +127,9 @@ def read_unsubscribe(reader: Reader, version: int, limits: Limits) -> Unsubscrib
     while reader.pos < reader.end:
         if len(filters) >= limits.max_filters:
             raise QuotaExceeded(f"more than {limits.max_filters} filters in one packet")
-        filters.append(reader.string())  # [MQTT-3.10.3-1] (3.1.1, 5.0)
+        topic_filter = reader.string()  # [MQTT-3.10.3-1] (3.1.1, 5.0)
+        check_filter_syntax(topic_filter)
+        filters.append(topic_filter)
     if not filters:  # [MQTT-3.10.3-2] (3.1.1, 5.0)
         raise ProtocolError("UNSUBSCRIBE without filter")
     return Unsubscribe(packet_id, tuple(filters), properties)

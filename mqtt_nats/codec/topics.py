@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from mqtt_nats.codec.errors import MalformedPacket, TopicFilterInvalid, TopicNameInvalid
 from mqtt_nats.codec.wire import text
 
@@ -11,6 +13,9 @@ MAX_LEVELS = 65_535
 
 MAX_BYTES = 65_535
 """The longest string there is."""
+
+SHARED: Final = "$share/"
+"""What the filter of a shared subscription begins with."""
 
 
 def validate_topic_name(key: bytes, max_levels: int = MAX_LEVELS, max_bytes: int = MAX_BYTES) -> str:
@@ -37,24 +42,50 @@ def check_topic_name(topic: str, max_levels: int = MAX_LEVELS) -> None:
         raise TopicNameInvalid(f"topic name has more than {max_levels} levels")
 
 
+def _check_syntax(topic_filter: str) -> None:
+    if not topic_filter:  # [MQTT-4.7.3-1] (3.1.1, 5.0)
+        raise MalformedPacket("topic filter is empty")
+    if "\0" in topic_filter:  # [MQTT-4.7.3-2] (3.1.1, 5.0)
+        raise MalformedPacket("topic filter contains U+0000")
+    if "#" in topic_filter:  # [MQTT-4.7.1-2] (3.1.1), [MQTT-4.7.1-1] (5.0)
+        body = topic_filter[:-1]
+        if "#" in body or (body and body[-1] != "/"):
+            raise MalformedPacket("# is not the whole of the last level")
+    if "+" in topic_filter:  # [MQTT-4.7.1-3] (3.1.1), [MQTT-4.7.1-2] (5.0)
+        for level in topic_filter.split("/"):
+            if "+" in level and level != "+":
+                raise MalformedPacket("+ is not the whole of a level")
+
+
+def split_shared(text: str) -> tuple[str, str]:
+    """Group and topic filter of `$share/<group>/<filter>`; both empty where the group, or the slash after it, is none.
+
+    [MQTT-4.8.2-1] [MQTT-4.8.2-2] (5.0)
+    """
+    group, slash, topic_filter = text[len(SHARED) :].partition("/")
+    return (group, topic_filter) if group and slash and "+" not in group and "#" not in group else ("", "")
+
+
+def check_filter_syntax(text: str) -> None:
+    """Raise MalformedPacket for what is no topic filter in a SUBSCRIBE or UNSUBSCRIBE, shared or not."""
+    topic_filter = text
+    if text.startswith(SHARED):
+        group, topic_filter = split_shared(text)
+        if not group:
+            raise MalformedPacket("a shared subscription is $share/<group>/<filter>")
+    _check_syntax(topic_filter)
+
+
 def validate_topic_filter(topic_filter: str, max_levels: int = MAX_LEVELS, max_bytes: int = MAX_BYTES) -> None:
     """Raise TopicFilterInvalid for an empty filter, NUL, a misplaced wildcard, too many levels or bytes of UTF-8."""
-    if not topic_filter:  # [MQTT-4.7.3-1] (3.1.1, 5.0)
-        raise TopicFilterInvalid("topic filter is empty")
-    if "\0" in topic_filter:  # [MQTT-4.7.3-2] (3.1.1, 5.0)
-        raise TopicFilterInvalid("topic filter contains U+0000")
     if len(topic_filter) * 4 > max_bytes and len(topic_filter.encode()) > max_bytes:
         raise TopicFilterInvalid(f"topic filter has more than {max_bytes} bytes")
     if topic_filter.count("/") >= max_levels:
         raise TopicFilterInvalid(f"topic filter has more than {max_levels} levels")
-    if "#" in topic_filter:  # [MQTT-4.7.1-2] (3.1.1), [MQTT-4.7.1-1] (5.0)
-        body = topic_filter[:-1]
-        if "#" in body or (body and body[-1] != "/"):
-            raise TopicFilterInvalid("# is not the whole of the last level")
-    if "+" in topic_filter:  # [MQTT-4.7.1-3] (3.1.1), [MQTT-4.7.1-2] (5.0)
-        for level in topic_filter.split("/"):
-            if "+" in level and level != "+":
-                raise TopicFilterInvalid("+ is not the whole of a level")
+    try:
+        _check_syntax(topic_filter)
+    except MalformedPacket as error:
+        raise TopicFilterInvalid(str(error)) from None
 
 
 def matches(topic_filter: str, topic: str) -> bool:

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from typing import Final
 
 from mqtt_nats.codec import TopicFilterInvalid, validate_topic_filter
+from mqtt_nats.codec.topics import SHARED, split_shared
 from mqtt_streams.shared import group_hash
 
-PREFIX: Final = "$share/"
+PREFIX: Final = SHARED
 
 
 def parse_shared(text: str, max_levels: int) -> tuple[str, str]:
@@ -19,8 +20,8 @@ def parse_shared(text: str, max_levels: int) -> tuple[str, str]:
         TopicFilterInvalid: the group's name is empty or has a wildcard, or the filter is illegal
             [MQTT-4.8.2-1] [MQTT-4.8.2-2] (5.0).
     """
-    group, slash, topic_filter = text.removeprefix(PREFIX).partition("/")
-    if not group or not slash or "+" in group or "#" in group:
+    group, topic_filter = split_shared(text)
+    if not group:
         raise TopicFilterInvalid("a shared subscription is $share/<group>/<filter>")
     validate_topic_filter(topic_filter, max_levels)
     return group, topic_filter

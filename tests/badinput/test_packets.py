@@ -9,7 +9,7 @@ import pytest
 
 from mqtt_nats.config.settings import Settings
 from tests.conftest import GatewayFactory
-from tests.harness import raw
+from tests.harness import raw, raw5
 from tests.harness.bystanders import Bystanders
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
@@ -158,7 +158,7 @@ def test_a_violation_closes_the_connection(gateway: Gateway, data: bytes) -> Non
 @pytest.mark.parametrize(
     ("name", "level"),
     [
-        *((b"MQTT", level) for level in (0, 1, 2, 3, 6, 0x7F, 0x80, 0x82, 0x85, 0xFF)),
+        *((b"MQTT", level) for level in (0, 1, 2, 3)),
         *((b"MQIsdp", level) for level in (3, 4, 0x84)),
         (b"mqtt", 4),
         (b"MQTTS", 4),
@@ -172,6 +172,19 @@ def test_another_protocol_name_or_level_is_answered_with_1(gateway: Gateway, nam
         client.send(connect("x", name=name, level=level))
         (answer,) = client.expect_closed()
         assert (answer.first, answer.body) == (0x20, b"\0\x01")
+
+
+@pytest.mark.parametrize("level", [6, 7, 0x7F, 0x80, 0x82, 0x85, 0xFF])
+@pytest.mark.parametrize("more", [b"", b"\0" * 100])
+def test_a_newer_version_is_answered_as_5_0_does(gateway: Gateway, level: int, more: bytes) -> None:
+    """[MQTT-3.1.2-2] (5.0): CONNACK of 5.0 with 0x84, whatever follows the level."""
+    with Raw(gateway.port) as client:
+        client.send(packet(0x10, field(b"MQTT") + bytes((level,)) + more))
+        (one,) = client.expect_closed()
+        assert one.first == 0x20
+        found = raw5.answer(one)
+        assert found.reason == 0x84
+        assert f"level {level}" in found.get(raw5.REASON_STRING)
 
 
 def test_empty_client_id_without_clean_session_is_answered_with_2(gateway: Gateway) -> None:

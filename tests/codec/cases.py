@@ -271,7 +271,7 @@ CASES = [
         "820a 0001 0001 23 02 0001 2b 00",
         Subscribe(1, (Subscription("#", 2), Subscription("+", 0))),
     ),
-    _case("subscribe empty filter", 4, "client", "8205 0001 0000 00", Subscribe(1, (Subscription("", 0),))),
+    _case("subscribe slash", 4, "client", "8206 0001 0001 2f 00", Subscribe(1, (Subscription("/", 0),))),
     _case(
         "subscribe options",
         5,

@@ -120,9 +120,11 @@ def acks(draw: st.DrawFn, version: int) -> Packet:
     return AckRun(kind, [draw(packet_ids)])
 
 
+# "x" in front: no shared subscription, where No Local is not allowed
+filters = st.builds("x{}{}".format, topics, st.sampled_from(("", "/", "/+", "/#", "/+/x", "/+/+/#")))
+
+
 def subscribes(version: int) -> st.SearchStrategy[Packet]:
-    # "x" in front: no shared subscription, where No Local is not allowed
-    filters = text.map("x".__add__)
     if version == 5:
         one = st.builds(Subscription, filters, qos, st.booleans(), st.booleans(), qos)
     else:
@@ -144,7 +146,7 @@ def from_client(version: int) -> st.SearchStrategy[Packet]:
         st.builds(
             Unsubscribe,
             packet_ids,
-            st.lists(text, min_size=1, max_size=5).map(tuple),
+            st.lists(filters | filters.map("$share/g/{}".format), min_size=1, max_size=5).map(tuple),
             _for(version, place(PacketKind.UNSUBSCRIBE)),
         ),
         st.just(PingReq()),

@@ -11,6 +11,7 @@ from mqtt_nats.codec import (
     Limits,
     MalformedPacket,
     MqttError,
+    NewerProtocolVersion,
     PacketTooLarge,
     ProtocolError,
     QuotaExceeded,
@@ -22,6 +23,7 @@ from mqtt_nats.codec import (
 from tests.codec.support import LIMITS, decoder, outcome
 
 MALFORMED, PROTOCOL, VERSION = MalformedPacket, ProtocolError, UnsupportedProtocolVersion
+NEWER = NewerProtocolVersion
 NAME = "00044d515454"
 
 Row = tuple[str, int, str, type[MqttError]]
@@ -44,7 +46,12 @@ FROM_CLIENT: list[Row] = [
     ("MQTT 3.1", 0, "100f 00064d5149736470 03 02 003c 0001 61", VERSION),
     ("name of 3.1, level 4", 0, "100f 00064d5149736470 04 02 003c 0001 61", VERSION),
     *[
-        (f"level {level:#04x} [MQTT-3.1.2-2]", 0, f"100d {NAME} {level:02x} 02 003c 0001 61", VERSION)
+        (
+            f"level {level:#04x} [MQTT-3.1.2-2]",
+            0,
+            f"100d {NAME} {level:02x} 02 003c 0001 61",
+            VERSION if level < 6 else NEWER,
+        )
         for level in (0, 1, 2, 3, 6, 0x7F, 0x80, 0x82, 0x85, 0xFF)
     ],
     ("level missing", 0, f"1006 {NAME}", MALFORMED),
@@ -178,7 +185,12 @@ FROM_CLIENT: list[Row] = [
     ("SUBSCRIBE options in 3.1.1 [MQTT-3-8.3-4]", 4, "8206 0001 0001 61 04", MALFORMED),
     ("SUBSCRIBE reserved options [MQTT-3.8.3-5] (5.0)", 5, "8207 0001 00 0001 61 40", MALFORMED),
     ("SUBSCRIBE retain handling 3", 5, "8207 0001 00 0001 61 30", PROTOCOL),
-    ("SUBSCRIBE no local, shared [MQTT-3.8.3-4] (5.0)", 5, "820f 0001 00 0009 2473686172652f612f 04", PROTOCOL),
+    ("SUBSCRIBE no local, shared [MQTT-3.8.3-4] (5.0)", 5, "8210 0001 00 000a 2473686172652f612f62 04", PROTOCOL),
+    ("SUBSCRIBE empty filter [MQTT-4.7.3-1]", 4, "8205 0001 0000 00", MALFORMED),
+    ("SUBSCRIBE a# [MQTT-4.7.1-2]", 4, "8207 0001 0002 6123 00", MALFORMED),
+    ("SUBSCRIBE shared, empty filter", 5, "820f 0001 00 0009 2473686172652f612f 00", MALFORMED),
+    ("UNSUBSCRIBE empty filter [MQTT-4.7.3-1]", 4, "a204 0001 0000", MALFORMED),
+    ("UNSUBSCRIBE +a [MQTT-4.7.1-2] (5.0)", 5, "a207 0001 00 0002 2b61", MALFORMED),
     ("SUBSCRIBE filter not UTF-8 [MQTT-3.8.3-1]", 4, "8206 0001 0001 fe 00", MALFORMED),
     ("SUBSCRIBE filter with NUL [MQTT-4.7.3-2]", 4, "8206 0001 0001 00 00", MALFORMED),
     ("SUBSCRIBE too many filters", 4, "8256 0001" + "0001 61 00" * 21, QuotaExceeded),

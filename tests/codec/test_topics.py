@@ -19,6 +19,7 @@ from mqtt_nats.codec import (
     validate_topic_filter,
     validate_topic_name,
 )
+from mqtt_nats.codec.topics import check_filter_syntax
 from tests.codec.support import key
 
 
@@ -82,6 +83,21 @@ def test_filters(topic_filter: str) -> None:
 def test_bad_filters(topic_filter: str) -> None:
     with pytest.raises(TopicFilterInvalid):
         validate_topic_filter(topic_filter)
+
+
+@pytest.mark.parametrize("text", ["a/#", "$share", "$share/g/a", "$share/g/+/#", "$share/g//", "$share/$x/$y"])
+def test_what_may_stand_in_a_packet(text: str) -> None:
+    check_filter_syntax(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "a#", "+a", "$share/", "$share/g", "$share//a", "$share/g/", "$share/+/a", "$share/a#/b", "$share/g/a#"],
+)
+def test_what_may_not(text: str) -> None:
+    """It is the packet that is wrong, not the filter that is refused."""
+    with pytest.raises(MalformedPacket):
+        check_filter_syntax(text)
 
 
 @pytest.mark.parametrize(

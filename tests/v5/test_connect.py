@@ -255,7 +255,8 @@ def test_behind_a_refused_connect(gateway: Gateway, open5: Opener, name: str) ->
         (connect(name, flags=4, tail=will("$JS/API/INFO", b"")), 0x87),
         (connect(name, flags=1), 0x81),
         (connect(name, STORED, STORED), 0x82),
-        (packet(0x10, field("MQTT") + b"\x06\x02\0\x3c\0" + field("")), 1),
+        (packet(0x10, field("MQTT") + b"\x06\x02\0\x3c\0" + field("")), 0x84),
+        (packet(0x10, field("MQTT") + b"\x03\x02\0\x3c" + field("")), 1),
     ):
         with Raw(gateway.port) as client:
             client.send(data + behind)

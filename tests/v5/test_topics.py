@@ -47,11 +47,11 @@ def test_wildcards_in_topics(gateway: Gateway, open5: Opener, name: str) -> None
     ["#a", "a#", "a/#/b", "#/a", "##", "a/b#", "a/#b", "+a", "a+", "a/+b/c", "++", "a/b+", "+#"],
 )
 def test_misplaced_wildcards(open5: Opener, session: list[bytes], topic_filter: str) -> None:
-    """[MQTT-4.7.1-1], [MQTT-4.7.1-2] (5.0): refused by themselves."""
-    client = open5("misplaced", *session)
-    assert client.subscribed((topic_filter, 1), ("fine/+/#", 1)) == (0x8F, 1)
-    client.send(unsubscribe(topic_filter))
-    client.answer(UNSUBACK, 1, 0x8F)
+    """[MQTT-4.7.1-1], [MQTT-4.7.1-2], [MQTT-4.13.1-1] (5.0): the packet is malformed, and nothing of it is done."""
+    for data in (subscribe(("fine/+/#", 1), (topic_filter, 1)), unsubscribe("fine", topic_filter)):
+        client = open5("misplaced", *session)
+        client.send(data)
+        client.ended(0x81)
 
 
 MATCHES = {
@@ -118,10 +118,11 @@ def test_topics_that_begin_with_a_dollar(open5: Opener, name: str, session: list
 
 def test_empty_ones(gateway: Gateway, open5: Opener) -> None:
     """[MQTT-4.7.3-1] (5.0)"""
+    for data in (subscribe(("/", 0), ("", 0)), unsubscribe("/", "")):
+        client = open5()
+        client.send(data)
+        client.ended(0x81)
     client = open5()
-    assert client.subscribed(("", 0), ("/", 0)) == (0x8F, 0)
-    client.send(unsubscribe(""))
-    client.answer(UNSUBACK, 1, 0x8F)
     client.send(publish("", b"x"))
     client.ended(0x82)
     refused(gateway.port, connect("", flags=4, tail=will("", b"")), 0x90)
