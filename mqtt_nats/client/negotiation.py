@@ -29,6 +29,16 @@ if TYPE_CHECKING:
 NEVER: Final = 0xFFFFFFFF
 """A session expiry interval that does not end (section 3.1.2.11.2)."""
 
+HEADED: Final = 5120
+"""Bytes of `max_payload` for what a stored message has besides its payload: subject, client id, names of headers."""
+
+CLIENT_USUAL: Final = 256
+CLIENT_COPIES: Final = 12
+"""Bytes of a header for each character of a client id that is longer than usual, percent-encoded."""
+
+SMALLEST: Final = 1024
+"""Maximum Packet Size at least, in bytes."""
+
 UNLIMITED: Final = MAX_REMAINING_LENGTH + 5
 
 _IN_CONNACK: Final = frozenset((*range(0x80, 0x8B), 0x8C, 0x90, 0x95, 0x97, *range(0x99, 0x9E), 0x9F))
@@ -102,6 +112,12 @@ def keep_alive(connect: Connect, settings: Settings) -> int:
     return longest
 
 
+def largest_packet(client: Client, client_id: str) -> int:
+    """Maximum Packet Size: what is accepted, as far as a PUBLISH of that size without properties can be stored."""
+    most = client.broker.store.max_payload - HEADED - CLIENT_COPIES * max(len(client_id) - CLIENT_USUAL, 0)
+    return min(int(client.connection.settings.max_packet_size), max(most, SMALLEST))
+
+
 def welcome(client: Client, connect: Connect, present: bool, more: Properties | None = None) -> bytes:
     """CONNACK of a connection that is accepted; ``more`` are properties of its authentication."""
     if client.version != 5:
@@ -117,13 +133,14 @@ def welcome(client: Client, connect: Connect, present: bool, more: Properties | 
     asked = (connect.properties or {}).get("session_expiry_interval", 0)
     expiry = NEVER if client.expiry is None else client.expiry
     told = -1 if expiry == asked else expiry
-    kind = (present, settings.receive_maximum, settings.max_packet_size, settings.max_qos, told)
+    largest = largest_packet(client, client.client_id)
+    kind = (present, settings.receive_maximum, largest, settings.max_qos, told)
     known = client.broker.welcomes.get(kind) if usual else None
     if known is not None:
         return known
     properties: Properties = {
         "receive_maximum": settings.receive_maximum,
-        "maximum_packet_size": int(settings.max_packet_size),
+        "maximum_packet_size": largest,
     }
     if settings.max_qos < 2:
         properties["maximum_qos"] = settings.max_qos  # [MQTT-3.2.2-9] (5.0)

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 HEADERS: Final = 256
 """More than all headers of a message take, without its subject, the publisher's client id and properties (bytes)."""
 
+HEADER_BYTES_MAX: Final = 65_535
+"""Bytes of all headers of a message that JetStream stores."""
+
 # A client's publishes that wait for JetStream; beyond this nothing is read from it.
 RECEIPTS_MOST: Final = 1024
 RECEIPTS_LOW: Final = 512
@@ -184,6 +187,7 @@ def publish(
 
     Raises:
         PacketTooLarge: NATS would not take the message.
+        QuotaExceeded: JetStream would not store its headers; nobody has been given it.
     """
     path = client.path
     if client.guarded is not None and not _permitted(client, client.guarded, route.asked, qos, retain, packet_id):
@@ -197,7 +201,10 @@ def publish(
     if qos or retain or more is not None or client.marked:
         if more is not None:
             lines += more.lines
-        size += HEADERS + len(lines) + len(route.hpub)
+        headed = HEADERS + len(lines) + len(route.hpub)
+        size += headed
+        if headed > HEADER_BYTES_MAX and (qos or retain):
+            check_headers(headed)
     if size > path.store.max_payload:
         raise PacketTooLarge(f"nats-server takes messages of {path.store.max_payload} bytes, headers included")
     try:
@@ -236,6 +243,16 @@ def publish(
     except TooLarge as error:
         raise PacketTooLarge(str(error)) from None
     bound(client)
+
+
+def check_headers(size: int) -> None:
+    """See whether JetStream stores a message with headers of ``size`` bytes, before anybody is given it.
+
+    Raises:
+        QuotaExceeded: it does not.
+    """
+    if size > HEADER_BYTES_MAX:
+        raise QuotaExceeded(f"JetStream stores headers of {HEADER_BYTES_MAX} bytes")
 
 
 def bound(client: Client) -> None:

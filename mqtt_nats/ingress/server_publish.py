@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from mqtt_nats.backbone.pending import Future, Op, TooLarge
 from mqtt_nats.codec import PacketTooLarge, TopicNameInvalid
-from mqtt_nats.ingress.publish import HEADERS, RETAIN_LINE, STATES, Extras
+from mqtt_nats.ingress.publish import HEADERS, RETAIN_LINE, STATES, Extras, check_headers
 from mqtt_nats.ingress.retained_ops import RetainedOp
 from mqtt_nats.ingress.retained_store import retain
 from mqtt_nats.messages.message import Message, Rich
@@ -73,10 +73,11 @@ def check_size(broker: Broker, route: Route, payload: bytes, sender: bytes, more
 
     Raises:
         PacketTooLarge: it does not.
+        QuotaExceeded: JetStream would not store its headers.
     """
-    size = len(payload) + HEADERS + len(sender) + 2 * len(route.hpub)
-    if more is not None:
-        size += len(more.lines)
+    headed = HEADERS + len(sender) + 2 * len(route.hpub) + (len(more.lines) if more is not None else 0)
+    check_headers(headed)
+    size = len(payload) + headed
     if size > broker.store.max_payload:
         raise PacketTooLarge(f"nats-server takes messages of {broker.store.max_payload} bytes, headers included")
 
