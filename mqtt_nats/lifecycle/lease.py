@@ -135,7 +135,11 @@ class Lease:
         self.broker.spawn(self._reap(entry, sequence), f"clients of gateway {entry.identity}")
 
     async def keep(self) -> None:
-        """Renew the lease and look after those that have lapsed, for as long as the gateway runs."""
+        """Renew the lease and look after those that have lapsed, for as long as the gateway runs.
+
+        A look may take longer than a lease, where JetStream is slow: renewals do not wait for it.
+        """
+        looking: asyncio.Task[None] | None = None
         while True:
             try:
                 with contextlib.suppress(TimeoutError):
@@ -143,13 +147,20 @@ class Lease:
                         await self.wake.wait()
                 self.wake.clear()
                 await self.broker.online.wait()
-                if await self._renew_connected():
-                    await self.broker.generation.check()
-                    await self._judge()
+                if await self._renew_connected() and (looking is None or looking.done()):
+                    looking = self.broker.spawn(self._look(), "leases of others")
             except (ApiError, NoResponders, RequestTimeout) as error:
                 log.debug("lease: %s", error)
             except Exception:
                 log.exception("the lease could not be kept")
+
+    async def _look(self) -> None:
+        """See which stream of messages there is, and whose lease has lapsed."""
+        try:
+            await self.broker.generation.check()
+            await self._judge()
+        except (ApiError, NoResponders, RequestTimeout) as error:
+            log.debug("leases of others: %s", error)
 
     @property
     def obstacle(self) -> str:
