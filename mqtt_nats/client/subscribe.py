@@ -59,6 +59,9 @@ log = logging.getLogger("mqtt_nats.broker")
 
 FAILURE: Final = 0x80
 
+JOINS_AT_ONCE: Final = 32
+"""Filters with which the client is put into the subscription table in one turn of the event loop."""
+
 LEVELS_EACH: Final = 16
 """Levels of a session's filters, on the average: each takes memory of the gateway."""
 
@@ -115,10 +118,7 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
             refused = await grant(client, wanted, {replay.key: replay for replay in replays})
             begun = True
             await _abandon(client, wanted, replays, refused)
-        for topic_filter, wish in wanted.items():
-            if is_lowered(client, wish):
-                lowering.append(Lowering(client, topic_filter, wish))
-            gates[topic_filter] = open_gate(client, client.join(topic_filter, wish.qos, wish.options))
+        await _join(client, wanted, gates, lowering)
         await patiently(client, partial(fence_wild, client))
         # Who has joined now gets what is published from now on; what was published before has to be there to be read.
         await client.broker.retained_so_far()
@@ -168,6 +168,16 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
         ask_again(client)
     if client.durable_side is not None and client.broker.live is not None:
         client.broker.live.soon(client)
+
+
+async def _join(client: Client, wanted: dict[str, Wish], gates: dict[str, Gate], lowering: list[Lowering]) -> None:
+    """Put the client into the subscription table; many filters take more than a turn of the event loop."""
+    for number, (topic_filter, wish) in enumerate(wanted.items(), 1):
+        if is_lowered(client, wish):
+            lowering.append(Lowering(client, topic_filter, wish))
+        gates[topic_filter] = open_gate(client, client.join(topic_filter, wish.qos, wish.options))
+        if number % JOINS_AT_ONCE == 0:
+            await asyncio.sleep(0)
 
 
 def _check_room(client: Client, count: int) -> None:

@@ -186,8 +186,7 @@ def publish(
     """A PUBLISH: what it is answered with follows from its QoS [MQTT-3.3.4-1] (3.1.1, 5.0).
 
     Raises:
-        PacketTooLarge: NATS would not take the message.
-        QuotaExceeded: JetStream would not store its headers; nobody has been given it.
+        PacketTooLarge, QuotaExceeded: NATS would not take the message, or not store its headers.
     """
     path = client.path
     if client.guarded is not None and not _permitted(client, client.guarded, route.asked, qos, retain, packet_id):
@@ -201,10 +200,7 @@ def publish(
     if qos or retain or more is not None or client.marked:
         if more is not None:
             lines += more.lines
-        headed = HEADERS + len(lines) + len(route.hpub)
-        size += headed
-        if headed > HEADER_BYTES_MAX and (qos or retain):
-            check_headers(headed)
+        size += checked(HEADERS + len(lines) + len(route.hpub), qos != 0 or retain)
     if size > path.store.max_payload:
         raise PacketTooLarge(f"nats-server takes messages of {path.store.max_payload} bytes, headers included")
     try:
@@ -245,14 +241,15 @@ def publish(
     bound(client)
 
 
-def check_headers(size: int) -> None:
-    """See whether JetStream stores a message with headers of ``size`` bytes, before anybody is given it.
+def checked(size: int, stored: bool = True) -> int:
+    """``size`` bytes of headers, before anybody is given the message; those of one that is not ``stored`` may be any.
 
     Raises:
-        QuotaExceeded: it does not.
+        QuotaExceeded: JetStream would not store them.
     """
-    if size > HEADER_BYTES_MAX:
+    if stored and size > HEADER_BYTES_MAX:
         raise QuotaExceeded(f"JetStream stores headers of {HEADER_BYTES_MAX} bytes")
+    return size
 
 
 def bound(client: Client) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from mqtt_nats.backbone.pending import Future, Op, TooLarge
 from mqtt_nats.codec import PacketTooLarge, TopicNameInvalid
-from mqtt_nats.ingress.publish import HEADERS, RETAIN_LINE, STATES, Extras, check_headers
+from mqtt_nats.ingress.publish import HEADERS, RETAIN_LINE, STATES, Extras, checked
 from mqtt_nats.ingress.retained_ops import RetainedOp
 from mqtt_nats.ingress.retained_store import retain
 from mqtt_nats.messages.message import Message, Rich
@@ -75,9 +75,8 @@ def check_size(broker: Broker, route: Route, payload: bytes, sender: bytes, more
         PacketTooLarge: it does not.
         QuotaExceeded: JetStream would not store its headers.
     """
-    headed = HEADERS + len(sender) + 2 * len(route.hpub) + (len(more.lines) if more is not None else 0)
-    check_headers(headed)
-    size = len(payload) + headed
+    lines = len(more.lines) if more is not None else 0
+    size = len(payload) + checked(HEADERS + len(sender) + 2 * len(route.hpub) + lines)
     if size > broker.store.max_payload:
         raise PacketTooLarge(f"nats-server takes messages of {broker.store.max_payload} bytes, headers included")
 

@@ -20,7 +20,7 @@ from mqtt_nats.backbone.retry import PAUSE
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import NotAuthorized, PacketTooLarge, QuotaExceeded, Will
 from mqtt_nats.codec.wire import put_string
-from mqtt_nats.ingress.publish import ANSWER_LINE, HEADERS, STATES, check_headers, may_answer, restored, route_for
+from mqtt_nats.ingress.publish import ANSWER_LINE, HEADERS, STATES, checked, may_answer, restored, route_for
 from mqtt_nats.ingress.server_publish import inject, sender_line
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.headers import END, REPLY, START, get
@@ -57,9 +57,7 @@ def check_will(client: Client, will: Will) -> Route:
     most = broker.settings.max_retained_size
     if will.retain and most is not None and len(will.payload) > most:
         raise QuotaExceeded(f"retained messages have at most {most} bytes")
-    headed = HEADERS + len(client.sender_header) + len(lines) + 2 * len(route.hpub)
-    check_headers(headed)
-    size = len(will.payload) + headed
+    size = len(will.payload) + checked(HEADERS + len(client.sender_header) + len(lines) + 2 * len(route.hpub))
     if size > broker.store.max_payload:
         raise PacketTooLarge(f"nats-server takes messages of {broker.store.max_payload} bytes")
     return route

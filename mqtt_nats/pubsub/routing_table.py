@@ -11,7 +11,7 @@ first, at the highest granted QoS. So a message that NATS delivers once for each
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.link import Handler, Link, RunHandler
@@ -26,6 +26,7 @@ from mqtt_nats.pubsub.granted_options import Options as Options
 from mqtt_nats.pubsub.granted_options import place
 from mqtt_nats.pubsub.subject_mapping import Transform, mapped
 from mqtt_nats.pubsub.subscribers import NOBODY as NOBODY
+from mqtt_nats.pubsub.subscribers import OVERLAPS_MOST, Carrier, cover, crowded
 from mqtt_nats.pubsub.subscribers import Filter as Filter
 from mqtt_nats.pubsub.subscribers import Group as Group
 from mqtt_nats.pubsub.subscribers import Member as Member
@@ -118,6 +119,8 @@ class Table:
         self._spellings: dict[bytes, list[bytes]] = {}
         """By the key of a route in `routes`, the subjects that lead to it beside its own."""
         self.filters: dict[str, Filter] = {}
+        self.carriers: dict[str, Carrier] = {}
+        """What brings the messages of filters that overlap many others of a session, by a filter that covers them."""
         self.partings: dict[Member, Parting] = {}
         """Members of which subscriptions are being ended that others overlap."""
         self._index: FilterIndex[Filter] = FilterIndex()
@@ -148,13 +151,19 @@ class Table:
             # Wildcards at the start are on a connection of their own, which also gets what this
             # gateway publishes: serving them locally would deliver twice.
             local = self._local_dispatch and text[0] not in "#+"
-            found = Filter(text, tuple(s.encode() for s in subjects), link, local)
+            carrier = self._carrier(member, text, link)
+            found = Filter(text, tuple(s.encode() for s in subjects), link, local, carrier)
             self.filters[text] = found
             self._index.add(text, found)
             handler, run = arrived(found)
-            found.sids = [link.subscribe_raw(subject, handler, run=run) for subject in found.subjects]
+            if carrier is None:
+                found.sids = [link.subscribe_raw(subject, handler, run=run) for subject in found.subjects]
+            else:
+                carrier.carried[found] = handler
         elif found.denied:
             self._renew(found)
+            if found.carrier is not None:
+                found.carrier.renew()
         present = PLAIN if member.options is None else member.options.get(found, PLAIN)
         if found.members.get(member) != qos or present != options:
             self.changed(found)
@@ -168,6 +177,24 @@ class Table:
         elif member.options:
             member.options.pop(found, None)
         return found
+
+    def _carrier(self, member: Member, text: str, link: Link) -> Carrier | None:
+        """What brings the messages of a new filter that overlaps many others of its member."""
+        if len(member.filters) < OVERLAPS_MOST or not ("+" in text or "#" in text):
+            return None
+        levels = text.split("/")
+        if not crowded(member, levels):
+            return None
+        above = cover(levels)
+        carrier = self.carriers.get(above)
+        if carrier is None:
+            carrier = self.carriers[above] = Carrier(above, link, self._takers)
+        return carrier
+
+    def _takers(self, subject: bytes) -> Collection[Filter]:
+        """The filters through which messages of a subject are delivered."""
+        route = self.route_of_subject(subject)
+        return () if route is None else route.groups
 
     def unsubscribe(self, member: Member, text: str) -> bool:
         """Remove ``member`` from a filter; False when it was not there."""
@@ -214,24 +241,37 @@ class Table:
     def _drop(self, found: Filter) -> None:
         for sid in found.sids:
             found.link.unsubscribe_raw(sid)
+        if found.carrier is not None:
+            self._put_down(found.carrier, found)
         del self.filters[found.text]
         self._index.remove(found.text)
 
+    def _put_down(self, carrier: Carrier, found: Filter) -> None:
+        del carrier.carried[found]
+        if not carrier.carried:
+            carrier.end()
+            self.carriers = {text: one for text, one in self.carriers.items() if one is not carrier}
+
     def renew(self, link: Link) -> None:
         """Subscribe everything of ``link`` again after a reconnect."""
+        for carrier in self.carriers.values():
+            if carrier.link is link:
+                carrier.renew()
         for found in self.filters.values():
             if found.link is link:
                 self._renew(found)
 
     def _renew(self, found: Filter) -> None:
         found.denied = False
-        for sid, subject in zip(found.sids, found.subjects, strict=True):
-            found.link.renew(sid, subject)
+        if found.carrier is None:
+            for sid, subject in zip(found.sids, found.subjects, strict=True):
+                found.link.renew(sid, subject)
 
     def deny(self, link: Link, subject: bytes) -> None:
         """NATS does not allow ``link`` to subscribe to ``subject``."""
         for found in self.filters.values():
-            if found.link is link and subject in found.subjects:
+            subjects = found.subjects if found.carrier is None else found.carrier.subjects
+            if found.link is link and subject in subjects:
                 found.denied = True
 
     # -- routes ---------------------------------------------------------------------------------

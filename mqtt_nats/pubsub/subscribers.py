@@ -3,15 +3,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from mqtt_nats.backbone.link import Link
+from mqtt_nats.backbone.link import Handler, Link
 from mqtt_nats.messages.message import Message
 from mqtt_nats.pubsub.backlog import Backlog, Gate
 from mqtt_nats.pubsub.granted_options import Choice, Options
 from mqtt_nats.transport.write_buffer import Outlet
+from mqtt_streams.subjects import filter_to_subjects
+
+OVERLAPS_MOST: Final = 16
+"""Filters of one session that overlap and have their own NATS subscriptions."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -113,10 +118,29 @@ NOBODY: Final = Group()  # of every topic without local members
 class Filter:
     """A topic filter with local subscribers, and its NATS subscriptions."""
 
-    __slots__ = ("backlog", "denied", "link", "local", "members", "seen", "seen_before", "sids", "subjects", "text")
+    __slots__ = (
+        "backlog",
+        "carrier",
+        "denied",
+        "levels",
+        "link",
+        "local",
+        "members",
+        "seen",
+        "seen_before",
+        "sids",
+        "subjects",
+        "text",
+    )
 
-    def __init__(self, text: str, subjects: tuple[bytes, ...], link: Link, local: bool) -> None:
+    def __init__(
+        self, text: str, subjects: tuple[bytes, ...], link: Link, local: bool, carrier: Carrier | None = None
+    ) -> None:
         self.text = text
+        self.levels = text.split("/") if "+" in text or "#" in text else None
+        """Where it has wildcards."""
+        self.carrier = carrier
+        """What brings its messages, where it has no NATS subscriptions of its own."""
         self.subjects = subjects
         self.link = link
         self.local = local
@@ -130,3 +154,71 @@ class Filter:
         self.seen: dict[bytes, None] = {}
         """Ids of QoS 1 and 2 messages that came through NATS lately, and those of the time before."""
         self.seen_before: dict[bytes, None] = {}
+
+
+class Carrier:
+    """NATS subscriptions that bring the messages of many filters, which overlap others of their sessions.
+
+    nats-server sends a message once for each subscription that matches, however many of them are one session's.
+    """
+
+    __slots__ = ("carried", "find", "link", "sids", "subjects")
+
+    def __init__(self, text: str, link: Link, find: Callable[[bytes], Collection[Filter]]) -> None:
+        """``text`` is a filter that matches whatever the carried ones do; ``find``: who gets a subject's messages."""
+        self.link = link
+        self.find = find
+        self.carried: dict[Filter, Handler] = {}
+        self.subjects = tuple(subject.encode() for subject in filter_to_subjects(text))
+        self.sids = [link.subscribe_raw(subject, self.arrived) for subject in self.subjects]
+
+    def arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        """Hand a message to the filters that are carried."""
+        carried = self.carried
+        for found in tuple(self.find(subject)):
+            handler = carried.get(found)
+            if handler is not None:
+                handler(subject, reply, headers, payload)
+
+    def renew(self) -> None:
+        """Subscribe again after a reconnect."""
+        for sid, subject in zip(self.sids, self.subjects, strict=True):
+            self.link.renew(sid, subject)
+
+    def end(self) -> None:
+        """Nothing is carried any more."""
+        for sid in self.sids:
+            self.link.unsubscribe_raw(sid)
+
+
+def crowded(member: Member, levels: list[str]) -> bool:
+    """Whether as many filters of a member as may have their own NATS subscriptions meet one of these levels."""
+    several = 0
+    for one in member.filters:
+        if one.carrier is None and one.levels is not None and _meet(one.levels, levels):
+            several += 1
+            if several >= OVERLAPS_MOST:
+                return True
+    return False
+
+
+def cover(levels: list[str]) -> str:
+    """The filter of the carrier: the first two levels, as far as they are literals, and all below."""
+    head: list[str] = []
+    for level in levels[:2]:
+        if level == "+" or level == "#":
+            break
+        head.append(level)
+    return "/".join([*head, "#"])
+
+
+def _meet(one: list[str], other: list[str]) -> bool:
+    """Whether a topic may match both."""
+    fewer = min(len(one), len(other))
+    for depth in range(fewer):
+        left, right = one[depth], other[depth]
+        if left == "#" or right == "#":
+            return True
+        if left != right and left != "+" and right != "+":
+            return False
+    return one[fewer:] in ([], ["#"]) and other[fewer:] in ([], ["#"])

@@ -31,11 +31,12 @@ class FakeLink:
         self.renewed: list[bytes] = []
         self._count = 0
 
-    def subscribe_raw(self, subject: bytes, handler: Handler, run: RunHandler) -> bytes:
+    def subscribe_raw(self, subject: bytes, handler: Handler, run: RunHandler | None = None) -> bytes:
         self._count += 1
         sid = b"%d" % self._count
         self.subscribed[sid] = subject, handler
-        self.runs[sid] = run
+        if run is not None:
+            self.runs[sid] = run
         return sid
 
     def unsubscribe_raw(self, sid: bytes) -> None:
@@ -118,9 +119,14 @@ class Bench:
     def run_from_nats(self, subject: bytes, *payloads: bytes) -> None:
         """NATS delivers messages in a row, and the link hands them on at once."""
         for link in (self.main, self.wild):
-            for sid, (pattern, _) in list(link.subscribed.items()):
-                if _matches(pattern.decode().split("."), subject.decode().split(".")):
+            for sid, (pattern, handler) in list(link.subscribed.items()):
+                if not _matches(pattern.decode().split("."), subject.decode().split(".")):
+                    continue
+                if sid in link.runs:
                     link.runs[sid](subject, list(payloads))
+                else:
+                    for payload in payloads:
+                        handler(subject, b"", b"", payload)
         self.turn()
 
 
