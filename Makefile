@@ -23,7 +23,7 @@ test: $(VENV)/.test lint
 test-long: $(VENV)/.test
 	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
-# The same tests with the compiled modules, in a copy of the sources; needs a C compiler. The fuzzer of the codec is
+# The same tests with the compiled modules, in a copy of the sources; needs a C compiler. The fuzzer is
 # guided by the lines that run, which compiled code does not tell, and a wheel of the sources is made of sources.
 COPY := $(CURDIR)/build/compiled
 COPIED := PYTHONPATH=$(COPY):$(COPY)/streams:$(COPY)/spark
@@ -62,7 +62,8 @@ kill-archive: $(VENV)/.test
 chaos: $(VENV)/.test
 	$(BIN)/python -m tests.chaos --long $(CHAOS_ARGS)
 
-# Ten million mutated inputs through the codec, then a hundred thousand mutated packets for a gateway: some minutes.
+# Mutated inputs for all code that reads what strangers write, ten minutes per target and processor, then a hundred
+# thousand mutated packets for a gateway: docs/internals/fuzzing.md. FUZZ_ARGS='proxy --seconds 60' for some of it.
 fuzz: $(VENV)/.test
 	$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fuzz.codec import fuzz
+from tests.fuzz.engine import fuzz
 from tests.fuzz.gateway import besiege
+from tests.fuzz.targets import TARGETS
 from tests.harness.bystanders import Bystanders
 from tests.harness.gateway import Gateway
 
@@ -29,4 +30,4 @@ def bystanders(gateway: Gateway) -> Iterator[list[Bystanders]]:
 def test_mutated_packets(gateway: Gateway, bystanders: list[Bystanders]) -> None:
     seed = os.environ.get("FUZZ_SEED") or secrets.token_hex(8)
     print(f"FUZZ_SEED={seed}")
-    besiege(gateway, bystanders, PACKETS, seed, [data for _, data in fuzz(5000, seed).corpus])
+    besiege(gateway, bystanders, PACKETS, seed, [data for _, data in fuzz(TARGETS["decoder"], seed, 5000).corpus])

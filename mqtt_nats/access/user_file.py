@@ -31,14 +31,15 @@ def read(path: Path, parse: Callable[[str], tuple[str, E]]) -> dict[str, E]:
     if not lines[-1]:
         lines.pop()
     users: dict[str, E] = {}
+    where: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
         try:
             name, entry = parse(line)
         except ValueError as error:
             raise StartupError(f"{path}, line {number}: {error}") from None
-        if name in users:
-            raise StartupError(f"{path}, line {number}: {name!r} is there twice")
-        users[name] = entry
+        if name in users:  # the name is not shown: where an end of line is lost it has a hash in it
+            raise StartupError(f"{path}, line {number}: the user of line {where[name]} is there twice")
+        users[name], where[name] = entry, number
     return users
 
 

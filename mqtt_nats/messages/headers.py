@@ -24,7 +24,8 @@ def header(headers: bytes, name: bytes) -> bytes:
     if start < 0:
         return b""
     start += 2 + len(name)
-    return headers[start : headers.find(b"\r\n", start)].strip()
+    end = headers.find(b"\r\n", start)
+    return headers[start : end if end >= 0 else len(headers)].strip()
 
 
 def identity(headers: bytes) -> bytes:

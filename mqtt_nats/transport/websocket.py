@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+import re
+from base64 import b64decode
+from collections.abc import Callable, Collection, Sequence
 from time import monotonic
 from typing import Any, Final, cast
 
@@ -40,6 +42,15 @@ SUBPROTOCOL: Final = "mqtt"
 
 HEAD_MOST: Final = 8 * 1024
 """Bytes of the request for the upgrade."""
+
+HOST_BYTES_MAX: Final = 255
+"""Bytes of the field Host: decoding a name of 15 KB that claims to be internationalized takes 90 ms."""
+
+_BAD_FIELDS: Final = re.compile(rb"\n(?:[ \t]|host:[^\r\n]{%d})" % (HOST_BYTES_MAX + 1), re.IGNORECASE)
+"""A field that goes on in the next line (RFC 9112, section 5.2), or a Host that is too long."""
+
+KEY_BYTES: Final = 16
+"""Bytes of the nonce in Sec-WebSocket-Key."""
 
 FRAMES: Final = 128
 """Frames handled in one turn of the event loop: they can be tiny, and many."""
@@ -197,6 +208,8 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
             self.data_received(rest)
 
     def _answer(self, head: bytes) -> AcceptConnection:
+        if _BAD_FIELDS.search(head):
+            raise Refused(400, "a field is too long, or goes on in the next line")
         try:
             self._frames.receive_data(head)
             request = next(self._frames.events(), None)
@@ -213,6 +226,8 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
             raise Refused(505, "another version of HTTP")
         if request.target.partition("?")[0] != PATH:
             raise Refused(404, "another path")
+        if not _is_nonce([value for name, value in request.extra_headers if name == b"sec-websocket-key"]):
+            raise Refused(400, "no key of 16 bytes")  # RFC 6455, section 4.2.1
         # Browsers always name the page that asks; who names none is no page that somebody was lured to.
         pages = [value.decode("latin-1") for name, value in request.extra_headers if name == b"origin"]
         if not all(self._welcomes(page, request.host) for page in pages):
@@ -376,6 +391,14 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
         if name == "peername" and self.source is not None:
             return self.source
         return default if self._transport is None else self._transport.get_extra_info(name, default)
+
+
+def _is_nonce(keys: Sequence[bytes]) -> bool:
+    """Whether these values of Sec-WebSocket-Key are one, of 16 bytes in base64."""
+    try:
+        return len(keys) == 1 and len(b64decode(keys[0], validate=True)) == KEY_BYTES
+    except ValueError:
+        return False
 
 
 def _origin(value: str) -> str:

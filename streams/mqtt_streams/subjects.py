@@ -189,8 +189,8 @@ def subject_to_filter(subject: str) -> str:
             levels.append("+")
         elif token == ">" and index == last:
             levels.append("#")
-        elif index == 0 and token == SYSTEM_ROOT:
-            levels.append(SYSTEM_LEVEL)
+        elif token == SYSTEM_ROOT:
+            levels.append(token if index else SYSTEM_LEVEL)  # it is special at the beginning only
         else:
             levels.append(_decoded(token))
     return "/".join(levels)

@@ -11,8 +11,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.fuzz.codec import STARTS, Outcome, fuzz_in_processes
+from tests.fuzz import codec
+from tests.fuzz.engine import GROWTH_BYTES_MAX, Outcome
 from tests.fuzz.gateway import besiege
+from tests.fuzz.targets import TARGETS, fuzz_in_processes
 from tests.harness.bystanders import Bystanders
 from tests.harness.gateway import Gateway
 from tests.harness.nats import make_server
@@ -20,24 +22,20 @@ from tests.harness.nats import make_server
 MIB = 1024 * 1024
 
 
-def _codec(inputs: int, seed: str, jobs: int) -> list[Outcome]:
-    """Fuzz the codec, and say what came of it."""
-    outcomes = fuzz_in_processes(inputs, seed, jobs)
-    done = sum(one.inputs for one in outcomes)
-    arcs = set().union(*(one.arcs for one in outcomes))
-    lines = {(file, line) for file, _, _, line in arcs}
-    seconds = max(one.seconds for one in outcomes)
-    failures = [each for one in outcomes for each in one.failures]
+def _say(one: Outcome) -> bool:
+    """Say what came of a target; whether all was as it must be."""
+    lines = {(file, line) for file, _, _, line in one.arcs}
     print(
-        f"codec: {done:,} inputs in {seconds:,.0f} s, {sum(one.refused for one in outcomes):,} refused, "
-        f"{sum(one.packets for one in outcomes):,} packets; corpus {sum(len(one.corpus) for one in outcomes):,}, "
-        f"{len(lines):,} lines, {len(arcs):,} steps between lines; "
-        f"grown by {max(one.grown for one in outcomes) / MIB:.1f} MiB; {len(failures)} unexpected",
+        f"{one.name}: {one.inputs:,} inputs in {one.seconds:,.0f} s, {one.refused:,} refused, {one.read:,} read; "
+        f"corpus {len(one.corpus):,}, {len(lines):,} lines, {len(one.arcs):,} steps between lines; "
+        f"grown by {one.grown / MIB:.1f} MiB; {len(one.failures)} unexpected",
         flush=True,
     )
-    for (start, data), text in failures:
-        print(f"  {STARTS[start]} {data.hex()}: {text}", file=sys.stderr)
-    return outcomes
+    for (variant, data), text in one.failures:
+        print(f"  {one.name} variant {variant} {data.hex()}: {text}", file=sys.stderr)
+    if one.grown > GROWTH_BYTES_MAX:
+        print(f"  {one.name} has grown by more than {GROWTH_BYTES_MAX // MIB} MiB", file=sys.stderr)
+    return not one.failures and one.grown <= GROWTH_BYTES_MAX
 
 
 def _gateway(packets: int, seed: str, material: list[bytes]) -> None:
@@ -64,19 +62,28 @@ def _gateway(packets: int, seed: str, material: list[bytes]) -> None:
 
 
 def main() -> int:
-    """Run both; the exit status."""
+    """Run all targets and the gateway; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("--inputs", type=int, default=10_000_000, help="through the codec")
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join(TARGETS)} (default: all)")
+    parser.add_argument("--seconds", type=float, default=600.0, help="for each target")
+    parser.add_argument("--inputs", type=int, help="for each target, at most")
     parser.add_argument("--packets", type=int, default=100_000, help="for a gateway with two pairs of other clients")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes for the codec")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="targets at a time")
     parser.add_argument("--seed", default=secrets.token_hex(8), help="repeats a run")
     arguments = parser.parse_args()
+    if unknown := set(arguments.targets) - set(TARGETS):
+        parser.error(f"there is no target {', '.join(sorted(unknown))}")
     print(f"seed {arguments.seed}, {arguments.jobs} processes", flush=True)
-    outcomes = _codec(arguments.inputs, arguments.seed, arguments.jobs)
-    if arguments.packets:
-        material = sorted({data for one in outcomes for start, data in one.corpus if STARTS[start][1] == "client"})
+    right = True
+    material = [data for _, data in codec.seeds()]
+    names = arguments.targets or list(TARGETS)
+    for one in fuzz_in_processes(names, arguments.seed, arguments.jobs, arguments.inputs, arguments.seconds):
+        right &= _say(one)
+        if one.name == "decoder":
+            material = sorted({data for start, data in one.corpus if codec.STARTS[start][1] == "client"})
+    if arguments.packets and not arguments.targets:
         _gateway(arguments.packets, arguments.seed, material)
-    return 1 if any(one.failures for one in outcomes) else 0
+    return 0 if right else 1
 
 
 if __name__ == "__main__":

@@ -1,72 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mutated inputs through the decoder.
-
-Any bytes give packets or a documented error; how they were cut into reads changes neither; what was read is the same
-when it is written and read again; a decoder that waits for the rest of a packet keeps no more than it was given.
-"""
+"""Mutated inputs through the decoder of MQTT packets."""
 
 from __future__ import annotations
 
-import multiprocessing
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from random import Random
+from collections.abc import Callable
+from functools import partial
 from typing import Final
-
-import psutil
 
 import mqtt_nats.codec
 from mqtt_nats.codec import Ack, AckRun, Decoder, Limits, Packet, encode
 from tests.codec.cases import CASES
 from tests.codec.support import LIMITS, decoder, flatten
-from tests.fuzz.arcs import Arc, Arcs
-from tests.fuzz.mutation import mutated
+from tests.fuzz.engine import Input, Target, Unexpected
 
-CODEC: Final = Path(mqtt_nats.codec.__file__).parent
 SMALL: Final = Limits(
     max_packet_size=400, connect_packet_size=200, max_topic_levels=4, max_filters=4, max_user_properties=2
 )
 STARTS: Final = ((0, "client"), (4, "client"), (5, "client"), (4, "server"), (5, "server"))
-
-FOLLOWED: Final = 6
-"""Of so many inputs one is followed through the code, which takes about ten times as long as decoding it."""
+"""Protocol version that is known at the beginning, and who sends; the variants of the target."""
 
 CHECKED: Final = 4
 """Of so many inputs one is also cut into reads, and written again."""
 
-Input = tuple[int, bytes]
-"""Where the decoder starts, as an index of ``STARTS``, and what it reads."""
-
-
-class Unexpected(Exception):
-    """The decoder did what it must not."""
-
-
-@dataclass
-class Outcome:
-    """What came of some inputs.
-
-    Attributes:
-        inputs: how many there were.
-        refused: how many of them ended in a violation of the protocol.
-        packets: packets that were read.
-        corpus: inputs that have reached something new.
-        arcs: what they have reached.
-        failures: inputs with which something was wrong, and what.
-        seconds: how long it took.
-        grown: bytes by which the process has grown since a tenth of the inputs had been read.
-    """
-
-    inputs: int = 0
-    refused: int = 0
-    packets: int = 0
-    corpus: list[Input] = field(default_factory=list)
-    arcs: set[Arc] = field(default_factory=set)
-    failures: list[tuple[Input, str]] = field(default_factory=list)
-    seconds: float = 0.0
-    grown: int = 0
+Make = Callable[[int, str, Limits], Decoder]
 
 
 def seeds() -> list[Input]:
@@ -81,9 +37,7 @@ def _start(data: bytes, case: object) -> tuple[int, str]:
     return (0 if data[:1] == b"\x10" else version), side
 
 
-def read(
-    data: bytes, start: int, limits: Limits, make: Callable[..., Decoder] = decoder
-) -> tuple[Decoder, list[Packet]]:
+def read(data: bytes, start: int, limits: Limits, make: Make = decoder) -> tuple[Decoder, list[Packet]]:
     """Decode one input in one read.
 
     Raises:
@@ -102,13 +56,14 @@ def read(
     return reader, packets
 
 
-def check(data: bytes, start: int, limits: Limits, cut: int, make: Callable[..., Decoder] = decoder) -> None:
+def compare(
+    data: bytes, start: int, limits: Limits, cut: int, reader: Decoder, packets: list[Packet], make: Make
+) -> None:
     """Decode one input in several reads, and what was read once more.
 
     Raises:
         Unexpected: that makes a difference.
     """
-    reader, packets = read(data, start, limits, make)
     whole = list(flatten(packets))
     other = make(*STARTS[start], limits)
     parts = [one for at in range(0, len(data), cut) for one in flatten(other.feed(data[at : at + cut]))]
@@ -130,62 +85,24 @@ def _short(packet: Packet) -> Packet:
     return packet
 
 
-def fuzz(
-    count: int, seed: str, corpus: Sequence[Input] = (), make: Callable[..., Decoder] = decoder, stop: int = 20
-) -> Outcome:
-    """Feed ``count`` mutated inputs to decoders; ends early after ``stop`` failures."""
-    random = Random(seed)
-    arcs = Arcs(CODEC)
-    outcome = Outcome(arcs=arcs.seen)
-    material: list[Input] = []
-    for start, data in [*seeds(), *corpus]:
-        if arcs.follow(lambda data=data, start=start: read(data, start, LIMITS, make)):  # type: ignore[misc]
-            material.append((start, data))
-    material = material or [*seeds(), *corpus]  # compiled code does not tell which of its lines run
-    process = psutil.Process()
-    settled = max(count // 10, 1)
-    before = 0
-    begin = time.monotonic()
-    choose = random.random
-    for number in range(count):
-        if number == settled:
-            before = process.memory_info().rss
-        total = len(material)
-        # What was found late has been tried less often.
-        at = int(choose() * total) if choose() < 0.5 else total - 1 - int(choose() ** 3 * total)
-        start, base = material[at]
-        if choose() < 0.1:
-            start = int(choose() * len(STARTS))
-        data = mutated(base, material[int(choose() * total)][1], random)
-        limits = LIMITS if number & 1 else SMALL
-        try:
-            if number % FOLLOWED:
-                reader, packets = read(data, start, limits, make)
-            else:
-                done: list[tuple[Decoder, list[Packet]]] = []
-                if arcs.follow(lambda: done.append(read(data, start, limits, make))):  # noqa: B023
-                    material.append((start, data))
-                reader, packets = done[0]
-            if number % CHECKED == 0:
-                check(data, start, limits, 1 + int(choose() * 12), make)
-        except Unexpected as error:
-            outcome.failures.append(((start, data), str(error)))
-            if len(outcome.failures) >= stop:
-                break
-            continue
-        outcome.inputs += 1
-        outcome.packets += len(packets)
-        outcome.refused += reader.error is not None
-    outcome.seconds = time.monotonic() - begin
-    outcome.grown = max(process.memory_info().rss - before, 0) if before else 0
-    outcome.corpus = material
-    return outcome
+def check(one: Input, number: int, make: Make) -> tuple[int, bool]:
+    """Any bytes give packets or a documented error, and after an error nothing more.
+
+    How the bytes were cut into reads changes neither. What was read is the same when it is written and read again. A
+    decoder that waits for the rest of a packet keeps no more than it was given, and no more than the largest packet.
+    """
+    start, data = one
+    limits = LIMITS if (number // 12) & 1 else SMALL  # each for inputs that are followed, and for those compared
+    reader, packets = read(data, start, limits, make)
+    if number % CHECKED == 0:
+        compare(data, start, limits, 1 + number // CHECKED % 12, reader, packets, make)
+    return len(packets), reader.error is not None
 
 
-def fuzz_in_processes(count: int, seed: str, jobs: int) -> list[Outcome]:
-    """As :func:`fuzz`, shared out to ``jobs`` processes."""
-    if jobs == 1:
-        return [fuzz(count, seed)]
-    shares = [count // jobs + (index < count % jobs) for index in range(jobs)]
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        return pool.starmap(fuzz, [(share, f"{seed}-{index}") for index, share in enumerate(shares)])
+def target(make: Make = decoder) -> Target:
+    """The decoder as a target.
+
+    Args:
+        make: makes the decoder of a start with limits.
+    """
+    return Target("decoder", (mqtt_nats.codec,), seeds, partial(check, make=make), len(STARTS))

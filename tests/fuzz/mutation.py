@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 BYTES: Final = (
     *(0, 1, 2, 3, 4, 5, 0x0B, 0x0F, 0x10, 0x11, 0x15, 0x16, 0x17, 0x1F, 0x21, 0x22, 0x23, 0x24, 0x26, 0x2B, 0x2F),
@@ -16,6 +19,7 @@ PIECES: Final = (
     *(b"\x26\0\1a\0\1b", b"\x0b\x01", b"\x23\0\1", b"\x03\0\1x", b"\x08\0\1x", b"\x16\0\0", b"\x02\0\0\0\x01"),
 )
 LONGEST: Final = 4096
+DEEPEST: Final = 20
 
 
 def remaining_length(value: int) -> bytes:
@@ -28,8 +32,15 @@ def remaining_length(value: int) -> bytes:
             return bytes(out)
 
 
-def mutated(data: bytes, other: bytes, random: Random) -> bytes:
-    """``data`` with one to five changes; some bring in parts of ``other``."""
+def mutated(
+    data: bytes, other: bytes, random: Random, pieces: Sequence[bytes] = PIECES, *, packet: bool = True
+) -> bytes:
+    """``data`` with one to five changes; some bring in parts of ``other``.
+
+    Args:
+        pieces: what is put in as a whole.
+        packet: it is an MQTT packet, whose length may have to be right again.
+    """
     out = bytearray(data)
     choose = random.random
     for _ in range(1 + int(choose() * choose() * 5)):
@@ -49,11 +60,11 @@ def mutated(data: bytes, other: bytes, random: Random) -> bytes:
         elif how == 7:
             out[at:] = b""
         elif how == 8:
-            out[at:at] = PIECES[int(choose() * len(PIECES))]
+            out[at:at] = pieces[int(choose() * len(pieces))]
         elif how == 9:
             start = int(choose() * len(other))
             out[at:at] = other[start : start + 1 + int(choose() * 80)]
-        elif how == 10 and size > 1:  # the length that would be right, or nearly
+        elif how == 10 and packet and size > 1:  # the length that would be right, or nearly
             end = 1
             while end < min(size, 4) and out[end] > 127:
                 end += 1
@@ -61,3 +72,56 @@ def mutated(data: bytes, other: bytes, random: Random) -> bytes:
         else:
             out += other
     return bytes(out[:LONGEST])
+
+
+def of_pieces(*pieces: bytes) -> Callable[[bytes, bytes, Random], bytes]:
+    """Changes of what is no MQTT packet and has these pieces."""
+
+    def change(data: bytes, other: bytes, random: Random) -> bytes:
+        return mutated(data, other, random, pieces, packet=False)
+
+    return change
+
+
+def of_json(values: Sequence[Any], *pieces: bytes) -> Callable[[bytes, bytes, Random], bytes]:
+    """Changes of JSON objects: mostly one of the values within, sometimes the text.
+
+    Args:
+        values: what is put in the place of a value, beside values of the other object.
+        pieces: as for :func:`mutated`.
+    """
+
+    def change(data: bytes, other: bytes, random: Random) -> bytes:
+        if random.random() < 0.3:
+            return mutated(data, other, random, pieces, packet=False)
+        try:
+            tree, donor = json.loads(data), json.loads(other)
+        except (ValueError, RecursionError):
+            return mutated(data, other, random, pieces, packet=False)
+        places, more = list(_places(tree)), list(_places(donor))
+        for _ in range(1 + int(random.random() ** 2 * 4)):
+            if not places:
+                break
+            inside, key = random.choice(places)
+            how = random.random()
+            if how < 0.15 and isinstance(inside, dict):
+                inside.pop(key, None)
+            elif how < 0.55 and more:
+                from_, place = random.choice(more)
+                if isinstance(inside, dict) and isinstance(place, str) and random.random() < 0.5:
+                    key = place
+                inside[key] = deepcopy(from_[place])
+            else:
+                inside[key] = deepcopy(random.choice(values))
+            places = list(_places(tree))
+        return json.dumps(tree, ensure_ascii=random.random() < 0.5).encode(errors="surrogatepass")[:LONGEST]
+
+    return change
+
+
+def _places(tree: Any, depth: int = 0) -> Iterator[tuple[Any, Any]]:
+    """Each container of a tree with each of its keys, as deep as records are."""
+    if isinstance(tree, dict | list) and depth < DEEPEST:
+        for key in list(tree) if isinstance(tree, dict) else range(len(tree)):
+            yield tree, key
+            yield from _places(tree[key], depth + 1)

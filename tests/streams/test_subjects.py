@@ -183,6 +183,8 @@ def test_longest_wire_topic() -> None:
         ("$SYS/$MQTT_SYS/+", ("$MQTT_SYS.$MQTT_SYS.*",)),
         ("/$MQTT_SYS/#", ("/.$MQTT_SYS.>", "/.$MQTT_SYS")),
         ("$MQTT_SYS.a/$MQTT_SYS", ("$MQTT_SYS//a.$MQTT_SYS",)),
+        ("a/$MQTT_SYS/+", ("a.$MQTT_SYS.*",)),
+        ("+/$SYS", ("*.$SYS",)),
     ],
 )
 def test_filters(topic_filter: str, expected: tuple[str, ...]) -> None:

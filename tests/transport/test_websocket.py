@@ -361,6 +361,9 @@ def ended(client: socket.socket) -> bytes:
         (request(Connection="keep-alive"), 400),
         (request(Connection=None), 400),
         (request(Sec_WebSocket_Key=None), 400),
+        (request(Sec_WebSocket_Key="c2hvcnQ="), 400),
+        (request(Sec_WebSocket_Key="no base64, 24 characters"), 400),
+        (request(**{"sec-websocket-key": "AAAAAAAAAAAAAAAAAAAAAA=="}), 400),  # a second one
         (request(Sec_WebSocket_Version=None), 400),
         (request(Sec_WebSocket_Version="8"), 426),
         (request(Sec_WebSocket_Protocol=None), 400),
@@ -370,6 +373,8 @@ def ended(client: socket.socket) -> bytes:
         (request(Host=None), 400),
         (request(Host="\xff\xfe"), 400),
         (request(Host="xn--\xff.test"), 400),
+        (request(Host="x" * 256), 400),
+        (request(Host="gateway.test\r\n folded"), 400),
         (request(Connection="\xe9"), 400),
         (request(**{"X y": "z"}), 400),
         (request(Content_Length="x"), 400),

@@ -37,10 +37,12 @@ def request(path: str = "/mqtt", method: str = "GET", version: str = "HTTP/1.1",
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
 
-def frame(payload: bytes, opcode: int = BINARY, *, fin: bool = True, mask: bool = True, bits: int = 0) -> bytes:
-    """A frame as clients send it; ``bits`` are the reserved ones."""
+def frame(
+    payload: bytes, opcode: int = BINARY, *, fin: bool = True, mask: bool = True, bits: int = 0, key: bytes = b""
+) -> bytes:
+    """A frame as clients send it; ``bits`` are the reserved ones, ``key`` is that of the mask (empty: a random one)."""
     first = (0x80 if fin else 0) | bits | opcode
-    key = os.urandom(4) if mask else b""
+    key = (key or os.urandom(4)) if mask else b""
     masked = bytes(byte ^ key[at % 4] for at, byte in enumerate(payload)) if mask else payload
     return bytes((first,)) + length(len(payload), mask=mask) + key + masked
 
