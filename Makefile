@@ -8,7 +8,7 @@ VENV := .venv
 unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 
-.PHONY: run test test-long test-compiled wheels lint conformance chaos bench bench-full bench-check growth profile demo kill-archive fuzz reference docs clean
+.PHONY: run test test-long test-compiled wheels lint conformance chaos bench bench-full bench-check growth profile demo kill-archive fuzz reference docs locks clean
 
 # nats-server and the gateway on 127.0.0.1:1883; Ctrl-C ends both. The shell hands its process over.
 run: $(VENV)/.embedded
@@ -111,6 +111,16 @@ reference: $(VENV)/.test
 # The documentation as a site in build/site; a link that leads nowhere fails.
 docs: $(VENV)/.docs
 	$(BIN)/python -m zensical build --strict
+
+# What images install, with hashes, in deploy/locks; again whenever pyproject.toml asks for something else.
+# setuptools builds what comes as source only.
+LOCK := $(BIN)/python -m uv pip compile --quiet --universal --python-version 3.13 --generate-hashes --no-annotate --no-header
+BUILD_REQUIRES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], "setuptools>=65", sep="\n")
+locks: $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.8'
+	$(BIN)/python -c '$(BUILD_REQUIRES)' | $(LOCK) - --output-file deploy/locks/build.txt
+	$(LOCK) pyproject.toml --extra admin --output-file deploy/locks/gateway.txt
+	$(LOCK) pyproject.toml --extra admin --extra spark --constraint deploy/locks/gateway.txt --output-file deploy/locks/spark.txt
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

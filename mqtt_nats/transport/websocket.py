@@ -46,8 +46,8 @@ HEAD_MOST: Final = 8 * 1024
 HOST_BYTES_MAX: Final = 255
 """Bytes of the field Host: decoding a name of 15 KB that claims to be internationalized takes 90 ms."""
 
-_BAD_FIELDS: Final = re.compile(rb"\n(?:[ \t]|host:[^\r\n]{%d})" % (HOST_BYTES_MAX + 1), re.IGNORECASE)
-"""A field that goes on in the next line (RFC 9112, section 5.2), or a Host that is too long."""
+_BAD_FIELDS: Final = re.compile(rb"(?<!\r)\n|\n[ \t]|\nhost:[^\r\n]{%d}" % (HOST_BYTES_MAX + 1), re.IGNORECASE)
+"""A line that ends without CR, one that goes on in the next one (RFC 9112, sections 2.2 and 5.2), too long a Host."""
 
 KEY_BYTES: Final = 16
 """Bytes of the nonce in Sec-WebSocket-Key."""
@@ -209,7 +209,7 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
 
     def _answer(self, head: bytes) -> AcceptConnection:
         if _BAD_FIELDS.search(head):
-            raise Refused(400, "a field is too long, or goes on in the next line")
+            raise Refused(400, "a field is too long, goes on in the next line, or ends without CR")
         try:
             self._frames.receive_data(head)
             request = next(self._frames.events(), None)

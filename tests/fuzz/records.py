@@ -113,6 +113,8 @@ def _written_again(record: SessionRecord) -> None:
         again = sessions.decode(record.encode(), client_id=record.client_id)
     except Exception as error:
         raise Unexpected(f"written again it is refused: {type(error).__name__}: {error}") from error
+    if record.v5 is not None and not record.v5.q2:
+        record.v5.former = 0  # it is kept while QoS 2 publishes may be held
     # Equality without the version: it grows when the record has a position.
     if record.v5 is not None and again.v5 is not None and record.v5.pos:
         record.v5.version = again.v5.version

@@ -3,6 +3,7 @@
 
 import signal
 import sys
+import tomllib
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from tests.harness.waiting import eventually, free_port
 
 ROOT = Path(__file__).parents[2]
 CONFIGURATION = ROOT / "nats-server.conf"
-IMAGE = "nats:2.15-alpine"
+IMAGES: dict[str, str] = tomllib.loads((ROOT / "deploy" / "images.toml").read_text(encoding="utf-8"))
+IMAGE = IMAGES["nats"]
 
 _START_WAIT = 30.0  # seconds
 

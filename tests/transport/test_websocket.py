@@ -375,6 +375,7 @@ def ended(client: socket.socket) -> bytes:
         (request(Host="xn--\xff.test"), 400),
         (request(Host="x" * 256), 400),
         (request(Host="gateway.test\r\n folded"), 400),
+        (request()[:-4] + b"\n\r\n" + b"frames, for who takes this for the end" + b"\r\n\r\n", 400),
         (request(Connection="\xe9"), 400),
         (request(**{"X y": "z"}), 400),
         (request(Content_Length="x"), 400),
