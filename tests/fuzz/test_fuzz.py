@@ -19,7 +19,6 @@ from mqtt_nats.messages import properties
 from mqtt_nats.transport.proxy import HeaderReader
 from mqtt_nats.transport.websocket import WebSocket
 from mqtt_streams import sessions, subjects
-from mqtt_streams.sessions import SessionRecord
 from pyspark_mqtt_nats.reading import decoding
 from tests.codec.support import decoder
 from tests.fuzz import codec
@@ -121,13 +120,6 @@ def test_it_finds_a_mistake_of_the_decoder(kind: Callable[[Limits, int], Decoder
     assert not set(found) <= set(codec.seeds())
 
 
-def _without_extra(data: bytes, *, client_id: str | None = None) -> SessionRecord:
-    record = _decode(data, client_id=client_id)
-    if record.v5 is not None:
-        record.v5.wills = record.v5.wills[:1]
-    return record
-
-
 _decode = sessions.decode
 _feed = HeaderReader.feed
 _upgrade = WebSocket._upgrade
@@ -170,7 +162,13 @@ def _short(subject: str) -> str:
 
 
 MISTAKES = [
-    ("session-record", sessions, "decode", lambda data, client_id=None: _decode(data), "another client id"),
+    (
+        "session-record",
+        sessions,
+        "decode",
+        lambda data, client_id=None, key="": _decode(data, key=key),
+        "another client id",
+    ),
     ("proxy", HeaderReader, "feed", _greedy, "version 2 ends at"),
     ("websocket", WebSocket, "_upgrade", _careless, "in reads of"),
     ("acl-file", acl, "overlaps", _generous, "may be subscribed and brings"),

@@ -103,9 +103,9 @@ def _name(raw: bytes) -> str | None:
 
 
 def _encoded(name: str) -> str | None:
-    """The subject of a topic name, None for one that is refused."""
+    """The subject of a topic name, also of those that gateways publish; None for one that is refused."""
     try:
-        return subjects.topic_to_subject(name)
+        return subjects.system_subject(name) if name.startswith("$SYS/") else subjects.topic_to_subject(name)
     except ReservedSubject:
         root = name.partition("/")[0]
         expect(root in subjects.RESERVED_ROOTS, f"{root!r} is not reserved")
@@ -167,8 +167,8 @@ def _filter(raw: bytes, other: bytes) -> tuple[int, bool]:
 
 def _matched(text: str, found: tuple[str, ...], name: str) -> None:
     """That a filter matches a name where its subjects match the name's."""
-    subject = subjects.system_subject(name) if name.startswith("$SYS/") else _encoded(name)
-    if subject is None or not _legal(subject):
+    subject = _encoded(name)
+    if subject is None:
         return
     by_nats = any(_nats_matches(one, subject) for one in found)
     hidden = subjects.starts_with_wildcard(found[0]) and not subjects.visible_to_wildcard(subject)
