@@ -112,9 +112,9 @@ reference: $(VENV)/.test
 docs: $(VENV)/.docs
 	$(BIN)/python -m zensical build --strict
 
-# What images install, with hashes, in deploy/locks; again whenever pyproject.toml asks for something else.
-# setuptools builds what comes as source only.
-LOCK := $(BIN)/python -m uv pip compile --quiet --universal --python-version 3.13 --generate-hashes --no-annotate --no-header
+# What images install, with hashes, in deploy/locks; again whenever pyproject.toml asks for something else, and with
+# LOCK_ARGS=--upgrade for what has come out since. setuptools builds what comes as source only.
+LOCK := $(BIN)/python -m uv pip compile --quiet --universal --python-version 3.13 --generate-hashes --no-annotate --no-header $(LOCK_ARGS)
 BUILD_REQUIRES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], "setuptools>=65", sep="\n")
 locks: $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.8'

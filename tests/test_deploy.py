@@ -154,7 +154,7 @@ def test_nats_runs_as_in_our_configuration() -> None:
     assert f'sync_interval: "{interval}"' in (ROOT / "nats-server.conf").read_text(encoding="utf-8")
     tls = [values["config"][name]["tls"] for name in ("nats", "cluster")]
     assert all(one["enabled"] and one["secretName"] == "nats-tls" for one in tls)
-    assert values["config"]["cluster"]["tls"]["merge"] == {"verify": True}
+    assert [one["merge"] for one in tls] == [{"verify": False}, {"verify": True}]
     assert values["tlsCA"] == {"enabled": True, "secretName": "nats-ca"}
 
 
