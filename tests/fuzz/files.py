@@ -21,7 +21,7 @@ from mqtt_nats.codec import matches
 from tests.access.test_verifiers import POSTGRES
 from tests.codec.support import key
 from tests.fuzz.engine import Input, Target, Unexpected, expect
-from tests.fuzz.mutation import of_pieces
+from tests.fuzz.mutation import of_pieces, of_toml
 
 PASSWORDS, VERIFIERS = 0, 1
 """Variants of users: hashes by Argon2, verifiers of SCRAM."""
@@ -64,44 +64,33 @@ _FILTERS: Final = (
     "/+",
 )
 
-_RULES: Final = (
-    *(
-        b"[[rules]]\n",
-        b'effect = "allow"\n',
-        b'effect = "deny"\n',
-        b'topics = "#"\n',
-        b'topics = "a/+"\n',
-        b"[groups]\n",
-    ),
-    *(b'topics = ["plant/#", "a/%u/%c"]\n', b'access = "subscribe"\n', b'access = "publish"\n', b'user = "ann"\n'),
-    *(b'client = "dash-*"\n', b'group = "ops"\n', b'ops = ["ann"]\n', b'address = "10.0.0.0/8"\n', b"qos = [1, 2]\n"),
-    *(
-        b"retain = true\n",
-        b'{ eq = "a/#" }',
-        b'default = "allow"\n',
-        b"%u",
-        b"%c",
-        b"+",
-        b"#",
-        b"/",
-        b"$SYS",
-        b"\\u0000",
-    ),
-    *(
-        b"\n",
-        b'"',
-        b"'''",
-        b"[",
-        b"]",
-        b"=",
-        b"1e400",
-        b"nan",
-        b"99999999999999999999",
-        b"\xff",
-        b"\r",
-        b"[" * 100,
-        b"{",
-    ),
+_RULES: Final = tuple(
+    line.encode()
+    for line in (
+        *("[[rules]]", 'effect = "allow"', 'effect = "deny"', 'default = "allow"', "[groups]", 'ops = ["ann"]', ""),
+        *(f'topics = "{one}"' for one in ("#", "+", "a/+", "a/#", "+/b", "a/b", "plant/#", "+/%c/#", "$SYS/#", "a/%u")),
+        *('topics = ["plant/#", "a/%u/%c"]', 'topics = { eq = "a/#" }', 'topics = ["a/b", { eq = "+" }]'),
+        *(
+            'access = "subscribe"',
+            'access = "publish"',
+            'user = "ann"',
+            'user = "+"',
+            'client = "dash-*"',
+            'client = "c1"',
+        ),
+        *(
+            'group = "ops"',
+            'address = "10.0.0.0/8"',
+            'address = "fe80::/10"',
+            "qos = [1, 2]",
+            "qos = [0]",
+            "retain = true",
+        ),
+    )
+)
+_TOML: Final = (
+    *(b"%u", b"%c", b"+", b"#", b"/", b"$SYS", b"\\u0000", b"\n", b'"', b"'''", b"[", b"]", b"=", b"1e400", b"nan"),
+    *(b"99999999999999999999", b"\xff", b"\r", b"[" * 100, b"{", b"\\n", b"\xe2\x80\xa8"),
 )
 _LINES: Final = (
     *(b":", b"$", b"\n", b"\r", b",", b"=", b"m=1048576", b"m=1048577", b"t=100", b"p=64", b"v=19", b"v=16", b"\xff"),
@@ -282,7 +271,7 @@ RULES: Final = Target(
     (mqtt_nats.access.acl, mqtt_nats.access.acl_file),
     rule_seeds,
     check_rules,
-    mutate=of_pieces(*_RULES),
+    mutate=of_toml(_RULES, *_TOML),
     followed=10,
 )
 USERS: Final = Target(

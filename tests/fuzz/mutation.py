@@ -83,6 +83,52 @@ def of_pieces(*pieces: bytes) -> Callable[[bytes, bytes, Random], bytes]:
     return change
 
 
+def of_toml(lines: Sequence[bytes], *pieces: bytes) -> Callable[[bytes, bytes, Random], bytes]:
+    """Changes of TOML: mostly whole lines and tables, sometimes bytes.
+
+    Args:
+        lines: what is put in, in the place of a line with the same key where there is one.
+        pieces: as for :func:`mutated`.
+    """
+
+    def change(data: bytes, other: bytes, random: Random) -> bytes:
+        if random.random() < 0.3:
+            return mutated(data, other, random, pieces, packet=False)
+        tables, donor = _tables(data), _tables(other)
+        for _ in range(1 + int(random.random() * 3)):
+            at = int(random.random() * (len(tables) + 1))
+            how = random.random()
+            if how < 0.15:
+                tables[at : at + 1] = []
+            elif how < 0.45 or not tables:
+                tables[at:at] = [random.choice(donor or [[b"\n"]]).copy()]
+            else:
+                _put(random.choice(tables), random.choice(lines) + b"\n", random)
+        return b"".join(line for table in tables for line in table)[:LONGEST]
+
+    return change
+
+
+def _tables(text: bytes) -> list[list[bytes]]:
+    """The lines of each table of a TOML text; the first one may have no header."""
+    found: list[list[bytes]] = []
+    for line in text.splitlines(keepends=True):
+        if line.startswith(b"[") or not found:
+            found.append([])
+        found[-1].append(line)
+    return found
+
+
+def _put(table: list[bytes], line: bytes, random: Random) -> None:
+    """Put a line into a table, mostly in the place of one with its key."""
+    key = line.partition(b"=")[0].strip()
+    same = [at for at, one in enumerate(table) if one.partition(b"=")[0].strip() == key]
+    if same and random.random() < 0.9:
+        table[random.choice(same)] = line
+    else:
+        table.append(line)
+
+
 def of_json(values: Sequence[Any], *pieces: bytes) -> Callable[[bytes, bytes, Random], bytes]:
     """Changes of JSON objects: mostly one of the values within, sometimes the text.
 
