@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from mqtt_nats.cli import command
 from tests.conftest import GatewayFactory
 from tests.harness import raw
 from tests.harness.gateway import Gateway
@@ -305,6 +307,20 @@ def test_a_bridge_says_whether_it_is_connected(
     finally:
         for one in watching:
             one.close()
+
+
+def test_the_operator_removes_what_a_bridge_has_left(gateway: Gateway) -> None:
+    """The gateways' own topics are nothing that is retained."""
+    client_id = f"core-{secrets.token_hex(4)}"
+    topic = state_of(client_id)
+    with notifying(gateway.port, client_id) as client:
+        client.send(publish_of(4, topic, b"1", 1))
+        until(client, raw.PUBACK)
+        ctl = ("ctl", "--nats", gateway.nats_url, "retained", "delete")
+        assert CliRunner().invoke(command, [*ctl, topic]).exit_code == 0
+        with Raw.connected(gateway.port) as late:
+            late.subscribe((topic, 1))
+            assert [one for one in late.ping() if one.kind == raw.PUBLISH] == []
 
 
 def test_a_durable_session_gets_the_states_too(gateway: Gateway) -> None:

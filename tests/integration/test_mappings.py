@@ -205,3 +205,15 @@ def test_the_page_has_these_forms() -> None:
     for source in ("old.>", "sensor.*.*"):
         assert page.count(f'"{source}": "{MAPPINGS[source]}"') == 1
         assert page.count(f'"{source}" = "{MAPPINGS[source]}"') == 1
+
+
+def test_the_state_of_a_bridge(pair: tuple[Running, Running]) -> None:
+    """Nothing is mapped below `$SYS`: the will of a bridge is published, and retained, as without mappings."""
+    topic = "$SYS/broker/connection/site-1/state"
+    with Raw5.open(pair[1].port) as reader:
+        reader.subscribed((topic, 1))
+        with Raw5.open(pair[1].port, "site-1", flags=0x2E, tail=raw5.will(topic, b"0")) as bridge:
+            bridge.deliver(topic, b"1", flags=1)
+            assert reader.receive_message(b"1").topic == topic
+        assert reader.receive_message(b"0").topic == topic
+        reader.quiet()
