@@ -40,8 +40,8 @@ from mqtt_nats.transport.listener_settings import Bound, join_address
 LABELS = {
     "tcp": ("MQTT", ""),
     "tls": ("MQTTS", "; TLS"),
-    "ws": ("WS", "; WebSocket, path /mqtt"),
-    "wss": ("WSS", "; WebSocket over TLS, path /mqtt"),
+    "ws": ("WS", "; WebSocket"),
+    "wss": ("WSS", "; WebSocket over TLS"),
 }
 """What a listener is called, and what is said of it besides, by its type."""
 

@@ -223,7 +223,7 @@ class Listener:
     def _web(self, make: Callable[[Listener], Any]) -> Callable[[], WebSocket]:
         from mqtt_nats.transport.websocket import WebSocket  # what nobody listens for is not loaded
 
-        return lambda: WebSocket(make(self), self._enter_web, self._timeout, self.settings.origins)
+        return lambda: WebSocket(make(self), self._enter_web, self._timeout, self.settings.origins, self.settings.paths)
 
     def _enter_web(self, connection: WebSocket) -> bool:
         name = connection.get_extra_info("peername")

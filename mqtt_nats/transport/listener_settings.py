@@ -35,6 +35,14 @@ ANYBODY: Final = "*"
 _ORIGIN: Final = re.compile(
     r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\[[0-9a-f:.]+\]|[a-z0-9._~-]+)(?::(?P<port>[0-9]{1,5}))?"
 )
+_PATH: Final = re.compile(r"/[!\x24-\x3e\x40-\x7e]*")
+
+PATHS: Final = ("/mqtt", "/")
+"""Where MQTT is served by WebSocket: `/mqtt` is usual, `/` what clients ask for whose URL has no path."""
+
+ANY_PATH: Final = "*"
+"""Among `paths`: the path of the request does not matter."""
+
 _PORTS: Final = {"http": 80, "https": 443}
 
 INSTEAD: Final = "Here, in place of the gateway's."
@@ -106,7 +114,17 @@ def _normal_origins(value: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(ANYBODY if one == ANYBODY else normal_origin(one) for one in value)
 
 
+def _check_paths(value: tuple[str, ...]) -> tuple[str, ...]:
+    if not value:
+        raise ValueError("nobody could connect: give a path, such as /mqtt, or * for any")
+    for one in value:
+        if one != ANY_PATH and not _PATH.fullmatch(one):
+            raise ValueError(f"{one!r} is no path: expected something like /mqtt, without ? and #, or * for any")
+    return value
+
+
 Origins = Annotated[Names, AfterValidator(_normal_origins)]
+Paths = Annotated[Names, AfterValidator(_check_paths)]
 Address = Annotated[str, BeforeValidator(check_address)]
 
 
@@ -147,6 +165,10 @@ class ListenerSettings(BaseModel):
         description="Networks of the proxies that connect here and say by the PROXY protocol (1 or 2) whom they speak "
         "for; nobody else may.",
     )
+    paths: Paths = Field(
+        default=PATHS,
+        description="For WebSocket: the paths at which MQTT is served, `*` among them for any.",
+    )
     origins: Origins = Field(
         default=(),
         description="For WebSocket: what browsers may send as `Origin` (`https://example.org`), `*` for anything; "
@@ -183,6 +205,8 @@ class ListenerSettings(BaseModel):
             raise ValueError(f"{sorted(given)[0]} needs a type with TLS, not {self.type}")
         if self.origins and not self.web:
             raise ValueError(f"origins needs a type with WebSocket, not {self.type}")
+        if "paths" in self.model_fields_set and not self.web:
+            raise ValueError(f"paths needs a type with WebSocket, not {self.type}")
         if self.secure and (self.tls_cert is None or self.tls_key is None):
             raise ValueError(f"type {self.type} needs tls_cert and tls_key")
         if self.use_identity is not None and self.tls_client_ca is None:

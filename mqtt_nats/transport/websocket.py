@@ -24,6 +24,7 @@ from wsproto.events import (
     Ping,
     Pong,
     RejectConnection,
+    RejectData,
     Request,
     TextMessage,
 )
@@ -33,12 +34,15 @@ from wsproto.utilities import ProtocolError, RemoteProtocolError
 from mqtt_nats.base.bucket import Bucket
 from mqtt_nats.base.logs import log_failure
 from mqtt_nats.transport.connection import LINGER, Connection
-from mqtt_nats.transport.listener_settings import ANYBODY, is_own_origin, normal_origin
+from mqtt_nats.transport.listener_settings import ANY_PATH, ANYBODY, PATHS, is_own_origin, normal_origin
 
 log = logging.getLogger("mqtt_nats.listeners")
 
-PATH: Final = "/mqtt"
-SUBPROTOCOL: Final = "mqtt"
+SUBPROTOCOLS: Final = ("mqtt", "mqttv3.1")
+"""Those that a client may offer, the preferred one first: the second is what clients of MQTT 3.1 offer."""
+
+SHOWN: Final = 100
+"""Characters that are shown of what a client has asked for."""
 
 HEAD_MOST: Final = 8 * 1024
 """Bytes of the request for the upgrade."""
@@ -69,13 +73,34 @@ class Refused(Exception):
 
     Args:
         status: of the HTTP response.
-        text: why, for the log.
+        text: why, for its body and the log.
+        level: of the log record.
     """
 
-    def __init__(self, status: int, text: str, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        text: str,
+        headers: list[tuple[bytes, bytes]] | None = None,
+        level: int = logging.DEBUG,
+    ) -> None:
         super().__init__(text)
-        fields = [*(headers or []), (b"Connection", b"close")]
-        self.answer = RejectConnection(status_code=status, headers=fields)
+        self.level = level
+        self._status = status
+        self._fields = [*(headers or []), (b"Connection", b"close")]
+        self._body = f"{text}\n".encode(errors="replace")
+
+    def encode(self, frames: WSConnection, head: bytes | bytearray) -> bytes:
+        """The HTTP response to a request that begins with ``head``; one to HEAD has no body."""
+        if head.startswith(b"HEAD "):
+            return frames.send(RejectConnection(self._status, self._fields))
+        fields = [
+            *self._fields,
+            (b"Content-Type", b"text/plain; charset=utf-8"),
+            (b"X-Content-Type-Options", b"nosniff"),
+            (b"Content-Length", b"%d" % len(self._body)),
+        ]
+        return frames.send(RejectConnection(self._status, fields, True)) + frames.send(RejectData(self._body))
 
 
 class WebSocket(asyncio.Protocol, asyncio.Transport):
@@ -85,6 +110,7 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
         enter: counts the connection, where that has not been done; false when there are too many.
         timeout: seconds in which the upgrade must be complete.
         origins: what a browser may give as the origin of its page, `*` for anything; empty: the listener's own host.
+        paths: of the request; `*` among them: any.
     """
 
     def __init__(
@@ -93,11 +119,13 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
         enter: Callable[[WebSocket], bool],
         timeout: float,
         origins: Collection[str] = (),
+        paths: Collection[str] = PATHS,
     ) -> None:
         super().__init__()
         self.left: Callable[[], None] | None = None
         self.source: tuple[str, int] | None = None
         self.surplus = False
+        self._paths = paths
         self._origins = frozenset(map(_origin, origins))
         self._connection = connection
         self._enter = enter
@@ -190,10 +218,10 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
             transport.write(self._frames.send(self._answer(bytes(self._head[: end + 4]))))
         except Refused as refused:
             peer = self.get_extra_info("peername")
-            log_failure(log, logging.DEBUG, "handshake", "WebSocket: %s is refused: %s", peer, refused)
+            log_failure(log, refused.level, "handshake", "WebSocket: %s is refused: %s", peer, refused)
             self._ended = True
+            transport.write(refused.encode(self._frames, self._head))
             self._head.clear()
-            transport.write(self._frames.send(refused.answer))
             transport.close()
             return
         if self._deadline is not None:
@@ -224,17 +252,26 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
             raise Refused(400, "no request")
         if not head.partition(b"\r\n")[0].endswith(b" HTTP/1.1"):
             raise Refused(505, "another version of HTTP")
-        if request.target.partition("?")[0] != PATH:
-            raise Refused(404, "another path")
+        path = request.target.partition("?")[0]
+        if path not in self._paths and ANY_PATH not in self._paths:
+            served = ", ".join(self._paths)
+            text = (
+                f"the path of the request is {path[:SHOWN]!r}; the listener serves MQTT at {served} (setting `paths`)"
+            )
+            raise Refused(404, text, level=logging.INFO)
         if not _is_nonce([value for name, value in request.extra_headers if name == b"sec-websocket-key"]):
             raise Refused(400, "no key of 16 bytes")  # RFC 6455, section 4.2.1
         # Browsers always name the page that asks; who names none is no page that somebody was lured to.
         pages = [value.decode("latin-1") for name, value in request.extra_headers if name == b"origin"]
         if not all(self._welcomes(page, request.host) for page in pages):
             raise Refused(403, f"origin {', '.join(pages)!r}")
-        if SUBPROTOCOL not in request.subprotocols:
-            raise Refused(400, "the subprotocol is not offered")  # [MQTT-6.0.0-3] (3.1.1, 5.0)
-        return AcceptConnection(subprotocol=SUBPROTOCOL)  # [MQTT-6.0.0-4] (3.1.1, 5.0)
+        for one in SUBPROTOCOLS:
+            if one in request.subprotocols:
+                return AcceptConnection(subprotocol=one)  # [MQTT-6.0.0-4] (3.1.1, 5.0)
+        # [MQTT-6.0.0-3] (3.1.1, 5.0)
+        offered = f"is {', '.join(request.subprotocols)[:SHOWN]!r}" if request.subprotocols else "is missing"
+        text = f"the header Sec-WebSocket-Protocol {offered}; a client of MQTT offers the subprotocol `mqtt`"
+        raise Refused(400, text, level=logging.INFO)
 
     def _welcomes(self, page: str, host: str) -> bool:
         """Whether a page, named by its origin, may open a WebSocket here."""

@@ -347,8 +347,10 @@ def ended(client: socket.socket) -> bytes:
 @pytest.mark.parametrize(
     ("data", "status"),
     [
-        (request("/"), 404),
+        (request("/other"), 404),
         (request("/mqtt/"), 404),
+        (request("//"), 404),
+        (request("*"), 404),
         (request("/MQTT"), 404),
         (request("/%6dqtt"), 404),
         (request("http://gateway.test/mqtt"), 404),
@@ -367,7 +369,7 @@ def ended(client: socket.socket) -> bytes:
         (request(Sec_WebSocket_Version=None), 400),
         (request(Sec_WebSocket_Version="8"), 426),
         (request(Sec_WebSocket_Protocol=None), 400),
-        (request(Sec_WebSocket_Protocol="mqttv3.1"), 400),
+        (request(Sec_WebSocket_Protocol="mqttv5.0"), 400),
         (request(Sec_WebSocket_Protocol="MQTT"), 400),
         (request(Sec_WebSocket_Protocol="\xff, mqtt"), 400),
         (request(Host=None), 400),
@@ -396,8 +398,89 @@ def test_bad_upgrades(setup: Setup, data: bytes, status: int) -> None:
         answer = ended(plain)
     assert answer.startswith(b"HTTP/1.1 %d" % status), answer
     assert b"connection: close" in answer.lower()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert body.endswith(b"\n"), "it says why"
+    assert b"content-length: %d\r\n" % len(body) in head.lower() + b"\r\n"
     if status == 426:
         assert b"sec-websocket-version: 13" in answer.lower()
+
+
+SERVED = "the listener serves MQTT at /mqtt, / (setting `paths`)"
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (
+            request("/other?token=secret"),
+            f"the path of the request is '/other'; {SERVED}",
+        ),
+        (request("/<script>"), f"the path of the request is '/<script>'; {SERVED}"),
+        (request("/" + "x" * 5000), f"the path of the request is '/{'x' * 99}'; {SERVED}"),
+        (request(Sec_WebSocket_Protocol=None), "the header Sec-WebSocket-Protocol is missing; a client of MQTT offers"),
+        (
+            request(Sec_WebSocket_Protocol="chat, v2"),
+            "the header Sec-WebSocket-Protocol is 'chat, v2'; a client of ",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said(setup: Setup, data: bytes, said: str) -> None:
+    """To the client in the body, which no browser takes for a page, and to the operator in the log."""
+    with socket.create_connection(("127.0.0.1", setup.port), PATIENCE) as plain:
+        plain.sendall(data)
+        head, _, body = ended(plain).partition(b"\r\n\r\n")
+    assert body.decode().startswith(said)
+    assert b"content-type: text/plain" in head.lower()
+    assert b"x-content-type-options: nosniff" in head.lower()
+    lines = [line for line in setup.gateway.log.splitlines() if said in line]
+    assert lines
+    assert " INFO mqtt_nats.listeners: " in lines[-1]
+    assert "secret" not in setup.gateway.log
+
+
+def test_an_answer_to_head_has_no_body(setup: Setup) -> None:
+    with socket.create_connection(("127.0.0.1", setup.port), PATIENCE) as plain:
+        plain.sendall(request(method="HEAD"))
+        head, _, body = ended(plain).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400")
+    assert not body
+
+
+@pytest.mark.parametrize(
+    ("paths", "good", "bad"),
+    [
+        (None, ["/mqtt", "/", "/?x=y"], ["/ws", "/mqtt/"]),
+        (["/ws", "/a/b"], ["/ws", "/a/b", "/ws?x=/mqtt"], ["/mqtt", "/", "/a"]),
+        (["*"], ["/mqtt", "/", "/whatever/else?x"], []),
+    ],
+)
+def test_paths(
+    nats_server: NatsServer,
+    gateway_factory: GatewayFactory,
+    tmp_path: Any,
+    paths: list[str] | None,
+    good: list[str],
+    bad: list[str],
+) -> None:
+    config = tmp_path / "gateway.toml"
+    lines = ["[[listeners]]", 'listen = "127.0.0.1:0"', 'type = "ws"']
+    config.write_text("\n".join([*lines, *([f"paths = {paths}"] if paths else [])]))
+    (port,) = ports(gateway_factory(nats_server, "--config", str(config)), "WS")
+    for path, status in [*((one, b"101") for one in good), *((one, b"404") for one in bad)]:
+        with socket.create_connection(("127.0.0.1", port), PATIENCE) as plain:
+            plain.sendall(request(path))
+            assert plain.recv(12) == b"HTTP/1.1 " + status, path
+
+
+@pytest.mark.parametrize(
+    ("offered", "chosen"), [("mqttv3.1, mqtt", "mqtt"), ("mqtt", "mqtt"), ("mqttv3.1", "mqttv3.1")]
+)
+def test_subprotocols(setup: Setup, offered: str, chosen: str) -> None:
+    with socket.create_connection(("127.0.0.1", setup.port), PATIENCE) as plain:
+        plain.sendall(request(Sec_WebSocket_Protocol=offered))
+        answer = plain.recv(4096)
+    assert answer.startswith(b"HTTP/1.1 101")
+    assert f"sec-websocket-protocol: {chosen}\r\n".encode() in answer.lower()
 
 
 def test_a_query_does_not_matter(setup: Setup) -> None:
