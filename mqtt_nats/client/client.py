@@ -223,7 +223,7 @@ class Client(Member):
             assert isinstance(connect, Connect)  # the decoder lets nothing else come first
             self.state = State.OPENING
             self.connection.hold(Hold.HANDSHAKE)
-            self.version, self.terms = connect.protocol_level, terms(connect)
+            self.version, self.terms = max(connect.protocol_level, 4), terms(connect)
             self.authentication = begin(self, connect)
             self.do(open_session(self, connect))
         if self.authentication is not None:

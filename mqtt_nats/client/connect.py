@@ -128,7 +128,7 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
     settings = client.connection.settings
     if broker.closing:
         raise MqttError("the gateway is shutting down", ReasonCode.SERVER_SHUTTING_DOWN)
-    if not connect.client_id and not connect.clean_start and connect.protocol_level == 4:  # [MQTT-3.1.3-8]
+    if not connect.client_id and not connect.clean_start and connect.protocol_level != 5:  # [MQTT-3.1.3-8]
         raise InvalidClientId("an empty client id needs a clean session")
     # [MQTT-3.1.3-6] (3.1.1, 5.0) [MQTT-3.1.3-7] (5.0)
     client_id = connect.client_id or f"auto-{broker.new_nuid()}"

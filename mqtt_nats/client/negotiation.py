@@ -68,16 +68,19 @@ class Terms:
     topic_alias_maximum: int = 0
     problem_information: bool = True
     response_information: bool = False
+    old: bool = False
+    """It speaks MQTT 3.1: CONNACK has no flag Session Present, SUBACK no code for a refused subscription."""
 
 
 TERMS: Final = Terms()
+TERMS_OLD: Final = Terms(old=True)
 
 
 def terms(connect: Connect) -> Terms:
     """What a CONNECT packet asks for."""
     properties = connect.properties
     if properties is None:
-        return TERMS
+        return TERMS_OLD if connect.protocol_level == 3 else TERMS
     return Terms(
         properties.get("receive_maximum", 65535),
         properties.get("maximum_packet_size", UNLIMITED),
@@ -121,7 +124,7 @@ def largest_packet(client: Client, client_id: str) -> int:
 def welcome(client: Client, connect: Connect, present: bool, more: Properties | None = None) -> bytes:
     """CONNACK of a connection that is accepted; ``more`` are properties of its authentication."""
     if client.version != 5:
-        return encode(Connack(present, 0), 4)
+        return encode(Connack(present and not client.terms.old, 0), 4)
     settings = client.connection.settings
     usual = (
         connect.client_id

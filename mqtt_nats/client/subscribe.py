@@ -161,7 +161,8 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
     # [MQTT-2.3.1-7] [MQTT-3.8.4-2] (3.1.1), [MQTT-2.2.1-6] [MQTT-3.8.4-2] (5.0)
     # No reason string, no user properties [MQTT-3.9.2-1] [MQTT-3.9.2-2] (5.0)
     if packet.packet_id:
-        client.outlet.write(encode(Suback(packet.packet_id, tuple(codes)), client.version))
+        told = [one.qos for one in packet.filters] if client.terms.old else codes
+        client.outlet.write(encode(Suback(packet.packet_id, tuple(told)), client.version))
     subscribed(client, zip((entry.topic_filter for entry in packet.filters), codes, strict=True))
     start_replays(client, replays, {topic_filter: gates[topic_filter] for topic_filter in wanted})
     if shares:

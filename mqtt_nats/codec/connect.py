@@ -40,7 +40,10 @@ class Will:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """A connection request. `keepalive` in seconds, 0 = none. `bridge`: sent with one of mosquitto's bridge levels."""
+    """A connection request. `keepalive` in seconds, 0 = none. `bridge`: sent with one of mosquitto's bridge levels.
+
+    `protocol_level` is 3 (MQTT 3.1, everything else of which is in the shape of 3.1.1), 4 or 5.
+    """
 
     protocol_level: int
     client_id: str
@@ -63,7 +66,7 @@ class Connack:
 
 
 def read_protocol(reader: Reader) -> tuple[int, bool]:
-    """Protocol name and level: (4 or 5, bridge). [MQTT-3.1.2-1] [MQTT-3.1.2-2] (3.1.1, 5.0)
+    """Protocol name and level: (3, 4 or 5, bridge). [MQTT-3.1.2-1] [MQTT-3.1.2-2] (3.1.1, 5.0)
 
     Raises:
         UnsupportedProtocolVersion: it is another protocol.
@@ -79,24 +82,28 @@ def read_protocol(reader: Reader) -> tuple[int, bool]:
             return 4, True
         if level > 5:
             raise NewerProtocolVersion(f"protocol level {level} is neither MQTT 3.1.1 nor MQTT 5.0")
-    elif name == b"MQIsdp" and level == _BRIDGE | 3:
-        return 4, True
-    raise UnsupportedProtocolVersion("protocol is neither MQTT 3.1.1 nor MQTT 5.0")
+    elif name == b"MQIsdp" and level in (3, _BRIDGE | 3):
+        return 3, level != 3
+    raise UnsupportedProtocolVersion("protocol is neither MQTT 3.1, 3.1.1 nor 5.0")
 
 
 def read_connect(reader: Reader, level: int, bridge: bool, limits: Limits) -> Connect:
-    """What follows the protocol level, in this order. [MQTT-3.1.3-1] [MQTT-3.1.4-1] (3.1.1, 5.0)"""
+    """What follows the protocol level, in this order. [MQTT-3.1.3-1] [MQTT-3.1.4-1] (3.1.1, 5.0)
+
+    MQTT 3.1 does not use the reserved bit, nor flags of a will that is not there; user name and password may be missing
+    although their flags are set. Client ids may be longer than its 23 characters, but not empty.
+    """
     flags = reader.u8()
-    if flags & 1:  # [MQTT-3.1.2-3] (3.1.1, 5.0)
+    if flags & 1 and level > 3:  # [MQTT-3.1.2-3] (3.1.1, 5.0)
         raise MalformedPacket("reserved bit of the connect flags is set")
     clean_start = bool(flags & 0x02)
     will_qos = flags >> 3 & 3
     if not flags & 0x04:
-        if flags & 0x38:  # [MQTT-3.1.2-11] [MQTT-3.1.2-13] (3.1.1, 5.0), [MQTT-3.1.2-15] (3.1.1)
+        if flags & 0x38 and level > 3:  # [MQTT-3.1.2-11] [MQTT-3.1.2-13] (3.1.1, 5.0), [MQTT-3.1.2-15] (3.1.1)
             raise MalformedPacket("will flags without will")
     elif will_qos == 3:  # [MQTT-3.1.2-14] (3.1.1), [MQTT-3.1.2-12] (5.0)
         raise MalformedPacket("will QoS is 3")
-    if level == 4 and flags & 0xC0 == 0x40:  # [MQTT-3.1.2-22]
+    if level < 5 and flags & 0xC0 == 0x40:  # [MQTT-3.1.2-22]
         raise MalformedPacket("password without user name")
     keepalive = reader.u16()
     users = limits.max_user_properties, limits.max_user_property_bytes
@@ -107,6 +114,8 @@ def read_connect(reader: Reader, level: int, bridge: bool, limits: Limits) -> Co
         raise InvalidClientId(f"the client identifier has more than {limits.max_client_id_length} bytes")
     if level == 4 and not client_id and not clean_start:  # [MQTT-3.1.3-7] [MQTT-3.1.3-8]
         raise InvalidClientId("an empty client identifier needs a clean session")
+    if level == 3 and not client_id:
+        raise InvalidClientId("an empty client identifier is for MQTT 3.1.1 and 5.0")
     will = None
     if flags & 0x04:  # [MQTT-3.1.2-9] (3.1.1, 5.0)
         will_properties = read_properties(reader, WILL, *users) if level == 5 else None
@@ -115,8 +124,8 @@ def read_connect(reader: Reader, level: int, bridge: bool, limits: Limits) -> Co
         will = Will(topic, reader.binary(), will_qos, bool(flags & 0x20), will_properties)
     # [MQTT-3.1.2-19] [MQTT-3.1.2-21] [MQTT-3.1.3-11] (3.1.1)
     # [MQTT-3.1.2-17] [MQTT-3.1.2-19] [MQTT-3.1.3-12] (5.0)
-    username = reader.string() if flags & 0x80 else None
-    password = reader.binary() if flags & 0x40 else None
+    username = reader.string() if flags & 0x80 and (level > 3 or reader.pos < reader.end) else None
+    password = reader.binary() if flags & 0x40 and (level > 3 or reader.pos < reader.end) else None
     reader.finish()  # [MQTT-3.1.2-18] [MQTT-3.1.2-20] (3.1.1), [MQTT-3.1.2-16] [MQTT-3.1.2-18] (5.0)
     return Connect(level, client_id, clean_start, keepalive, username, password, will, properties, bridge)
 

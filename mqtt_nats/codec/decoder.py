@@ -87,12 +87,15 @@ def _actions(version: int, from_server: bool, max_qos: int) -> bytes:
         table[first] = _OTHER
     if version == 5:
         table[0xE0] = table[0xF0] = _OTHER
+    elif version == 3 and not from_server:  # MQTT 3.1 has DUP there: they are sent again
+        table[0x8A] = table[0xAA] = _OTHER
+        table[0x6A] = _ACK
     return bytes(table)
 
 
 _ACTIONS: Final = {
     (version, side, qos): _actions(version, side, qos)
-    for version in (0, 4, 5)
+    for version in (0, 3, 4, 5)
     for side in (False, True)
     for qos in (0, 1, 2)
 }
@@ -102,7 +105,7 @@ _ACTIONS: Final = {
 class Decoder:
     """The server's side of a connection: reads what a client sends.
 
-    `version` 0 waits for CONNECT and then speaks its version; 4 (MQTT 3.1.1) or 5 starts after CONNECT.
+    `version` 0 waits for CONNECT and then speaks its version; 4 (MQTT 3.1.1) or 5 starts after CONNECT. MQTT 3.1 is 4.
     """
 
     __slots__ = ("_actions", "_held", "_limit", "_limits", "_need", "_size", "error", "version")
@@ -327,7 +330,7 @@ class Decoder:
         limits = self._limits
         if kind == PacketKind.CONNECT:
             level, bridge = read_protocol(reader)
-            self.version = level
+            self.version = max(level, 4)
             connect = read_connect(reader, level, bridge, limits)
             self._actions = _ACTIONS[level, False, limits.max_qos]
             if connect.properties is None or "authentication_method" not in connect.properties:

@@ -83,7 +83,15 @@ CASES = [
         4,
         "client",
         "100f 00064d5149736470 83 02 003c 0001 61",
-        Connect(4, "a", True, 60, bridge=True),
+        Connect(3, "a", True, 60, bridge=True),
+    ),
+    _case("connect MQTT 3.1", 4, "client", "100f 00064d5149736470 03 02 003c 0001 61", Connect(3, "a", True, 60)),
+    _case(
+        "connect MQTT 3.1, reserved bit, flags of no will, names that are missing",
+        4,
+        "client",
+        "100f 00064d5149736470 03 bb 003c 0001 61",
+        Connect(3, "a", True, 60),
         canonical=False,
     ),
     _case(

@@ -43,7 +43,8 @@ FROM_CLIENT: list[Row] = [
     ("wrong name [MQTT-3.1.2-1]", 0, f"100d {'00044d515455'} 04 02 003c 0001 61", VERSION),
     ("name in lower case", 0, "100d 00046d717474 04 02 003c 0001 61", VERSION),
     ("empty name", 0, "1009 0000 04 02 003c 0001 61", VERSION),
-    ("MQTT 3.1", 0, "100f 00064d5149736470 03 02 003c 0001 61", VERSION),
+    ("MQTT 3.1, empty client id", 0, "100e 00064d5149736470 03 02 003c 0000", InvalidClientId),
+    ("MQTT 3.1, password without user name", 0, "1012 00064d5149736470 03 42 003c 0001 61 0001 70", MALFORMED),
     ("name of 3.1, level 4", 0, "100f 00064d5149736470 04 02 003c 0001 61", VERSION),
     *[
         (
@@ -270,7 +271,8 @@ def reader_packets(raw: str) -> list[object]:
         (f"100e {NAME} 04 02 003c 0002 6100", 4),
         (f"100f {NAME} 05 02 003c 02 7f00 0000", 5),
         (f"100d {NAME} 06 02 003c 0001 61", 0),
-        ("100f 00064d5149736470 03 02 003c 0001 61", 0),
+        ("1010 00064d5149736470 03 02 003c 0002 6100", 4),
+        ("100f 00064d5149736470 04 02 003c 0001 61", 0),
     ],
 )
 def test_version_tells_how_to_answer_a_bad_connect(raw: str, version: int) -> None:

@@ -26,7 +26,7 @@ MOSQUITTO = shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/bin:/
 
 pytestmark = pytest.mark.skipif(MOSQUITTO is None, reason="mosquitto is not installed")
 
-VERSIONS = ["mqttv311", "mqttv50"]
+VERSIONS = ["mqttv31", "mqttv311", "mqttv50"]
 
 
 class Site:
