@@ -213,6 +213,7 @@ async def grant(client: Client, wanted: dict[str, Wish], replays: dict[str, Repl
                     max_ack_pending=side.window(),
                     start_seq=start,
                     inactive_threshold=backstop(record.v5.expiry),
+                    client_id=client.client_id,
                 )
                 record.v5.start[key] = start
                 source = Source(qos, start, side.window())

@@ -135,7 +135,7 @@ async def resume(
         attachments.append(side.add(key, consumer, source))
     done = []
     for entry in record.v5.draining:
-        draining = await existing_consumer(broker.inbox, MESSAGES, entry.name) if entry.qos else None
+        draining = await existing_consumer(broker.inbox, MESSAGES, entry.name, client.client_id) if entry.qos else None
         if draining is None:
             done.append(entry.name)
             continue

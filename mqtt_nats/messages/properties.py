@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Properties of a message as they stand in a PUBLISH packet, made also from the headers that they travel as.
 
-A header that belongs to NATS or to the gateways is never shown as a user property. What is written as headers is
-in ``mqtt_streams.properties``. See docs/internals/rules.md#properties-as-headers.
+A header that belongs to NATS or to the gateways is never shown as a user property, but for the error of a micro
+service. What is written as headers is in ``mqtt_streams.properties``. See
+docs/internals/rules.md#properties-as-headers.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from urllib.parse import unquote_to_bytes
 
 from mqtt_nats.codec import Properties
 from mqtt_streams import headers as names
-from mqtt_streams.properties import DISTURBING, NAME_MOST, NAMES_MOST, RESERVED
+from mqtt_streams.properties import DISTURBING, NAME_MOST, NAMES_MOST, RESERVED, SERVICE_ERROR
 
 STRING_MOST: Final = 65_535
 """Bytes of an MQTT string."""
@@ -132,7 +133,7 @@ def from_headers(headers: bytes) -> tuple[bytes, int]:
 def _property(name: bytes) -> bytes:
     """What a user property of a header's name begins with, empty for a header that is not shown."""
     plain = name.strip().lower().decode("latin-1")
-    shown = plain and not plain.startswith(RESERVED) and _clean(name)
+    shown = plain and (plain in SERVICE_ERROR or not plain.startswith(RESERVED)) and _clean(name)
     start = USER + _string(name) if shown else b""
     if len(name) <= NAME_MOST:
         if len(_to_property) >= NAMES_MOST:

@@ -134,7 +134,7 @@ async def take(side: DurableSide, attachment: Attachment) -> tuple[ConsumerInfo,
 async def _adopt_start(side: DurableSide, attachment: Attachment) -> bool:
     """A consumer that was made again may begin elsewhere than the record says, which was to be written next."""
     consumer = attachment.consumer
-    found = await existing_consumer(side.client.broker.inbox, MESSAGES, consumer.durable_name)
+    found = await existing_consumer(side.client.broker.inbox, MESSAGES, consumer.durable_name, side.client.client_id)
     if found is None or found.start_seq == consumer.start_seq:
         return False
     attachment.consumer = replace(consumer, start_seq=found.start_seq)
@@ -154,7 +154,7 @@ async def attach_in_place(side: DurableSide, attachment: Attachment) -> Consumer
     """
     broker = side.client.broker
     link = broker.link
-    found = await existing_consumer(broker.inbox, MESSAGES, attachment.consumer.durable_name)
+    found = await existing_consumer(broker.inbox, MESSAGES, attachment.consumer.durable_name, side.client.client_id)
     if found is None:
         raise MqttError("a consumer was deleted while it was being attached", ReasonCode.SERVER_BUSY)
     source = attachment.source
@@ -322,8 +322,8 @@ async def attach_pubrels(client: Client, side: DurableSide) -> None:
     alone; there and back is two changes of the subject, so everything pending is sent again.
     """
     broker = client.broker
-    aside = pubrel_consumer(client.hash, max_ack_pending=PUBREL_WINDOW, deliver_nuid=broker.new_nuid())
-    consumer = pubrel_consumer(client.hash, max_ack_pending=PUBREL_WINDOW)
+    consumer = pubrel_consumer(client.hash, max_ack_pending=PUBREL_WINDOW, client_id=client.client_id)
+    aside = replace(consumer, deliver_subject=f"{consumer.deliver_subject}.{broker.new_nuid()}")
     if side.pubrel_sid:
         broker.link.unsubscribe_raw(side.pubrel_sid)
     known, moved = True, False
@@ -342,7 +342,7 @@ async def attach_pubrels(client: Client, side: DurableSide) -> None:
         except DeliverSubjectBusy:
             moved = False
     if not moved and known:
-        found = await existing_consumer(broker.inbox, OUT, consumer.durable_name)
+        found = await existing_consumer(broker.inbox, OUT, consumer.durable_name, client.client_id)
         if found is not None and found.deliver_subject != consumer.deliver_subject:
             broker.link.unsubscribe_raw(side.pubrel_sid)
             consumer = replace(consumer, deliver_subject=found.deliver_subject)

@@ -21,7 +21,7 @@ from mqtt_nats.shared_reader.index import shown
 from mqtt_nats.shared_reader.promotion import Joining, Member
 from mqtt_nats.shared_reader.reader import chosen
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
-from mqtt_streams.consumers import delete_consumer, reader_request
+from mqtt_streams.consumers import delete_consumer, describe, reader_request
 from mqtt_streams.messages import DELIVER_PREFIX
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -164,11 +164,12 @@ class Catching:
         self._next, self._asked, self._bytes, self._size = 1, NOT_YET, 0, self._most
         self._kept.clear()
         self._broken = self._end = False
+        about = f"{describe(self._member.client.client_id)}: what it has missed"
         try:
             await call(
                 broker.inbox,
                 f"CONSUMER.CREATE.{MESSAGES}.{self._name}",
-                reader_request(MESSAGES, self._name, self._filters, self.position + 1, IDLE),
+                reader_request(MESSAGES, self._name, self._filters, self.position + 1, IDLE, description=about),
             )
             if former:
                 await delete_consumer(broker.inbox, MESSAGES, former)

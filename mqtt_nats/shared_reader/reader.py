@@ -192,6 +192,7 @@ class Reader:
             self._start,
             IDLE,
             action,
+            description=f"shared reader of gateway {self.broker.identity}",
             deliver_subject=self._subject,
             flow_control=True,
             idle_heartbeat=int(HEARTBEAT * 1e9),

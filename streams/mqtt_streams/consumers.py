@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from mqtt_streams.api import ApiError, JetStream, bounded_ack_pending, call
+from mqtt_streams.subjects import subject_to_filter
 
 ACK_WAIT_NS: Final = 30_000_000_000
 CONSUMER_NOT_FOUND: Final = 10014
@@ -14,6 +15,12 @@ CONSUMER_IN_USE: Final = 10013
 
 BACKSTOP_S: Final = 86_400
 """Seconds by which a consumer outlives the deadline of its session, should no gateway be there to delete it."""
+
+
+MESSAGE_PREFIX: Final = "$MQTT.msgs."
+
+DESCRIBED_LENGTH: Final = 200
+"""Characters of a client id, and of a topic filter, in the description of a consumer: nats-server takes 4 KiB."""
 
 
 class DeliverSubjectBusy(Exception):
@@ -34,7 +41,8 @@ class ConsumerRef:
 
     `ack_wait` is in nanoseconds. `start_seq`: first stream sequence to deliver, None = new messages only.
     `inactive_threshold`: nanoseconds without interest after which the server removes the consumer, 0 = never.
-    `extra`: further settings found in a record, written back unchanged.
+    `extra`: further settings found in a record, written back unchanged. `client_id`: whose it is, which the server is
+    told for people who list the consumers; it is not in the record's configuration.
     """
 
     durable_name: str
@@ -46,9 +54,10 @@ class ConsumerRef:
     inactive_threshold: int = 0
     num_replicas: int = 0
     extra: Mapping[str, object] = field(default_factory=dict)
+    client_id: str = field(default="", compare=False)
 
     def to_config(self) -> dict[str, object]:
-        """The JSON object, keys in nats-server's order."""
+        """The JSON object as a session record has it, keys in nats-server's order."""
         config: dict[str, object] = {
             "durable_name": self.durable_name,
             "deliver_policy": "new" if self.start_seq is None else "by_start_sequence",
@@ -69,6 +78,21 @@ class ConsumerRef:
             config["inactive_threshold"] = self.inactive_threshold
         config["num_replicas"] = self.num_replicas
         return config | dict(self.extra)
+
+
+def describe(text: str, filter_subject: str = "") -> str:
+    """What `nats consumer ls` shows of a consumer: a client id, say, and the topic filter of a subject of `$MQTT_msgs`.
+
+    Both are shortened. A character that a terminal would not show as it is comes as the replacement character.
+    """
+    if not filter_subject.startswith(MESSAGE_PREFIX):
+        return _shown(text)
+    return f"{_shown(text)}: {_shown(subject_to_filter(filter_subject[len(MESSAGE_PREFIX) :]))}"
+
+
+def _shown(text: str) -> str:
+    short = text if len(text) <= DESCRIBED_LENGTH else f"{text[: DESCRIBED_LENGTH - 1]}\u2026"
+    return short if short.isprintable() else "".join(sign if sign.isprintable() else "\ufffd" for sign in short)
 
 
 class ConsumerInfo(NamedTuple):
@@ -97,8 +121,10 @@ def _info(answer: dict[str, Any]) -> ConsumerInfo:
 
 
 async def _apply(js: JetStream, stream: str, consumer: ConsumerRef, action: str) -> ConsumerInfo:
-    bounded = {"max_ack_pending": bounded_ack_pending(js, consumer.max_ack_pending)}
-    body = {"stream_name": stream, "config": consumer.to_config() | bounded, "action": action}
+    more: dict[str, object] = {"max_ack_pending": bounded_ack_pending(js, consumer.max_ack_pending)}
+    if consumer.client_id:
+        more["description"] = describe(consumer.client_id, consumer.filter_subject)
+    body = {"stream_name": stream, "config": consumer.to_config() | more, "action": action}
     try:
         return _info(await call(js, f"CONSUMER.DURABLE.CREATE.{stream}.{consumer.durable_name}", body))
     except ApiError as error:
@@ -173,8 +199,8 @@ async def consumer_info(js: JetStream, stream: str, name: str) -> ConsumerInfo |
         raise
 
 
-async def existing_consumer(js: JetStream, stream: str, name: str) -> ConsumerRef | None:
-    """How a consumer was created, None when there is none of that name."""
+async def existing_consumer(js: JetStream, stream: str, name: str, client_id: str) -> ConsumerRef | None:
+    """How a consumer of a client was created, None when there is none of that name."""
     info = await consumer_info(js, stream, name)
     if info is None:
         return None
@@ -188,6 +214,7 @@ async def existing_consumer(js: JetStream, stream: str, name: str) -> ConsumerRe
         config.get("opt_start_seq"),
         config.get("inactive_threshold", 0),
         config.get("num_replicas", 0),
+        client_id=client_id,
     )
 
 

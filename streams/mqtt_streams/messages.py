@@ -4,11 +4,11 @@
 from typing import Final
 
 from mqtt_streams.api import JetStream
-from mqtt_streams.consumers import ACK_WAIT_NS, ConsumerRef, consumer_names, delete_consumer
+from mqtt_streams.consumers import ACK_WAIT_NS, MESSAGE_PREFIX, ConsumerRef, consumer_names, delete_consumer
 from mqtt_streams.hashing import consumer_name
 
 STREAM: Final = "$MQTT_msgs"
-PREFIX: Final = "$MQTT.msgs."
+PREFIX: Final = MESSAGE_PREFIX
 DELIVER_PREFIX: Final = "$MQTT.sub."
 
 
@@ -27,12 +27,13 @@ def subscription_consumer(
     ack_wait: int = ACK_WAIT_NS,
     start_seq: int | None = None,
     inactive_threshold: int = 0,
+    client_id: str = "",
 ) -> ConsumerRef:
     """The consumer of one QoS 1/2 subscription: what its session is to get.
 
     [MQTT-3.1.2-5] (3.1.1), [MQTT-4.5.0-1] (3.1.1, 5.0)
 
-    `subject` is one of `filter_to_subjects`. Times in nanoseconds.
+    `subject` is one of `filter_to_subjects`. Times in nanoseconds. `client_id` is for the description.
 
     nats-server's listener uses the stored deliver subject literally, so it must be `$MQTT.sub.<one token>`.
     """
@@ -44,6 +45,7 @@ def subscription_consumer(
         ack_wait,
         start_seq,
         inactive_threshold,
+        client_id=client_id,
     )
 
 

@@ -30,6 +30,9 @@ STAY: Final = 3600
 RESERVED: Final = ("nats-", "nmqtt-", "status", "content-type")
 """Beginnings, in small letters, of the names that are no user property's."""
 
+SERVICE_ERROR: Final = frozenset(("nats-service-error", "nats-service-error-code"))
+"""Of these names, those with which a micro service of NATS says that it has failed: readers show them all the same."""
+
 _TOKEN: Final = frozenset("!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 DISTURBING: Final = frozenset(
     chr(code)

@@ -46,8 +46,9 @@ def pubrel_consumer(
     deliver_nuid: str = "",
     ack_wait: int = ACK_WAIT_NS,
     inactive_threshold: int = 0,
+    client_id: str = "",
 ) -> ConsumerRef:
-    """The consumer of a session's PUBRELs (times in nanoseconds).
+    """The consumer of a session's PUBRELs (times in nanoseconds). `client_id` is for the description.
 
     Its deliver subject is nats-server's, or with `deliver_nuid` one below it: a new one makes the server re-send.
     """
@@ -59,6 +60,7 @@ def pubrel_consumer(
         ack_wait,
         None,
         inactive_threshold,
+        client_id=client_id,
     )
 
 

@@ -248,7 +248,7 @@ def _is_consumer_of(name: str, client_hash: str) -> bool:
     return name.startswith(client_hash + "_") and is_token(name)
 
 
-def _consumer(value: object, where: str, client_hash: str) -> ConsumerRef:
+def _consumer(value: object, where: str, client_hash: str, client_id: str) -> ConsumerRef:
     reader = Fields(value, where)
     name = reader.text("durable_name")
     if not _is_consumer_of(name, client_hash):
@@ -273,6 +273,7 @@ def _consumer(value: object, where: str, client_hash: str) -> ConsumerRef:
         reader.number("inactive_threshold", 0, MAX_SEQUENCE, 0),
         reader.number("num_replicas", 0, 5, 0),
         reader.values,
+        client_id,
     )
 
 
@@ -391,7 +392,7 @@ def decode(data: bytes, *, client_id: str | None = None, key: str = "") -> Sessi
             raise PoisonedRecord(f"session record: subs has {subject[:64]!r}, which is no subject")
         subs[subject] = subs_reader.number(subject, 0, 2)
     cons = {
-        sid: _consumer(raw, f"session record: consumer of {sid[:64]!r}", client_hash)
+        sid: _consumer(raw, f"session record: consumer of {sid[:64]!r}", client_hash, stored_id)
         for sid, raw in reader.items("cons").items()
         if raw is not None
     }
@@ -405,7 +406,7 @@ def decode(data: bytes, *, client_id: str | None = None, key: str = "") -> Sessi
         clean,
         subs,
         cons,
-        None if pubrel is None else _consumer(pubrel, "session record: pubrel", client_hash),
+        None if pubrel is None else _consumer(pubrel, "session record: pubrel", client_hash, stored_id),
         found,
         reader.values or None,
         key=client_hash,

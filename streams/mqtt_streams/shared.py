@@ -13,7 +13,7 @@ import orjson
 
 from mqtt_streams import headers, stored
 from mqtt_streams.api import ApiError, JetStream, bounded_ack_pending, call, publish
-from mqtt_streams.consumers import ACK_WAIT_NS, CONSUMER_EXISTS, consumer_info, delete_consumer
+from mqtt_streams.consumers import ACK_WAIT_NS, CONSUMER_EXISTS, consumer_info, delete_consumer, describe
 from mqtt_streams.hashing import nuid
 from mqtt_streams.messages import PREFIX as MESSAGE_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -223,6 +223,7 @@ def _config(name: str, subscription: str, subjects: tuple[str, ...], start: int,
         "replay_policy": "instant",
         "max_waiting": MEMBERS_MOST,
         "metadata": {"mqtt_subscription": subscription},
+        "description": describe(subscription),
     }
     if len(subjects) == 1:
         config["filter_subject"] = MESSAGE_PREFIX + subjects[0]

@@ -10,6 +10,7 @@ from typing import Any
 import nats
 import pytest
 from nats.aio.msg import Msg
+from nats.micro import Request, add_service
 
 from mqtt_nats.codec import Ack, Publish
 from tests.conftest import GatewayFactory, NatsFactory
@@ -119,6 +120,32 @@ class TestRequestFromMqtt:
         await client.message(f"{name}/answers", b"re: q", qos=0, properties=None)
         await there.message(f"{name}/answers", b"re: q", qos=0, properties=None)
         await client.quiet()
+
+    @QOS
+    async def test_a_micro_service_that_fails(
+        self, connect5: Connector5, name: str, stored: Stored, second_gateway: Gateway, qos: int
+    ) -> None:
+        """Its two headers are user properties of the answer; others that begin with `Nats-` are not."""
+
+        async def fail(request: Request) -> None:
+            await request.respond_error("400", "no such room", b"why", headers={"Nats-Other": "x", "retry": "no"})
+
+        micro = await add_service(stored.nats, name="rooms", version="1.0.0")
+        await micro.add_endpoint(name="ask", subject=f"{name}.ask", handler=fail)
+        await stored.nats.flush()
+        client = await subscriber(connect5, name, f"{name}/answers", qos=qos)
+        there = await subscriber(connect5, f"{name}-there", f"{name}/answers", to=second_gateway)
+        await answer(client, f"{name}/ask", b"q", qos, response_topic=f"{name}/answers", correlation_data=b"1")
+        for each in (client, there):
+            found = await each.receive(f"{name}/answers", b"why")
+            assert found.properties is not None
+            assert found.properties["correlation_data"] == b"1"
+            assert sorted(found.properties["user_property"]) == [
+                ("Nats-Service-Error", "no such room"),
+                ("Nats-Service-Error-Code", "400"),
+                ("retry", "no"),
+            ]
+        await micro.stop()
 
     @QOS
     @pytest.mark.parametrize("correlation", [{}, {"correlation_data": b"c"}], ids=["plain", "correlated"])

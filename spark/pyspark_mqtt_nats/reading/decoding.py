@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from mqtt_streams import headers as names
-from mqtt_streams.properties import DISTURBING, RESERVED
+from mqtt_streams.properties import DISTURBING, RESERVED, SERVICE_ERROR
 from mqtt_streams.subjects import subject_to_topic
 
 SHOWN_MOST: Final = 1024
@@ -36,6 +36,7 @@ _CORRELATION: Final = names.CORRELATION.encode()
 _EXPIRY: Final = names.EXPIRY.encode()
 _USER: Final = names.USER.encode()
 _RESERVED: Final = tuple(beginning.encode() for beginning in RESERVED)
+_SERVICE_ERROR: Final = frozenset(name.encode() for name in SERVICE_ERROR)
 
 
 class Topic(NamedTuple):
@@ -107,7 +108,7 @@ def decode_headers(block: bytes) -> Decoded:
             pair = _legal(unquote_to_bytes(left)), _legal(unquote_to_bytes(right))
         else:
             plain = name.strip().lower()
-            if not plain or plain.startswith(_RESERVED):
+            if not plain or (plain.startswith(_RESERVED) and plain not in _SERVICE_ERROR):
                 single.setdefault(_CONTENT_TYPE if name.lower() == b"content-type" else name, value)
                 continue
             pair = _clean(name), _clean(value)
