@@ -13,7 +13,7 @@ import orjson
 from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive
+from starlette.types import Receive, Scope, Send
 
 from mqtt_nats import __version__
 from mqtt_nats.admin.guard import problem, read_body
@@ -54,8 +54,14 @@ class Api:
         # What a path says literally goes before what stands for anything.
         self._verbs = sorted(verbs, key=lambda one: len(one.in_path))
 
-    async def __call__(self, request: Request) -> Response:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
+        await (await self.answer(Request(scope, receive)))(scope, receive, send)
+
+    async def answer(self, request: Request) -> Response:
+        """The response to a request: HEAD is answered like GET, of which the server leaves the body out."""
+        if request.method == "OPTIONS" and (allowed := self._methods(request)):
+            return Response(status_code=204, headers={"allow": ", ".join(allowed)})
         try:
             verb, values = self._find(request)
             values |= await _given(verb, request, values)
@@ -105,18 +111,20 @@ class Api:
         return found
 
     def _methods(self, request: Request) -> list[str]:
-        return sorted({verb.method for verb, _ in self._matching(request)})
+        found: set[str] = {verb.method for verb, _ in self._matching(request)}
+        return sorted(found | {"OPTIONS"} | ({"HEAD"} if "GET" in found else set())) if found else []
 
     def _find(self, request: Request) -> tuple[Verb, dict[str, Any]]:
         matching = self._matching(request)
         if not matching:
             raise BadRequest(f"there is nothing at {request.url.path}: see /openapi.json", 404)
         fewest = len(matching[0][0].in_path)
+        method = "GET" if request.method == "HEAD" else request.method
         for verb, values in matching:
-            if verb.method == request.method and len(verb.in_path) == fewest:
+            if verb.method == method and len(verb.in_path) == fewest and not (verb.lines and request.method == "HEAD"):
                 return verb, dict(values)
         for verb, values in matching:
-            if verb.method == request.method:
+            if verb.method == method and not (verb.lines and request.method == "HEAD"):
                 return verb, dict(values)
         raise BadRequest(f"{request.method} is not for {request.url.path}", 405)
 

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from mqtt_nats.admin.api import PREFIX, Api, describe
 from mqtt_nats.admin.bridge import Bridge
 from mqtt_nats.admin.guard import Guard, problem
-from mqtt_nats.admin.metrics import CONTENT_TYPE, collect
+from mqtt_nats.admin.metrics import collect
 from mqtt_nats.admin.trace import TRACE
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.ctl.verbs import VERBS
@@ -38,8 +38,6 @@ PAGE: Final = {
 OPEN: Final = frozenset(("/healthz", "/readyz", *PAGE))
 """What tells nothing but whether the gateway is well, and the page without what it shows."""
 
-METHODS: Final = ["GET", "POST", "DELETE", "PUT", "PATCH"]
-
 
 def make_app(listener: AdminListener) -> ASGIApp:
     """All of it, with the guard in front."""
@@ -58,10 +56,10 @@ def make_app(listener: AdminListener) -> ASGIApp:
         if unknown or aggregated not in ("true", "false"):
             return problem(400, "expected /metrics, or /metrics?aggregated=true for the sums of all workers")
         try:
-            body = await collect(listener, aggregated == "true")
+            body, kind = await collect(listener, aggregated == "true", request.headers.get("accept", ""))
         except StartupError as error:
             return problem(503, str(error))
-        return Response(body, headers={"content-type": CONTENT_TYPE})
+        return Response(body, headers={"content-type": kind, "vary": "accept"})
 
     async def openapi(request: Request) -> Response:
         return _json(describe((*VERBS, TRACE), listener.settings.admin_token is not None))
@@ -83,7 +81,7 @@ def make_app(listener: AdminListener) -> ASGIApp:
         Route("/openapi.json", openapi),
         Route("/about", about),
         WebSocketRoute("/bridge", Bridge(listener).serve),
-        Route(f"{PREFIX}/{{path:path}}", api.__call__, methods=METHODS),
+        Route(f"{PREFIX}/{{path:path}}", api),
         *(Route(path, page) for path in PAGE),
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _wrong})

@@ -17,11 +17,13 @@ from prometheus_client.core import (
     InfoMetricFamily,
     Metric,
 )
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from mqtt_nats import __version__
 from mqtt_nats.admin.siblings import gather
 from mqtt_nats.base.errors import StartupError
+from mqtt_nats.codec import ReasonCode
 from mqtt_nats.config.build_info import build
 from mqtt_nats.observability.report import report
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
@@ -34,8 +36,13 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
+OPEN_METRICS: Final = "application/openmetrics-text"
+
 PATIENCE: Final = 2.0
 """Seconds in which siblings and streams answer."""
+
+REFUSALS: Final = tuple(one.name.lower() for one in ReasonCode if one >= ReasonCode.UNSPECIFIED_ERROR)
+"""Reasons for which CONNACK may refuse a connection, and a few more. A rate needs the 0 before the first refusal."""
 
 Report = dict[str, Any]
 """What :func:`mqtt_nats.observability.report.report` makes."""
@@ -69,6 +76,10 @@ def _by_name(key: str) -> Callable[[Report], Iterable[tuple[str, float]]]:
     return lambda report: ((name.replace(" ", "_"), value) for name, value in report[key].items())
 
 
+def _refused(report: Report) -> Iterable[tuple[str, float]]:
+    return (dict.fromkeys(REFUSALS, 0) | report["refused"]).items()
+
+
 def _sessions(report: Report) -> Iterable[tuple[str, float]]:
     return [("durable", report["durable"]), ("regular", report["regular"])]
 
@@ -86,7 +97,7 @@ NUMBERS: Final = (
     Number("subscriptions", "Subscriptions of connected sessions.", "", _one("subscriptions")),
     Number("filters", "Different topic filters that are subscribed.", "", _one("filters")),
     Number("connects_total", "Connections that CONNACK has accepted.", "", _one("connects"), True),
-    Number("connects_refused_total", "Connections that CONNACK has refused.", "reason", _by_name("refused"), True),
+    Number("connects_refused_total", "Connections that CONNACK has refused.", "reason", _refused, True),
     Number("disconnects_total", "Accepted connections that have ended.", "how", _by_name("disconnects"), True),
     Number("messages_received_total", "Messages that clients have published.", "qos", _by_qos("received"), True),
     Number("limits_reached_total", "Refusals by limits on sessions.", "limit", _by_name("limited"), True),
@@ -126,6 +137,16 @@ NUMBERS: Final = (
     Number("tasks", "Tasks of the event loop.", "", _one("tasks"), process=True),
 )
 
+PROCESS: Final = (
+    ("cpu_seconds_total", "CPU time of the process.", sum),
+    ("resident_memory_bytes", "Memory of the process that is in RAM.", sum),
+    ("virtual_memory_bytes", "Memory that the process has mapped.", sum),
+    ("open_fds", "Open files and sockets.", sum),
+    ("max_fds", "Most files and sockets that the process may have open.", sum),
+    ("start_time_seconds", "Unix time at which the process was started.", min),
+)
+"""Metrics of each worker's process, named as everywhere, and what makes one value of those of all workers."""
+
 HISTOGRAMS: Final = (
     (
         "store_seconds",
@@ -144,21 +165,36 @@ STREAM_NUMBERS: Final = (
 )
 
 
-async def collect(listener: AdminListener, aggregated: bool) -> bytes:
-    """The metrics of all workers of this gateway, each with a label, or their sums.
+async def collect(listener: AdminListener, aggregated: bool, accept: str) -> tuple[bytes, str]:
+    """The metrics of all workers of this gateway, each with a label, or their sums; and their type.
+
+    Args:
+        accept: what is wanted: OpenMetrics where that is named, Prometheus' text format otherwise.
 
     Raises:
         StartupError: NATS cannot be reached, over which the other workers are asked.
     """
     reports, streams = await asyncio.gather(_reports(listener), _streams(listener))
-    return exposed(families(listener, reports, streams, aggregated))
+    found = families(listener, reports, streams, aggregated)
+    if accepts(accept, OPEN_METRICS):
+        return exposed(found, openmetrics.generate_latest), openmetrics.CONTENT_TYPE_LATEST
+    return exposed(found), CONTENT_TYPE
 
 
-def exposed(found: Iterable[Metric]) -> bytes:
-    """Metrics in Prometheus' text format."""
+def accepts(accept: str, kind: str) -> bool:
+    """Whether a media type is named in the field ``Accept``, and not as one that is not wanted."""
+    for one in accept.split(","):
+        named, *parameters = (part.strip().lower() for part in one.split(";"))
+        if named == kind:
+            return not any(part.startswith("q=") and not part[2:].strip("0.") for part in parameters)
+    return False
+
+
+def exposed(found: Iterable[Metric], encode: Callable[[Any], bytes] = generate_latest) -> bytes:
+    """Metrics in Prometheus' text format, or as another encoder writes them."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collected(list(found)))
-    return generate_latest(registry)
+    return encode(registry)
 
 
 async def _reports(listener: AdminListener) -> list[Report]:
@@ -222,6 +258,7 @@ def families(
         names = [*([] if aggregated else ["worker"]), *([] if number.process else tenants), *label]
         kind = CounterMetricFamily if number.counts else GaugeMetricFamily
         yield _number(kind(f"mqtt_nats_{number.name}", number.help, labels=names), names, number, reports)
+    yield from _processes(reports, aggregated)
     for name, text, key, process in HISTOGRAMS:
         names = [*([] if aggregated else ["worker"]), *([] if process else tenants)]
         family = HistogramMetricFamily(f"mqtt_nats_{name}", text, labels=names)
@@ -238,6 +275,20 @@ def families(
             for stream, state in states.items():
                 gauge.add_metric([*([tenant] if tenants else []), stream], state[key])
         yield gauge
+
+
+def _processes(reports: Sequence[Report], aggregated: bool) -> Iterator[Metric]:
+    names = [] if aggregated else ["worker"]
+    for name, text, together in PROCESS:
+        kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+        family = kind(f"process_{name}", text, labels=names)
+        found: dict[tuple[str, ...], list[float]] = {}
+        for one in reports:
+            if name in one["process"]:
+                found.setdefault(_labels(names, one, ""), []).append(one["process"][name])
+        for labels, values in found.items():
+            family.add_metric(labels, together(values))
+        yield family
 
 
 def _accounts(reports: Sequence[Report], process: bool) -> Iterator[tuple[Report, str]]:

@@ -185,8 +185,7 @@ async def grant(client: Client, wanted: dict[str, Wish], replays: dict[str, Repl
     for topic_filter, wish in wanted.items():
         if topic_filter in lowered:
             continue
-        qos, subjects = wish.qos, wish.subjects
-        described = wish.described(topic_filter)
+        qos, subjects, described = wish.qos, wish.subjects, wish.described(topic_filter)
         for index, subject in enumerate(subjects):
             key = subject if index == 0 else second_sid(subject)
             known = record.cons.get(key)

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from mqtt_nats.observability.counters import snapshot
+from mqtt_nats.observability.process_usage import process_usage
 
 if TYPE_CHECKING:
     from mqtt_nats.gateway.broker import Broker
@@ -36,6 +38,7 @@ async def report(broker: Broker) -> dict[str, Any]:
         "group": broker.place.group,
         "worker": broker.place.number,
         "tenants": tenants,
+        "process": await asyncio.to_thread(process_usage),
     }
 
 

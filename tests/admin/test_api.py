@@ -17,7 +17,6 @@ from starlette.routing import Route
 from starlette.types import Message
 
 from mqtt_nats.admin.api import PREFIX, Api, _done, describe
-from mqtt_nats.admin.app import METHODS
 from mqtt_nats.admin.listener import AdminListener
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.ctl.verb import Arguments, Refused, Verb
@@ -72,7 +71,7 @@ async def ask(method: str, path: str, **given: Any) -> httpx.Response:
         return None
 
     listener = cast(AdminListener, SimpleNamespace(inbox=inbox))
-    app = Starlette(routes=[Route(f"{PREFIX}/{{path:path}}", Api(listener, TABLE).__call__, methods=METHODS)])
+    app = Starlette(routes=[Route(f"{PREFIX}/{{path:path}}", Api(listener, TABLE))])
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         return await client.request(method, PREFIX + path, **given)
 
@@ -134,6 +133,37 @@ async def test_arguments(method: str, path: str, given: dict[str, Any], expected
     assert answer.json() == expected
 
 
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/things/x", "DELETE, GET, HEAD, OPTIONS"),
+        ("/things/x/send", "OPTIONS, POST"),
+        ("/list", "GET, HEAD, OPTIONS"),
+    ],
+)
+async def test_methods(path: str, allowed: str) -> None:
+    """What a path has is said for every method that it has not, and on request."""
+    for method in (
+        "PUT",
+        "PATCH",
+        "TRACE",
+        "PROPFIND",
+        *({"GET", "HEAD", "POST", "DELETE"} - set(allowed.split(", "))),
+    ):
+        answer = await ask(method, path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, allowed), method
+    answer = await ask("OPTIONS", path)
+    assert (answer.status_code, answer.headers["allow"], answer.content) == (204, allowed, b"")
+    assert (await ask("OPTIONS", "/nothing")).status_code == 404
+
+
+async def test_head_is_answered_like_get() -> None:
+    answer = await ask("HEAD", "/list")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "application/json"
+    assert (await ask("HEAD", "/nothing")).status_code == 404
+
+
 @pytest.mark.parametrize(("method", "path", "given", "status", "text"), WRONG)
 async def test_what_is_wrong(method: str, path: str, given: dict[str, Any], status: int, text: str) -> None:
     answer = await ask(method, path, **given)
@@ -142,7 +172,7 @@ async def test_what_is_wrong(method: str, path: str, given: dict[str, Any], stat
     assert text in answer.json()["error"]
     assert "\n" not in answer.json()["error"]
     if status == 405:
-        assert answer.headers["allow"] == "DELETE, GET"
+        assert answer.headers["allow"] == "DELETE, GET, HEAD, OPTIONS"
 
 
 async def test_what_waits_ends_with_who_has_asked() -> None:

@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import re
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+from prometheus_client.openmetrics import exposition, parser
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
 
@@ -16,6 +19,7 @@ from mqtt_nats.config.accounts import TenantSettings
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.config.worker_identity import Place
 from mqtt_nats.observability.counters import LAGS, LATENCIES, Counters, Histogram
+from mqtt_nats.observability.process_usage import process_usage
 from tests.harness.nats import ROOT
 
 
@@ -47,6 +51,7 @@ def worker(number: int, **changed: Any) -> dict[str, Any]:
         "draining": False,
         "obstacle": "",
         "tenants": {},
+        "process": {name: 1.5 for name, *_ in metrics.PROCESS} | {"start_time_seconds": 1000.0 + number},
         **changed,
     }
 
@@ -108,6 +113,62 @@ def test_histograms() -> None:
     assert together["mqtt_nats_store_seconds_bucket", "0.0005"] == 3
 
 
+def test_processes() -> None:
+    """The usual names, one for each worker; what a machine does not tell is not there."""
+    reports = [worker(1), worker(2)]
+    for one in reports:
+        del one["process"]["max_fds"]
+    each, together = families(reports, False), families(reports, True)
+    assert values(each["process_cpu_seconds"])["process_cpu_seconds_total", "2"] == 1.5
+    assert values(together["process_cpu_seconds"]) == {("process_cpu_seconds_total",): 3}
+    assert values(together["process_open_fds"]) == {("process_open_fds",): 3}
+    assert values(together["process_start_time_seconds"]) == {("process_start_time_seconds",): 1001}
+    assert values(each["process_max_fds"]) == {}
+
+
+def test_what_a_process_takes() -> None:
+    found = process_usage()
+    assert set(found) == {name for name, *_ in metrics.PROCESS}
+    assert found["resident_memory_bytes"] > 1_000_000
+    assert found["virtual_memory_bytes"] > found["resident_memory_bytes"]
+    assert 0 < found["open_fds"] < found["max_fds"]
+    assert 0 < found["cpu_seconds_total"] < time.time() - found["start_time_seconds"] + 1000
+
+
+def test_every_counter_is_there_from_the_start() -> None:
+    """Else a rate does not see the first refusal: there is no 0 before it."""
+    found = values(families([worker(1)], True)["mqtt_nats_connects_refused"])
+    assert found["mqtt_nats_connects_refused_total", "not_authorized"] == 1
+    assert found["mqtt_nats_connects_refused_total", "bad_user_name_or_password"] == 0
+    assert set(metrics.REFUSALS) == {label for _, label in found}
+
+
+@pytest.mark.parametrize(
+    ("accept", "wanted"),
+    [
+        ("application/openmetrics-text; version=1.0.0; charset=utf-8,text/plain;q=0.5", True),
+        ("text/plain;version=0.0.4;q=1,application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.8", True),
+        ("Application/OpenMetrics-Text", True),
+        ("application/openmetrics-text;q=0", False),
+        ("application/openmetrics-text;q=0.0,text/plain", False),
+        ("text/plain", False),
+        ("*/*", False),
+        ("", False),
+    ],
+)
+def test_who_asks_for_open_metrics(accept: str, wanted: bool) -> None:
+    assert metrics.accepts(accept, metrics.OPEN_METRICS) is wanted
+
+
+def test_open_metrics() -> None:
+    listener = cast(AdminListener, SimpleNamespace(settings=Settings(), place=Place("g", 1, 2)))
+    found = metrics.exposed(metrics.families(listener, [worker(1)], {}, False), exposition.generate_latest).decode()
+    assert found.endswith("# EOF\n")
+    assert "# TYPE mqtt_nats_connects counter\n" in found
+    read = {one.name for one in parser.text_string_to_metric_families(found)}
+    assert read == {name.removesuffix("_info") for name in families([worker(1)], False)}
+
+
 def test_nobody_answers() -> None:
     for aggregated in (False, True):
         found = families([], aggregated)
@@ -121,7 +182,8 @@ def test_the_page_names_every_metric_and_no_other() -> None:
     text = (ROOT / "docs" / "admin.md").read_text(encoding="utf-8")
     table = text.partition("<!-- begin: metrics -->")[2].partition("<!-- end: metrics -->")[0]
     named = {
-        row[0]: row[1:] for row in re.findall(r"^\| `(mqtt_nats_\w+)` \| ([^|]*) \| ([^|]*) \|$", table, re.MULTILINE)
+        row[0]: row[1:]
+        for row in re.findall(r"^\| `((?:mqtt_nats|process)_\w+)` \| ([^|]*) \| ([^|]*) \|$", table, re.MULTILINE)
     }
     found = families([worker(1)], False)
     real = {}

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Consumer management and acknowledgement subjects, against a real server."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,7 +49,7 @@ def test_any_reply_subject(subject: bytes) -> None:
     assert parse_ack(subject) is None or subject.count(b".") >= 8
 
 
-def consumer(deliver: str = "d1", name: str = "n1", subject: str = "a.>", **options: int) -> ConsumerRef:
+def consumer(deliver: str = "d1", name: str = "n1", subject: str = "a.>", **options: Any) -> ConsumerRef:
     return messages.subscription_consumer(
         "A4a1Bsn5", subject, name_nuid=name, deliver_nuid=deliver, max_ack_pending=options.pop("window", 10), **options
     )
