@@ -41,8 +41,8 @@ WHEN: Final = {
     "MALFORMED_PACKET": "The bytes are not MQTT.",
     "PROTOCOL_ERROR": "The packet is understood, and not allowed here or with this content.",
     "IMPLEMENTATION_SPECIFIC_ERROR": "Only where a hook says so.",
-    "UNSUPPORTED_PROTOCOL_VERSION": "CONNACK: neither MQTT 3.1.1 nor 5.0.",
-    "CLIENT_IDENTIFIER_NOT_VALID": "CONNACK: an empty client id of a 3.1.1 client that wants a session.",
+    "UNSUPPORTED_PROTOCOL_VERSION": "CONNACK: neither MQTT 3.1, 3.1.1 nor 5.0.",
+    "CLIENT_IDENTIFIER_NOT_VALID": "CONNACK: an empty client id of a client of 3.1, or of 3.1.1 that wants a session.",
     "BAD_USER_NAME_OR_PASSWORD": "CONNACK: no authenticator lets this client in.",
     "NOT_AUTHORIZED": (
         "The ACL, the NATS user or a hook forbids it; credentials have expired; a topic that NATS or the gateways "

@@ -16,7 +16,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mqtt_nats import __version__
-from mqtt_nats.admin.guard import problem, read_body
+from mqtt_nats.admin.guard import BODY_MOST, problem, read_body
+from mqtt_nats.admin.results import result_schema
 from mqtt_nats.admin.trace import LINES, Lines
 from mqtt_nats.base.errors import StartupError, worded
 from mqtt_nats.ctl.gateway_requests import run_verb
@@ -36,6 +37,12 @@ HERE_ONLY: Final = {"streams.list": frozenset(("monitor",))}
 REFERENCE: Final = "#/components/schemas/"
 
 JSON: Final = "application/json"
+
+LIMITS: Final = {"ge": "minimum", "le": "maximum", "gt": "exclusiveMinimum"}
+"""What JSON schema calls the limits of a value that has several types."""
+
+FIELDS_MOST: Final = 100
+"""Arguments in a query, each value of a list counted."""
 
 
 class BadRequest(Exception):
@@ -185,7 +192,7 @@ async def _given(verb: Verb, request: Request, known: dict[str, Any]) -> dict[st
             keep_blank_values=True,
             strict_parsing=bool(request.scope["query_string"]),
             errors="strict",
-            max_num_fields=100,
+            max_num_fields=FIELDS_MOST,
         )
     except ValueError:
         raise BadRequest("the query cannot be read") from None
@@ -242,7 +249,29 @@ def _text(error: Exception) -> str:
 def _properties(verb: Verb, schema: dict[str, Any] | None = None) -> dict[str, Any]:
     """The arguments that can be given over HTTP."""
     found: dict[str, Any] = (schema or verb.arguments.model_json_schema()).get("properties", {})
-    return {name: one for name, one in found.items() if name not in HERE_ONLY.get(verb.name, ())}
+    longest = verb.arguments.model_config.get("str_max_length")
+    properties: dict[str, Any] = {}
+    for name, one in found.items():
+        if name not in HERE_ONLY.get(verb.name, ()):
+            properties[name] = _limited(one, longest)
+            given = verb.arguments.model_fields[name].default
+            if isinstance(given, float):  # the command line says it in words
+                properties[name]["default"] = given
+    return properties
+
+
+def _limited(schema: dict[str, Any], longest: int | None) -> dict[str, Any]:
+    """A schema that names its limits, without what is for the command line alone."""
+    found = {key: one for key, one in schema.items() if key not in ("metavar", "flag", "ge", "le", "gt")}
+    limits = {name: schema[key] for key, name in LIMITS.items() if key in schema}
+    if "anyOf" in found:
+        several = [_limited(one, longest) for one in found["anyOf"]]
+        found["anyOf"] = [one | limits if one.get("type") == "number" else one for one in several]
+    if "items" in found:
+        found["items"] = _limited(found["items"], longest)
+    if longest is not None and found.get("type") == "string" and "enum" not in found:
+        found.setdefault("maxLength", longest)
+    return found
 
 
 def _is_list(schema: dict[str, Any]) -> bool:
@@ -275,7 +304,12 @@ def describe(verbs: Sequence[Verb], token: bool) -> dict[str, Any]:
 
 def _operation(verb: Verb, schemas: dict[str, Any]) -> dict[str, Any]:
     schema = verb.arguments.model_json_schema(ref_template=REFERENCE + "{model}")
-    schemas.update(schema.pop("$defs", {}))
+    result = dict(result_schema(verb.name, REFERENCE + "{model}"))
+    for described in (schema, result):
+        schemas.update(described.pop("$defs", {}))
+    if "properties" in result:  # it has a name, which clients that are generated give their type
+        schemas[result["title"]] = result
+        result = {"$ref": REFERENCE + result["title"]}
     properties = _properties(verb, schema)
     required = set(schema.get("required", ()))
     error = {"description": "One line that says what is wrong.", "content": _json({"$ref": REFERENCE + "Error"})}
@@ -285,20 +319,30 @@ def _operation(verb: Verb, schemas: dict[str, Any]) -> dict[str, Any]:
         "summary": verb.summary,
         "tags": [verb.name.partition(".")[0]],
         "parameters": [_parameter(name, properties[name], "path", True) for name in verb.in_path],
-        "responses": {"200": {"description": "Done.", "content": {kind: {"schema": {}}}}, "4XX": error, "5XX": error},
+        "responses": {
+            "200": {"description": "Done.", "content": {kind: {"schema": result}}},
+            "4XX": error,
+            "5XX": error,
+        },
     }
     others = {name: one for name, one in properties.items() if name not in verb.in_path}
     if verb.method == "POST":
         body = {"type": "object", "properties": others, "additionalProperties": False}
         if needed := sorted(required & others.keys()):
             body["required"] = needed
-        operation["requestBody"] = {"required": bool(needed), "content": _json(body)}
+        operation["requestBody"] = {
+            "description": f"At most {BODY_MOST:,} bytes.",
+            "required": bool(needed),
+            "content": _json(body),
+        }
     else:
         operation["parameters"] += [_parameter(name, one, "query", name in required) for name, one in others.items()]
     return operation
 
 
 def _parameter(name: str, schema: dict[str, Any], where: str, required: bool) -> dict[str, Any]:
+    if schema.get("type") == "array":
+        schema = schema | {"maxItems": FIELDS_MOST}
     found: dict[str, Any] = {"name": name, "in": where, "required": required, "schema": schema}
     if text := schema.get("description"):
         found["description"] = text

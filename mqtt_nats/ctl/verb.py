@@ -17,6 +17,9 @@ from mqtt_nats.base.errors import StartupError
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
+TEXT_LENGTH: Final = 65_535
+"""Characters of a text that is given; no string of MQTT is longer."""
+
 OVER_HTTP: Final[ContextVar[bool]] = ContextVar("mqtt_nats_over_http", default=False)
 """Whether a gateway asks for somebody, and not somebody at this machine."""
 
@@ -32,7 +35,7 @@ class Refused(StartupError):
 class Arguments(BaseModel):
     """What is given with a question."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, str_max_length=TEXT_LENGTH)
 
 
 def _nothing(asked: Any, found: Any) -> str:

@@ -18,8 +18,10 @@ from starlette.types import Message
 
 from mqtt_nats.admin.api import PREFIX, Api, _done, describe
 from mqtt_nats.admin.listener import AdminListener
+from mqtt_nats.admin.results import RESULTS
+from mqtt_nats.admin.trace import TRACE
 from mqtt_nats.backbone.inbox import Inbox
-from mqtt_nats.ctl.verb import Arguments, Refused, Verb
+from mqtt_nats.ctl.verb import TEXT_LENGTH, Arguments, Refused, Verb
 from mqtt_nats.ctl.verbs import VERBS
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
@@ -231,3 +233,42 @@ def test_addresses_are_not_asked_for_others() -> None:
     """A gateway reaches what an administrator's machine may not."""
     operation = describe(VERBS, False)["paths"]["/api/v1/streams"]["get"]
     assert [one["name"] for one in operation["parameters"]] == []
+
+
+def test_every_answer_has_a_type() -> None:
+    """A client that is generated has types: of each operation, and of what is in it."""
+    found = describe((*VERBS, TRACE), False)
+    OpenAPIV31SpecValidator(found).validate()
+    assert set(RESULTS) == {verb.name for verb in VERBS}
+    for operations in found["paths"].values():
+        for operation in operations.values():
+            (content,) = operation["responses"]["200"]["content"].values()
+            schema = content["schema"]
+            name = schema.get("$ref") or schema.get("items", {}).get("$ref")
+            assert name or operation["operationId"] == "trace", operation["operationId"]
+            if name:
+                assert found["components"]["schemas"][name.rpartition("/")[2]]["properties"]
+
+
+def test_limits_of_arguments_are_named() -> None:
+    """Those that are held: a longer text, or a number beyond, is refused."""
+    paths = describe((*VERBS, TRACE), False)["paths"]
+    (name,) = [one for one in paths["/api/v1/clients/{client_id}"]["get"]["parameters"] if one["name"] == "client_id"]
+    assert name["schema"]["maxLength"] == TEXT_LENGTH
+    body = paths["/api/v1/gateways/{gateway}/drain"]["post"]["requestBody"]
+    wait = body["content"]["application/json"]["schema"]["properties"]["wait"]
+    assert wait["default"] == 300
+    assert {"type": "number", "minimum": 0, "maximum": 1e11} in wait["anyOf"]
+    assert "1,048,576 bytes" in body["description"]
+    (group,) = [one for one in paths["/api/v1/acl/check"]["get"]["parameters"] if one["name"] == "group"]
+    assert (group["schema"]["maxItems"], group["schema"]["items"]["maxLength"]) == (100, TEXT_LENGTH)
+    for operations in paths.values():
+        for operation in operations.values():
+            for one in operation["parameters"]:
+                assert not {"metavar", "flag", "ge", "le", "gt"} & set(one["schema"]), operation["operationId"]
+
+
+async def test_a_text_that_is_too_long() -> None:
+    answer = await ask("POST", "/things/kick", json={"name": "x" * (TEXT_LENGTH + 1)})
+    assert answer.status_code == 400
+    assert f"at most {TEXT_LENGTH} characters" in answer.json()["error"]

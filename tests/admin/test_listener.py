@@ -27,6 +27,7 @@ from mqtt_nats.config.settings import Settings
 from mqtt_nats.gateway.gateway import Gateway as GatewayProcess
 from mqtt_nats.transport.listener_settings import Bound
 from tests.admin.promql import Samples
+from tests.admin.results import check_result
 from tests.admin.support import PATIENCE, TOKEN, Admin, address, serving
 from tests.backbone.certificates import Authority, Pair
 from tests.conftest import GatewayFactory, NatsFactory
@@ -140,7 +141,9 @@ def test_a_ban_over_http_names_no_user_of_the_gateway(admin: Admin) -> None:
     banned = admin.post("/bans", kind="user", who="mallory")
     assert (banned.status_code, banned.json()["by"]) == (200, "an administrator, over HTTP")
     assert admin.post("/bans", kind="user", who="mallory", by="ann").json()["by"] == "ann"
-    assert admin.http.delete("/api/v1/bans/user/mallory").status_code == 200
+    check_result(("bans", "add"), banned.json())
+    check_result(("bans", "list"), admin.http.get("/api/v1/bans").json())
+    check_result(("bans", "remove"), admin.http.delete("/api/v1/bans/user/mallory").raise_for_status().json())
 
 
 async def talk(admin: Admin, *asked: Any, until: str) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.cli import command
+from tests.admin.results import check_result
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer, make_server
 from tests.harness.process import wait_ready
@@ -106,11 +107,15 @@ class Fleet:
         """The same of a command line that does only a part of it; what it has printed, and what it complains about."""
         done = self.run(*arguments, "--json")
         assert done.status == 1, done.text
-        return orjson.loads(done.output), done.text
+        found = orjson.loads(done.output)
+        check_result(arguments, found)
+        return found, done.text
 
     def json(self, *arguments: str, stdin: bytes = b"") -> Any:
         """The same for programs."""
-        return orjson.loads(self.text(*arguments, "--json", stdin=stdin))
+        found = orjson.loads(self.text(*arguments, "--json", stdin=stdin))
+        check_result(arguments, found)
+        return found
 
 
 @pytest.fixture(scope="package")

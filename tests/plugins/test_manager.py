@@ -13,6 +13,7 @@ import pytest
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.codec import Publish, ReasonCode
 from mqtt_nats.plugins.manager import PluginError
+from tests.admin.results import check_result
 from tests.harness.inprocess import InProcess
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBACK, RawClient, key_of
@@ -138,6 +139,7 @@ def test_ctl_on_one_gateway_and_on_all(start: Start, install: Install, nats_serv
         status, text = run_ctl(nats_server.url, "plugins", "list", "--json")
         assert status == 0, text
         found = orjson.loads(text)
+        check_result(("plugins", "list"), found)
         return {each["id"]: [plugin["name"] for plugin in each["plugins"] if plugin["loaded"]] for each in found}
 
     assert loaded() == {one: [], two: []}

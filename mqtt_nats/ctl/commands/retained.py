@@ -9,13 +9,13 @@ from base64 import b64decode, b64encode
 from heapq import nsmallest
 from typing import Any, Final, NamedTuple
 
-from pydantic import Field, field_validator
+from pydantic import ConfigDict, Field, field_validator
 
 from mqtt_nats.backbone.inbox import Inbox
 from mqtt_nats.ctl.commands.topics import checked, checked_topic
 from mqtt_nats.ctl.gateway_requests import ask_one, progress
 from mqtt_nats.ctl.tables import ago, cell, plain, quantity, rest, sheet, table
-from mqtt_nats.ctl.verb import Arguments, Refused, Verb
+from mqtt_nats.ctl.verb import TEXT_LENGTH, Arguments, Refused, Verb
 from mqtt_streams.retained import RetainedMessage, RetainedStore
 from mqtt_streams.subjects import filter_to_subjects, subject_to_topic, topic_to_subject
 
@@ -49,7 +49,9 @@ class Deleted(Arguments):
 class Message(Arguments):
     """A message to be published."""
 
-    topic: str
+    model_config = ConfigDict(str_max_length=None)  # a payload may be as large as NATS takes it
+
+    topic: str = Field(max_length=TEXT_LENGTH)
     payload: str = Field(default="", description="What it says.")
     base64: bool = Field(default=False, description="PAYLOAD is Base64.")
     qos: int = Field(default=0, ge=0, le=2, description="0, 1 or 2.", json_schema_extra={"metavar": "QOS"})
