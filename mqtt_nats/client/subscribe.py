@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.access.acl import EVERYTHING
 from mqtt_nats.access.authenticator import ADMINISTRATOR
 from mqtt_nats.backbone.retry import patiently
-from mqtt_nats.base.logs import log_failure
+from mqtt_nats.base.logs import log_failure, shorten
 from mqtt_nats.client.grant import Lowering, Wish, finish_lowering, grant, is_lowered
 from mqtt_nats.client.overlap_handover import part
 from mqtt_nats.codec import (
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from mqtt_nats.pubsub.backlog import Gate
 
 log = logging.getLogger("mqtt_nats.broker")
+audit = logging.getLogger("mqtt_nats.audit")
 
 FAILURE: Final = 0x80
 
@@ -215,7 +216,8 @@ def may_subscribe(client: Client, topic_filter: str, qos: int) -> bool:
         return client.guarded.may_subscribe(topic_filter, qos)
     if client.granted is ADMINISTRATOR or EVERYTHING.may_subscribe(plain_filter(topic_filter), qos):
         return True
-    log.debug("%s: no rule permits a subscription of %r, which needs one", client, topic_filter)
+    text = "denied: subscription of %r, which needs a rule; %s"
+    log_failure(audit, logging.WARNING, "denied", text, shorten(topic_filter), client)
     return False
 
 
