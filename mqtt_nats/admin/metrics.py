@@ -77,7 +77,8 @@ def _by_name(key: str) -> Callable[[Report], Iterable[tuple[str, float]]]:
 
 
 def _refused(report: Report) -> Iterable[tuple[str, float]]:
-    return (dict.fromkeys(REFUSALS, 0) | report["refused"]).items()
+    found: dict[str, float] = dict.fromkeys(REFUSALS, 0) | report["refused"]
+    return found.items()
 
 
 def _sessions(report: Report) -> Iterable[tuple[str, float]]:

@@ -165,7 +165,7 @@ def test_open_metrics() -> None:
     found = metrics.exposed(metrics.families(listener, [worker(1)], {}, False), exposition.generate_latest).decode()
     assert found.endswith("# EOF\n")
     assert "# TYPE mqtt_nats_connects counter\n" in found
-    read = {one.name for one in parser.text_string_to_metric_families(found)}
+    read = {one.name for one in parser.text_string_to_metric_families(found)}  # type: ignore[no-untyped-call]
     assert read == {name.removesuffix("_info") for name in families([worker(1)], False)}
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import nats
 import pytest
 from nats.aio.msg import Msg
-from nats.micro import Request, add_service
+from nats.micro import add_service
+from nats.micro.request import Request
 
 from mqtt_nats.codec import Ack, Publish
 from tests.conftest import GatewayFactory, NatsFactory

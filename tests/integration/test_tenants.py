@@ -252,10 +252,10 @@ def test_metrics(place: Place) -> None:
 
     def sample(name: str, **labels: str) -> float:
         assert place.running.loop is not None
-        done = asyncio.run_coroutine_threadsafe(collect(listener, False), place.running.loop).result(PATIENCE)
+        done = asyncio.run_coroutine_threadsafe(collect(listener, False, ""), place.running.loop).result(PATIENCE)
         (found,) = (
             one.value
-            for family in text_string_to_metric_families(done.decode())
+            for family in text_string_to_metric_families(done[0].decode())
             for one in family.samples
             if one.name == name and labels.items() <= one.labels.items()
         )
