@@ -12,7 +12,8 @@ from typing import Final, cast
 
 import mqtt_nats.transport.websocket
 from mqtt_nats.transport.connection import Connection
-from mqtt_nats.transport.websocket import HEAD_MOST, PATHS, WebSocket
+from mqtt_nats.transport.listener_settings import PATHS
+from mqtt_nats.transport.websocket import HEAD_MOST, WebSocket
 from tests.fuzz.engine import Input, Target, Unexpected, expect
 from tests.fuzz.mutation import of_pieces
 from tests.transport import web
