@@ -13,14 +13,16 @@ from mqtt_streams import sessions
 from mqtt_streams.api import publish
 from mqtt_streams.consumers import ConsumerRef
 from mqtt_streams.definitions import ensure_streams
-from mqtt_streams.hashing import name_hash
+from mqtt_streams.hashing import name_hash, second_key
 from mqtt_streams.messages import subscription_consumer
 from mqtt_streams.pubrel import pubrel_consumer
 from mqtt_streams.sessions import (
     FIRST,
     V5,
+    V5_SECOND,
     Conflict,
     Draining,
+    ForeignRecord,
     NewerRecord,
     PoisonedRecord,
     SessionRecord,
@@ -102,6 +104,32 @@ def test_v5_comes_back(v5: V5) -> None:
     record = captured_record()
     record.v5 = v5
     assert decode(record.encode(), client_id="sub-1") == record
+
+
+@pytest.mark.parametrize("user", ["", "ann", None])
+def test_the_user_and_the_quota_come_back(user: str | None) -> None:
+    """A record without a user is one of 0.1: it differs from that of a client that has not proved who it is."""
+    record = SessionRecord("a", v5=V5(user=user, quota="q" if user else ""))
+    data = orjson.loads(record.encode())
+    assert data["v5"].get("user", None) == user
+    assert ("user" in data["v5"]) is (user is not None)
+    assert decode(record.encode(), key=name_hash("a")) == record
+
+
+def test_a_record_belongs_to_its_key() -> None:
+    """Under the hash of the client id or its second key, which is its user's too; consumers are named after it."""
+    key = second_key("sub-1", "ann")
+    v5 = V5(user="ann", version=V5_SECOND, draining=[Draining(f"{key}_x", "$MQTT.msgs.old", 1, 9)])
+    record = SessionRecord("sub-1", v5=v5, key=key)
+    assert decode(record.encode(), client_id="sub-1", key=key) == record
+    for other in (second_key("sub-1", "bob"), second_key("sub-2", "ann"), name_hash("sub-2")):
+        with pytest.raises(PoisonedRecord):
+            decode(record.encode(), client_id="sub-1", key=other)
+    with pytest.raises(PoisonedRecord, match="draining does not name a consumer of this client"):
+        decode(record.encode(), client_id="sub-1", key=name_hash("sub-1"))
+    with pytest.raises(ForeignRecord) as caught:
+        decode(record.encode(), client_id="sub-2", key=key)
+    assert "sub-1" not in str(caught.value)
 
 
 def test_unknown_keys_and_null_consumers_are_harmless() -> None:
