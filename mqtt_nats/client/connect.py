@@ -192,11 +192,11 @@ async def _claim(client: Client, connect: Connect) -> bool:
             broker.claims.leave(client)
             _keep_at(client, key)
             broker.claims.listen(client)
-        wills = known.v5.wills if known is not None and known.v5 is not None else []
-        before = known.v5.former if known is not None and known.v5 is not None else 0
+        had = known.v5 if known is not None and known.v5 is not None else V5()
+        wills, before, quota = had.wills, had.former, had.quota
         written = known.time_ns if known is not None else 0
         present = _prepare(client, connect, known, await has_expired(client, known, expected))
-        await _count(client, known, present=present)
+        await _count(client, known, quota, present=present)
         if client.durable_side is not None and client.record is not None and client.record.v5 is not None:
             client.durable_side.former, client.record.v5.former = before, expected
             if present and client.record.v5.first == FIRST:
@@ -270,8 +270,11 @@ def _quota(client: Client) -> str:
     return quota_of(user_of(client), household(client.connection.host))
 
 
-async def _count(client: Client, known: SessionRecord | None, *, present: bool) -> None:
+async def _count(client: Client, known: SessionRecord | None, quota: str, *, present: bool) -> None:
     """Count a session that is about to be claimed.
+
+    Args:
+        quota: for which ``known`` has counted.
 
     Raises:
         QuotaExceeded: its user, or address, has too many.
@@ -279,7 +282,7 @@ async def _count(client: Client, known: SessionRecord | None, *, present: bool) 
     quotas, record = client.broker.quotas, client.record
     assert record is not None
     assert record.v5 is not None
-    if known is not None and known.v5 is not None and known.v5.quota == record.v5.quota:
+    if known is not None and quota == record.v5.quota:
         quotas.claimed(known)
     elif record.v5.quota and not present:
         await quotas.admit(record.v5.quota, holder(client.user, client.connection.host))

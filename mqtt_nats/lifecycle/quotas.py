@@ -18,6 +18,7 @@ from mqtt_nats.base.bucket import Buckets, depth
 from mqtt_nats.base.logs import log_failure, once
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_streams.quotas import note_subject
+from mqtt_streams.sessions import PoisonedRecord
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.acked_publisher import Store
@@ -240,7 +241,16 @@ class Quotas:
 
     async def _stale(self, quota: str, keys: list[str]) -> list[str]:
         """Which of these sessions are not there any more: a gateway that does not know of notes has ended them."""
-        return [key for key in keys if key not in self._noted and not await self._sessions.has(key)]
+        found = []
+        for key in keys:
+            try:
+                one = None if key in self._noted else await self._sessions.load(key)
+            except PoisonedRecord:
+                continue
+            gone = one is None or (one[0].v5 is not None and one[0].v5.quota != quota)
+            if gone and key not in self._noted:
+                found.append(key)
+        return found
 
     def _refuse(self, limit: str, who: str) -> None:
         self._counted(limit)

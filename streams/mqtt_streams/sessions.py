@@ -442,10 +442,6 @@ class SessionStore:
         record.time_ns = message.time_ns
         return record, message.seq
 
-    async def has(self, key: str) -> bool:
-        """Whether there is a record with a key."""
-        return await stored.get_last(self._js, STREAM, self.subject(key)) is not None
-
     async def any_second(self) -> bool:
         """Whether there is a record with a second key."""
         return await stored.get_next(self._js, STREAM, f"{self._prefix}{SECOND}*", 1) is not None

@@ -23,7 +23,7 @@ from tests.harness import raw, raw5
 from tests.harness.nats import NatsServer
 from tests.harness.raw import Raw, field
 from tests.harness.raw5 import SESSION_EXPIRY, Raw5, prop
-from tests.harness.waiting import eventually
+from tests.harness.waiting import aeventually, eventually
 
 QUOTA_EXCEEDED = 0x97
 WEEK = 604_800
@@ -165,6 +165,33 @@ async def test_a_session_that_an_older_gateway_has_ended(nats_server: NatsServer
             end(inside.ports[0], "later")
             subjects = note_subject(quota_of("", "127.0.0.1"), "*")
             assert not (await js.stream_info(SHARED, subjects_filter=subjects)).state.subjects
+        finally:
+            await client.close()
+
+
+async def test_a_session_of_an_older_gateway(nats_server: NatsServer) -> None:
+    """It counts from when its client is back."""
+    with running(nats_server.url, max_sessions=1) as inside:
+        with Raw5.open(inside.ports[0], "older", KEPT) as first:
+            first.subscribed(("a/#", 1))
+        client = await nats.connect(nats_server.url)
+        try:
+            js = client.jetstream()
+            subject, note = f"$MQTT.sess.{name_hash('older')}", note_subject(quota_of("", "127.0.0.1"), "*")
+            record = orjson.loads((await js.get_last_msg(SESSIONS, subject)).data or b"")
+            assert record["v5"].pop("quota")
+            await js.publish(subject, orjson.dumps(record))
+            await js.purge_stream(SHARED, subject=note)
+            with Raw5.open(inside.ports[0], "older", KEPT, clean=False) as again:
+                assert again.present
+
+                async def noted() -> bool:
+                    found = await js.get_last_msg(SHARED, note_subject(quota_of("", "127.0.0.1"), name_hash("older")))
+                    return found.data == b"2"
+
+                await aeventually(noted)
+            end(inside.ports[0], "older")
+            assert not (await js.stream_info(SHARED, subjects_filter=note)).state.subjects
         finally:
             await client.close()
 
