@@ -96,11 +96,11 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, AccountSettings, Bas
     )
 
     session_expiry_interval: Annotated[int | None, BeforeValidator(_never_is_none)] = Field(
-        default=7200,
+        default=None,
         ge=1,
         le=0xFFFFFFFE,
-        description="Seconds for which the session of an absent 3.1.1 client is kept (clean session 0); "
-        "`never` keeps it for good.",
+        description="Seconds for which the session of an absent 3.1.1 client is kept (clean session 0); `never`: until "
+        "the client or an operator ends it. `max_sessions` bounds their number.",
     )
     max_session_expiry_interval: Annotated[int | None, BeforeValidator(_never_is_none)] = Field(
         default=604_800,

@@ -77,7 +77,7 @@ async def test_one_event_for_each_change(pair: Pair, name: str, seen: Seen) -> N
             "proto_ver": 4,
             "session_present": False,
             "keepalive": 60,
-            "expiry_interval": 7200,
+            "expiry_interval": None,
         }
         async with await RawClient.connect(second.port, name, clean=False) as two:
             await one.expect_closed()
