@@ -63,7 +63,7 @@ FAILURE: Final = 0x80
 JOINS_AT_ONCE: Final = 32
 """Filters with which the client is put into the subscription table in one turn of the event loop."""
 
-LEVELS_EACH: Final = 16
+LEVELS_EACH: Final = 8
 """Levels of a session's filters, on the average: each takes memory of the gateway."""
 
 # Bytes of max_payload that are left for the rest of the session record: headers, later changes.

@@ -109,6 +109,24 @@ class _Block:
             return found | live & (self.ending[count] | rests[count])
         return found | live & rests[known]
 
+    def meet(self, levels: list[str], rest: bool) -> int:
+        """The filters that a topic may match together with another filter, given as levels without ``#``."""
+        live = self.used
+        found = 0
+        known, count = len(self.single), len(levels)
+        for depth in range(min(known, count)):
+            rests = self.rest[depth]
+            found |= live & rests
+            live &= ~(rests | self.ending[depth])
+            level = levels[depth]
+            if level != "+":
+                live &= self.single[depth] | self.literals[depth].get(level, 0)
+            if not live:
+                return found
+        if count > known:
+            return found | live & self.rest[known]
+        return found | live if rest else found | live & (self.ending[count] | self.rest[count])
+
 
 class _Place(Generic[T]):
     """The filters that are filed under one literal, or under none."""
@@ -201,6 +219,12 @@ class _Place(Generic[T]):
                     at = text.find("1", at + 1)
             start += BLOCK
 
+    def meet(self, levels: list[str], rest: bool) -> int:
+        """How many of the filters a topic may match together with another one."""
+        if self.slots is None:
+            return sum(_meet(wanted, self.rests[slot], levels, rest) for slot, wanted in enumerate(self.levels))
+        return sum(block.meet(levels, rest).bit_count() for block in self.blocks)
+
 
 def _text(levels: list[str], rest: bool) -> str:
     text = "/".join(levels)
@@ -218,6 +242,48 @@ def _matches(wanted: list[str], rest: bool, levels: list[str], hidden: bool) -> 
         if level != levels[depth] and level != "+":
             return False
     return True
+
+
+def _meet(one: list[str], one_rest: bool, other: list[str], other_rest: bool) -> bool:
+    fewer = min(len(one), len(other))
+    for depth in range(fewer):
+        left, right = one[depth], other[depth]
+        if left != right and left != "+" and right != "+":
+            return False
+    return (len(one) == fewer or other_rest) and (len(other) == fewer or one_rest)
+
+
+class Overlaps:
+    """Filters with wildcards, of which some may overlap others: how many that are is counted like a match."""
+
+    __slots__ = ("_place",)
+
+    def __init__(self) -> None:
+        self._place: _Place[None] = _Place()
+
+    def add(self, topic_filter: str) -> None:
+        """Put a filter in, where it is not there."""
+        levels, rest = _levels(topic_filter)
+        self._place.put(topic_filter, levels, rest, None)
+
+    def remove(self, topic_filter: str) -> None:
+        """Take a filter out, where it is there."""
+        levels, rest = _levels(topic_filter)
+        _remove(self._place, topic_filter, levels, rest)
+
+    def count(self, topic_filter: str) -> int:
+        """How many filters a topic may match that matches this one."""
+        levels, rest = _levels(topic_filter)
+        return self._place.meet(levels, rest)
+
+
+def _levels(topic_filter: str) -> tuple[list[str], bool]:
+    """The levels of a filter, without ``#``, and whether there is one."""
+    levels = topic_filter.split("/")
+    rest = levels[-1] == "#"
+    if rest:
+        levels.pop()
+    return levels, rest
 
 
 class FilterIndex(Generic[T]):
@@ -240,10 +306,7 @@ class FilterIndex(Generic[T]):
         if "+" not in topic_filter and "#" not in topic_filter:
             self._exact[topic_filter] = value
             return
-        levels = topic_filter.split("/")
-        rest = levels[-1] == "#"
-        if rest:
-            levels.pop()
+        levels, rest = _levels(topic_filter)
         self._place(topic_filter, levels, rest).put(topic_filter, levels, rest, value)
 
     def _place(self, topic_filter: str, levels: list[str], rest: bool) -> _Place[T]:
@@ -279,10 +342,7 @@ class FilterIndex(Generic[T]):
         if "+" not in topic_filter and "#" not in topic_filter:
             self._exact.pop(topic_filter, None)
             return
-        levels = topic_filter.split("/")
-        rest = levels[-1] == "#"
-        if rest:
-            levels.pop()
+        levels, rest = _levels(topic_filter)
         if len(levels) > DEPTH:
             _remove(self._long, topic_filter, levels, rest)
             return

@@ -26,7 +26,7 @@ from mqtt_nats.pubsub.granted_options import Options as Options
 from mqtt_nats.pubsub.granted_options import place
 from mqtt_nats.pubsub.subject_mapping import Transform, mapped
 from mqtt_nats.pubsub.subscribers import NOBODY as NOBODY
-from mqtt_nats.pubsub.subscribers import OVERLAPS_MOST, Carrier, cover, crowded
+from mqtt_nats.pubsub.subscribers import Carrier, cover
 from mqtt_nats.pubsub.subscribers import Filter as Filter
 from mqtt_nats.pubsub.subscribers import Group as Group
 from mqtt_nats.pubsub.subscribers import Member as Member
@@ -169,7 +169,7 @@ class Table:
             self.changed(found)
         found.members[member] = qos
         member.filters[found] = qos
-        member.reordered()
+        member.joined(found)
         if options != PLAIN:
             if member.options is None:
                 member.options = {}
@@ -180,12 +180,9 @@ class Table:
 
     def _carrier(self, member: Member, text: str, link: Link) -> Carrier | None:
         """What brings the messages of a new filter that overlaps many others of its member."""
-        if len(member.filters) < OVERLAPS_MOST or not ("+" in text or "#" in text):
+        if not ("+" in text or "#" in text) or not member.overlapped(text):
             return None
-        levels = text.split("/")
-        if not crowded(member, levels):
-            return None
-        above = cover(levels)
+        above = cover(text.split("/"))
         carrier = self.carriers.get(above)
         if carrier is None:
             carrier = self.carriers[above] = Carrier(above, link, self._takers)
@@ -204,7 +201,7 @@ class Table:
         self.changed(found)
         del found.members[member]
         del member.filters[found]
-        member.reordered()
+        member.parted(found)
         if member.options:
             member.options.pop(found, None)
         if not found.members:
@@ -234,7 +231,7 @@ class Table:
             if not found.members:
                 self._drop(found)
         member.filters.clear()
-        member.reordered()
+        member.parted(None)
         member.options = None
         self.partings.pop(member, None)
 

@@ -11,6 +11,7 @@ from mypy_extensions import mypyc_attr
 from mqtt_nats.backbone.link import Handler, Link
 from mqtt_nats.messages.message import Message
 from mqtt_nats.pubsub.backlog import Backlog, Gate
+from mqtt_nats.pubsub.filter_index import Overlaps
 from mqtt_nats.pubsub.granted_options import Choice, Options
 from mqtt_nats.transport.write_buffer import Outlet
 from mqtt_streams.subjects import filter_to_subjects
@@ -24,6 +25,7 @@ class Member:
     """A connected session as the subscription table sees it."""
 
     __slots__ = (
+        "_overlaps",
         "_ranks",
         "bridge",
         "client_id",
@@ -54,6 +56,8 @@ class Member:
         """Subscriptions whose new messages wait until their retained messages have been sent."""
         self._ranks: dict[Filter, int] | None = None
         """The place of each filter in that order, where somebody has asked."""
+        self._overlaps: Overlaps | None = None
+        """Its filters with wildcards that have their own NATS subscriptions, once there are many."""
 
     def in_order(self, mine: list[Filter]) -> list[Filter]:
         """Some of its filters, in the order of confirmation; what this costs does not grow with its other filters."""
@@ -64,9 +68,31 @@ class Member:
             ranks = self._ranks = {found: rank for rank, found in enumerate(self.filters)}
         return sorted(mine, key=ranks.__getitem__)
 
-    def reordered(self) -> None:
-        """A filter was added or removed."""
+    def joined(self, found: Filter) -> None:
+        """A filter was added, or its QoS has changed."""
         self._ranks = None
+        if self._overlaps is not None and found.open and found.carrier is None:
+            self._overlaps.add(found.text)
+
+    def parted(self, found: Filter | None) -> None:
+        """A filter was removed; None: all were."""
+        self._ranks = None
+        if found is None:
+            self._overlaps = None
+        elif self._overlaps is not None and found.open and found.carrier is None:
+            self._overlaps.remove(found.text)
+
+    def overlapped(self, text: str) -> bool:
+        """Whether as many of its filters as may have their own NATS subscriptions overlap a new one."""
+        if len(self.filters) < OVERLAPS_MOST:
+            return False
+        overlaps = self._overlaps
+        if overlaps is None:
+            overlaps = self._overlaps = Overlaps()
+            for one in self.filters:
+                if one.open and one.carrier is None:
+                    overlaps.add(one.text)
+        return overlaps.count(text) >= OVERLAPS_MOST
 
     def take(self, message: Message, qos: int) -> None:
         """Accept a message at QoS 1 or 2 (regular sessions only)."""
@@ -122,10 +148,10 @@ class Filter:
         "backlog",
         "carrier",
         "denied",
-        "levels",
         "link",
         "local",
         "members",
+        "open",
         "seen",
         "seen_before",
         "sids",
@@ -137,8 +163,8 @@ class Filter:
         self, text: str, subjects: tuple[bytes, ...], link: Link, local: bool, carrier: Carrier | None = None
     ) -> None:
         self.text = text
-        self.levels = text.split("/") if "+" in text or "#" in text else None
-        """Where it has wildcards."""
+        self.open = "+" in text or "#" in text
+        """It has wildcards."""
         self.carrier = carrier
         """What brings its messages, where it has no NATS subscriptions of its own."""
         self.subjects = subjects
@@ -191,17 +217,6 @@ class Carrier:
             self.link.unsubscribe_raw(sid)
 
 
-def crowded(member: Member, levels: list[str]) -> bool:
-    """Whether as many filters of a member as may have their own NATS subscriptions meet one of these levels."""
-    several = 0
-    for one in member.filters:
-        if one.carrier is None and one.levels is not None and _meet(one.levels, levels):
-            several += 1
-            if several >= OVERLAPS_MOST:
-                return True
-    return False
-
-
 def cover(levels: list[str]) -> str:
     """The filter of the carrier: the first two levels, as far as they are literals, and all below."""
     head: list[str] = []
@@ -210,15 +225,3 @@ def cover(levels: list[str]) -> str:
             break
         head.append(level)
     return "/".join([*head, "#"])
-
-
-def _meet(one: list[str], other: list[str]) -> bool:
-    """Whether a topic may match both."""
-    fewer = min(len(one), len(other))
-    for depth in range(fewer):
-        left, right = one[depth], other[depth]
-        if left == "#" or right == "#":
-            return True
-        if left != right and left != "+" and right != "+":
-            return False
-    return one[fewer:] in ([], ["#"]) and other[fewer:] in ([], ["#"])

@@ -10,8 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.conftest import GatewayFactory
 from tests.harness import raw, raw5
 from tests.harness.gateway import Gateway
+from tests.harness.nats import NatsServer
 from tests.harness.raw import Raw, Received
 from tests.harness.raw5 import Raw5
 
@@ -36,10 +38,13 @@ def nothing_or(client: Raw) -> Received | None:
 
 
 @pytest.mark.parametrize(("version", "refused"), [(4, 0x80), (5, 0x97)])
-def test_levels_of_a_session(gateway: Gateway, version: int, refused: int) -> None:
+def test_levels_of_a_session(
+    nats_server: NatsServer, gateway_factory: GatewayFactory, version: int, refused: int
+) -> None:
     """1,000 filters of 120 levels are more than a session has room for; what it has ended makes room again."""
+    gateway = gateway_factory(nats_server, "--max-subscriptions", "1000")
     wanted = [(text, 0) for text in dict.fromkeys(itertools.islice(filters(LEVELS, "a"), 200))]
-    room = (16 * 1000 + 128) // LEVELS
+    room = (8 * 1000 + 128) // LEVELS
 
     def answer(client: Raw | Raw5, *some: tuple[str, int], id: int) -> list[int]:
         if isinstance(client, Raw5):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqtt_nats.codec.topics import matches
-from mqtt_nats.pubsub.filter_index import BLOCK, DEPTH, FEW, FilterIndex
+from mqtt_nats.pubsub.filter_index import BLOCK, DEPTH, FEW, FilterIndex, Overlaps
 
 LEVELS = st.sampled_from(["", "a", "b", "$x", "ab"])
 TOPICS = st.lists(LEVELS, min_size=1, max_size=4).map("/".join).filter(bool)
@@ -131,3 +132,28 @@ def test_what_a_match_looks_at_is_bounded(levels: int) -> None:
     assert len(places) <= DEPTH + 2
     assert all(len(place.values) <= FEW or place.blocks for place in places)
     assert sum(len(place.blocks) for place in places) <= len(added) // BLOCK + len(places)
+
+
+def meets(one: str, other: str) -> bool:
+    """By definition, on topics of three kinds of levels, one more than the filters have."""
+    topics = ("/".join(levels) for size in range(1, 5) for levels in itertools.product("abc", repeat=size))
+    return any(matches(one, topic) and matches(other, topic) for topic in topics)
+
+
+PARTS = st.lists(st.sampled_from(["a", "b", "+"]), min_size=1, max_size=3)
+OPEN = st.builds(lambda levels, end: "/".join([*levels, *end]), PARTS, st.sampled_from([[], ["#"]]))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(OPEN, max_size=30, unique=True), OPEN, st.data())
+def test_overlaps_are_counted(added: list[str], asked: str, data: st.DataObject) -> None:
+    overlaps = Overlaps()
+    for each in added:
+        overlaps.add(each)
+        overlaps.add(each)
+    assert overlaps.count(asked) == sum(meets(each, asked) for each in added)
+    for each in data.draw(st.lists(st.sampled_from(added), unique=True)) if added else []:
+        overlaps.remove(each)
+        overlaps.remove(each)
+        added.remove(each)
+    assert overlaps.count(asked) == sum(meets(each, asked) for each in added)
