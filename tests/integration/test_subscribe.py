@@ -118,7 +118,7 @@ async def test_many_filters_in_one_packet(connect: Connector, name: str) -> None
     for clean in (True, False):
         client = await connect(f"{name}-{clean}", clean=clean)
         filters = [Subscription(f"{name}/{index}/+", index % 3) for index in range(60)]
-        bad = ["a/#/b", "a+", "#a", "+a/b", "", "$MQTT/#", "$JS/API/INFO", "_INBOX/x", "$share/g+/t", "a" * 5000]
+        bad = ["$MQTT/#", "$JS/API/INFO", "_INBOX/x", "$share/g/$JS/x", "a" * 5000, "a/" * 200]
         for index, one in enumerate(bad):
             filters.insert(index * 5, Subscription(one, 1))
         client.send(Subscribe(9, tuple(filters)))
@@ -146,7 +146,7 @@ async def test_unsubscribe(connect: Connector, name: str) -> None:
     for clean in (True, False):
         client = await connect(f"{name}-{clean}", clean=clean)
         await client.subscribe(f"{name}/+", f"{name}/#", f"{name}/a", qos=1)
-        client.send(Unsubscribe(500, (f"{name}/+", f"{name}/never", "#/illegal", f"{name}/#")))
+        client.send(Unsubscribe(500, (f"{name}/+", f"{name}/never", "$JS/#", f"{name}/#")))
         await client.expect(Unsuback, packet_id=500)
         await client.deliver(f"{name}/b", b"not any more", 1)
         await client.quiet()
