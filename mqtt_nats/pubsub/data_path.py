@@ -27,13 +27,17 @@ DECISION_BYTES: Final = 300
 """Bytes of a decision about a topic beside the topic, roughly."""
 
 
+TOPIC_BYTES: Final = 64
+"""Bytes of the note that a client has caused the route of a topic, beside the topic, roughly."""
+
+
 class ClientMemory:
     """What one client makes the gateway remember: topic aliases, decisions of rules, and routes of its topics.
 
-    The routes are everybody's, and counted in the table; those that one client alone has caused have a limit too.
+    The routes are everybody's, and counted in the table. Which of them the client has caused is noted, and has a limit.
     """
 
-    __slots__ = ("_budget", "_decisions", "_routes", "_share", "_table", "_topics", "aliases")
+    __slots__ = ("_budget", "_decisions", "_noted", "_routes", "_share", "_table", "_topics", "aliases")
 
     def __init__(self, budget: MemoryBudget) -> None:
         self.aliases: dict[int, bytes] | None = None
@@ -43,7 +47,7 @@ class ClientMemory:
         self._decisions: dict[tuple[bytes, int, bool], bool] | None = None  # most clients have none
         self._table: Table | None = None
         self._topics: list[bytes] | None = None
-        self._routes = 0
+        self._noted = self._routes = 0
 
     def route(self, table: Table, key: bytes) -> Route:
         """The route of a topic on which the client publishes.
@@ -56,7 +60,10 @@ class ClientMemory:
         if route is not known:
             if self._routes + route.size > self._budget.each:
                 self._forget_routes()
+            note = TOPIC_BYTES + len(key)  # counted apart: the table may drop the route before
+            self._room().add(note)
             self._table = table
+            self._noted += note
             self._routes += route.size
             if self._topics is None:
                 self._topics = []
@@ -103,12 +110,16 @@ class ClientMemory:
 
     def _clear(self) -> None:
         self._decisions = None
+        self._noted = 0
+        self._forget_routes()
 
     def _forget_routes(self) -> None:
         if self._table is not None and self._topics is not None:
             self._table.forget(self._topics)
         self._topics = None
-        self._routes = 0
+        noted, self._noted, self._routes = self._noted, 0, 0
+        if noted:
+            self._room().add(-noted)
 
 
 class Path:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 # topics may be long, and each route lists its members (bytes, roughly; a gateway has a budget of its own for that).
 MAX_ROUTES = 100_000
 MAX_ROUTE_BYTES = 64 * 1024 * 1024
-ROUTE_BYTES: Final = 1024
+ROUTE_BYTES: Final = 768
 KEY_COPIES: Final = 6
 MEMBER_BYTES: Final = 80
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from mqtt_nats.base.bucket import MemoryBudget
@@ -48,6 +50,21 @@ def test_routes_of_all_clients_are_bounded() -> None:
             memory.route(table, key(f"{client}/{number}/{LONG}"))
             memory.decide((key(f"{client}/{number}/{LONG}"), 0, False), True)
         assert budget.used <= 400 * KIB
+
+
+def test_what_is_counted_is_all_of_it() -> None:
+    """Also of clients that go on, and of routes that the table has dropped since."""
+    budget = MemoryBudget(1000 * KIB, 500 * KIB)
+    table = Table(budget=budget)
+    tracemalloc.start()
+    clients = [ClientMemory(budget) for _ in range(60)]
+    for number in range(100):
+        for client, memory in enumerate(clients):
+            memory.route(table, key(f"{client}/{number}/{LONG}"))
+    used = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert len(clients) == 60
+    assert used < 1500 * KIB
 
 
 def test_a_route_that_was_dropped_is_found_anew() -> None:
