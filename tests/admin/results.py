@@ -16,8 +16,8 @@ def check_result(arguments: tuple[str, ...], result: Any) -> None:
     Args:
         arguments: of ``mqtt-nats ctl``.
     """
-    given = " ".join(arguments)
-    (name,) = [one for one in RESULTS if f"{given} ".startswith(one.replace(".", " ") + " ")]
+    names = [".".join(arguments[:2]), arguments[0], f"{arguments[0]}.list"]
+    name = next(one for one in names if one in RESULTS)
     OAS31Validator(_closed(result_schema(name, "#/$defs/{model}"))).validate(result)
 
 

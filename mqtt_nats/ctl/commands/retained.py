@@ -51,7 +51,7 @@ class Message(Arguments):
 
     model_config = ConfigDict(str_max_length=None)  # a payload may be as large as NATS takes it
 
-    topic: str = Field(max_length=TEXT_LENGTH)
+    topic: str = Field(json_schema_extra={"maxLength": TEXT_LENGTH})  # its own check says more
     payload: str = Field(default="", description="What it says.")
     base64: bool = Field(default=False, description="PAYLOAD is Base64.")
     qos: int = Field(default=0, ge=0, le=2, description="0, 1 or 2.", json_schema_extra={"metavar": "QOS"})
