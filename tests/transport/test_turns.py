@@ -63,7 +63,7 @@ class Slow:
 @contextlib.contextmanager
 def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     ours, theirs = socket.socketpair()
-    with ours, theirs:
+    with theirs:  # the other one is the event loop's, which closes it
         for each in (ours, theirs):
             each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         theirs.setblocking(False)
