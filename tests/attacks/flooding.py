@@ -25,8 +25,12 @@ class Attacker(Raw):
     """A connection that takes whatever happens to it, and does not read what it is sent unless it is asked to."""
 
     def __init__(self, port: int) -> None:
-        super().__init__(port, patience=PATIENCE_S)
         self.gone = False
+        try:
+            super().__init__(port, patience=PATIENCE_S)
+        except OSError:
+            self.socket.close()
+            raise
 
     def send(self, data: bytes) -> None:
         try:
@@ -92,6 +96,7 @@ def deep_filters(port: int, until: float) -> None:
             reader.answered()
     for number in _going_on(until):
         if writer is None or writer.gone:
+            _end(writer)
             writer = attacker(port, raw.connect(f"deep-writer-{name}"))
             continue
         writer.send(b"".join(raw.publish("a/" * 119 + f"{number}-{each}", b"x") for each in range(260)))
@@ -164,6 +169,7 @@ def overlapping_filters(port: int, until: float) -> None:
             reader.answered()
     for _ in _going_on(until):
         if writer is None or writer.gone:
+            _end(writer)
             writer = attacker(port, raw.connect(f"overlap-writer-{name}"))
             continue
         writer.send(b"".join(raw.publish(topic, b"x" * 100, qos=1, id=each) for each in range(1, 50)))
@@ -181,6 +187,7 @@ def remembered_topics(port: int, until: float) -> None:
         place = number % 60
         one = clients[place]
         if one is None or one.gone:
+            _end(one)
             clients[place] = attacker(port, raw5.connect(f"many-{place}"))
             continue
         one.send(
@@ -198,6 +205,7 @@ def refused_subscriptions(port: int, until: float) -> None:
     one: Attacker | None = None
     for number in _going_on(until):
         if one is None or one.gone:
+            _end(one)
             one = attacker(port, raw5.connect(f"refused-{number}"))
             continue
         one.send(raw5.subscribe(*filters, id=number % 65_000 + 1))
@@ -244,6 +252,7 @@ def tiny_packets(port: int, until: float) -> None:
         place = number % 10
         one = clients[place]
         if one is None or one.gone:
+            _end(one)
             clients[place] = attacker(port, raw.connect(f"tiny-{place}"))
             continue
         one.send(b"".join(raw.publish(f"t/{number}/{each}", b"") + b"\xc0\0" for each in range(500)))
