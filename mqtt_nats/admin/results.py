@@ -51,6 +51,7 @@ class Counters(TypedDict):
 
     gateway: str
     id: str
+    name: str
     time: float
     since: float
     received: list[int]
@@ -63,6 +64,9 @@ class Counters(TypedDict):
     refused: dict[str, int]
     disconnects: dict[str, int]
     dropped: dict[str, int]
+    limited: dict[str, int]
+    failures: dict[str, int]
+    log_records_left_out: int
     filters: int
     pending_stores: int
     pending_store_bytes: int
@@ -270,6 +274,7 @@ class ClusterGateway(TypedDict):
     """A gateway, from its lease and its answer; null: that is not known."""
 
     id: str
+    name: str
     state: str
     listen: list[str]
     version: str
