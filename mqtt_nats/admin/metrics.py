@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 
 from mqtt_nats import __version__
 from mqtt_nats.admin.siblings import gather
+from mqtt_nats.base.admission import Verdict
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.codec import ReasonCode
 from mqtt_nats.config.build_info import build
@@ -43,6 +44,17 @@ PATIENCE: Final = 2.0
 
 REFUSALS: Final = tuple(one.name.lower() for one in ReasonCode if one >= ReasonCode.UNSPECIFIED_ERROR)
 """Reasons for which CONNACK may refuse a connection, and a few more. A rate needs the 0 before the first refusal."""
+
+FAILURE_KINDS: Final = (
+    *("admin_token", "authentication", "authenticator", "connect", "denied", "handshake", "hook", "quota", "resume"),
+    *("slow_hook", "store", "subscribe", "tenant", "websocket_frames"),
+    *(f"listener_{one.name.lower()}" for one in Verdict if one not in (Verdict.IN, Verdict.LATER)),
+    *REFUSALS,
+)
+"""Kinds of refusals and failures, by which they are counted."""
+
+SESSION_LIMITS: Final = ("max_sessions", "max_durable_consumers_per_gateway", "max_durable_consumers", "consumer_rate")
+"""Settings that refuse sessions, or their subscriptions."""
 
 Report = dict[str, Any]
 """What :func:`mqtt_nats.observability.report.report` makes."""
@@ -76,9 +88,10 @@ def _by_name(key: str) -> Callable[[Report], Iterable[tuple[str, float]]]:
     return lambda report: ((name.replace(" ", "_"), value) for name, value in report[key].items())
 
 
-def _refused(report: Report) -> Iterable[tuple[str, float]]:
-    found: dict[str, float] = dict.fromkeys(REFUSALS, 0) | report["refused"]
-    return found.items()
+def _from_the_start(key: str, names: Iterable[str]) -> Callable[[Report], Iterable[tuple[str, float]]]:
+    """Values by name, and 0 for those of ``names`` that have not been counted yet."""
+    none = dict.fromkeys(names, 0)
+    return lambda report: (none | report[key]).items()
 
 
 def _sessions(report: Report) -> Iterable[tuple[str, float]]:
@@ -89,6 +102,10 @@ def _links(report: Report) -> Iterable[tuple[str, float]]:
     return ((one["link"], float(one["online"])) for one in report["nats"])
 
 
+_REFUSED: Final = _from_the_start("refused", REFUSALS)
+_FAILED: Final = _from_the_start("failures", FAILURE_KINDS)
+_LIMITED: Final = _from_the_start("limited", SESSION_LIMITS)
+
 NUMBERS: Final = (
     Number("start_time_seconds", "Unix time at which the gateway was started.", "", _one("since"), False, min, True),
     Number("ready", "Whether what clients send is acknowledged.", "", _one("obstacle", operator.not_), together=min),
@@ -98,10 +115,10 @@ NUMBERS: Final = (
     Number("subscriptions", "Subscriptions of connected sessions.", "", _one("subscriptions")),
     Number("filters", "Different topic filters that are subscribed.", "", _one("filters")),
     Number("connects_total", "Connections that CONNACK has accepted.", "", _one("connects"), True),
-    Number("connects_refused_total", "Connections that CONNACK has refused.", "reason", _refused, True),
+    Number("connects_refused_total", "Connections that CONNACK has refused.", "reason", _REFUSED, True),
     Number("disconnects_total", "Accepted connections that have ended.", "how", _by_name("disconnects"), True),
     Number("messages_received_total", "Messages that clients have published.", "qos", _by_qos("received"), True),
-    Number("limits_reached_total", "Refusals by limits on sessions.", "limit", _by_name("limited"), True),
+    Number("limits_reached_total", "Refusals by limits on sessions.", "limit", _LIMITED, True),
     Number("messages_sent_total", "Messages for clients, before drops.", "qos", _by_qos("sent"), True),
     Number("payload_received_bytes_total", "Bytes of their payloads.", "qos", _by_qos("received_bytes"), True),
     Number("payload_sent_bytes_total", "Bytes of their payloads.", "qos", _by_qos("sent_bytes"), True),
@@ -110,7 +127,7 @@ NUMBERS: Final = (
         "failures_total",
         "Refusals and failures by kind, logged or not.",
         "kind",
-        _by_name("failures"),
+        _FAILED,
         True,
         process=True,
     ),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import time
 from types import SimpleNamespace
@@ -141,6 +142,24 @@ def test_every_counter_is_there_from_the_start() -> None:
     assert found["mqtt_nats_connects_refused_total", "not_authorized"] == 1
     assert found["mqtt_nats_connects_refused_total", "bad_user_name_or_password"] == 0
     assert set(metrics.REFUSALS) == {label for _, label in found}
+    limits = values(families([worker(1, limited={"max_sessions": 2})], True)["mqtt_nats_limits_reached"])
+    assert {label for _, label in limits} == set(metrics.SESSION_LIMITS)
+    assert limits["mqtt_nats_limits_reached_total", "max_sessions"] == 2
+
+
+def test_every_kind_of_failure_is_known() -> None:
+    """What the sources count by kind, and by limit, has a series from the start."""
+    kinds, limits = set(), set()
+    for path in (ROOT / "mqtt_nats").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+                at = {"log_failure": 2, "_refuse": 0}.get(name)
+                if at is not None and isinstance(given := node.args[at], ast.Constant):
+                    (kinds if name == "log_failure" else limits).add(given.value)
+    assert kinds
+    assert kinds <= set(metrics.FAILURE_KINDS)
+    assert limits == set(metrics.SESSION_LIMITS)
 
 
 @pytest.mark.parametrize(
