@@ -149,7 +149,8 @@ def test_every_counter_is_there_from_the_start() -> None:
 
 def test_every_kind_of_failure_is_known() -> None:
     """What the sources count by kind, and by limit, has a series from the start."""
-    kinds, limits = set(), set()
+    kinds: set[object] = set()
+    limits: set[object] = set()
     for path in (ROOT / "mqtt_nats").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call):

@@ -66,7 +66,7 @@ def arrivals(client: Raw, count: int) -> Iterator[tuple[bytes, int]]:
 
 @pytest.mark.parametrize(("name", "level"), LEVELS)
 def test_bridge_levels_are_served_as_311(gateway: Gateway, name: bytes, level: int) -> None:
-    with bridge(gateway.port, "", name=name, level=level) as client:
+    with bridge(gateway.port, f"bridge-{level}", name=name, level=level) as client:
         assert client.subscribe(("bridge/levels", 1)) == [1]
         assert client.ping() == []
 
@@ -278,7 +278,7 @@ def test_a_bridge_says_whether_it_is_connected(
     first, second = gateway_factory(nats_server), gateway_factory(nats_server)
     client_id = f"core.{secrets.token_hex(4)}"
     topic = state_of(client_id)
-    filters = ["$SYS/broker/connection/+/state", "$SYS/#", topic]
+    filters = ["$SYS/broker/connection/+/state", "$SYS/broker/#", topic]
     watching = [Raw.connected(gateway.port) for gateway in (first, second) for _ in filters]
     try:
         for one, wanted in zip(watching, filters * 2, strict=True):
