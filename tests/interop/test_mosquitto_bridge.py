@@ -225,3 +225,21 @@ def test_over_tls(
     (port,) = ports(gateway, "MQTTS")
     bridge = site(f"127.0.0.1:{port}", more=f"bridge_cafile {authority.file}\nbridge_insecure true\n")
     connected(gateway.port, bridge)
+
+
+def test_more_waits_than_the_receive_maximum_is_by_default(
+    nats_server: NatsServer, gateway_factory: GatewayFactory, site: Callable[..., Site]
+) -> None:
+    """With the setting that the page names a 5.0 bridge brings all of it."""
+    gateway = gateway_factory(nats_server, env={"MQTT_NATS_RECEIVE_MAXIMUM": "65535"})
+    more = "max_queued_messages 5000\nmax_inflight_messages 5000\n"
+    bridge = site(f"127.0.0.1:{gateway.port}", version="mqttv50", more=more)
+    connected(gateway.port, bridge)
+    gateway.kill()
+    token = secrets.token_hex(4)
+    with bridge.client() as there:
+        for number in range(2000):
+            send(there, f"up/{token}", b"%d" % number, 1, retain=number == 1999)
+    gateway.start()
+    eventually(lambda: retained(gateway.port, f"up/{token}") == b"1999", what="what has waited at the site")
+    assert "Received DISCONNECT" not in bridge.process.text
