@@ -21,7 +21,7 @@ from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import consumer_info, consumer_names
 from mqtt_streams.gateways import POSITIONS
 from mqtt_streams.retained import STREAM as RETAINED
-from mqtt_streams.sessions import V5_VERSION
+from mqtt_streams.sessions import V5_POSITION
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
@@ -72,7 +72,7 @@ class Company:
             self._sid = self._live.broker.link.subscribe_raw(CREATED, self._created)
         await elected(self._look)
         if not self._why:
-            self._lease.info["records"] = V5_VERSION
+            self._lease.info["records"] = V5_POSITION
             self._live.allowed = True
 
     async def keep(self) -> None:
@@ -87,7 +87,7 @@ class Company:
                 if self._why:
                     self._live.allowed = False
                 elif not self._live.allowed and asyncio.get_running_loop().time() - self._since > QUIET:
-                    self._lease.info["records"] = V5_VERSION
+                    self._lease.info["records"] = V5_POSITION
                     await self._lease.told()
                     await self._look()
                     self._live.allowed = not self._why

@@ -142,7 +142,7 @@ def deep_topics(target: Target) -> None:
                 client.send(data)
                 gone(client)
         with Raw.connected(target.port, patience=PATIENCE) as client:
-            assert client.subscribe((topic, 0), (topic, 1), (topic.replace(b"x", b"+"), 2)) == [0x80] * 3
+            assert client.subscribe((topic, 0), (topic, 1), (topic.replace(b"x/", b"+/"), 2)) == [0x80] * 3
         with Raw(target.port, patience=PATIENCE) as client:
             client.send(raw.connect("deep", flags=0x06, tail=(topic, b"x")))
             gone(client)

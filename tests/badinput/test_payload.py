@@ -34,7 +34,7 @@ def nats_server(nats_backend: str, monitor_port: int, tmp_path_factory: pytest.T
 def gateway(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     start: GatewayFactory
     with _gateway_factory(tmp_path_factory.mktemp("gateway")) as start:
-        yield start(nats_server)
+        yield start(nats_server, "--max-client-id-length", "65535", "--connect-packet-size", "128KiB")
 
 
 def attempt(client: Raw, data: bytes, qos: int) -> bool:

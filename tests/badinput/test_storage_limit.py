@@ -139,7 +139,7 @@ async def test_no_room_for_sessions(
     server: NatsServer, gateway_factory: GatewayFactory, js: JetStreamContext, reader: str
 ) -> None:
     """Nobody new is let in; who is connected stays and can publish, with its own consumers and with the reader."""
-    local = gateway_factory(server, "--shared-reader", reader)
+    local = gateway_factory(server, "--shared-reader", reader, "--max-client-id-length", "1000")
     with Raw.connected(local.port, "bystander", clean=False) as bystander:
         assert bystander.subscribe(("t", 1)) == [1]
         if reader == "always":

@@ -162,7 +162,8 @@ def test_a_session_that_is_resumed(gateway: Gateway) -> None:
     with entered(gateway.port, name, expiry, clean=False, present=True) as client:
         client.receive_message(b"meanwhile")
         client.quiet()
-    Raw5.open(gateway.port, name, clean=True).close()
+    with entered(gateway.port, name, clean=True):
+        pass  # it ends the session
 
 
 def test_a_wrong_password_and_an_unknown_user_are_answered_alike(gateway: Gateway) -> None:
@@ -207,7 +208,7 @@ IN_THE_EXCHANGE: dict[str, tuple[Callable[[ScramClient], bytes], int]] = {
     "two AUTH": (lambda scram: (one := final(scram)) + one, 0x82),
     "AUTH without data": (lambda _: auth(CONTINUE, method()), 0x87),
     "AUTH with rubbish": (lambda _: auth(CONTINUE, method(), data(b"\xff" * 100)), 0x87),
-    "AUTH with the largest data": (lambda _: auth(CONTINUE, method(), data(bytes(65_000))), 0x87),
+    "AUTH with the largest data": (lambda _: auth(CONTINUE, method(), data(bytes(8_000))), 0x87),
     "AUTH larger than CONNECT may be": (lambda _: auth(CONTINUE, method(), data(bytes(65_530))), 0x95),
     # [MQTT-3.1.2-30] (5.0)
     "PINGREQ": (lambda _: raw.packet(0xC0), 0x82),
@@ -265,7 +266,7 @@ def test_who_does_not_get_in_takes_no_session_over(gateway: Gateway) -> None:
             client.send(final(scram))
             assert refusal(client).reason == 0x87
         owner.quiet()
-        with entered(gateway.port, name, name="bob"):
+        with entered(gateway.port, name):
             owner.ended(0x8E)
 
 

@@ -350,7 +350,7 @@ def test_who_is_denied_takes_no_session_over(gateway: Running) -> None:
         for user, password in (("ann", "wrong"), ("nobody", "x"), (None, None)):
             raw5.refused(gateway.port, connect(user, password, name, 5), NOT if user is None else BAD)
             owner.quiet()
-        with entered(gateway.port, "op", "pencil", name):
+        with entered(gateway.port, "ann", "pencil", name):
             owner.ended(0x8E)
 
 

@@ -55,7 +55,9 @@ def test_status(server: NatsServer, gateway_factory: GatewayFactory) -> None:
     assert found["nats"]["connected"] == "test"
     assert {"$MQTT_sess", "$MQTT_msgs", "KV_MQTT_gateways"} <= {one["name"] for one in found["streams"]}
     for one in found["gateways"]:
-        assert re.search(rf"^{one['id']}  running  {one['listen'][0]} .* test$", text, re.MULTILINE), text
+        assert re.search(rf"^{one['id']}  {one['name']} +running  {one['listen'][0]} .* test$", text, re.MULTILINE), (
+            text
+        )
     assert re.search(r"^\$MQTT_msgs +1 ", text, re.MULTILINE), text
 
 
