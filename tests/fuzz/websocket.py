@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Final, cast
@@ -13,7 +14,7 @@ from typing import Final, cast
 import mqtt_nats.transport.websocket
 from mqtt_nats.transport.connection import Connection
 from mqtt_nats.transport.listener_settings import PATHS
-from mqtt_nats.transport.websocket import HEAD_MOST, WebSocket
+from mqtt_nats.transport.websocket import HEAD_MOST, SUBPROTOCOLS, WebSocket
 from tests.fuzz.engine import Input, Target, Unexpected, expect
 from tests.fuzz.mutation import of_pieces
 from tests.transport import web
@@ -178,7 +179,7 @@ def check(one: Input, number: int) -> tuple[int, bool]:
     """Any bytes are the beginning of a request, a request that is answered by 101, or one that is refused.
 
     How they were cut into reads changes neither the answer nor what is handed on. No more is kept of a request than its
-    largest size and one read. 101 has the key's answer and the subprotocol mqtt, and is given to GET of HTTP/1.1 for
+    largest size and one read. 101 has the answer to the key and a subprotocol, and is given to GET of HTTP/1.1 for
     the path, with the version 13, to a page of a permitted origin or to no page. What is refused is closed, and
     nothing of it is handed on. Each connection is counted once and let go once.
     """
@@ -200,7 +201,9 @@ def check(one: Input, number: int) -> tuple[int, bool]:
         _accepted(data, head, origins)
         expect(reader.made == 1, "the connection does not begin")
         return 1, wire.closing
-    expect(not reader.made and not reader.got and not frames, "it is not open, and hands something on")
+    expect(not reader.made and not reader.got, "it is not open, and hands something on")
+    size = re.search(rb"(?im)^content-length: *(\d+)\r?$", head)
+    expect(not frames or (size is not None and int(size[1]) == len(frames)), f"the body of the answer is {frames!r}")
     expect(status in _REFUSALS or not head, f"the answer is {head!r}")
     expect(wire.closing == bool(head), "what is refused is not closed")
     expect(bool(head) or (len(data) < HEAD_MOST and b"\r\n\r\n" not in data), "there is no answer")
@@ -238,7 +241,7 @@ def _accepted(data: bytes, answer: bytes, origins: tuple[str, ...]) -> None:
     given = dict(line.lower().split(b": ", 1)[:1] + line.split(b": ", 1)[1:] for line in answer.split(b"\r\n")[1:])
     accept = base64.b64encode(hashlib.sha1(nonces[0] + _GUID).digest())
     expect(given[b"sec-websocket-accept"] == accept, f"the key is answered by {answer!r}")
-    expect(given[b"sec-websocket-protocol"] == b"mqtt", f"the subprotocol is {answer!r}")
+    expect(given[b"sec-websocket-protocol"].decode() in SUBPROTOCOLS, f"the subprotocol is {answer!r}")
     if origins:
         named = {one.lower().rstrip(b"/") for one in fields.get(b"origin", [])}
         expect(named <= {one.encode() for one in origins} | {f"{ORIGIN}:443".encode()}, f"101 to a page of {named}")
