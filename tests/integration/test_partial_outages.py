@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 
 import nats
@@ -133,7 +134,10 @@ async def test_what_a_session_holds_does_not_outlive_its_record(
         device.drop()
         await handled(cut_off)
         cut_off.kill()
-        await aeventually(lambda: "sessions dealt with" in other.log, PATIENCE)
+        found = re.search(r"this gateway has the id (\w+)", cut_off.log)
+        assert found is not None
+        done = re.compile(rf"gateway {found[1]}: \d+ wills and \d+ sessions dealt with")
+        await aeventually(lambda: done.search(other.log), PATIENCE)
         assert (await js.stream_info("$MQTT_qos2in")).state.messages == 0
 
 
