@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 from mqtt_nats.access.acl import EVERYTHING, Both, Identity, Permissions, Rules
 from mqtt_nats.access.authenticator import ADMINISTRATOR
 from mqtt_nats.base.logs import log_failure, shorten
-from mqtt_nats.client.subscribe import may_subscribe, plain_filter, withdraw
+from mqtt_nats.client.subscribe import may_subscribe, withdraw
 from mqtt_nats.codec import NotAuthorized
 from mqtt_nats.hooks.calls import dropped
 from mqtt_nats.hooks.chain import HookFailed
 from mqtt_nats.hooks.events import Authorizing, ClientView
 from mqtt_nats.hooks.points import CLIENT_AUTHORIZE
 from mqtt_nats.lifecycle.will import drop_will, may_leave
+from mqtt_nats.pubsub.shared_filters import plain_filter
 from mqtt_streams.hashing import registered_as
 from mqtt_streams.subjects import subject_to_filter
 

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.access.authenticator import ANONYMOUS
-from mqtt_nats.base.errors import ends_task
 from mqtt_nats.base.logs import log_failure, shorten
-from mqtt_nats.client.authentication import Authentication, begin
+from mqtt_nats.client.authentication import begin
 from mqtt_nats.client.connect import open_session, refuse
 from mqtt_nats.client.disconnect import fall_silent, farewell, leave
+from mqtt_nats.client.jobs import JobRunner
 from mqtt_nats.client.negotiation import TERMS, Terms, goodbye, refusal, terms
-from mqtt_nats.client.subscribe import subscribe, unsubscribe
+from mqtt_nats.client.subscribe import begin_subscribing, subscribe, unsubscribe
 from mqtt_nats.codec import (
     PINGRESP,
     Ack,
@@ -40,18 +39,17 @@ from mqtt_nats.codec import (
     Unsubscribe,
 )
 from mqtt_nats.ingress.publish import RECEIPTS_LOW, publish, publish5, publish_run, route_for
-from mqtt_nats.ingress.qos2 import Inbound
 from mqtt_nats.ingress.receipts import Receipt
 from mqtt_nats.lifecycle.will import leave_will
 from mqtt_nats.messages.message import Message
 from mqtt_nats.messages.publish_encoder import Aliases, tailor
 from mqtt_nats.protocol.transient_sender import Late, RegularOutbound
-from mqtt_nats.pubsub.routing_table import PLAIN, Choice, Filter, Member, Options
+from mqtt_nats.pubsub.routing_table import PLAIN, Choice, Filter, Options
 from mqtt_nats.sessions.connection_state import State
 from mqtt_nats.sessions.shared_member import Membership
 from mqtt_nats.sessions.shared_subscribe import acknowledged
-from mqtt_nats.transport.connection import Connection, Hold
-from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_nats.transport.connection import Connection, Handler, Hold
+from mqtt_streams.api import ApiError
 from mqtt_streams.headers import percent_encode
 from mqtt_streams.subjects import filter_to_subjects
 
@@ -67,47 +65,30 @@ log = logging.getLogger("mqtt_nats.broker")
 
 # Bytes that a client has not read; beyond this nothing is read from it, since answers would only be added.
 UNREAD_MOST: Final = 1024 * 1024
-# SUBSCRIBE and UNSUBSCRIBE packets, and repairs, that wait for NATS; beyond this nothing is read from the client.
-JOBS_MOST: Final = 100
-JOBS_LOW: Final = 50
 
 
-class Client(Member):
+class Client(JobRunner):
     """A connected client and its session, as far as this gateway holds it."""
 
     __slots__ = (
         "__weakref__",
-        "_early",
-        "_error",
-        "_idle",
-        "_jobs",
-        "_task",
         "access",
-        "authentication",
-        "broker",
-        "connection",
         "durable_side",
         "epoch",
         "expires",
         "expiry",
         "foreign",
-        "graceful",
         "granted",
         "greeted",
         "guarded",
-        "hash",
         "marked",
         "memory",
         "outgoing",
-        "path",
-        "qos2",
         "receipts",
         "record",
         "regular_side",
         "sender_header",
         "shares",
-        "state",
-        "taken",
         "terms",
         "token",
         "unacknowledged",
@@ -117,11 +98,10 @@ class Client(Member):
     )
 
     def __init__(self, broker: Broker, connection: Connection, access: Door) -> None:
-        super().__init__(connection.outlet, False, False)
-        self.broker, self.path, self.connection, self.state = broker, broker.path, connection, State.NEW
+        super().__init__(broker, connection)
         self.terms: Terms = TERMS
         """What a 5.0 client has asked for in CONNECT."""
-        self.hash = self.token = ""
+        self.token = ""
         self.epoch = 0
         """Stream sequence of this session's last record write; the first of them claimed it."""
         self.foreign = 0
@@ -130,12 +110,8 @@ class Client(Member):
         self.expiry: int | None = 0
         """Seconds for which the session outlives the connection, None = for good."""
         self.will: StoredWill | None = None
-        self.graceful = False
-        """The client has sent DISCONNECT."""
         self.greeted = False
         """CONNACK has accepted the connection: what ends it is said in DISCONNECT."""
-        self.taken = False
-        """The session belongs to another connection now: leave what is stored alone."""
         self.sender_header = b""
         """The header line that names this client to receivers, or empty."""
         self.marked = False
@@ -150,8 +126,6 @@ class Client(Member):
         """Ends the connection when that is not good any more."""
         self.guarded: Guard | None = None
         """What it may publish and subscribe; None: everything."""
-        self.authentication: Authentication | None = None
-        """What became of the authentication method of CONNECT, where it names one."""
         self.memory = broker.path.client_memory()
         """What the client makes the gateway remember."""
         self.outgoing: Aliases | None = None
@@ -161,26 +135,12 @@ class Client(Member):
         self.unacknowledged = 0
         """QoS 1 publishes of a 5.0 client without PUBACK."""
         self.receipts: list[Receipt] = []  # a deque takes 700 bytes more, of every connection
-        self.qos2: Inbound | None = None
         self.regular_side: RegularOutbound | None = None
         self.durable_side: DurableSide | None = None
-        self._early: list[Packet] | None = None
-        self._error: MqttError | None = None
-        self._idle: bool | None = None
-        """Whether the jobs wait for NATS to be connected; None: their task has not begun, so cannot end in order."""
-        self._jobs: deque[Coroutine[Any, Any, None]] | None = None
-        self._task: asyncio.Task[None] | None = None
 
     def __str__(self) -> str:
         """Its name, for logs."""
         return f"client {shorten(self.client_id)!r}"
-
-    @property
-    def inbound(self) -> Inbound:
-        """Its publishes at QoS 2: most clients have none."""
-        if self.qos2 is None:
-            self.qos2 = Inbound()
-        return self.qos2
 
     def log_fields(self) -> dict[str, Any]:
         """The ids of a log record about it."""
@@ -188,17 +148,20 @@ class Client(Member):
 
     def packets(self, packets: list[Packet]) -> None:
         """Handle the packets of one read, in order."""
-        if self.state is not State.LIVE:
+        if self.state is not State.LIVE or self._order is not None or self.graceful:
             self._before(packets)
             return
         path = self.path
         table = path.table
-        for packet in packets:
+        for at, packet in enumerate(packets):
             if isinstance(packet, PublishRun):
                 publish_run(self, packet)
             elif isinstance(packet, AckRun):
                 self.acknowledged(packet.kind, packet.ids, False)
             elif isinstance(packet, Publish):
+                if packet.qos == 2 and self.reuses(packet):
+                    self.wait(packets[at:])
+                    break
                 if self.version == 5:
                     publish5(self, packet)
                     continue
@@ -207,8 +170,11 @@ class Client(Member):
                     route = route_for(self, packet.key)
                 publish(self, route, packet.payload, packet.qos, packet.retain, packet.packet_id)
             else:
-                self._other(packet)
+                self.handle(packet)
                 if self.ended:
+                    break
+                if self.waits:
+                    self.wait(packets[at + 1 :])
                     break
         if path.blocked:
             self.broker.block(self)
@@ -226,38 +192,35 @@ class Client(Member):
             self.version, self.terms = max(connect.protocol_level, 4), terms(connect)
             self.authentication = begin(self, connect)
             self.do(open_session(self, connect))
-        if self.authentication is not None:
+        if self.authentication is not None and self.state is State.OPENING:
             self.authentication.early(packets)
-        elif self.state is State.OPENING:
-            self._early = (self._early or []) + packets
+        elif not self.ended and packets:
+            self.wait(packets)
+            self.path.leave()
 
     def opened(self) -> None:
         """The session is open: handle what came with CONNECT, then read on."""
         if self.state is State.ENDED:
             return
         self.state = State.LIVE
-        early, self._early = self._early, None
-        try:
-            if early:
-                self.connection.inner(self).packets(early)
-            if self._error is not None:
-                raise self._error
-        except MqttError as error:
-            self.end(error)
+        self.proceed()
         self.connection.release(Hold.HANDSHAKE)
 
-    def _other(self, packet: Packet) -> None:
+    def handle(self, packet: Packet) -> None:
+        """A packet that is no PUBLISH."""
         match packet:
             case PingReq():
                 self.outlet.write(PINGRESP)  # [MQTT-3.12.4-1] (3.1.1, 5.0)
             case Subscribe():
-                self.do(subscribe(self, packet))
+                self.request(partial(subscribe, self, packet, begin_subscribing(self, packet)))
             case Unsubscribe():
-                self.do(unsubscribe(self, packet))
+                self.request(partial(unsubscribe, self, packet))
             case Disconnect():
                 farewell(self, packet)
             case Ack():
                 self.acknowledged(packet.kind, [packet.packet_id], packet.reason >= 0x80)
+            case AckRun():
+                self.acknowledged(packet.kind, packet.ids, False)
             case Auth() if self.authentication is not None:
                 self.authentication.received(packet)
             case _:
@@ -347,16 +310,6 @@ class Client(Member):
             self.outlet.write(data)
 
     @property
-    def alive(self) -> bool:
-        """True until the connection has ended."""
-        return self.state is not State.ENDED
-
-    @property
-    def ended(self) -> bool:
-        """True when nothing more is to be handled."""
-        return self.state is State.ENDED or self.graceful
-
-    @property
     def unanswered(self) -> bool:
         """True while CONNECT waits for its session."""
         return self.state is State.OPENING and not self.epoch
@@ -375,66 +328,14 @@ class Client(Member):
         self.marked = True
         self.sender_header = b"Nmqtt-Client:%b\r\n" % percent_encode(self.client_id).encode()
 
-    def do(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a job after the jobs before it."""
-        if self.state is State.ENDED:
-            work.close()
-            return
-        if self._jobs is None:
-            self._jobs = deque()
-        self._jobs.append(work)
-        if len(self._jobs) > JOBS_MOST:
-            self.connection.hold(Hold.JOBS)
-        if self._task is None:
-            self._task = self.broker.spawn_safe(self._work(), self.client_id or "a client")
-
-    def crowded(self) -> bool:
-        """Whether jobs wait behind the present one."""
-        return bool(self._jobs)
-
-    async def _work(self) -> None:
-        self._idle, jobs = False, self._jobs
-        assert jobs is not None
-        try:
-            while jobs and self.alive:
-                try:
-                    await self.connected()
-                    await jobs.popleft()
-                except MqttError as error:
-                    self.broken(error)
-                except (ApiError, RequestTimeout, NoResponders, TimeoutError) as error:
-                    self.broken(MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE))
-                except (Exception, asyncio.CancelledError) as failure:
-                    if ends_task(failure):
-                        raise failure
-                    if self.alive:
-                        log.exception("%s: a job failed", self)
-                        self.broken(MqttError("internal error", ReasonCode.UNSPECIFIED_ERROR))
-                if len(jobs) < JOBS_LOW:
-                    self.connection.release(Hold.JOBS)
-        finally:
-            self._task = self._idle = self._jobs = None
-            for job in jobs:
-                job.close()
-            if not self.alive:
-                leave(self)
-
-    async def connected(self) -> None:
-        """Wait, in a job, until NATS is connected; the job ends here when the client does."""
-        if not self.broker.online.is_set():
-            self._idle = True
-            try:
-                await self.broker.online.wait()
-            finally:
-                self._idle = False
-
     # -- the end --------------------------------------------------------------------------------
 
     def broken(self, error: MqttError) -> None:
         """The client violated the protocol [MQTT-4.8.0-1] (3.1.1), [MQTT-4.13.1-1] (5.0)."""
-        if self.state is State.OPENING and self._task is not asyncio.current_task() and self._error is None:
-            if self.authentication is None:
-                self._error = error  # what came before the violation is served first
+        behind = self._order is not None or self.state is State.OPENING
+        if behind and self.alive:
+            if self.authentication is None or self.state is State.LIVE:
+                self.order.fail(error)  # what came before the violation is served first
             else:
                 refuse(self, error)
                 self.lost()
@@ -462,7 +363,10 @@ class Client(Member):
     def close(self) -> None:
         """Close the connection; :meth:`lost` does the rest."""
         self.connection.close()
-        fall_silent(self)
+        self.fall_silent()
+        order, self._order = self._order, None
+        if order is not None and order.gone:
+            self.lost()
 
     def taken_over(self) -> None:
         """Another connection has claimed the session: end at once, and touch nothing of what is stored."""
@@ -475,12 +379,12 @@ class Client(Member):
         self.connection.close()
         self.lost()
 
-    def lost(self) -> None:
-        """The socket is closed, or is about to be. Called more than once.
+    def lost(self, way: Handler | None = None) -> None:
+        """The socket is closed, or is about to be. Called more than once; what still waits goes by ``way``.
 
         A running job goes on, unless it waits for NATS or the session has moved: its write says what is to be left.
         """
-        if self.state is State.ENDED:
+        if self.state is State.ENDED or self.outlasts(way):
             return
         self.state = State.ENDED
         if self.authentication is not None:
@@ -489,8 +393,16 @@ class Client(Member):
             self.expires.cancel()
         leave_will(self)
         if self._task is None:
-            leave(self)
+            self.leave()
             return
-        fall_silent(self)
+        self.fall_silent()
         if self._idle:
             self._task.cancel()
+
+    def fall_silent(self) -> None:
+        """Nothing reaches the client any more."""
+        fall_silent(self)
+
+    def leave(self) -> None:
+        """Leave everything in order; the last thing that is done."""
+        leave(self)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.base.logs import about, log_failure
 from mqtt_nats.base.networks import household
 from mqtt_nats.client.authentication import authenticate
@@ -69,6 +70,9 @@ log = logging.getLogger("mqtt_nats.broker")
 
 # Conflicting claims of one session are settled in as many rounds as there are claimants.
 CLAIM_ROUNDS: Final = 20
+
+RESOLUTION: Final = 0.01
+"""Seconds by which the time at which a client has sent something is not exact."""
 
 
 async def open_session(client: Client, connect: Connect) -> None:
@@ -166,6 +170,7 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
     broker.claims.listen(client)
     if broker.lease is not None:
         await broker.lease.confirmed(client)
+    await broker.claims.turn(client)
     present = await _claim(client, connect)
     if connect.will is not None:
         await keep_will(client, connect.will)
@@ -201,7 +206,7 @@ async def _claim(client: Client, connect: Connect) -> bool:
             client.durable_side.former, client.record.v5.former = before, expected
             if present and client.record.v5.first == FIRST:
                 client.record.v5.first = expected
-        if known is not None and client.connection.hung_up:  # and may have the session elsewhere by now
+        if known is not None and _is_elsewhere(client, known):
             raise MqttError("the client has closed its connection", ReasonCode.UNSPECIFIED_ERROR)
         try:
             await save_record(client, expected)
@@ -249,6 +254,16 @@ def _take_over(client: Client) -> None:
     clients[name] = client
     if former is not None and former is not client:
         former.taken_over()
+
+
+def _is_elsewhere(client: Client, known: SessionRecord) -> bool:
+    """Whether a client has closed its connection, and may have claimed the session elsewhere since."""
+    connection, broker = client.connection, client.broker
+    if not connection.hung_up:
+        return False
+    if known.v5 is not None and known.v5.owner == broker.identity:
+        return broker.claims.overtaken(client)
+    return known.time_ns / 1e9 > natstime.now() - connection.silence - RESOLUTION
 
 
 async def _forget_leftovers(client: Client) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mqtt_nats.backbone.pending import Silent
 from mqtt_nats.base import server_clock as natstime
+from mqtt_nats.client.connect import refuse
 from mqtt_nats.client.negotiation import bounded_expiry
-from mqtt_nats.codec import Disconnect, ProtocolError, ReasonCode
+from mqtt_nats.codec import Disconnect, MqttError, ProtocolError, ReasonCode
 from mqtt_nats.delivery.inflight_note import note
 from mqtt_nats.delivery.position_handover import leave_position
 from mqtt_nats.hooks.calls import disconnected, session
@@ -21,6 +22,7 @@ from mqtt_nats.lifecycle.deadline import set_deadline
 from mqtt_nats.lifecycle.will import Done, drop_will, leave_late_will
 from mqtt_nats.sessions.record import save_record
 from mqtt_nats.sessions.shared_subscribe import detach, forget_later
+from mqtt_nats.transport.connection import CLOCK_STEP
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import backstop, update_consumer
 from mqtt_streams.hashing import registered_as
@@ -55,7 +57,7 @@ def farewell(client: Client, packet: Disconnect) -> None:
         client.expiry = record.v5.expiry = bounded_expiry(expiry, client.connection.settings)
     # [MQTT-3.14.4-3] (3.1.1, 5.0), [MQTT-3.1.2-8] [MQTT-3.1.2-10] (5.0)
     dropped = drop_will(client) if packet.reason == ReasonCode.SUCCESS else None
-    if changed or dropped is not None:
+    if changed or dropped is not None or client.busy:  # jobs are what came before
         client.do(_leave(client, changed, dropped))
     else:
         client.close()
@@ -203,3 +205,19 @@ def _delete_record(client: Client) -> None:
     """A newer record under the subject has another sequence and is not touched."""
     broker = client.broker
     broker.store.call(broker.delete_session, b'{"seq":%d,"no_erase":true}' % client.epoch, Silent())
+
+
+def end_silent(connections: Iterable[Client], now: float) -> None:
+    """End the connections whose time is up at ``now`` (loop time)."""
+    known, timeout = None, 0.0
+    for client in list(connections):
+        connection = client.connection
+        if connection.settings is not known:  # not asked each: twice a second, for every connection
+            known, timeout = connection.settings, connection.settings.connect_timeout
+        if client.alive and connection.expired(now, timeout):
+            client.end(MqttError("nothing came in time", ReasonCode.KEEP_ALIVE_TIMEOUT))
+            if client.version != 5:  # else it is told why
+                connection.abort()
+        elif client.unanswered and now - connection.opened > timeout + CLOCK_STEP:
+            # Nothing is read from it meanwhile, so that it is not noticed when it gives up.
+            refuse(client, MqttError("NATS does not answer", ReasonCode.SERVER_UNAVAILABLE))

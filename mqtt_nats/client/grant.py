@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection
 from functools import partial
-from itertools import islice
-from time import time_ns
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mqtt_nats.backbone.retry import patiently
@@ -17,27 +17,42 @@ from mqtt_nats.delivery.draining import lower, stand_behind, watch
 from mqtt_nats.delivery.position_recovery import bound
 from mqtt_nats.delivery.resume import descend, set_options
 from mqtt_nats.ingress.retained_replay import Replay
+from mqtt_nats.lifecycle.quotas import holder
 from mqtt_nats.messages.headers import identity
 from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.protocol.overlap import patterns_meet, subject_matches
 from mqtt_nats.protocol.requeue import EVER
+from mqtt_nats.pubsub.interest_propagation import fence
 from mqtt_nats.pubsub.routing_table import PLAIN, Options
-from mqtt_nats.sessions.consumer_binding import Attachment
+from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED
+from mqtt_nats.sessions.consumer_binding import Attachment, Came
 from mqtt_nats.sessions.record import save_record
-from mqtt_streams.api import ApiError, call
-from mqtt_streams.consumers import backstop, create_consumer
+from mqtt_nats.sessions.stream_head import Mark, mark
+from mqtt_streams.api import ApiError
+from mqtt_streams.consumers import ConsumerRef, backstop, create_consumer
+from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.messages import subscription_consumer
+from mqtt_streams.record_size import subscription_bytes
 from mqtt_streams.sessions import SubscriptionOptions, second_sid
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
+    from mqtt_nats.codec import Subscribe, Subscription
+    from mqtt_nats.delivery.durable import DurableSide
     from mqtt_nats.messages.message import Stored
     from mqtt_nats.pubsub.routing_table import Filter
 
 log = logging.getLogger("mqtt_nats.broker")
 
-ID_LENGTH: Final = 32
-"""Digits of the ids that gateways make, of which the first 16 are the time in microseconds."""
+LEVELS_EACH: Final = 8
+"""Levels of a session's filters, on the average: each takes memory of the gateway."""
+
+RECORD_SPARE: Final = 2048
+"""Bytes of max_payload that are left for the rest of the session record: headers, later changes."""
+
+PAIRS_MOST: Final = 10_000
+"""Pairs of filters that are compared at once."""
 
 
 class Wish(NamedTuple):
@@ -65,6 +80,42 @@ def is_lowered(client: Client, wish: Wish) -> bool:
     return not wish.qos and record is not None and wish.subjects[0] in record.cons
 
 
+class CoreCopies:
+    """The messages that core NATS brings a durable session at QoS 0 on some subjects, where they may be stored too."""
+
+    def __init__(self, client: Client, subjects: Collection[str]) -> None:
+        self._client = client
+        self.filters = [
+            found
+            for found in client.filters
+            if any(patterns_meet(one.decode(), other) for one in found.subjects for other in subjects)
+        ]
+        self._seen = [(found.seen, len(found.seen)) for found in self.filters]
+
+    def before(self) -> frozenset[bytes]:
+        """The ids of those that have come lately through NATS."""
+        return frozenset(chain.from_iterable(chain(one.seen, one.seen_before) for one in self.filters))
+
+    def since(self) -> frozenset[bytes]:
+        """The ids of those that have come through NATS since this was made."""
+        found: set[bytes] = set()
+        for one, (seen, count) in zip(self.filters, self._seen, strict=True):
+            found.update(islice(seen, count, None))
+            if one.seen is not seen:  # the older half has been forgotten meanwhile
+                found.update(one.seen)
+        return frozenset(found)
+
+    def is_local(self, message: Stored) -> bool:
+        """Whether this gateway has published a message, and has delivered it without a way through NATS."""
+        if not self._client.broker.is_own(message.headers):
+            return False
+        tokens = message.subject.split(".")
+        for found in self.filters:  # the first one serves the client
+            if any(subject_matches(one.decode(), tokens) for one in found.subjects):
+                return found.local
+        return False
+
+
 class Lowering:
     """QoS 0 takes the place of a durable subscription, of which nothing may be lost [MQTT-3.8.4-4] (5.0).
 
@@ -78,8 +129,12 @@ class Lowering:
         self.filter = topic_filter
         self._wish = wish
         self._found: Filter = client.broker.table.filters[topic_filter]
-        self._seen, self._count = self._found.seen, len(self._found.seen)
-        self._since = time_ns() // 1000
+        self._copies = CoreCopies(client, wish.subjects)
+        self.bringing = self._copies.filters
+        """By which core NATS may bring what is new, which is to come after what has waited."""
+        self._place = mark(client.broker)
+        self._joined = 0
+        """Sequence of the stream after which this gateway's own messages have come at QoS 0."""
         self._came: frozenset[bytes] = frozenset()
         side, record = client.durable_side, client.record
         assert side is not None
@@ -105,34 +160,68 @@ class Lowering:
             self._client.join(self.filter, record.subs[self._wish.subjects[0]], options)
         self.let_go()
 
+    async def look(self) -> None:
+        """Learn where the stream was when the client joined."""
+        broker = self._client.broker
+        self._joined = await patiently(self._client, partial(self._place.position, broker))
+
     def apply(self, last: int) -> list[Attachment]:
         """The stream has got to ``last``; returns the consumers that go on up to there."""
         side, record = self._client.durable_side, self._client.record
         if side is None or record is None or record.v5 is None:
             return []
-        found = self._found
-        if found.seen is self._seen:
-            self._came = frozenset(islice(found.seen, self._count, None))
-        else:  # the older half has been forgotten meanwhile
-            self._came = frozenset((*islice(self._seen, self._count, None), *found.seen))
+        self._came = self._copies.since()
         keys = [key for key in self._keys if key in record.cons]
         attachments = [lower(side, key, last, self._has_come, not self._wish.replay) for key in keys]
         record.subs[self._wish.subjects[0]] = 0
         record.v5.options[self._wish.subjects[0]] = self._wish.described(self.filter)
         return attachments
 
-    def _has_come(self, message: Stored) -> bool:
+    def _has_come(self, message: Stored, sequence: int) -> bool:
         side = self._client.durable_side
         if side is None or side.overlap.matching(message.subject, EVER, False):
             return False  # another subscription is to bring it: core NATS has not
-        headers = message.headers
-        known = identity(headers)
-        if known in self._came:
-            return True
-        # What this gateway has published was delivered when it got its id.
-        if not self._found.local or not self._client.broker.is_own(headers) or len(known) != ID_LENGTH:
-            return False
-        return int(known[:16], 16) >= self._since
+        if self._copies.is_local(message):
+            return sequence > self._joined
+        return identity(message.headers) in self._came
+
+
+class Raising:
+    """A durable session gets at QoS 1 or 2, out of the stream, what core NATS has brought it at QoS 0 until now.
+
+    What is stored after a first mark is for the new consumers, but for what has come by core NATS: that of this
+    gateway's own clients up to a second mark, which is made as the client joins, and else what is known by its id.
+    """
+
+    def __init__(self, client: Client, wanted: dict[str, Wish]) -> None:
+        self._client = client
+        subjects = [subject for wish in wanted.values() if wish.qos for subject in wish.subjects]
+        self._copies = CoreCopies(client, subjects)
+        self.place = mark(client.broker)
+        self._joined: Mark | None = None
+        self._until = 0
+        self._came: frozenset[bytes] = frozenset()
+
+    async def drain(self) -> None:
+        """Wait until core NATS has brought whatever was stored before the first mark."""
+        await patiently(self._client, partial(self.place.position, self._client.broker))
+        await patiently(self._client, partial(fence, self._client))
+
+    def change(self) -> None:
+        """The client is about to join."""
+        self._joined = mark(self._client.broker)
+        self._came = self._copies.before()
+
+    async def look(self) -> None:
+        """Learn where the stream was then."""
+        assert self._joined is not None
+        self._until = await patiently(self._client, partial(self._joined.position, self._client.broker))
+
+    def has_come(self, message: Stored, sequence: int) -> bool:
+        """Whether core NATS has brought a message."""
+        if self._copies.is_local(message):
+            return sequence <= self._until
+        return bool(self._came) and identity(message.headers) in self._came
 
 
 async def finish_lowering(client: Client, lowering: list[Lowering]) -> None:
@@ -146,20 +235,30 @@ async def finish_lowering(client: Client, lowering: list[Lowering]) -> None:
     if not lowering or side is None:
         return
     attachments: list[Attachment] = []
-    info = await patiently(client, partial(call, client.broker.inbox, f"STREAM.INFO.{MESSAGES}"))
     for one in lowering:
-        attachments += one.apply(int(info["state"]["last_seq"]))
+        await one.look()
+    last = await patiently(client, partial(mark(client.broker).position, client.broker))
+    for one in lowering:
+        attachments += one.apply(last)
         one.let_go()  # before anything that stands behind it
     await save_record(client, client.epoch)
     for attachment in attachments:
         watch(side, attachment)
 
 
-async def grant(client: Client, wanted: dict[str, Wish], replays: dict[str, Replay]) -> set[str]:
+async def grant(
+    client: Client,
+    wanted: dict[str, Wish],
+    replays: dict[str, Replay],
+    place: Mark,
+    came: Came | None = None,
+) -> set[str]:
     """Write the record, then make the consumers what it says.
 
     Args:
         replays: what is to be sent first, by key in the session record.
+        place: in the stream, from which on messages are for new subscriptions.
+        came: whether one of these has come by core NATS.
 
     Returns:
         The filters for which JetStream does not create a consumer.
@@ -177,11 +276,10 @@ async def grant(client: Client, wanted: dict[str, Wish], replays: dict[str, Repl
     lowered = {topic_filter for topic_filter, wish in wanted.items() if is_lowered(client, wish)}
     if lowered:
         await descend(client, wholly=True)
-    side.settle()
     created: list[tuple[str, Attachment]] = []
-    start = 0
     if any(wish.qos == 2 for wish in wanted.values()) and not side.has_pubrels:
         await patiently(client, side.attach_pubrels)
+    start_of = _Starts(side, await patiently(client, partial(place.position, broker)))
     for topic_filter, wish in wanted.items():
         if topic_filter in lowered:
             continue
@@ -200,28 +298,15 @@ async def grant(client: Client, wanted: dict[str, Wish], replays: dict[str, Repl
                     source.was_qos, source.until, source.qos = source.qos, until, qos
                     record.v5.was[key] = (source.was_qos, source.until)
             elif qos:
-                if not start:
-                    info = await patiently(client, partial(call, broker.inbox, f"STREAM.INFO.{MESSAGES}"))
-                    # What another subscription has brought meanwhile is not for this one: it would come twice.
-                    start = max(int(info["state"]["last_seq"]), *(one.last for one in side.machine.sources), 0) + 1
-                record.cons[key] = consumer = subscription_consumer(
-                    client.hash,
-                    subject,
-                    name_nuid=broker.new_nuid(),
-                    deliver_nuid=broker.new_nuid(),
-                    max_ack_pending=side.window(),
-                    start_seq=start,
-                    inactive_threshold=backstop(record.v5.expiry),
-                    client_id=client.client_id,
-                )
-                record.v5.start[key] = start
+                record.v5.start[key] = start = start_of(subject)
+                record.cons[key] = consumer = _consumer(client, side, subject, start, record.v5.expiry)
                 source = Source(qos, start, side.window())
                 set_options(source, described)
                 if key in replays:
                     replays[key].hold(source)
                 source.expected, source.place = 0, 1  # nobody else has had anything of it: one that is lost is missed
                 stand_behind(side, source, subject)
-                created.append((topic_filter, side.add(key, consumer, source)))
+                created.append((topic_filter, side.add(key, consumer, source, came)))
         record.subs[subjects[0]] = qos
         record.v5.options[subjects[0]] = described
     await save_record(client, client.epoch)
@@ -229,6 +314,40 @@ async def grant(client: Client, wanted: dict[str, Wish], replays: dict[str, Repl
         bound(side)  # each has a window of its own
     results = await patiently(client, partial(_create, client, created))
     return {created[at][0] for at, done in enumerate(results) if not done}
+
+
+def _consumer(client: Client, side: DurableSide, subject: str, start: int, expiry: int | None) -> ConsumerRef:
+    """What the record has of the consumer of a new subscription."""
+    return subscription_consumer(
+        client.hash,
+        subject,
+        name_nuid=client.broker.new_nuid(),
+        deliver_nuid=client.broker.new_nuid(),
+        max_ack_pending=side.window(),
+        start_seq=start,
+        inactive_threshold=backstop(expiry),
+        client_id=client.client_id,
+    )
+
+
+class _Starts:
+    """Where new subscriptions begin: after a sequence of the stream, and after what others have brought meanwhile.
+
+    That is not for the new one, since it would come twice.
+    """
+
+    def __init__(self, side: DurableSide, position: int) -> None:
+        side.settle()
+        self._position = position
+        self._later = [
+            (one.consumer.filter_subject.removeprefix(STORED_PREFIX), brought)
+            for one in side.attachments.values()
+            if (brought := min(one.source.last, one.source.end or EVER)) > position
+        ]
+
+    def __call__(self, subject: str) -> int:
+        """The first sequence that counts for a subscription of ``subject``."""
+        return max([self._position, *(last for one, last in self._later if patterns_meet(one, subject))]) + 1
 
 
 async def _create(client: Client, wanted: list[tuple[str, Attachment]]) -> list[bool]:
@@ -244,3 +363,100 @@ async def _create_one(client: Client, topic_filter: str, attachment: Attachment)
         log_failure(log, logging.WARNING, "subscribe", "%s: subscribing to %r failed: %s", client, topic_filter, error)
         return False
     return True
+
+
+def raises(client: Client, wanted: dict[str, Wish]) -> bool:
+    """Whether a durable session is to get at QoS 1 or 2 what it gets at QoS 0 now, so that something may come twice."""
+    if not client.durable:
+        return False
+    zero = [subject.decode() for found, qos in client.filters.items() if not qos for subject in found.subjects]
+    higher = [subject for wish in wanted.values() if wish.qos for subject in wish.subjects]
+    if len(zero) * len(higher) > PAIRS_MOST:  # to look at each pair would hold up others
+        return True
+    return any(patterns_meet(one, other) for one in zero for other in higher)
+
+
+async def room_for(client: Client, packet: Subscribe) -> Room:
+    """What there is room for of a SUBSCRIBE packet."""
+    wanted, quota = _consumers(client, packet)
+    if not wanted or not quota:
+        return Room(client, wanted)
+    who = holder(client.user, client.connection.host)
+    work = partial(client.broker.quotas.reserve, client.hash, quota, who, wanted)
+    return Room(client, await patiently(client, work))
+
+
+def known_room(client: Client, packet: Subscribe) -> Room | None:
+    """The same, where that is known at once; else None."""
+    wanted, quota = _consumers(client, packet)
+    if not wanted or not quota:
+        return Room(client, wanted)
+    who = holder(client.user, client.connection.host)
+    reserved = client.broker.quotas.reserve_known(client.hash, quota, who, wanted)
+    return None if reserved is None else Room(client, reserved)
+
+
+def _consumers(client: Client, packet: Subscribe) -> tuple[int, str | None]:
+    """How many consumers a SUBSCRIBE packet may need, and the quota for which they count."""
+    record = client.record
+    if client.durable_side is None or record is None or record.v5 is None:
+        return 0, None
+    having = {found.text for found, qos in client.filters.items() if qos}
+    texts = {one.topic_filter for one in packet.filters if one.qos} - having
+    return sum(1 + text.endswith("/#") for text in texts if not text.startswith(SHARED)), record.v5.quota
+
+
+class Room:
+    """How many more subscriptions the session may have, and consumers for them."""
+
+    def __init__(self, client: Client, consumers: int) -> None:
+        self._consumers = consumers
+        self._having = client.record.cons if client.durable_side is not None and client.record is not None else None
+        self._present = {found.text for found in client.filters} | set(client.shares or ())
+        self._count = client.connection.settings.max_subscriptions
+        most = LEVELS_EACH * self._count + client.broker.settings.max_topic_levels
+        self._levels = most - sum(map(_level_count, self._present))
+        """What its filters may have in levels besides."""
+        self._bytes: int | None = None
+        """What the session record may grow by: it is stored in one message."""
+        if client.durable_side is not None and client.record is not None:
+            self._bytes = client.broker.store.max_payload - len(client.record.encode()) - RECORD_SPARE
+
+    def take(self, entry: Subscription, subjects: tuple[str, ...]) -> bool:
+        """Whether there is room for one more; it is then taken."""
+        topic_filter = entry.topic_filter
+        consumers = 0
+        if self._having is not None and entry.qos and not topic_filter.startswith(SHARED):
+            keys = (subjects[0], *map(second_sid, subjects[1:]))
+            consumers = sum(key not in self._having for key in keys)
+        if consumers > self._consumers:
+            return False
+        if topic_filter in self._present:
+            self._consumers -= consumers
+            return True
+        levels = _level_count(topic_filter)
+        if len(self._present) >= self._count or levels > self._levels:
+            return False
+        if self._bytes is not None:
+            size = subscription_bytes(topic_filter, subjects)
+            if size > self._bytes:
+                return False
+            self._bytes -= size
+        self._levels -= levels
+        self._present.add(topic_filter)
+        self._consumers -= consumers
+        return True
+
+
+def _level_count(topic_filter: str) -> int:
+    return topic_filter.count("/") + 1
+
+
+def replays_of(client: Client, wanted: dict[str, Wish]) -> list[Replay]:
+    """One for each subject of which retained messages are wanted."""
+    return [
+        Replay(client, topic_filter, subject if index == 0 else second_sid(subject), subject, wish.qos)
+        for topic_filter, wish in wanted.items()
+        if wish.replay
+        for index, subject in enumerate(wish.subjects)
+    ]

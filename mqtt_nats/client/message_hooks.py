@@ -31,6 +31,8 @@ from mqtt_nats.codec import (
     Publish,
     PublishRun,
     ReasonCode,
+    Subscribe,
+    Unsubscribe,
     validate_topic_name,
 )
 from mqtt_nats.hooks.calls import dropped
@@ -58,6 +60,7 @@ from mqtt_nats.messages.delivery_hooks import Spout, fit_spout, lost
 from mqtt_nats.protocol.qos2_receiver import Action
 from mqtt_nats.sessions.connection_state import State
 from mqtt_nats.transport.connection import Handler, Hold
+from mqtt_nats.transport.packet_order import passes
 from mqtt_nats.transport.rate_limited import Counting
 
 if TYPE_CHECKING:
@@ -143,7 +146,9 @@ class Tap:
         """Handle the packets of one read, in order."""
         if self._waiting is not None:
             self._waiting.extend(packets)
-        elif self.client.state is not State.LIVE:
+        elif self.client.state is not State.LIVE or self.client.waits:
+            for packet in filter(passes, packets if self.client.state is State.LIVE else ()):
+                self._acknowledged(packet)
             self.client.packets(packets)
         else:
             self._go(deque(packets))
@@ -166,7 +171,7 @@ class Tap:
         client = self.client
         chain = client.broker.hooks.deciding(MESSAGE_PUBLISH)
         ready: list[Packet] = []
-        while packets:
+        while packets and not self._held_up(packets, ready):
             packet = packets.popleft()
             if isinstance(packet, PublishRun):
                 if chain is not None or _is_taken(client, packet.key):
@@ -193,6 +198,21 @@ class Tap:
                 self._waiting.clear()
             raise
 
+    def _held_up(self, packets: deque[Packet], ready: list[Packet]) -> bool:
+        """Whether the next packets wait until those that are ready have taken effect: no hook sees them yet."""
+        client = self.client
+        if ready and (isinstance(ready[-1], Subscribe | Unsubscribe) or getattr(packets[0], "qos", 0) == 2):
+            client.packets(ready)
+            ready.clear()
+        if not client.holds_up(packets[0]):
+            return False
+        rest = list(packets)
+        packets.clear()
+        if not client.ended:
+            self._waiting = None
+            self.packets(rest)
+        return True
+
     def _wait(self, packets: deque[Packet]) -> None:
         client = self.client
         self._waiting = packets
@@ -203,7 +223,7 @@ class Tap:
         """Handle the packets that wait, one after the other, and those that come meanwhile."""
         client = self.client
         try:
-            while waiting and not client.ended:
+            while waiting and not client.ended and not self._held_up(waiting, []):
                 await self._one(waiting.popleft())
         except MqttError as error:
             client.broken(error)
@@ -218,7 +238,7 @@ class Tap:
             if self._error is not None:
                 client.broken(self._error)
             if self._gone:
-                client.lost()
+                client.lost(self)
             else:
                 fit(client)
 
@@ -389,30 +409,11 @@ class Tap:
         broker.counters.receive(packet.qos, len(packet.payload))
         operation = self._operation(packet, key, after.topic)
         if taker is None:
-            inject(
-                broker,
-                route,
-                after.payload,
-                after.qos,
-                retain,
-                client.sender_header,
-                more,
-                b"",
-                operation,
-            )
+            inject(broker, route, after.payload, after.qos, retain, client.sender_header, more, b"", operation)
         else:
             identity = broker.ids.next()
             taker.take(
-                Taken(
-                    after.topic,
-                    route,
-                    after.payload,
-                    after.qos,
-                    retain,
-                    client.sender_header,
-                    more,
-                    identity,
-                ),
+                Taken(after.topic, route, after.payload, after.qos, retain, client.sender_header, more, identity),
                 operation,
             )
         counting: CountingOp = operation  # type: ignore[assignment]

@@ -9,16 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Set
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.access.acl import EVERYTHING
 from mqtt_nats.access.authenticator import ADMINISTRATOR
 from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.base.logs import log_failure, shorten
-from mqtt_nats.client.grant import Lowering, Wish, finish_lowering, grant, is_lowered
+from mqtt_nats.client.grant import (
+    Lowering,
+    Raising,
+    Room,
+    Wish,
+    finish_lowering,
+    grant,
+    is_lowered,
+    known_room,
+    raises,
+    replays_of,
+    room_for,
+)
 from mqtt_nats.client.overlap_handover import part
 from mqtt_nats.codec import (
     MqttError,
@@ -26,7 +39,6 @@ from mqtt_nats.codec import (
     ReasonCode,
     Suback,
     Subscribe,
-    Subscription,
     Unsuback,
     Unsubscribe,
     encode,
@@ -37,17 +49,17 @@ from mqtt_nats.delivery.draining import drain
 from mqtt_nats.delivery.resume import descend, keep_taken
 from mqtt_nats.delivery.slow_clients import postponed
 from mqtt_nats.hooks.calls import asked, asked_to_end, subscribed, unsubscribed
+from mqtt_nats.hooks.points import CLIENT_SUBSCRIBE
 from mqtt_nats.ingress.retained_replay import Replay, drop_gate, open_gate, prepare, start_replays
-from mqtt_nats.lifecycle.quotas import holder
 from mqtt_nats.pubsub.interest_propagation import fence, fence_wild
 from mqtt_nats.pubsub.routing_table import Options
 from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED
-from mqtt_nats.pubsub.shared_filters import parse_shared
+from mqtt_nats.pubsub.shared_filters import parse_shared, plain_filter
 from mqtt_nats.sessions.record import save_record
 from mqtt_nats.sessions.shared_subscribe import acknowledged as ask_again
 from mqtt_nats.sessions.shared_subscribe import subscribe_shared, unsubscribe_shared
+from mqtt_nats.sessions.stream_head import Mark, mark
 from mqtt_streams.api import ApiError
-from mqtt_streams.record_size import subscription_bytes
 from mqtt_streams.sessions import Conflict, SharedSubscription, second_sid
 from mqtt_streams.subjects import ReservedSubject, filter_to_subjects
 
@@ -63,63 +75,103 @@ FAILURE: Final = 0x80
 JOINS_AT_ONCE: Final = 32
 """Filters with which the client is put into the subscription table in one turn of the event loop."""
 
-LEVELS_EACH: Final = 8
-"""Levels of a session's filters, on the average: each takes memory of the gateway."""
 
-# Bytes of max_payload that are left for the rest of the session record: headers, later changes.
-RECORD_SPARE: Final = 2048
+class Subscribing:
+    """One SUBSCRIBE packet that is being answered."""
 
+    def __init__(
+        self, client: Client, packet: Subscribe, room: Room, refused: Mapping[int, int], place: Mark | None = None
+    ) -> None:
+        """See what of it may be had; ``refused`` by hooks, with the reason, by place."""
+        if (most := client.connection.settings.max_qos) < 2:  # [MQTT-3.2.2-10] (5.0)
+            filters = tuple(replace(one, qos=min(one.qos, most)) for one in packet.filters)
+            packet = replace(packet, filters=filters)
+        self.client = client
+        self.packet = packet
+        self.guard = client.guarded
+        self.present = {found.text for found in client.filters}
+        self.wanted: dict[str, Wish] = {}
+        self.shares: dict[str, SharedSubscription] = {}
+        self.codes: list[int] = []
+        """By place; 0: it is in `wanted` or `shares`, or was."""
+        self.gates: dict[str, Gate] = {}
+        self.behind: dict[str, Gate] = {}
+        """Of other filters, by which QoS 0 may bring what comes after what a lowered one had to bring."""
+        self.lowering: list[Lowering] = []
+        self.lost: set[str] = set()
+        """Filters that the client may not have after all."""
+        self.place = place
+        """In the stream, from which on messages are for these subscriptions."""
+        self.begun = False
+        """Consumers may have been created."""
+        self._judge(room, refused)
+        self.fresh = [text for text in self.shares if text not in (client.shares or ())]
+        self.replays = replays_of(client, self.wanted)
 
-async def subscribe(client: Client, packet: Subscribe) -> None:
-    """Answer a SUBSCRIBE packet, with one SUBACK; nobody has sent, or is answered, one without packet identifier.
+    def _judge(self, room: Room, refused: Mapping[int, int]) -> None:
+        client = self.client
+        given = (self.packet.properties or {}).get("subscription_identifier")
+        identifier = given[0] if given else None
+        for place, entry in enumerate(self.packet.filters):
+            subjects, code = _subjects(client, entry.topic_filter)
+            if place in refused:
+                subjects, code = None, refused[place]
+            if subjects is not None and not may_subscribe(client, entry.topic_filter, entry.qos):
+                subjects, code = None, ReasonCode.NOT_AUTHORIZED
+            if subjects is None or not room.take(entry, subjects):
+                code = code or ReasonCode.QUOTA_EXCEEDED
+            elif entry.topic_filter.startswith(SHARED):
+                share = SharedSubscription(entry.qos, entry.retain_as_published, identifier, 0)
+                self.shares[entry.topic_filter] = share
+            else:
+                # The last of several equal filters in one packet counts [MQTT-3.8.4-3] (3.1.1, 5.0).
+                options = Options(entry.no_local, entry.retain_as_published, identifier)
+                handling = entry.retain_handling
+                replay = handling == 0 or (handling == 1 and entry.topic_filter not in self.present)
+                self.wanted[entry.topic_filter] = Wish(entry.qos, subjects, options, handling, replay)
+            self.codes.append(code)
 
-    [MQTT-3.8.4-1] [MQTT-3.8.4-4] (3.1.1), [MQTT-3.8.4-1] [MQTT-3.8.4-5] (5.0)
-    """
-    if postponed(client, partial(subscribe, client, packet)):
-        return
-    _check_room(client, len(packet.filters))
-    packet, refused_by_hooks = await asked(client, packet)
-    if (most := client.connection.settings.max_qos) < 2:  # [MQTT-3.2.2-10] (5.0)
-        packet = replace(packet, filters=tuple(replace(one, qos=min(one.qos, most)) for one in packet.filters))
-    wanted: dict[str, Wish] = {}
-    room = await _room(client, packet)
-    given = (packet.properties or {}).get("subscription_identifier")
-    identifier = given[0] if given else None
-    codes: list[int] = []
-    present = {found.text for found in client.filters}
-    shares: dict[str, SharedSubscription] = {}
-    guard = client.guarded
-    for place, entry in enumerate(packet.filters):
-        subjects, code = _subjects(client, entry.topic_filter)
-        if place in refused_by_hooks:
-            subjects, code = None, refused_by_hooks[place]
-        if subjects is not None and not may_subscribe(client, entry.topic_filter, entry.qos):
-            subjects, code = None, ReasonCode.NOT_AUTHORIZED
-        if subjects is None or not room.take(entry, subjects):
-            code = code or ReasonCode.QUOTA_EXCEEDED
-        elif entry.topic_filter.startswith(SHARED):
-            shares[entry.topic_filter] = SharedSubscription(entry.qos, entry.retain_as_published, identifier, 0)
-        else:
-            # The last of several equal filters in one packet counts [MQTT-3.8.4-3] (3.1.1, 5.0).
-            options = Options(entry.no_local, entry.retain_as_published, identifier)
-            handling = entry.retain_handling
-            replay = handling == 0 or (handling == 1 and entry.topic_filter not in present)
-            wanted[entry.topic_filter] = Wish(entry.qos, subjects, options, handling, replay)
-        codes.append(code)
-    fresh = [text for text in shares if text not in (client.shares or ())]
-    gates: dict[str, Gate] = {}
-    replays = _replays(client, wanted)
-    lost: set[str] = set()
-    begun = False
-    lowering: list[Lowering] = []
-    try:
-        if shares:
-            await subscribe_shared(client, shares)
+    def join_at_once(self) -> None:
+        """Have what is published from now on sent to the client; its consumers, and filters beyond some, follow."""
+        if self.client.durable:
+            self.place = mark(self.client.broker)
+        self._join(list(islice(self.wanted, JOINS_AT_ONCE)))
+
+    async def _join_all(self, *, higher: bool = False) -> None:
+        """Join with all filters, or ``higher`` ones only: many take more than a turn of the event loop."""
+        left = [text for text, wish in self.wanted.items() if text not in self.gates and (wish.qos or not higher)]
+        for start in range(0, len(left), JOINS_AT_ONCE):
+            if start:
+                await asyncio.sleep(0)
+            self._join(left[start : start + JOINS_AT_ONCE])
+
+    def _join(self, filters: list[str]) -> None:
+        """Have what is published from now on sent to the client, but for what its consumers bring."""
+        client = self.client
+        for topic_filter in filters:
+            wish = self.wanted[topic_filter]
+            if is_lowered(client, wish):
+                self.lowering.append(Lowering(client, topic_filter, wish))
+                for found in self.lowering[-1].bringing:
+                    if found.text not in self.wanted and found.text not in self.behind:
+                        self.behind[found.text] = open_gate(client, found)
+            self.gates[topic_filter] = open_gate(client, client.join(topic_filter, wish.qos, wish.options))
+
+    async def run(self) -> None:
+        """Make the subscriptions, until they are live everywhere.
+
+        Raises:
+            Conflict: the session belongs to somebody else.
+            ApiError: JetStream does not make them.
+        """
+        client, wanted, replays = self.client, self.wanted, self.replays
+        if self.shares:
+            await subscribe_shared(client, self.shares)
         if client.durable_side is not None and wanted:
-            refused = await grant(client, wanted, {replay.key: replay for replay in replays})
-            begun = True
+            refused = await self._grant()
+            self.begun = True
             await _abandon(client, wanted, replays, refused)
-        await _join(client, wanted, gates, lowering)
+        await self._join_all()
         await patiently(client, partial(fence_wild, client))
         # Who has joined now gets what is published from now on; what was published before has to be there to be read.
         await client.broker.retained_so_far()
@@ -127,59 +179,126 @@ async def subscribe(client: Client, packet: Subscribe) -> None:
         # subscriptions on the same connection, so their replies also tell that the server has those; of the other
         # servers of a cluster only an echo tells.
         await patiently(client, partial(_first_pages, replays))
+        if not self.lowering:
+            client.in_force()
         if not replays or client.broker.nodes.others:
             await patiently(client, partial(fence, client))
-        denied = {topic_filter for topic_filter, gate in gates.items() if gate.found.denied}
-        lost |= denied
+        denied = {topic_filter for topic_filter, gate in self.gates.items() if gate.found.denied}
+        self.lost |= denied
         await _abandon(client, wanted, replays, denied)
-        await finish_lowering(client, [one for one in lowering if one.filter not in denied])
+        await finish_lowering(client, [one for one in self.lowering if one.filter not in denied])
         await prepare(client, replays)
-        while client.guarded is not guard:
-            guard = client.guarded
-            lost |= await _hold_again(client, wanted, shares, replays)
+        while client.guarded is not self.guard:
+            self.guard = client.guarded
+            self.lost |= await _hold_again(client, wanted, self.shares, replays)
+
+    async def _grant(self) -> set[str]:
+        """Make what the record of a durable session needs; returns the filters that JetStream refuses."""
+        client, keys = self.client, {replay.key: replay for replay in self.replays}
+        if self.gates or not raises(client, self.wanted):
+            return await grant(client, self.wanted, keys, self.place or mark(client.broker))
+        raising = Raising(client, self.wanted)
+        await raising.drain()
+        raising.change()
+        await self._join_all(higher=True)
+        await raising.look()
+        return await grant(client, self.wanted, keys, raising.place, raising.has_come)
+
+    async def undo(self) -> bool:
+        """JetStream does not make them; False when the session belongs to somebody else."""
+        client, gates = self.client, self.gates
+        if not await _undo(client, self.wanted.keys() - self.present, self.fresh, self.begun):
+            return False
+        _drop(self.replays, set(self.wanted))
+        for one in self.lowering:
+            one.give_up()
+        # What came meanwhile is for the subscriptions that there were before: they go on.
+        start_replays(client, [], self.behind | {text: gates[text] for text in self.present & gates.keys()})
+        self.wanted.clear()
+        self.shares.clear()
+        return True
+
+    def answer(self) -> None:
+        """Send SUBACK, and what is retained after it."""
+        client, packet, codes = self.client, self.packet, self.codes
+        for index, entry in enumerate(packet.filters):
+            if not codes[index] and entry.topic_filter in self.lost:
+                codes[index] = ReasonCode.NOT_AUTHORIZED
+            elif not codes[index]:
+                # [MQTT-3.8.4-5] [MQTT-3.9.3-1] (3.1.1), [MQTT-3.8.4-6] [MQTT-3.8.4-7] [MQTT-3.9.3-1] (5.0)
+                granted = entry.topic_filter in self.wanted or entry.topic_filter in self.shares
+                codes[index] = entry.qos if granted else ReasonCode.QUOTA_EXCEEDED  # JetStream has refused it
+            codes[index] = codes[index] if client.version == 5 else min(codes[index], FAILURE)
+        # [MQTT-2.3.1-7] [MQTT-3.8.4-2] (3.1.1), [MQTT-2.2.1-6] [MQTT-3.8.4-2] (5.0)
+        # No reason string, no user properties [MQTT-3.9.2-1] [MQTT-3.9.2-2] (5.0)
+        if packet.packet_id:
+            told = [one.qos for one in packet.filters] if client.terms.old else codes
+            client.outlet.write(encode(Suback(packet.packet_id, tuple(told)), client.version))
+        subscribed(client, zip((entry.topic_filter for entry in packet.filters), codes, strict=True))
+        start_replays(client, self.replays, self.behind | {text: self.gates[text] for text in self.wanted})
+        if self.shares:
+            ask_again(client)
+        if client.durable_side is not None and client.broker.live is not None:
+            client.broker.live.soon(client)
+
+
+def begin_subscribing(client: Client, packet: Subscribe) -> Subscribing | Mark | None:
+    """Put a SUBSCRIBE into effect for what comes to this gateway after it; None: only a job can do that.
+
+    A mark where only its place in the stream can be kept, since the use of a quota has to be read first. None where
+    hooks or JetStream have to be asked first, or where the client has it, or something that it asked for before, in
+    another form.
+
+    Raises:
+        PacketTooLarge: the client does not take an answer.
+    """
+    stalled = client.durable_side is not None and client.durable_side.stall is not None
+    if stalled or not client.broker.online.is_set() or client.broker.hooks.deciding(CLIENT_SUBSCRIBE) is not None:
+        return None
+    asked_for = {entry.topic_filter for entry in packet.filters}
+    if any(text.startswith(SHARED) for text in asked_for) or _is_open(client, asked_for):
+        return None
+    if client.durable and any(found.text in asked_for for found in client.filters):
+        return None
+    _check_room(client, len(packet.filters))
+    room = known_room(client, packet)
+    if room is None:
+        return mark(client.broker)
+    begun = Subscribing(client, packet, room, {})
+    if not raises(client, begun.wanted):
+        begun.join_at_once()
+    return begun
+
+
+def _is_open(client: Client, filters: Set[str]) -> bool:
+    """Whether one of these is being subscribed."""
+    return any(found.text in filters for found in client.gates or ())
+
+
+async def subscribe(client: Client, packet: Subscribe, begun: Subscribing | Mark | None = None) -> None:
+    """Answer a SUBSCRIBE packet, with one SUBACK; nobody has sent, or is answered, one without packet identifier.
+
+    [MQTT-3.8.4-1] [MQTT-3.8.4-4] (3.1.1), [MQTT-3.8.4-1] [MQTT-3.8.4-5] (5.0)
+    """
+    if postponed(client, partial(client.obey, partial(subscribe, client, packet, begun))):
+        client.order.put_off()
+        return
+    if not isinstance(begun, Subscribing):
+        _check_room(client, len(packet.filters))
+        place = begun
+        packet, refused_by_hooks = await asked(client, packet)
+        begun = Subscribing(client, packet, await room_for(client, packet), refused_by_hooks, place)
+    try:
+        await begun.run()
     except Conflict:
         client.taken_over()
         return
     except ApiError as error:
-        _failed(client, wanted, error)
-        if not await _undo(client, wanted.keys() - present, fresh, begun):
+        names = ", ".join(map(repr, begun.wanted))
+        log_failure(log, logging.WARNING, "subscribe", "%s: subscribing to %s failed: %s", client, names, error)
+        if not await begun.undo():
             return
-        _drop(replays, set(wanted))
-        for one in lowering:
-            one.give_up()
-        # What came meanwhile is for the subscriptions that there were before: they go on.
-        start_replays(client, [], {topic_filter: gates[topic_filter] for topic_filter in present & gates.keys()})
-        wanted.clear()
-        shares.clear()
-    for index, entry in enumerate(packet.filters):
-        if not codes[index] and entry.topic_filter in lost:
-            codes[index] = ReasonCode.NOT_AUTHORIZED
-        elif not codes[index]:
-            # [MQTT-3.8.4-5] [MQTT-3.9.3-1] (3.1.1), [MQTT-3.8.4-6] [MQTT-3.8.4-7] [MQTT-3.9.3-1] (5.0)
-            granted = entry.topic_filter in wanted or entry.topic_filter in shares
-            codes[index] = entry.qos if granted else ReasonCode.QUOTA_EXCEEDED  # JetStream has refused it
-        codes[index] = codes[index] if client.version == 5 else min(codes[index], FAILURE)
-    # [MQTT-2.3.1-7] [MQTT-3.8.4-2] (3.1.1), [MQTT-2.2.1-6] [MQTT-3.8.4-2] (5.0)
-    # No reason string, no user properties [MQTT-3.9.2-1] [MQTT-3.9.2-2] (5.0)
-    if packet.packet_id:
-        told = [one.qos for one in packet.filters] if client.terms.old else codes
-        client.outlet.write(encode(Suback(packet.packet_id, tuple(told)), client.version))
-    subscribed(client, zip((entry.topic_filter for entry in packet.filters), codes, strict=True))
-    start_replays(client, replays, {topic_filter: gates[topic_filter] for topic_filter in wanted})
-    if shares:
-        ask_again(client)
-    if client.durable_side is not None and client.broker.live is not None:
-        client.broker.live.soon(client)
-
-
-async def _join(client: Client, wanted: dict[str, Wish], gates: dict[str, Gate], lowering: list[Lowering]) -> None:
-    """Put the client into the subscription table; many filters take more than a turn of the event loop."""
-    for number, (topic_filter, wish) in enumerate(wanted.items(), 1):
-        if is_lowered(client, wish):
-            lowering.append(Lowering(client, topic_filter, wish))
-        gates[topic_filter] = open_gate(client, client.join(topic_filter, wish.qos, wish.options))
-        if number % JOINS_AT_ONCE == 0:
-            await asyncio.sleep(0)
+    begun.answer()
 
 
 def _check_room(client: Client, count: int) -> None:
@@ -203,11 +322,6 @@ async def _abandon(client: Client, wanted: dict[str, Wish], replays: list[Replay
             del wanted[topic_filter]
         await _end(client, refused)
         _drop(replays, refused)
-
-
-def plain_filter(topic_filter: str) -> str:
-    """A filter, of a shared subscription without what it begins with."""
-    return topic_filter.split("/", 2)[2] if topic_filter.startswith(SHARED) else topic_filter
 
 
 def may_subscribe(client: Client, topic_filter: str, qos: int) -> bool:
@@ -249,16 +363,6 @@ def _drop(replays: list[Replay], filters: Set[str]) -> None:
     replays[:] = [replay for replay in replays if replay.filter not in filters]
 
 
-def _replays(client: Client, wanted: dict[str, Wish]) -> list[Replay]:
-    """One for each subject of which retained messages are wanted."""
-    return [
-        Replay(client, topic_filter, subject if index == 0 else second_sid(subject), subject, wish.qos)
-        for topic_filter, wish in wanted.items()
-        if wish.replay
-        for index, subject in enumerate(wish.subjects)
-    ]
-
-
 async def _first_pages(replays: list[Replay]) -> None:
     """Read the beginning of what is retained for each subject."""
     if len(replays) == 1:
@@ -282,73 +386,13 @@ def _subjects(client: Client, topic_filter: str) -> tuple[tuple[str, ...] | None
         return None, ReasonCode.TOPIC_FILTER_INVALID
 
 
-async def _room(client: Client, packet: Subscribe) -> _Room:
-    """What there is room for of a SUBSCRIBE packet."""
-    record = client.record
-    consumers = 0
-    if client.durable_side is not None and record is not None and record.v5 is not None:
-        having = {found.text for found, qos in client.filters.items() if qos}
-        texts = {one.topic_filter for one in packet.filters if one.qos} - having
-        consumers = sum(1 + text.endswith("/#") for text in texts if not text.startswith(SHARED))
-        if consumers and record.v5.quota:
-            who = holder(client.user, client.connection.host)
-            work = partial(client.broker.quotas.reserve, record.key, record.v5.quota, who, consumers)
-            consumers = await patiently(client, work)
-    return _Room(client, consumers)
-
-
-class _Room:
-    """How many more subscriptions the session may have, and consumers for them."""
-
-    def __init__(self, client: Client, consumers: int) -> None:
-        self._consumers = consumers
-        self._having = client.record.cons if client.durable_side is not None and client.record is not None else None
-        self._present = {found.text for found in client.filters} | set(client.shares or ())
-        self._count = client.connection.settings.max_subscriptions
-        most = LEVELS_EACH * self._count + client.broker.settings.max_topic_levels
-        self._levels = most - sum(map(_level_count, self._present))
-        """What its filters may have in levels besides."""
-        self._bytes: int | None = None
-        """What the session record may grow by: it is stored in one message."""
-        if client.durable_side is not None and client.record is not None:
-            self._bytes = client.broker.store.max_payload - len(client.record.encode()) - RECORD_SPARE
-
-    def take(self, entry: Subscription, subjects: tuple[str, ...]) -> bool:
-        """Whether there is room for one more; it is then taken."""
-        topic_filter = entry.topic_filter
-        consumers = 0
-        if self._having is not None and entry.qos and not topic_filter.startswith(SHARED):
-            keys = (subjects[0], *map(second_sid, subjects[1:]))
-            consumers = sum(key not in self._having for key in keys)
-        if consumers > self._consumers:
-            return False
-        if topic_filter in self._present:
-            self._consumers -= consumers
-            return True
-        levels = _level_count(topic_filter)
-        if len(self._present) >= self._count or levels > self._levels:
-            return False
-        if self._bytes is not None:
-            size = subscription_bytes(topic_filter, subjects)
-            if size > self._bytes:
-                return False
-            self._bytes -= size
-        self._levels -= levels
-        self._present.add(topic_filter)
-        self._consumers -= consumers
-        return True
-
-
-def _level_count(topic_filter: str) -> int:
-    return topic_filter.count("/") + 1
-
-
 async def unsubscribe(client: Client, packet: Unsubscribe) -> None:
     """Answer an UNSUBSCRIBE packet, in any case [MQTT-3.10.4-5] [MQTT-3.10.4-6] (3.1.1, 5.0).
 
     Subscriptions end [MQTT-3.10.4-1] (3.1.1, 5.0), messages in flight are completed [MQTT-3.10.4-3] (3.1.1, 5.0).
     """
-    if postponed(client, partial(unsubscribe, client, packet)):
+    if postponed(client, partial(client.obey, partial(unsubscribe, client, packet))):
+        client.order.put_off()
         return
     _check_room(client, len(packet.filters))
     packet = await asked_to_end(client, packet)
@@ -405,11 +449,6 @@ async def _end(client: Client, filters: Set[str]) -> None:
         await keep_taken(client)
         await save_record(client, client.epoch)
         await patiently(client, partial(side.remove, gone))
-
-
-def _failed(client: Client, filters: Iterable[str], error: ApiError) -> None:
-    names = ", ".join(map(repr, filters))
-    log_failure(log, logging.WARNING, "subscribe", "%s: subscribing to %s failed: %s", client, names, error)
 
 
 async def _undo(client: Client, filters: Set[str], shares: list[str], begun: bool) -> bool:

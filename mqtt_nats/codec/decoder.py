@@ -146,6 +146,10 @@ class Decoder:
             self.error = error.with_traceback(None)  # whose frames would keep what was read
         return packets
 
+    def fail(self, error: MqttError) -> None:
+        """The client has violated the protocol otherwise: nothing comes any more."""
+        self.error = self.error or error
+
     @property
     def large(self) -> bool:
         """Whether a large packet is incomplete."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -31,7 +31,7 @@ from mqtt_streams.subjects import subject_to_topic
 if TYPE_CHECKING:
     from mqtt_nats.delivery.durable import DurableSide
     from mqtt_nats.messages.message import Stored
-    from mqtt_nats.sessions.consumer_binding import Attachment
+    from mqtt_nats.sessions.consumer_binding import Attachment, Came
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -95,7 +95,7 @@ def drain(side: DurableSide, key: str) -> Draining | None:
     return draining if qos or side.machine.holds(source) else None
 
 
-def lower(side: DurableSide, key: str, end: int, came: Callable[[Stored], bool], retained: bool) -> Attachment:
+def lower(side: DurableSide, key: str, end: int, came: Came, retained: bool) -> Attachment:
     """QoS 0 takes the place of a subscription, whose consumer goes on up to ``end`` [MQTT-3.8.4-4] (5.0).
 
     Args:
@@ -105,7 +105,7 @@ def lower(side: DurableSide, key: str, end: int, came: Callable[[Stored], bool],
     record, attachment = _strike(side, key)
     consumer = attachment.consumer
     source = attachment.source
-    side.machine.lower(source, end, lambda delivery: came(delivery.body), retained)
+    side.machine.lower(source, end, lambda delivery: came(delivery.body, delivery.sequence), retained)
     attachment.key, attachment.came = "", came
     stand_before(attachment, side.overlap.after(attachment))
     qos = max(source.qos, source.was_qos)

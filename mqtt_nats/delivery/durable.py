@@ -32,7 +32,7 @@ from mqtt_nats.protocol.overlap import Overlap
 from mqtt_nats.protocol.owed_pubrels import ReleaseOrder
 from mqtt_nats.protocol.ports import NOWHERE
 from mqtt_nats.sessions.consumer_attach import attach_pubrels, take
-from mqtt_nats.sessions.consumer_binding import Attachment
+from mqtt_nats.sessions.consumer_binding import Attachment, Came
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import (
     ConsumerRef,
@@ -231,7 +231,7 @@ class DurableSide:
         source = attachment.source
         shared = broker.stored
         wild = starts_with_wildcard(attachment.consumer.filter_subject.removeprefix(STORED_PREFIX))
-        looks = wild or client.bridge or client.picky
+        looks = wild or client.bridge or client.picky or attachment.came is not None
         five = client.version == 5
         attachments = self.attachments
         overlap = self.overlap
@@ -315,7 +315,7 @@ class DurableSide:
             or (own and (client.bridge or (source.no_local and len(self.attachments) == 1)))
             or (
                 attachment.came is not None  # also where it comes another time: the first may have been lost on its way
-                and attachment.came(message)
+                and attachment.came(message, sequence)
                 and not self.machine.begun_with(sequence)
             )
         )
@@ -378,8 +378,8 @@ class DurableSide:
                 consumer, deliver_subject=deliver, inactive_threshold=threshold, max_ack_pending=window
             )
 
-    def add(self, key: str, consumer: ConsumerRef, source: Source) -> Attachment:
-        """Subscribe a consumer's deliver subject; the consumer is created or updated afterwards."""
+    def add(self, key: str, consumer: ConsumerRef, source: Source, came: Came | None = None) -> Attachment:
+        """Subscribe a consumer's deliver subject, to be created or updated; ``came`` says what of a new one's came."""
         link = self.client.broker.link
         known = self.attachments.get(consumer.durable_name)
         if known is not None:
@@ -389,7 +389,7 @@ class DurableSide:
             attachment.missed = attachment.passing = False
             attachment.source.place = 0
         else:
-            attachment = Attachment(key, consumer, source)
+            attachment = Attachment(key, consumer, source, came)
             self.attachments[consumer.durable_name] = attachment
             self.client.broker.attached[consumer.durable_name] = self.client
             self.machine.sources.append(source)

@@ -22,7 +22,7 @@ from mqtt_nats.backbone.link import Link
 from mqtt_nats.base import logs
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.base.logs import GATEWAY
-from mqtt_nats.client.keepalive import end_silent
+from mqtt_nats.client.disconnect import end_silent
 from mqtt_nats.client.message_hooks import changed, fit
 from mqtt_nats.config.nats_connect import check_version, connect_link, server_version
 from mqtt_nats.config.settings import Settings
@@ -455,7 +455,7 @@ class Tenant:
                 looked = now
                 if self._may_have_grown():
                     broker.spawn(self._restore(broker), "replicas")
-            end_silent(broker, now)
+            end_silent(broker.connections, now)
 
     def _may_have_grown(self) -> bool:
         """Whether the streams have fewer replicas than the servers that are announced could hold."""

@@ -394,6 +394,7 @@ class Inbound:
         else:
             self._release(client, held, receipt)
         self._reloading -= 1
+        client.proceed()
         client.broker.link.kick()
         client.broker.round.start()
 

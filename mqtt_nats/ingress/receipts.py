@@ -167,6 +167,7 @@ class RemoveOp(Op):
             inbound.deleted(held)
             receipt.stored(ack)
         self.removals.answered(self.client)
+        self.client.proceed()
 
     def failed(self, error: ApiError) -> None:
         """What is gone is gone."""

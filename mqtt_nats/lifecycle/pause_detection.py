@@ -12,7 +12,7 @@ import logging
 from time import monotonic, time
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.transport.connection import STANDSTILL, Hold
+from mqtt_nats.transport.turns import STANDSTILL, Hold
 
 if TYPE_CHECKING:
     from mqtt_nats.gateway.broker import Broker

@@ -185,9 +185,22 @@ class Quotas:
             ApiError, NoResponders, RequestTimeout: JetStream does not answer.
         """
         self._release(key)
+        return self._reserve(await self._use(quota, self._full(wanted)), key, quota, who, wanted)
+
+    def reserve_known(self, key: str, quota: str, who: str, wanted: int) -> int | None:
+        """The same as :meth:`reserve`, where no notes are to be read first; else None."""
+        self._release(key)
+        use = self._known(quota, self._full(wanted))
+        return None if use is None else self._reserve(use, key, quota, who, wanted)
+
+    def _full(self, wanted: int) -> Callable[[Use], bool]:
+        """Says whether a quota has no room for so many consumers."""
+        most = self._settings.max_durable_consumers
+        return lambda use: most is not None and use.consumers + wanted > most
+
+    def _reserve(self, use: Use, key: str, quota: str, who: str, wanted: int) -> int:
         most, here = self._settings.max_durable_consumers, self._settings.max_durable_consumers_per_gateway
         room, start = wanted, 0.0
-        use = await self._use(quota, lambda use: most is not None and use.consumers + wanted > most)
         if here is not None and here - self.consumers < room:
             room = max(0, here - self.consumers)
             self._refuse("max_durable_consumers_per_gateway", "this gateway")

@@ -78,6 +78,10 @@ class InboundQos2:
         action, self.states[packet_id] = step
         return action
 
+    def releasing(self, packet_id: int) -> bool:
+        """Whether a PUBLISH with this identifier has to wait for the PUBCOMP of the one before it."""
+        return self.states.get(packet_id) is State.RELEASING
+
     def pubrel(self, packet_id: int) -> Action:
         """A PUBREL has arrived.
 

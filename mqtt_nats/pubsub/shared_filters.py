@@ -37,3 +37,8 @@ def groups_of(texts: Iterable[str]) -> list[str]:
             continue
         found.append(group_hash(name, topic_filter))
     return found
+
+
+def plain_filter(topic_filter: str) -> str:
+    """A filter, of a shared subscription without what it begins with."""
+    return topic_filter.split("/", 2)[2] if topic_filter.startswith(PREFIX) else topic_filter

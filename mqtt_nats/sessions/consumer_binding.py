@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from mqtt_nats.messages.message import Stored
 
 
+Came = Callable[["Stored", int], bool]
+"""``came(message, sequence)``: whether core NATS has brought a stored message to the client."""
+
+
 class Attachment:
     """One consumer, attached."""
 
@@ -35,7 +39,13 @@ class Attachment:
         "wire",
     )
 
-    def __init__(self, key: str, consumer: ConsumerRef, source: Source) -> None:
+    def __init__(
+        self,
+        key: str,
+        consumer: ConsumerRef,
+        source: Source,
+        came: Came | None = None,
+    ) -> None:
         self.key = key
         """Key of the consumer in the session record; empty for one that is draining."""
         self.consumer = consumer
@@ -53,8 +63,8 @@ class Attachment:
         """What was pending when it was attached last may have yet to come again: see `draining.returned`."""
         self.behind: list[Source] = []
         """Once the subscription has ended: those whose new messages wait until this is spent."""
-        self.came: Callable[[Stored], bool] | None = None
-        """Once QoS 0 has taken its place: whether a message has come by that."""
+        self.came = came
+        """Where it has taken the place of QoS 0, or that its place: whether a message has come by that."""
         self.missed = False
         """A delivery was lost on its way: nothing more is taken until it has come again."""
         self.passing = False

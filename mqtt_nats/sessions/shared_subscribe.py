@@ -19,8 +19,9 @@ from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.sessions.record import save_record
 from mqtt_nats.sessions.shared_member import OVERDUE, Membership
 from mqtt_nats.sessions.shared_ownership import answer
+from mqtt_nats.sessions.stream_head import mark
 from mqtt_streams import stored
-from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.shared import Assignment
 
@@ -74,8 +75,7 @@ async def subscribe_shared(client: Client, wanted: dict[str, SharedSubscription]
     if client.shares is None:
         client.shares = {}
     shares = client.shares
-    info = await patiently(client, lambda: call(broker.inbox, f"STREAM.INFO.{MESSAGES}"))
-    start = int(info["state"]["last_seq"]) + 1
+    start = await patiently(client, partial(mark(broker).position, broker)) + 1
     members = []
     for text, one in wanted.items():
         known = record.v5.shared.get(text)

@@ -9,11 +9,14 @@ See docs/internals/rules.md#reads-and-writes-of-records.
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.backbone.acked_publisher import TRANSIENT
 from mqtt_nats.backbone.batch import parts
+from mqtt_nats.backbone.pending import Future
 from mqtt_streams.api import ApiError, call
+from mqtt_streams.messages import PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.stored import delete, get_next
 
@@ -22,8 +25,49 @@ if TYPE_CHECKING:
 
     from mqtt_nats.gateway.broker import Broker
 
+PLACE: Final = b"NATS/1.0\r\nNats-Expected-Last-Sequence:%d\r\n\r\n" % ((1 << 63) - 1)
+"""Headers of a message that is to follow one that cannot be there: JetStream refuses it, and says which is the last."""
+
+LAST_SEQUENCE: Final = re.compile(r"wrong last sequence: (\d+)")
+
+UNKNOWN: Final = -1
+
 NONE: Final = 1 << 62
 """A sequence that no message has."""
+
+
+class Mark(Future):
+    """The place in the stream between what this gateway has sent to it before and what it sends afterwards.
+
+    It is asked for by a store that is always refused: stores of one connection are dealt with in their order, requests
+    are not.
+    """
+
+    def failed(self, error: ApiError) -> None:
+        """JetStream has refused it, and says after which sequence."""
+        found = LAST_SEQUENCE.search(error.description)
+        if not self.done.done():
+            self.done.set_result(int(found[1]) if found is not None else UNKNOWN)
+
+    async def position(self, broker: Broker) -> int:
+        """The sequence of the last message before the mark.
+
+        Raises:
+            ApiError, NoResponders, RequestTimeout: JetStream does not say.
+        """
+        found = await asyncio.shield(self.done)
+        if found == UNKNOWN:
+            info = await call(broker.inbox, f"STREAM.INFO.{MESSAGES}")
+            found = int(info["state"]["last_seq"])
+        return found
+
+
+def mark(broker: Broker) -> Mark:
+    """Ask for the present place in the stream of messages."""
+    asked = Mark()
+    broker.store.put(b"HPUB %b.mark " % PREFIX.encode().rstrip(b"."), PLACE, b"", asked)
+    broker.link.kick()
+    return asked
 
 
 class Latest:

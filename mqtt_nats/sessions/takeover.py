@@ -7,6 +7,8 @@ signals for the clients of other gateways take of this one. See docs/internals/r
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +26,9 @@ log = logging.getLogger("mqtt_nats.broker")
 SIGNALS: Final = b"$MQTT.JSA.*.SP.*.*"
 """``$MQTT.JSA.<gateway>.SP.<hash of the client id>.<any>``: where a write is acknowledged."""
 
+TURN: Final = 5.0
+"""Seconds for which a connection waits until what an earlier one has sent is done."""
+
 
 class Claims:
     """The connections that have claimed a session, or are about to."""
@@ -32,6 +37,8 @@ class Claims:
         self._broker = broker
         self._clients: dict[str, tuple[Client, ...]] = {}
         """By the client's hash: more than one while a session is taken over."""
+        self._served: dict[str, asyncio.Event] = {}
+        """By the client's hash: set when an earlier connection has nothing left to be done."""
         self._own: set[bytes] = set()
         """The ids that this gateway has had."""
         self.second_keys = True
@@ -62,8 +69,34 @@ class Claims:
         """A client's session is about to be claimed."""
         self._clients[client.hash] = (*self._clients.get(client.hash, ()), client)
 
+    async def turn(self, client: Client) -> None:
+        """Wait until what earlier connections of a client have sent is done: to be taken over would drop it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TURN):
+                while self._unserved(client):
+                    event = self._served.setdefault(client.hash, asyncio.Event())
+                    await event.wait()
+
+    def _unserved(self, client: Client) -> bool:
+        clients = self._clients.get(client.hash, ())
+        earlier = clients[: clients.index(client)] if client in clients else ()
+        return any(one.unserved and one.user == client.user and one.left for one in earlier)
+
+    def overtaken(self, client: Client) -> bool:
+        """Whether a later connection of the client has claimed the session here."""
+        clients = self._clients.get(client.hash, ())
+        later = clients[clients.index(client) + 1 :] if client in clients else ()
+        return any(one.epoch for one in later)
+
+    def served(self, client_hash: str) -> None:
+        """What a connection of this client has sent is done, or nobody will do it."""
+        event = self._served.pop(client_hash, None)
+        if event is not None:
+            event.set()
+
     def leave(self, client: Client) -> None:
         """A connection has ended."""
+        self.served(client.hash)
         left = tuple(one for one in self._clients.get(client.hash, ()) if one is not client)
         if left:
             self._clients[client.hash] = left

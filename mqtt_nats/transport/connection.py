@@ -6,14 +6,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import socket
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from mqtt_nats.codec import Decoder, Limits, MqttError, Packet, PublishRun, ReasonCode
 from mqtt_nats.transport.large_reads import begin
-from mqtt_nats.transport.turns import SLICE_S
+from mqtt_nats.transport.socket_state import address, is_closed, silence
+from mqtt_nats.transport.turns import CLOCK_STEP as CLOCK_STEP
+from mqtt_nats.transport.turns import GROWTH, KEPT, MOVED, PACKETS, SLICE_S, STANDSTILL
 from mqtt_nats.transport.turns import Clock as Clock
+from mqtt_nats.transport.turns import Hold as Hold
 from mqtt_nats.transport.write_buffer import Outlet, Round
 
 if TYPE_CHECKING:
@@ -32,59 +34,11 @@ WRITE_LOW_WATER = 64 * 1024
 # A connection that is being closed has this long to take what is still to be sent (seconds).
 LINGER: Final = 5.0
 
-# The clock is read this often (seconds), so something may be this much newer than its time says.
-CLOCK_STEP: Final = 0.5
-
-
-# An event loop whose clock was not read for this long has stood still (seconds): rules.md#standstill.
-STANDSTILL: Final = 1.0 + CLOCK_STEP
-
-ESTABLISHED: Final = b"\x01"
-"""The state, in Linux's words, of a TCP connection that neither side has closed."""
-
 # A client that sends this much at once (bytes) waits until the others have had a turn.
 BULK: Final = 128 * 1024
 
 # Of what comes with CONNECT this much is looked at (bytes): packets take up to forty times the memory of their bytes.
 EARLY_MOST: Final = 4096
-
-
-class Hold:
-    """Why nothing is read from a client: bits, plain integers for speed."""
-
-    HANDSHAKE: Final = 1
-    """Its CONNECT is being answered."""
-    WINDOW: Final = 2
-    """Too much of what it sent is not stored yet."""
-    NATS: Final = 4
-    """NATS takes nothing."""
-    OUTBOUND: Final = 8
-    """It does not read what it asked for."""
-    JOBS: Final = 16
-    """It asks for more than is being done."""
-    TURN: Final = 32
-    """It has had its turn."""
-    LEASE: Final = 64
-    """Its session may be somebody else's."""
-    STANDSTILL: Final = 128
-    """The gateway stood still: the same, for all."""
-    RATE: Final = 256
-    """It has sent more than it may in such a time."""
-    HOOKS: Final = 512
-    """An async hook looks at what it has published."""
-
-
-KEPT: Final = Hold.STANDSTILL | Hold.HANDSHAKE | Hold.TURN
-"""While one of these holds, what is read is kept as it is."""
-
-MOVED: Final = Hold.STANDSTILL | Hold.LEASE
-"""While one of these holds, nothing more is handled of what was read before: the session may be somebody else's."""
-
-PACKETS: Final = 16
-"""Packets that are handled without a look at the time, and messages of a run before the first look."""
-
-GROWTH: Final = 4
-"""Many times more messages of a run are handled before the next look."""
 
 
 class Handler(Protocol):
@@ -97,13 +51,14 @@ class Handler(Protocol):
         """The client violated the protocol; the connection must be ended."""
 
     def lost(self) -> None:
-        """The socket is closed. Called once, last."""
+        """The socket is closed, and what was read is handed on."""
 
 
 class Connection:
     """The protocol of a client's socket, as asyncio has it. All times are the event loop's, in seconds."""
 
     __slots__ = (
+        "_again",
         "_clock",
         "_ending",
         "_gone",
@@ -166,6 +121,8 @@ class Connection:
         self._turns = round_.turns
         self._rest: list[Packet] = []
         """Packets that wait for the client's next turn."""
+        self._again: list[Packet] | None = None
+        """Packets that come before those: the client has had them once."""
         self._waits = False
         """It waits for its turn."""
         self._gone = False
@@ -255,13 +212,59 @@ class Connection:
         handler = self.handler
         if handler is None or self._holds & MOVED:
             return
-        packets, self._rest = self._rest, []
+        self._serve_again(handler, until)
+        if self._again is None:
+            packets, self._rest = self._rest, []
+            if packets:
+                self._rest = self._serve(handler, packets, until)
+        self._read_on()
+
+    def handle_again(self, packets: list[Packet], way: Handler | None, error: MqttError | None) -> None:
+        """Hand packets on that the client had wait, before those that came after them.
+
+        Args:
+            way: who handles them where the socket is closed.
+            error: the client has violated the protocol behind them; nothing more is handled.
+        """
+        if self._ending:
+            if way is not None:
+                way.lost()
+            return
+        if self.handler is None:
+            self.handler, self._gone = way, True
+        handler = self.handler
+        if handler is None:
+            return
+        if error is not None:
+            self._rest, self._kept = [], b""
+            self.decoder.fail(error)
+        self._again = packets or None
+        until = self._turns.until(monotonic())
+        if not until or self._holds & MOVED:
+            self._wait(True)
+        else:
+            self._serve_again(handler, until)
+            self._read_on()
+
+    def _serve_again(self, handler: Handler, until: float) -> None:
+        packets, self._again = self._again, None
         if packets:
-            self._serve(handler, packets, until)
+            self._again = self._serve(self.inner(handler), packets, until) or None
+
+    def _read_on(self) -> None:
+        """Some of what was read has been handled: wait for a turn to handle the rest, or read on."""
+        if self._ending:
+            return
+        if self._again or self._rest:
+            self._wait(False)
+            return
+        if self.decoder.error is not None and self.handler is not None:
+            self.handler.broken(self.decoder.error)
         if self._waits:
             return
-        self.release(Hold.TURN)
-        if self._gone and not self._waits:
+        if self._holds & Hold.TURN:
+            self.release(Hold.TURN)
+        if self._gone and not self.keeps:
             self._lose()
 
     def _take(self, handler: Handler, data: bytes, run: PublishRun | None, until: float) -> None:
@@ -274,26 +277,23 @@ class Connection:
                 log.exception("a client's packet could not be handled")
                 handler.broken(MqttError("internal error", ReasonCode.UNSPECIFIED_ERROR))
                 return
-        self._serve(handler, packets, until)
+        self._rest = self._serve(handler, packets, until)
+        self._read_on()
 
-    def _serve(self, handler: Handler, packets: list[Packet], until: float) -> None:
-        """Handle packets while there is time; those that are left wait for the client's next turn."""
+    def _serve(self, handler: Handler, packets: list[Packet], until: float) -> list[Packet]:
+        """Handle packets while there is time; returns those that are left for the client's next turn."""
         try:
             done = self._handle(handler, packets, until)
         except MqttError as error:
+            self._rest = []
             handler.broken(error.with_traceback(None))  # whose frames would keep what was read
-            return
+            return []
         except Exception:
             log.exception("a client's packet could not be handled")
+            self._rest = []
             handler.broken(MqttError("internal error", ReasonCode.UNSPECIFIED_ERROR))
-            return
-        if self._ending:
-            return
-        if done < len(packets):
-            self._rest = packets[done:]
-            self._wait(False)
-        elif self.decoder.error is not None:
-            handler.broken(self.decoder.error)
+            return []
+        return [] if self._ending else packets[done:]
 
     def _handle(self, handler: Handler, packets: list[Packet], until: float) -> int:
         """Hand packets on until a time; how many are done."""
@@ -358,17 +358,18 @@ class Connection:
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is closed; what was read before is handled first."""
         self.outlet.shut()
-        if self._holds & Hold.TURN and (self._rest or self._kept) and not self._ending:
+        if self.keeps and not self._ending:
             self._gone = True
             self.transport = None
         else:
             self._lose()
 
     def _lose(self) -> None:
-        self._rest, self._kept = [], b""
-        handler, self.handler = self.handler, None
-        if handler is not None:
-            handler.lost()
+        """The socket is closed, and nothing is left of what was read."""
+        self._gone = False
+        if self.handler is not None:
+            self.handler.lost()
+        self.handler = None
         left, self.left = self.left, None
         if left is not None:
             left()
@@ -405,9 +406,16 @@ class Connection:
                 self.data_received(kept)
             else:
                 Connection.data_received(self, kept)  # it was counted when it came
+            if self._gone and not self.keeps:
+                self._lose()
         if not self._holds and self.transport is not None and not self.transport.is_closing():
             self.alive = self._clock.now
             self.transport.resume_reading()
+
+    @property
+    def keeps(self) -> bool:
+        """True while something that was read is to be handed on."""
+        return bool(self._kept or self._rest or self._again)
 
     @property
     def held(self) -> bool:
@@ -452,7 +460,7 @@ class Connection:
     def _end_reading(self) -> None:
         """Handle nothing more of what was read."""
         self._ending = True
-        self._rest, self._kept = [], b""
+        self._rest, self._again, self._kept = [], None, b""
         if self._gone:
             self._gone = False
             asyncio.get_running_loop().call_soon(self._lose)
@@ -460,14 +468,13 @@ class Connection:
     @property
     def hung_up(self) -> bool:
         """Whether the client has closed its connection; while reading is held that is not heard of otherwise."""
-        raw: Any = self.transport.get_extra_info("socket") if self.transport is not None else None
-        if raw is None or raw.family == socket.AF_UNIX or not hasattr(socket, "TCP_INFO"):
-            return False
-        try:
-            state: bytes = raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
-        except OSError:
-            return True
-        return state != ESTABLISHED
+        return self.transport is None or is_closed(self.transport)
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the client's last bytes came, read or not."""
+        found = None if self.transport is None else silence(self.transport)
+        return asyncio.get_running_loop().time() - self.alive if found is None else found
 
     @property
     def host(self) -> str:
@@ -475,7 +482,7 @@ class Connection:
         if self.source is not None:
             return self.source[0]
         if self._host is None:
-            name = self._address()
+            name = address(self.transport)
             if name is None:
                 return ""
             self._host = str(name[0])  # kept, since to ask is a system call
@@ -484,11 +491,5 @@ class Connection:
     @property
     def peer(self) -> str:
         """Address of the client, for logs."""
-        name = self._address()
+        name = self.source or address(self.transport)
         return "unknown" if name is None else f"{name[0]}:{name[1]}"
-
-    def _address(self) -> tuple[Any, ...] | None:
-        if self.source is not None:
-            return self.source
-        name: Any = self.transport.get_extra_info("peername") if self.transport is not None else None
-        return name if isinstance(name, tuple) and len(name) > 1 else None

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns of the event loop: for how long clients' packets are handled in one of them, and which clients are next.
 
+`Hold` has the reasons for which nothing is read from a client, its turn among them.
+
 What one read brings may take seconds: packets on topics that are new each, or with many receivers. So the packets of a
 client are handled for `SLICE_S` at once, and those of all clients for `TURN_S` in a turn, and as long again for those
 that have waited. Clients that have just sent something come before those that go on with what they have sent: who
@@ -22,6 +24,52 @@ TURN_S: Final = 0.01
 
 SLICE_S: Final = 0.005
 """Seconds for one client."""
+
+PACKETS: Final = 16
+"""Packets that are handled without a look at the time, and messages of a run before the first look."""
+
+GROWTH: Final = 4
+"""Many times more messages of a run are handled before the next look."""
+
+CLOCK_STEP: Final = 0.5
+"""The clock is read this often (seconds), so something may be this much newer than its time says."""
+
+STANDSTILL: Final = 1.0 + CLOCK_STEP
+"""An event loop whose clock was not read for this long has stood still (seconds): rules.md#standstill."""
+
+
+class Hold:
+    """Why nothing is read from a client: bits, plain integers for speed."""
+
+    HANDSHAKE: Final = 1
+    """Its CONNECT is being answered."""
+    WINDOW: Final = 2
+    """Too much of what it sent is not stored yet."""
+    NATS: Final = 4
+    """NATS takes nothing."""
+    OUTBOUND: Final = 8
+    """It does not read what it asked for."""
+    JOBS: Final = 16
+    """It asks for more than is being done."""
+    TURN: Final = 32
+    """It has had its turn."""
+    LEASE: Final = 64
+    """Its session may be somebody else's."""
+    STANDSTILL: Final = 128
+    """The gateway stood still: the same, for all."""
+    RATE: Final = 256
+    """It has sent more than it may in such a time."""
+    HOOKS: Final = 512
+    """An async hook looks at what it has published."""
+    ORDER: Final = 1024
+    """Much of what it has sent waits for what it has sent before."""
+
+
+KEPT: Final = Hold.STANDSTILL | Hold.HANDSHAKE | Hold.TURN
+"""While one of these holds, what is read is kept as it is."""
+
+MOVED: Final = Hold.STANDSTILL | Hold.LEASE
+"""While one of these holds, nothing more is handled of what was read before: the session may be somebody else's."""
 
 
 class Turns:

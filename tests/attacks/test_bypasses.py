@@ -131,6 +131,18 @@ def test_ways_to_publish_what_is_denied(port: int, caplog: pytest.LogCaptureFixt
     eventually(lambda: "denied: retained publish on 'secret/x'" in caplog.text, PATIENCE)
 
 
+def test_an_identifier_that_is_being_released(port: int) -> None:
+    """[MQTT-4.3.3-12] (5.0): the publish behind the PUBREL is another one, and is held against the rules."""
+    with Raw5.open(port, "again") as client:
+        for _ in range(20):
+            client.send(raw5.publish("fine", b"a", qos=2, id=1))
+            client.answer(raw5.PUBREC, 1)
+            client.send(raw.ack(raw.PUBREL, 1) + raw5.publish("secret/x", b"b", qos=2, id=1))
+            client.answer(raw5.PUBCOMP, 1)
+            client.answer(raw5.PUBREC, 1, NOT_AUTHORIZED)
+        client.quiet()
+
+
 @pytest.mark.parametrize("client_id", ["+", "#", "a/b", "+/#", "%c", "%u", "x\u0130"])
 def test_client_ids_that_are_patterns(port: int, client_id: str) -> None:
     """A name that is put into a rule is never more than one plain level of it."""

@@ -587,3 +587,27 @@ def test_too_many(setup: Setup) -> None:
                 plain.sendall(data)
                 ended(plain)
     assert eventually(room, PATIENCE)
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_a_publish_behind_a_subscribe(setup: Setup, qos: int) -> None:
+    """[MQTT-3.8.4-4] (3.1.1): in one frame, and in frames of a few bytes."""
+    with Web(setup.port) as client:
+        greeted(client, f"order-{qos}")
+        for number in range(40):
+            topic = f"order/{qos}/{number}"
+            data = raw.subscribe((topic, qos), id=2 * number + 1)
+            data += raw.publish(topic, b"own", qos=qos, id=2 * number + 2) + raw.packet(0xC0)
+            if number % 2:
+                client.send(data)
+            else:
+                for start in range(0, len(data), 7):
+                    client.send(data[start : start + 7])
+            kinds = []
+            for _ in range(4 if qos else 3):
+                packet = client.receive()
+                assert packet is not None
+                kinds.append(packet.kind)
+                if packet.kind == raw.PUBLISH and packet.qos:
+                    client.send(raw.ack(raw.PUBACK, packet.id))
+            assert raw.PUBLISH in kinds, number

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a client has asked for and waits for NATS: jobs one after the other, and packets in their order.
+
+A client has a task only while it has jobs. Packets that come behind a SUBSCRIBE or UNSUBSCRIBE wait until that has
+taken effect at this gateway, those behind a PUBLISH whose packet identifier is being released until its PUBCOMP, and
+the end of the connection until they are done. See :mod:`mqtt_nats.transport.packet_order`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final
+
+from mqtt_nats.base.errors import ends_task
+from mqtt_nats.codec import MqttError, Packet, Publish, ReasonCode
+from mqtt_nats.ingress.qos2 import Inbound
+from mqtt_nats.pubsub.routing_table import Member
+from mqtt_nats.sessions.connection_state import State
+from mqtt_nats.transport.connection import Connection, Handler, Hold
+from mqtt_nats.transport.packet_order import PacketOrder, passes
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+
+if TYPE_CHECKING:
+    from mqtt_nats.client.authentication import Authentication
+    from mqtt_nats.gateway.broker import Broker
+
+log = logging.getLogger("mqtt_nats.broker")
+
+JOBS_MOST: Final = 100
+"""SUBSCRIBE and UNSUBSCRIBE packets, and repairs, that wait for NATS; beyond this nothing is read from the client."""
+
+JOBS_LOW: Final = 50
+
+
+class JobRunner(Member):
+    """A connection, as far as the order of what it asks for concerns it."""
+
+    __slots__ = (
+        "_idle",
+        "_jobs",
+        "_order",
+        "_task",
+        "authentication",
+        "broker",
+        "connection",
+        "graceful",
+        "hash",
+        "path",
+        "qos2",
+        "state",
+        "taken",
+    )
+
+    def __init__(self, broker: Broker, connection: Connection) -> None:
+        super().__init__(connection.outlet, False, False)
+        self.broker, self.path, self.connection, self.state = broker, broker.path, connection, State.NEW
+        self.hash = ""
+        self.graceful = False
+        """The client has sent DISCONNECT."""
+        self.taken = False
+        """The session belongs to another connection now: leave what is stored alone."""
+        self.authentication: Authentication | None = None
+        """What became of the authentication method of CONNECT, where it names one."""
+        self.qos2: Inbound | None = None
+        self._order: PacketOrder | None = None
+        self._idle: bool | None = None
+        """Whether the jobs wait for NATS to be connected; None: their task has not begun, so cannot end in order."""
+        self._jobs: deque[Coroutine[Any, Any, None]] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def inbound(self) -> Inbound:
+        """Its publishes at QoS 2: most clients have none."""
+        if self.qos2 is None:
+            self.qos2 = Inbound()
+        return self.qos2
+
+    @property
+    def alive(self) -> bool:
+        """True until the connection has ended."""
+        return self.state is not State.ENDED
+
+    @property
+    def ended(self) -> bool:
+        """True when nothing more is to be handled."""
+        return self.state is State.ENDED or self.graceful
+
+    @property
+    def unserved(self) -> bool:
+        """True while something that it has sent is yet to be done, and will be."""
+        waits = self._order is not None or self.connection.keeps or (self.graceful and self.busy)
+        return waits and self.alive and not self.taken
+
+    @property
+    def left(self) -> bool:
+        """True when the client itself has ended the connection."""
+        return self.graceful or self.connection.hung_up
+
+    # -- what a client makes of it --------------------------------------------------------------
+
+    def packets(self, packets: list[Packet]) -> None:
+        """Handle packets, in order."""
+        raise NotImplementedError
+
+    def handle(self, packet: Packet) -> None:
+        """A packet that is no PUBLISH."""
+        raise NotImplementedError
+
+    def broken(self, error: MqttError) -> None:
+        """The client violated the protocol, or cannot be served."""
+        raise NotImplementedError
+
+    def end(self, error: MqttError) -> None:
+        """Close the connection because of an error."""
+        raise NotImplementedError
+
+    def fall_silent(self) -> None:
+        """Nothing reaches the client any more."""
+        raise NotImplementedError
+
+    def lost(self, way: Handler | None = None) -> None:
+        """The socket is closed; what still waits goes by ``way``."""
+        raise NotImplementedError
+
+    def leave(self) -> None:
+        """Leave everything in order; the last thing that is done."""
+        raise NotImplementedError
+
+    # -- packets --------------------------------------------------------------------------------
+
+    def wait(self, packets: list[Packet]) -> None:
+        """Have packets wait until what came before them has taken effect, but for those that depend on nothing."""
+        self.order.add([one for one in packets if self.state is not State.LIVE or not passes(one)])
+        for packet in packets if self.state is State.LIVE else ():
+            if passes(packet):
+                self.handle(packet)
+
+    def reuses(self, packet: Publish) -> bool:
+        """Whether a PUBLISH at QoS 2 has to wait for the PUBCOMP of the one before it [MQTT-4.3.3-12] (5.0)."""
+        if self.qos2 is None or not self.qos2.machine.releasing(packet.packet_id):
+            return False
+        self.order.reuse(packet.packet_id)
+        return True
+
+    def holds_up(self, packet: Packet) -> bool:
+        """Whether a packet has to wait, with all behind it, or is not handled any more."""
+        return self.ended or self.waits or (isinstance(packet, Publish) and packet.qos == 2 and self.reuses(packet))
+
+    def proceed(self) -> None:
+        """Handle the packets that wait, unless something before them has yet to take effect."""
+        order = self._order
+        if order is None or order.requested or self.state is not State.LIVE:
+            return
+        if order.identifier and self.inbound.machine.releasing(order.identifier):
+            return
+        self._order = None
+        packets = order.take()
+        if packets or order.error is not None or order.gone:
+            self.connection.handle_again(packets, order.way, order.error)
+        if not self.unserved:
+            self.broker.claims.served(self.hash)
+
+    def outlasts(self, way: Handler | None) -> bool:
+        """Whether what came before the end of the connection has yet to be done; it is lost then."""
+        order = self._order
+        if self.taken or not self.broker.online.is_set() or (order is not None and order.gone):
+            return False
+        if self.state is State.OPENING and self.authentication is not None:
+            return False
+        if (order is None or order.empty) and not (self.graceful and self.busy):  # a job that is running goes on
+            return False
+        self.order.leave(way or self.connection.inner(self))
+        self.fall_silent()
+        return True
+
+    # -- jobs -----------------------------------------------------------------------------------
+
+    def do(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a job after the jobs before it."""
+        if self.state is State.ENDED:
+            work.close()
+            return
+        if self._jobs is None:
+            self._jobs = deque()
+        self._jobs.append(work)
+        if len(self._jobs) > JOBS_MOST:
+            self.connection.hold(Hold.JOBS)
+        if self._task is None:
+            self._task = self.broker.spawn_safe(self._work(), self.client_id or "a client")
+
+    def crowded(self) -> bool:
+        """Whether jobs wait behind the present one."""
+        return bool(self._jobs)
+
+    @property
+    def busy(self) -> bool:
+        """True while there are jobs."""
+        return self._task is not None
+
+    @property
+    def order(self) -> PacketOrder:
+        """What waits: most clients have nothing of it."""
+        if self._order is None:
+            self._order = PacketOrder(self.connection)
+        return self._order
+
+    @property
+    def waits(self) -> bool:
+        """True while what the client sends waits for something before it."""
+        return self._order is not None
+
+    def request(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run a job that packets behind it have to wait for, until :meth:`in_force`."""
+        self.order.request()
+        self.do(self.obey(work))
+
+    async def obey(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Answer the request that came first."""
+        if self._order is not None:
+            self._order.obey()
+        try:
+            await work()
+        finally:
+            self.in_force()
+
+    def in_force(self) -> None:
+        """The request that is being answered has taken effect at this gateway."""
+        if self._order is not None:
+            self._order.took_effect()
+            self.proceed()
+
+    async def _work(self) -> None:
+        self._idle, jobs = False, self._jobs
+        assert jobs is not None
+        try:
+            while jobs and self.alive:
+                try:
+                    await self.connected()
+                    await jobs.popleft()
+                except MqttError as error:
+                    self.end(error)
+                except (ApiError, RequestTimeout, NoResponders, TimeoutError) as error:
+                    self.end(MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE))
+                except (Exception, asyncio.CancelledError) as failure:
+                    if ends_task(failure):
+                        raise failure
+                    if self.alive:
+                        log.exception("%s: a job failed", self)
+                        self.end(MqttError("internal error", ReasonCode.UNSPECIFIED_ERROR))
+                if len(jobs) < JOBS_LOW:
+                    self.connection.release(Hold.JOBS)
+        finally:
+            self._task = self._idle = self._jobs = None
+            for job in jobs:
+                job.close()
+            if not self.alive:
+                self.leave()
+            else:
+                self.proceed()
+
+    async def connected(self) -> None:
+        """Wait, in a job, until NATS is connected; the job ends here when the client does."""
+        if not self.broker.online.is_set():
+            self._idle = True
+            try:
+                if self._order is not None and self._order.gone:
+                    self.lost()
+                await self.broker.online.wait()
+            finally:
+                self._idle = False

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A durable subscription is raised from QoS 0 and lowered to it while messages come: each comes once, in order."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from mqtt_nats.codec import Ack, Publish, Suback, Subscribe, Subscription
+from tests.harness.gateway import Gateway
+from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL, RawClient
+from tests.integration.conftest import Connector, Connector5
+
+MESSAGES = 400
+STEP = 20
+
+
+async def publishing(client: RawClient, topic: str, qos: int) -> None:
+    """Publish numbers, a few at a time, and complete them."""
+    for number in range(MESSAGES):
+        client.publish(topic, b"%d" % number, qos, packet_id=number + 1)
+        if qos == 1:
+            await client.expect_ack(PUBACK, number + 1)
+        else:
+            await client.expect_ack(PUBREC, number + 1)
+            client.ack(PUBREL, number + 1)
+            await client.expect_ack(PUBCOMP, number + 1)
+
+
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+@pytest.mark.parametrize("way", ["the same filter", "another filter"])
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("version", [4, 5])
+async def test_each_message_comes_once(
+    connect: Connector,
+    connect5: Connector5,
+    name: str,
+    second_gateway: Gateway,
+    version: int,
+    qos: int,
+    way: str,
+    where: str,
+) -> None:
+    """[MQTT-3.8.4-3] (3.1.1, 5.0): the flow of messages is not interrupted."""
+    if version == 5:
+        client: RawClient = await connect5(name, session_expiry_interval=60)
+    else:
+        client = await connect(name, clean=False)
+    publisher = await connect(f"{name}-publisher", to=second_gateway if where == "elsewhere" else None)
+    await client.subscribe(f"{name}/+", qos=0)
+    task = asyncio.create_task(publishing(publisher, f"{name}/a", qos))
+    found: list[Publish] = []
+    changes = 0
+    identifier = 1000
+    other = f"{name}/a" if way == "another filter" else f"{name}/+"
+    try:
+        while len(found) < MESSAGES:
+            packet = await client.packet(10)
+            if isinstance(packet, Publish):
+                found.append(packet)
+                if packet.qos:
+                    client.ack(PUBACK if packet.qos == 1 else PUBREC, packet.packet_id)
+                if len(found) % STEP == 0 and len(found) < MESSAGES - STEP:
+                    changes += 1
+                    identifier += 1
+                    client.send(Subscribe(identifier, (Subscription(other, qos if changes % 2 else 0),)))
+            elif isinstance(packet, Ack) and packet.kind == PUBREL:
+                client.ack(PUBCOMP, packet.packet_id)
+            else:
+                assert isinstance(packet, Suback | Ack), packet
+    finally:
+        numbers = [int(one.payload) for one in found]
+        await task
+    assert {one.qos for one in found} == {0, qos}
+    assert sorted(numbers) == list(range(MESSAGES))
+    assert numbers == sorted(numbers)
