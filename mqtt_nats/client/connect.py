@@ -317,6 +317,13 @@ def _new_record(client: Client, v5: V5, *, clean: bool = False) -> SessionRecord
     return SessionRecord(client.client_id, clean=clean, v5=v5, key=client.hash)
 
 
+def _may_continue(client: Client, known: SessionRecord) -> bool:
+    """Whether a session outlives its connections, and is that of the client's user or of nobody known."""
+    v5 = known.v5
+    own = v5 is None or (v5.kind == "durable" and v5.expiry != 0 and v5.user in (None, user_of(client)))
+    return own and not known.clean
+
+
 def _prepare(client: Client, connect: Connect, known: SessionRecord | None, expired: bool = False) -> bool:
     """Set the record to be written; returns whether it continues ``known``, which it does not when that has expired.
 
@@ -329,12 +336,7 @@ def _prepare(client: Client, connect: Connect, known: SessionRecord | None, expi
     wills = list(known.v5.wills) if known is not None and known.v5 is not None else []
     if connect.will is not None and client.broker.identity not in wills:
         wills.append(client.broker.identity)
-    continued = (
-        not (connect.clean_start or expired)
-        and known is not None
-        and not known.clean
-        and (known.v5 is None or (known.v5.kind == "durable" and known.v5.expiry != 0))
-    )
+    continued = known is not None and not (connect.clean_start or expired) and _may_continue(client, known)
     client.durable = continued or client.expiry != 0
     client.durable_side = client.regular_side = None
     if not client.durable:

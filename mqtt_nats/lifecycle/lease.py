@@ -51,7 +51,7 @@ def called(entry: Entry) -> str:
 
 async def _let_go(client: Client) -> None:
     """End a connection whose session may have been dealt with."""
-    if await still_owner(client):  # it came after that: nobody else looks after it
+    if await still_owner(client) or client.alive:  # it came after that, or nobody can tell: nobody else looks after it
         client.end(MqttError("this gateway was taken for dead", ReasonCode.SERVER_UNAVAILABLE))
 
 
@@ -128,7 +128,9 @@ class Lease:
         try:
             sequence = await self.store.hold(entry.identity, self.broker.identity, entry.sequence, self.ttl * RENEWALS)
         except LeaseTaken:
-            return  # another gateway was faster
+            sequence, holder = await self.store.lease(entry.identity)
+            if holder != self.broker.identity:  # else an earlier attempt was stored
+                return  # another gateway was faster
         log.warning("gateway %s had this gateway's name and is dead: dealing with its clients", called(entry))
         await publish_wills(self.broker, entry)
         self._reaping.add(entry.identity)

@@ -23,12 +23,12 @@ NAME: Final = "name"
 def own_process() -> dict[str, Any]:
     """Where this process runs, and what tells it from every other; what the system does not tell is left out."""
     found: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
-    machine, boot = _text("/etc/machine-id"), _text("/proc/sys/kernel/random/boot_id")
+    boot = _text("/proc/sys/kernel/random/boot_id")
     try:
         namespace = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
         namespace = 0
-    found |= {"machine": machine, "boot": boot, "namespace": namespace, "begun": _begun(os.getpid())}
+    found |= {"boot": boot, "namespace": namespace, "begun": _begun(os.getpid())}
     return {key: value for key, value in found.items() if value}
 
 
@@ -45,12 +45,12 @@ def is_gone(process: object, own: Mapping[str, Any]) -> bool | None:
     if not isinstance(process, dict) or "boot" not in process or process.get("host") != own["host"]:
         return None
     if process["boot"] != own.get("boot"):
-        # The machine was started anew. A container's machine id may be that of its image, but then its host is another.
-        return True if "machine" in process and process["machine"] == own.get("machine") else None
+        return None  # the machine was started anew, or it is a copy of this one: its lease tells
     pid = process.get("pid")
-    if process.get("namespace", 0) != own.get("namespace") or not isinstance(pid, int):
+    if process.get("namespace", 0) != own.get("namespace") or not isinstance(pid, int) or pid <= 0:
         return None
-    return _begun(pid) != process.get("begun")
+    begun = _begun(pid)
+    return begun != process.get("begun") if begun else _is_absent(pid)
 
 
 def free_name(wanted: str, taken: Collection[str]) -> str:
@@ -61,8 +61,19 @@ def free_name(wanted: str, taken: Collection[str]) -> str:
     return name
 
 
+def _is_absent(pid: int) -> bool | None:
+    """Whether there is no process of this id; None: there may be one, which this user is not shown."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        pass
+    return None
+
+
 def _begun(pid: int) -> str:
-    """When a process was started, in ticks since the machine was; "" = there is no such process."""
+    """When a process was started, in ticks since the machine was; "" = there is none, or this user is not shown it."""
     status = _text(f"/proc/{pid}/stat")
     return status.rpartition(")")[2].split()[19] if status else ""
 

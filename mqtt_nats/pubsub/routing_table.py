@@ -350,11 +350,13 @@ class Table:
                 for subject in (route.subject.encode(), *self._spellings.pop(route.key, ())):
                     self.by_subject.pop(subject, None)
         for key in {route.key for route in gone} & self._apart.keys():
-            self._apart[key] = [
+            left = [
                 one
-                for one in self._apart[key]
+                for one in self._apart.pop(key)
                 if self.routes.get(one.asked) is one or self.by_subject.get(one.subject.encode()) is one
             ]
+            if left:
+                self._apart[key] = left
 
     def _measure(self, route: Route, members: int) -> None:
         size = ROUTE_BYTES + KEY_COPIES * len(route.key) + MEMBER_BYTES * members

@@ -238,7 +238,7 @@ class Connection:
         if error is not None:
             self._rest, self._kept = [], b""
             self.decoder.fail(error)
-        self._again = packets or None
+        self._again = [*packets, *(self._again or () if error is None else ())] or None
         until = self._turns.until(monotonic())
         if not until or self._holds & MOVED:
             self._wait(True)
@@ -247,9 +247,14 @@ class Connection:
             self._read_on()
 
     def _serve_again(self, handler: Handler, until: float) -> None:
-        packets, self._again = self._again, None
+        packets = self._take_again()
         if packets:
-            self._again = self._serve(self.inner(handler), packets, until) or None
+            left = self._serve(self.inner(handler), packets, until)
+            self._again = [*(self._again or ()), *left] or None  # what this has brought back came before them
+
+    def _take_again(self) -> list[Packet] | None:
+        packets, self._again = self._again, None
+        return packets
 
     def _read_on(self) -> None:
         """Some of what was read has been handled: wait for a turn to handle the rest, or read on."""
@@ -400,7 +405,7 @@ class Connection:
             self._waits = True
             self._turns.wait(self, True)
             return
-        if self._kept and not self._holds & KEPT:
+        if self._kept and not self._holds & (KEPT | MOVED):
             kept, self._kept = self._kept, b""
             if why == Hold.STANDSTILL:
                 self.data_received(kept)

@@ -127,6 +127,20 @@ def test_in_turns_and_before_what_came_later() -> None:
     assert (connection.keeps, connection.held) == (False, False)
 
 
+def test_what_is_handed_back_while_some_still_wait_comes_before_those() -> None:
+    connection, client, turns = opened()
+    first, expected = numbered(0, MANY)
+    connection.data_received(first)
+    settle(turns)
+    client.go()
+    done = len(client.found)
+    assert 0 < done < MANY
+    connection.handle_again([Publish(0, False, False, b"\0\1a", 0, b"back")], None, None)
+    settle(turns)
+    assert client.found == [*expected[:done], b"back", *expected[done:]]
+    assert (connection.keeps, connection.held) == (False, False)
+
+
 def test_the_end_comes_behind_them() -> None:
     """Also where the socket is closed, and the client has been told, before they may be handled."""
     for told in (True, False):
