@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -16,3 +16,8 @@ async def rooted(work: Coroutine[Any, Any, T]) -> T:
     leaves it to whoever runs next: another task would raise it again.
     """
     return await work
+
+
+async def rooted_call(begin: Callable[[], Awaitable[T]]) -> T:
+    """As :func:`rooted`, of what is made only when the task begins: a task that is cancelled before leaves nothing."""
+    return await begin()

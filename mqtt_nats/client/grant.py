@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.base.logs import log_failure
-from mqtt_nats.base.tasks import rooted
+from mqtt_nats.base.tasks import rooted_call
 from mqtt_nats.delivery.draining import lower, stand_behind, watch
 from mqtt_nats.delivery.position_recovery import bound
 from mqtt_nats.delivery.resume import descend, set_options
@@ -353,7 +353,7 @@ class _Starts:
 async def _create(client: Client, wanted: list[tuple[str, Attachment]]) -> list[bool]:
     """Create the consumers of these filters; which of them JetStream has created."""
     await client.broker.quotas.pace(client.hash)
-    return await asyncio.gather(*(rooted(_create_one(client, *one)) for one in wanted))
+    return await asyncio.gather(*(rooted_call(partial(_create_one, client, *one)) for one in wanted))
 
 
 async def _create_one(client: Client, topic_filter: str, attachment: Attachment) -> bool:

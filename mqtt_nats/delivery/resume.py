@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.retry import patiently
-from mqtt_nats.base.tasks import rooted
+from mqtt_nats.base.tasks import rooted_call
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.delivery.draining import finish, finished, returned, still_draining, watch
 from mqtt_nats.delivery.inflight_note import gone
@@ -149,7 +149,8 @@ async def resume(
         attachments.append(side.add("", draining, source))
         still_draining(side, attachments[-1])
     for start in range(0, len(attachments), 32):
-        await asyncio.gather(*(rooted(side.attach(attachment)) for attachment in attachments[start : start + 32]))
+        some = attachments[start : start + 32]
+        await asyncio.gather(*(rooted_call(partial(side.attach, attachment)) for attachment in some))
     await note_kept(client, side)
     settle(record.v5, max((one.source.last for one in attachments), default=0))
     await side.collect()
