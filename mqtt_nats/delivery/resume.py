@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.backbone.batch import parts
 from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.base.tasks import rooted_call
 from mqtt_nats.codec import QuotaExceeded
@@ -148,8 +149,7 @@ async def resume(
             set_options(source, described)
         attachments.append(side.add("", draining, source))
         still_draining(side, attachments[-1])
-    for start in range(0, len(attachments), 32):
-        some = attachments[start : start + 32]
+    for some in parts(attachments):
         await asyncio.gather(*(rooted_call(partial(side.attach, attachment)) for attachment in some))
     await note_kept(client, side)
     settle(record.v5, max((one.source.last for one in attachments), default=0))
