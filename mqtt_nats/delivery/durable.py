@@ -108,8 +108,8 @@ class DurableSide:
         """Of what an earlier connection has taken."""
         self.came_from = 0
         """Up to where an earlier connection has taken everything."""
-        self.seeking = False
-        """Somebody looks for records of owed PUBRELs."""
+        self._seeking: asyncio.Task[None] | None = None
+        """Looks for the records of owed PUBRELs that are not delivered."""
         self._order = ReleaseOrder()
         self.pubrel_sid = b""
         self.pubrels_come = 0
@@ -216,9 +216,11 @@ class DurableSide:
 
     def seek(self) -> None:
         """Look for the records of owed PUBRELs that are not delivered."""
-        if not self.seeking:
-            self.seeking = True
-            self.client.broker.spawn(seek(self), f"records of {self.client.client_id}")
+        client = self.client
+        if self._seeking is None or self._seeking.done():
+            owed = partial(client.broker.pubrels.owed, client.hash)
+            work = seek(self.machine, owed, lambda: client.alive)
+            self._seeking = client.broker.spawn(work, f"records of {client.client_id}")
 
     # -- messages -------------------------------------------------------------------------------
 

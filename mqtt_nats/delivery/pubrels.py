@@ -8,6 +8,7 @@ them by then: it sends PUBREL, the client answers, and nothing delivers what Jet
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.pending import Op
@@ -15,7 +16,8 @@ from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
-    from mqtt_nats.delivery.durable import DurableSide
+    from mqtt_nats.protocol.durable_sender import DurableOutbound
+    from mqtt_streams.pubrel import Owed
 
 PATIENCE: Final = 1.0
 PATIENCE_MOST: Final = 30.0
@@ -62,26 +64,29 @@ class ConfirmOp(Op):
         self.stored(b"")
 
 
-async def seek(side: DurableSide) -> None:
-    """Look for what the client has completed and JetStream does not deliver, as long as there is any."""
-    try:
-        await _seek(side)
-    finally:
-        side.seeking = False
+async def seek(
+    machine: DurableOutbound,
+    owed: Callable[[], Awaitable[list[Owed]]],
+    is_alive: Callable[[], bool],
+    first_wait_s: float = PATIENCE,
+) -> None:
+    """Look for records that the client has completed and JetStream does not deliver, as long as there are any.
 
-
-async def _seek(side: DurableSide) -> None:
-    client, machine = side.client, side.machine
-    patience = PATIENCE
-    while client.alive and (waiting := machine.unrecorded()):
+    Args:
+        owed: reads the records that JetStream has for the client.
+        is_alive: whether the client is connected.
+        first_wait_s: before the first look, and before the first one of each further record.
+    """
+    patience = first_wait_s
+    while is_alive() and (waiting := machine.unrecorded()):
         await asyncio.sleep(patience)
         if waiting.items().isdisjoint(machine.unrecorded().items()):
-            patience = PATIENCE  # they were on their way
+            patience = first_wait_s  # they were on their way
             continue
         patience = min(patience * 2, PATIENCE_MOST)
         try:
-            owed = {(one.packet_id, one.message_seq) for one in await client.broker.pubrels.owed(client.hash)}
+            stored = {(one.packet_id, one.message_seq) for one in await owed()}
         except (ApiError, NoResponders, RequestTimeout):
             continue
-        for identifier, sequence in waiting.items() - owed:
+        for identifier, sequence in waiting.items() - stored:
             machine.vanished(identifier, sequence)

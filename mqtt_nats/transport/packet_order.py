@@ -11,10 +11,10 @@ See docs/internals/rules.md#order-of-packets.
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from typing import Final, Protocol
 
 from mqtt_nats.codec import Ack, AckRun, MqttError, Packet, PingReq, Publish, PublishRun
-from mqtt_nats.transport.connection import Connection, Handler, Hold
+from mqtt_nats.transport.connection import Handler, Hold
 
 WAITING_BYTES_MOST: Final = 64 * 1024
 """Of one client; beyond this nothing is read from it. What a single read has brought is added as a whole."""
@@ -23,6 +23,16 @@ PACKET_BYTES: Final = 256
 """A packet takes about as much, besides its payload."""
 
 PUBREL: Final = 6
+
+
+class Reading(Protocol):
+    """A connection that can be kept from reading, for reasons of its own."""
+
+    def hold(self, why: int) -> None:
+        """Read nothing, for this reason."""
+
+    def release(self, why: int) -> None:
+        """This reason is gone."""
 
 
 def passes(packet: Packet) -> bool:
@@ -37,7 +47,7 @@ class PacketOrder:
 
     __slots__ = ("_bytes", "_connection", "_obeying", "_packets", "_requests", "error", "identifier", "way")
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Reading) -> None:
         self._connection = connection
         self._packets: deque[Packet] = deque()
         self._bytes = 0

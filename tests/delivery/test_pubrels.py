@@ -3,12 +3,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
-import pytest
-
-from mqtt_nats.delivery import pubrels as seeking
 from mqtt_nats.delivery.pubrels import seek
 from mqtt_nats.protocol.durable_sender import DurableOutbound
 from mqtt_nats.protocol.ports import NOWHERE
@@ -18,11 +12,6 @@ from mqtt_streams.pubrel import Owed
 PUBCOMP = 7
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seeking, "PATIENCE", 0.001)
-
-
 async def test_until_they_are_gone() -> None:
     """What is there is waited for; and what JetStream does not answer is no answer."""
     machine = DurableOutbound(10, NOWHERE)
@@ -30,25 +19,20 @@ async def test_until_they_are_gone() -> None:
         machine.owe(identifier, sequence)
     machine.start()
     machine.acknowledged(PUBCOMP, [6, 7])
-    answers: list[Any] = [
+    answers: list[RequestTimeout | list[Owed]] = [
         RequestTimeout("a test"),
         [Owed(6, 11, 5), Owed(7, 12, 5), Owed(8, 13, 7)],  # 7 with the sequence of another message
         [],
     ]
     left: list[list[int]] = []
 
-    async def owed(client_hash: str) -> list[Owed]:
+    async def owed() -> list[Owed]:
         left.append(sorted(machine.releases))
         answer = answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        assert isinstance(answer, list)
         return answer
 
-    broker = SimpleNamespace(pubrels=SimpleNamespace(owed=owed))
-    client = SimpleNamespace(alive=True, broker=broker, hash="abc")
-    side: Any = SimpleNamespace(client=client, machine=machine, seeking=True)
-    await seek(side)
+    await seek(machine, owed, lambda: True, first_wait_s=0.001)
     assert left == [[6, 7, 8], [6, 7, 8], [6, 8]]
     assert list(machine.releases) == [8]  # the client has not let it go
-    assert not side.seeking

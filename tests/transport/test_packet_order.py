@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from mqtt_nats.codec import Ack, AckRun, Disconnect, Packet, PingReq, ProtocolError, Publish, Subscribe, Subscription
-from mqtt_nats.transport.connection import Connection, Hold
+from mqtt_nats.transport.connection import Hold
 from mqtt_nats.transport.packet_order import WAITING_BYTES_MOST, PacketOrder, passes
 
 
@@ -25,7 +23,7 @@ class Holding:
 
 def order() -> tuple[PacketOrder, Holding]:
     connection = Holding()
-    return PacketOrder(cast(Connection, connection)), connection
+    return PacketOrder(connection), connection
 
 
 def publish(size: int) -> Publish:
