@@ -19,7 +19,8 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import IO, BinaryIO, Final
 from urllib.parse import urlsplit
@@ -28,14 +29,25 @@ import anyio
 
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config.embedded_login import PRIVATE, Login, make_login, write_context, write_private
+from mqtt_nats.gateway.full_disk import FullDisk
 
 HOST: Final = "127.0.0.1"
+
+LOG: Final = "nats-server.log"
+"""In the data directory."""
+
+LOOK_EVERY_S: Final = 1.0
+"""Between two looks at the disk."""
 
 _LOCK_WAIT: Final = 10.0  # seconds: a nats-server whose gateway was killed needs some to close its files
 _READY_WAIT: Final = 120.0  # seconds: a large store is checked before the port opens
 _STOP_WAIT: Final = 15.0  # seconds between SIGTERM and SIGKILL
 _POLL: Final = 0.02  # seconds
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
+
+
+Start = Callable[[int, Path], Awaitable[asyncio.subprocess.Process]]
+"""Starts nats-server at a port (0: a free one); it names its ports in a file of the directory."""
 
 
 def find_binary() -> Path:
@@ -62,29 +74,60 @@ def find_configuration() -> Path:
 
 
 class EmbeddedServer:
-    """A running nats-server. ``run_server`` makes it."""
+    """A nats-server that runs as long as :func:`run_server` does. It is restarted after its disk was full.
 
-    def __init__(self, process: asyncio.subprocess.Process, port: int, log: Path, login: Login) -> None:
-        self._process = process
-        self._log = log
-        self.port: Final = port
-        self.url: Final = f"nats://{HOST}:{port}"
+    Attributes:
+        port: where it listens; kept when it is restarted.
+        url: for NATS clients.
+        login: the nkey with which they log in.
+    """
+
+    def __init__(self, start: Start, data: Path, login: Login) -> None:
+        self._start = start
+        self._log = data / LOG
+        self._disk = FullDisk(data, self._log)
+        self._process: asyncio.subprocess.Process | None = None
+        self.port = 0
+        self.url = ""
         self.login: Final = login
 
     @property
     def pid(self) -> int:
         """Process id of nats-server."""
-        return self._process.pid
+        return self._running.pid
+
+    @property
+    def _running(self) -> asyncio.subprocess.Process:
+        assert self._process is not None
+        return self._process
+
+    async def start(self, port: int) -> None:
+        """Start nats-server and wait until clients can connect; 0 takes a free port. Raises StartupError."""
+        with tempfile.TemporaryDirectory(prefix="mqtt-nats-") as ports:
+            self._process = await self._start(port, Path(ports))
+            self.port = await _ready(self._process, port, Path(ports), self._log)
+        self.url = f"nats://{HOST}:{self.port}"
 
     async def watch(self) -> None:
-        """Wait until nats-server ends, which it must not do by itself: raises StartupError then."""
-        await self._process.wait()
-        raise StartupError(_ended(self._process, self._log))
+        """Restart nats-server when its disk was full and has room again. Raises StartupError when it ends by itself."""
+        while True:
+            with anyio.move_on_after(LOOK_EVERY_S):
+                await self._running.wait()
+                raise StartupError(_ended(self._running, self._log))
+            if self._disk.look():
+                await self.stop()
+                await self.start(self.port)
+                self._disk.restarted()
+
+    async def stop(self) -> None:
+        """End nats-server in an orderly way; it gets 15 seconds."""
+        if self._process is not None:
+            await _stop(self._process)
 
     def kill(self) -> None:
         """End nats-server at once. What it has acknowledged is in its files."""
-        if self._process.returncode is None:
-            self._process.kill()
+        if self._running.returncode is None:
+            self._running.kill()
 
 
 @contextlib.asynccontextmanager
@@ -95,35 +138,40 @@ async def run_server(data: Path, port: int) -> AsyncIterator[EmbeddedServer]:
     clients can connect; stops the process on the way out. Raises StartupError.
     """
     binary, configuration = find_binary(), find_configuration()
-    with contextlib.ExitStack() as stack:
-        lock = stack.enter_context(await _lock(data))
+    with await _lock(data) as lock:
         login = make_login(data)
-        log = data / "nats-server.log"
-        ports = stack.enter_context(tempfile.TemporaryDirectory(prefix="mqtt-nats-"))
         arguments = ["-c", str(_configure(data, configuration, login)), "-sd", str(data), "-a", HOST]
-        arguments += ["-p", str(port or -1), "--ports_file_dir", ports]
+        with contextlib.suppress(FileNotFoundError):
+            (data / LOG).unlink()
+        server = EmbeddedServer(partial(_start, binary, arguments, data / LOG, lock.fileno()), data, login)
         try:
-            with _open_log(log) as output:
-                process = await asyncio.create_subprocess_exec(
-                    str(binary),
-                    *arguments,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    pass_fds=(lock.fileno(),),
-                    start_new_session=True,  # a Ctrl-C in the terminal is for the gateway, which drains first
-                    preexec_fn=_prepare_child(),
-                )
-        except OSError as error:
-            raise StartupError(f"cannot start {binary}: {error.strerror}") from None
-        try:
-            bound = await _ready(process, port, Path(ports), log)
-            server = EmbeddedServer(process, bound, log, login)
+            await server.start(port)
             write_context(data, login, server.url)
             yield server
         finally:
             with anyio.CancelScope(shield=True):
-                await _stop(process)
+                await server.stop()
+
+
+async def _start(
+    binary: Path, arguments: list[str], log: Path, lock: int, port: int, ports: Path
+) -> asyncio.subprocess.Process:
+    """Start the process, which inherits the lock. Raises StartupError."""
+    try:
+        with _open_log(log) as output:
+            return await asyncio.create_subprocess_exec(
+                str(binary),
+                *arguments,
+                *("-p", str(port or -1), "--ports_file_dir", str(ports)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(lock,),
+                start_new_session=True,  # a Ctrl-C in the terminal is for the gateway, which drains first
+                preexec_fn=_prepare_child(),
+            )
+    except OSError as error:
+        raise StartupError(f"cannot start {binary}: {error.strerror}") from None
 
 
 async def _lock(data: Path) -> IO[str]:
@@ -173,10 +221,10 @@ def _configure(data: Path, shipped: Path, login: Login) -> Path:
 
 
 def _open_log(path: Path) -> BinaryIO:
-    """An empty log that only its owner can read: it has client ids, and addresses. Raises OSError."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, PRIVATE)
+    """A log that only its owner can read: it has client ids, and addresses. Raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, PRIVATE)
     os.fchmod(descriptor, PRIVATE)
-    return open(descriptor, "wb")
+    return open(descriptor, "ab")
 
 
 def _alive(pid: str) -> bool:

@@ -23,6 +23,7 @@ from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.config.worker_identity import default_name
 from mqtt_nats.lifecycle.failover import publish_wills, reap
 from mqtt_nats.lifecycle.predecessor import NAME, PROCESS, free_name, is_gone, own_process
+from mqtt_nats.lifecycle.readiness import explain
 from mqtt_nats.sessions.ownership import still_owner
 from mqtt_nats.transport.connection import Hold
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -227,7 +228,7 @@ class Lease:
             await self._renew()
         except (ApiError, NoResponders, RequestTimeout) as error:
             self._healthy_since = None
-            known, self._refusal = self._refusal, " ".join(str(error).split())
+            known, self._refusal = self._refusal, explain(error)
             if isinstance(error, ApiError) and error.err_code not in TRANSIENT and not known:
                 log.warning("%s; unless it soon is, nobody new is let in", self._complaint())
             raise

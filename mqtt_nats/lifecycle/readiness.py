@@ -33,6 +33,15 @@ SOON: Final = 1.0
 """Seconds between two when there was no answer."""
 
 
+FULL: Final = "JetStream storage is full"
+
+NO_SPACE: Final = "no space left on device"
+"""In errors and in the log of nats-server (Go's text of ENOSPC)."""
+
+FULL_CODES: Final = frozenset({10002, 10023, 10047})
+"""JetStream's errors: the account's limit is reached; the server's resources are; its storage is."""
+
+
 class Readiness:
     """Asks JetStream now and then, and says when it stops answering and when it does again.
 
@@ -61,6 +70,8 @@ class Readiness:
         try:
             # A leader that is cut off goes on answering questions for a while, but carries no change out.
             await stored.purge(broker.inbox, GATEWAYS, PROBE)
+            for stream in broker.store.outages:
+                await stored.purge(broker.inbox, stream, PROBE)
             info = await call(broker.inbox, f"STREAM.INFO.{MESSAGES}")
         except NoLeader:
             return "JetStream has no leader"
@@ -69,7 +80,7 @@ class Readiness:
         except RequestTimeout:
             return "JetStream does not answer"
         except ApiError as error:
-            return " ".join(str(error).split())
+            return explain(error)
         return "" if (info.get("cluster") or {}).get("leader", "-") else f"stream {MESSAGES} has no leader"
 
     def _judge(self) -> None:
@@ -83,6 +94,14 @@ class Readiness:
         elif self.reason and not reason:
             log.warning("ready again")
         self.reason = reason
+
+
+def explain(error: ApiError | NoResponders | RequestTimeout) -> str:
+    """Why JetStream stores nothing, in one line; where its storage is full, what ends that."""
+    said = " ".join(str(error).split())
+    if NO_SPACE in said:
+        return f"{FULL}: no space left on the disk; restart nats-server when there is room"
+    return f"{FULL}: {said}" if isinstance(error, ApiError) and error.err_code in FULL_CODES else said
 
 
 def _outages(store: Store) -> str:
