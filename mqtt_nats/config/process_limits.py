@@ -62,33 +62,39 @@ def memory_bytes() -> int:
 
 
 def within_process(settings: Settings) -> Settings:
-    """The settings with limits of connections that follow from open files and memory, where none are given."""
+    """The settings with limits of connections that follow from open files, and from memory where none are given.
+
+    A connection for which there is no descriptor would be closed without a word, and administrators would not get in.
+    """
     changes: dict[str, Any] = {}
     most = settings.max_connections
     if most is None:
         most = memory_bytes() // 2 // CONNECTION_BYTES // settings.workers
-        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if allowed != resource.RLIM_INFINITY:
-            most = min(most, allowed - BESIDES)
-        changes["max_connections"] = most = max(1, most)
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if allowed != resource.RLIM_INFINITY:
+        most = min(most, allowed - BESIDES)
+    most = max(1, most)
+    if most != settings.max_connections:
+        changes["max_connections"] = most
     if settings.connect_rate is None:
         changes["connect_rate"] = min(CONNECTS_PER_S_MAX, max(CONNECTS_PER_S_MIN, most / settings.connect_timeout))
     return settings.model_copy(update=changes) if changes else settings
 
 
 def warn_of_few(settings: Settings) -> None:
-    """Say so when there are fewer than `max_connections` may need: nothing else tells why nobody more gets in."""
+    """Say so when `max_connections` needs more open files than there may be: fewer clients are let in."""
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if settings.max_connections is None or allowed == resource.RLIM_INFINITY:
         return
     needed = settings.max_connections + BESIDES
     if needed > allowed:
         log.warning(
-            "max_connections is %d, for which %d open files may be needed, but the limit is %d: raise it "
-            "(LimitNOFILE of systemd, ulimit -n), or lower max_connections",
+            "max_connections is %d, for which %d open files may be needed, but the limit is %d: %d clients are let in. "
+            "Raise the limit (LimitNOFILE of systemd, ulimit -n), or lower max_connections",
             settings.max_connections,
             needed,
             allowed,
+            max(1, allowed - BESIDES),
         )
 
 

@@ -9,6 +9,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -26,7 +27,8 @@ def test_fewer_open_files_than_connections(nats_server: NatsServer, gateway_fact
     gateway = gateway_factory(nats_server, "--max-connections", str(2**31 - 1), "--workers", "2")
     (line,) = [line for line in gateway.log.splitlines() if " WARNING " in line]
     assert "max_connections is 2147483647" in line
-    assert f"but the limit is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}: raise it" in line
+    assert f"but the limit is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}: " in line
+    assert "Raise the limit (LimitNOFILE" in line
 
 
 @pytest.mark.parametrize(
@@ -69,8 +71,10 @@ def test_limits_that_follow_from_the_process(
     assert found.max_connections == connections
     assert found.connect_rate == pytest.approx(rate)
     given = Settings(max_connections=7, connect_rate=3, workers=workers)
-    assert within_process(given) is given
-    assert within_process(Settings(max_connections=6000)).connect_rate == 400.0
+    assert within_process(given).max_connections == min(7, connections)
+    assert within_process(given).connect_rate == 3
+    room = 6000 if files == resource.RLIM_INFINITY else max(1, files - BESIDES)
+    assert within_process(Settings(max_connections=6000)).max_connections == min(6000, room)
 
 
 @pytest.mark.parametrize(("text", "limit"), [("1000000\n", 1_000_000), ("max\n", None), ("", None)])
@@ -94,6 +98,43 @@ def test_the_soft_limit_of_open_files_is_raised() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert found.stdout.splitlines() == ["(900, 900)"] * 2
+
+
+def test_clients_that_there_are_no_descriptors_for(nats_server: NatsServer) -> None:
+    """More are let in than `max_connections` says only where there is room: administrators get in all the same."""
+    port, admin = free_port(), free_port()
+    limit = BESIDES + 20
+    listen = ["--listen", f"127.0.0.1:{port}", "--admin-listen", f"127.0.0.1:{admin}", "--nats", nats_server.url]
+    serve = [sys.executable, "-m", "mqtt_nats", "serve", *listen, "--max-connections", "1000", "--connect-rate", "1000"]
+    command = ["sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh", *serve]
+    pipe = subprocess.PIPE
+    gateway = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
+    clients: list[socket.socket] = []
+    try:
+        eventually(partial(listens, port))
+        eventually(partial(listens, admin))
+        clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(limit)]
+        refused = sum(closed(one) for one in clients)
+        assert refused >= limit - 20
+        answer = httpx.get(f"http://127.0.0.1:{admin}/healthz", timeout=10)
+        assert answer.status_code == 200
+    finally:
+        for one in clients:
+            one.close()
+        gateway.terminate()
+        _, said = gateway.communicate(timeout=60)
+    assert f"the limit is {limit}: 20 clients are let in" in said
+
+
+def closed(client: socket.socket) -> bool:
+    """Whether the gateway has closed a connection before anything was sent."""
+    client.settimeout(0.2)
+    try:
+        return not client.recv(1)
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
 
 
 FULL = Path("/dev/full")
