@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -204,6 +205,14 @@ class Tenant:
         for stream in report.created:
             replicas = report.configs[stream].get("num_replicas", 1)
             log.info("%screated stream %s, replicas: %d", self._of, stream, replicas)
+        for stream, messages in report.remains.items():
+            log.error(
+                "%snats-server has lost the definition of stream %s, as after a power cut soon after it was created. "
+                "The stream was created anew with %d of its messages; its consumers are gone, and sessions may be",
+                self._of,
+                stream,
+                messages,
+            )
         for stream, names in report.upgraded.items():
             changes = ", ".join(f"{name} = {shown(name, report.configs[stream][name])}" for name in names)
             log.warning("%schanged stream %s: %s", self._of, stream, changes)
@@ -219,6 +228,8 @@ class Tenant:
             positions=settings.shared_reader != "never",
             max_retained=settings.max_retained,
         )
+        if report.created:  # nats-server does not flush definitions to the disk, unless with `sync_interval: always`
+            await asyncio.to_thread(os.sync)
         self._configs = report.configs
         inbox.limit(report.limits.ack_pending)
         if self.broker is not None:

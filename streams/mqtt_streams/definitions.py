@@ -126,11 +126,13 @@ class EnsureReport:
 
     `domain`: the JetStream domain, "" for none. `upgraded`: changed settings by stream. `kept`: differences that were
     left, one line each. `configs`: the configuration of each stream as it is now. `limits`: those of the account.
+    `remains`: how many messages a created stream has, of one of its name whose definition nats-server has lost.
     """
 
     domain: str
     limits: AccountLimits
     created: list[str] = field(default_factory=list)
+    remains: dict[str, int] = field(default_factory=dict)
     upgraded: dict[str, list[str]] = field(default_factory=dict)
     kept: list[str] = field(default_factory=list)
     configs: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -209,10 +211,13 @@ async def _ensure(
 ) -> None:
     stream = definition["name"]
     if info is None:
-        config = await _create(js, definition, level)
-        if config is not None:
+        answer = await _create(js, definition, level)
+        if answer is not None:
             report.created.append(stream)
-            report.configs[stream] = config
+            report.configs[stream] = answer["config"]
+            remains = (answer.get("state") or {}).get("messages", 0)
+            if remains and answer.get("did_create"):
+                report.remains[stream] = remains
             return
         info = await _info(js, stream)  # another gateway, or nats-server's listener, was faster
         if info is None:
@@ -257,12 +262,12 @@ async def _info(js: JetStream, stream: str) -> dict[str, Any] | None:
 
 
 async def _create(js: JetStream, definition: dict[str, Any], level: _Replicas) -> dict[str, Any] | None:
-    """Create a stream and return its configuration; None when one of that name has appeared meanwhile."""
+    """Create a stream and return JetStream's answer; None when one of that name has appeared meanwhile."""
     stream = definition["name"]
     if stream in NEVER_AGAIN:
         definition = definition | {"first_seq": time.time_ns() // 1000}  # nobody stores a million per second
     try:
-        config: dict[str, Any] = (await _request(js, "CREATE", stream, definition))["config"]
+        return await _request(js, "CREATE", stream, definition)
     except ApiError as error:
         if error.err_code == _NAME_IN_USE:
             return None
@@ -272,7 +277,6 @@ async def _create(js: JetStream, definition: dict[str, Any], level: _Replicas) -
             raise StillThere(_refusal(f"stream {stream} cannot be created", error)) from None
         level.refused(error)
         raise StreamSetupError(_refusal(f"stream {stream} cannot be created", error)) from None
-    return config
 
 
 async def _overlap(js: JetStream, stream: str, subject: str) -> StreamSetupError:

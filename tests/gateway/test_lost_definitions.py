@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""nats-server has lost the definitions of streams, as after a power cut: the gateway says what is gone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tests.conftest import GatewayFactory, NatsFactory
+from tests.harness import raw
+from tests.harness.raw import Raw, publish
+
+
+def test_a_stream_whose_definition_is_lost(nats_factory: NatsFactory, gateway_factory: GatewayFactory) -> None:
+    """At the start of a gateway: JetStream has messages of the stream, but neither its definition nor its consumers."""
+    server = nats_factory()
+    gateway = gateway_factory(server)
+    with Raw.connected(gateway.port, "away", clean=False) as client:
+        assert client.subscribe(("t", 1)) == [1]
+    with Raw.connected(gateway.port, "publisher") as client:
+        client.send(publish("t", b"1", qos=1))
+        client.expect(raw.PUBACK)
+    gateway.kill()
+    server.kill()
+    definition = server.directory / "store" / "jetstream" / "$G" / "streams" / "$MQTT_msgs" / "meta.inf"
+    assert definition.stat().st_size
+    definition.write_bytes(b"")
+    server.start()
+    gateway.start()
+    assert "ERROR mqtt_nats.gateway: nats-server has lost the definition of stream $MQTT_msgs" in gateway.log
+    assert "created anew with 1 of its messages" in gateway.log
+    assert "definition of stream $MQTT_sess" not in gateway.log
+
+
+def test_new_streams_are_flushed_to_the_disk(
+    nats_factory: NatsFactory, gateway_factory: GatewayFactory, tmp_path: Path
+) -> None:
+    """By whoever creates them, before anybody is served; once."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\ndef sync():\n    print('flushed', flush=True)\nos.sync = sync\n", encoding="utf-8"
+    )
+    server = nats_factory()
+    environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    first = gateway_factory(server, env=environment)
+    assert first.log.count("flushed") == 1
+    assert first.log.index("flushed") < first.log.index("MQTT  ")
+    second = gateway_factory(server, env=environment)
+    assert "flushed" not in second.log
