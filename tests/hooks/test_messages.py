@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
 
-from mqtt_nats.client.message_hooks import Tap
 from mqtt_nats.codec import Ack, Connack, Connect, Publish, ReasonCode, Subscription, Will
 from mqtt_nats.hooks import (
     MESSAGE_ACKED,
@@ -26,7 +24,6 @@ from mqtt_nats.hooks import (
     Publishing,
     Stop,
 )
-from mqtt_nats.messages.delivery_hooks import Spout
 from tests.harness.inprocess import InProcess
 from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL, RawClient, key_of, topic_of
 from tests.harness.rawclient5 import RawClient5
@@ -444,59 +441,3 @@ async def test_a_client_that_does_not_read(inside: InProcess, add: Add) -> None:
         assert dropped
         one = dropped[0]
         assert (one.client.client_id, one.topic, one.qos, one.reason) == ("asleep", "flood", 0, "slow client")
-
-
-async def test_taps_and_spouts_come_and_go_with_the_hooks(inside: InProcess, add: Add) -> None:
-    def kinds() -> tuple[bool, bool]:
-        connection = inside.broker.clients["plain"].connection
-        return isinstance(connection.handler, Tap), isinstance(connection.outlet.send, Spout)
-
-    hooks = inside.broker.hooks
-    async with await RawClient.connect(inside.port, "plain") as client:
-        await client.quiet()
-        for point, wanted in (
-            (MESSAGE_PUBLISH, (True, False)),
-            (MESSAGE_ACKED, (True, True)),
-            (MESSAGE_DELIVERED, (False, True)),
-            (MESSAGE_DROPPED, (False, True)),
-        ):
-            assert inside.call(kinds) == (False, False)
-            entry = add(point, lambda *arguments: None)
-            assert inside.call(kinds) == wanted
-            await client.quiet()
-            async with await RawClient.connect(inside.port, "new") as new:
-                await new.quiet()
-                assert (await new.subscribe("x")) == (0,)
-            inside.call(partial(hooks.remove, entry))
-        assert inside.call(kinds) == (False, False)
-        await client.quiet()
-
-
-async def test_a_hook_that_is_removed_while_it_waits(inside: InProcess, add: Add) -> None:
-    go = asyncio.Event()
-    begun: list[int] = []
-
-    async def wait(event: Publishing, message: Value) -> Result:
-        begun.append(1)
-        await go.wait()
-        return None
-
-    entry = add(MESSAGE_PUBLISH, wait)
-    async with await RawClient.connect(inside.port, "w") as client:
-        await client.subscribe("w")
-        client.publish("w", b"1")
-        client.publish("w", b"2")
-        await aeventually(lambda: begun)
-        inside.call(lambda: inside.broker.hooks.remove(entry))
-        client.publish("w", b"3")
-        inside.call(go.set)
-        for body in (b"1", b"2", b"3"):
-            await client.message("w", body)
-        await client.quiet()
-
-        def handler() -> bool:
-            one = inside.broker.clients["w"]
-            return one.connection.handler is one
-
-        await aeventually(lambda: inside.call(handler))
-    assert begun == [1]
