@@ -53,8 +53,11 @@ FAILURE_KINDS: Final = (
 )
 """Kinds of refusals and failures, by which they are counted."""
 
-SESSION_LIMITS: Final = ("max_sessions", "max_durable_consumers_per_gateway", "max_durable_consumers", "consumer_rate")
-"""Settings that refuse sessions, or their subscriptions."""
+SESSION_LIMITS: Final = (
+    *("max_sessions", "max_durable_consumers_per_gateway", "max_durable_consumers", "consumer_rate"),
+    "overlapping_filters",
+)
+"""Limits that refuse sessions, or their subscriptions."""
 
 Report = dict[str, Any]
 """What :func:`mqtt_nats.observability.report.report` makes."""

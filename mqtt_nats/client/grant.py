@@ -22,9 +22,11 @@ from mqtt_nats.messages.headers import identity
 from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.protocol.overlap import patterns_meet, subject_matches
 from mqtt_nats.protocol.requeue import EVER
+from mqtt_nats.pubsub.filter_index import OverlapLimit
 from mqtt_nats.pubsub.interest_propagation import fence
 from mqtt_nats.pubsub.routing_table import PLAIN, Options
 from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED
+from mqtt_nats.pubsub.shared_filters import is_open, plain_filter
 from mqtt_nats.sessions.consumer_binding import Attachment, Came
 from mqtt_nats.sessions.record import save_record
 from mqtt_nats.sessions.stream_head import Mark, mark
@@ -50,6 +52,9 @@ LEVELS_EACH: Final = 8
 
 RECORD_SPARE: Final = 2048
 """Bytes of max_payload that are left for the rest of the session record: headers, later changes."""
+
+OVERLAPS: Final = "overlapping_filters"
+"""How :class:`OverlapLimit` is called in the log and in metrics."""
 
 PAIRS_MOST: Final = 10_000
 """Pairs of filters that are compared at once."""
@@ -412,7 +417,10 @@ class Room:
     def __init__(self, client: Client, consumers: int) -> None:
         self._consumers = consumers
         self._having = client.record.cons if client.durable_side is not None and client.record is not None else None
+        self._client = client
         self._present = {found.text for found in client.filters} | set(client.shares or ())
+        self._overlaps: OverlapLimit | None = None
+        """Those that have consumers, and may overlap others."""
         self._count = client.connection.settings.max_subscriptions
         most = LEVELS_EACH * self._count + client.broker.settings.max_topic_levels
         self._levels = most - sum(map(_level_count, self._present))
@@ -426,12 +434,15 @@ class Room:
         """Whether there is room for one more; it is then taken."""
         topic_filter = entry.topic_filter
         consumers = 0
-        if self._having is not None and entry.qos and not topic_filter.startswith(SHARED):
+        shared = topic_filter.startswith(SHARED)
+        if self._having is not None and entry.qos and not shared:
             keys = (subjects[0], *map(second_sid, subjects[1:]))
             consumers = sum(key not in self._having for key in keys)
         if consumers > self._consumers:
             return False
         if topic_filter in self._present:
+            if consumers and not self._may_overlap(topic_filter):
+                return False
             self._consumers -= consumers
             return True
         levels = _level_count(topic_filter)
@@ -441,11 +452,30 @@ class Room:
             size = subscription_bytes(topic_filter, subjects)
             if size > self._bytes:
                 return False
+        if (consumers or shared) and not self._may_overlap(topic_filter):
+            return False
+        if self._bytes is not None:
             self._bytes -= size
         self._levels -= levels
         self._present.add(topic_filter)
         self._consumers -= consumers
         return True
+
+    def _may_overlap(self, topic_filter: str) -> bool:
+        """Whether a new filter with consumers does not make too many that match a topic."""
+        if not is_open(topic_filter):
+            return True
+        client, overlaps = self._client, self._overlaps
+        if overlaps is None:
+            overlaps = self._overlaps = OverlapLimit()
+            durable = self._having is not None
+            having = [found.text for found, qos in client.filters.items() if qos and durable]
+            for text in filter(is_open, chain(having, client.shares or ())):
+                overlaps.add(plain_filter(text))
+        if overlaps.take(plain_filter(topic_filter)):
+            return True
+        client.broker.quotas.refuse(OVERLAPS, holder(client.user, client.connection.host))
+        return False
 
 
 def _level_count(topic_filter: str) -> int:

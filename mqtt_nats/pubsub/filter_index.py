@@ -29,6 +29,13 @@ BLOCK: Final = 1 << BLOCK_BITS
 """Filters that are compared at once."""
 
 
+OVERLAPS_MAX: Final = 16
+"""Filters of one session with consumers of their own that match the same topic: JetStream sends a message for each."""
+
+COMPARISONS_MAX: Final = 100_000
+"""Levels of filters that are compared for that in one SUBSCRIBE packet."""
+
+
 class _Block:
     """Up to `BLOCK` filters; bit ``n`` of each integer stands for filter ``n``."""
 
@@ -222,8 +229,21 @@ class _Place(Generic[T]):
     def meet(self, levels: list[str], rest: bool) -> int:
         """How many of the filters a topic may match together with another one."""
         if self.slots is None:
-            return sum(_meet(wanted, self.rests[slot], levels, rest) for slot, wanted in enumerate(self.levels))
+            return len(self.meeting(levels, rest))
         return sum(block.meet(levels, rest).bit_count() for block in self.blocks)
+
+    def meeting(self, levels: list[str], rest: bool) -> list[int]:
+        """Where these filters are."""
+        if self.slots is None:
+            return [slot for slot, wanted in enumerate(self.levels) if _meet(wanted, self.rests[slot], levels, rest)]
+        found: list[int] = []
+        for number, block in enumerate(self.blocks):
+            bits = block.meet(levels, rest)
+            while bits:
+                lowest = bits & -bits
+                found.append((number << BLOCK_BITS) + lowest.bit_length() - 1)
+                bits ^= lowest
+        return found
 
 
 def _text(levels: list[str], rest: bool) -> str:
@@ -275,6 +295,88 @@ class Overlaps:
         """How many filters a topic may match that matches this one."""
         levels, rest = _levels(topic_filter)
         return self._place.meet(levels, rest)
+
+
+class OverlapLimit:
+    """Filters of which no topic matches more than so many: one with which a topic would match more is not let in.
+
+    Filters that overlap each other in pairs are all matched by one topic. To find how many that are at most, topics are
+    tried level by level, each time with those filters that are left, and only where these are more than there may be.
+    """
+
+    __slots__ = ("_comparisons", "_most", "_place")
+
+    def __init__(self, most: int = OVERLAPS_MAX, comparisons: int = COMPARISONS_MAX) -> None:
+        """``comparisons``: of levels, for all filters that are looked at."""
+        self._most = most
+        self._comparisons = comparisons
+        self._place: _Place[int] = _Place()
+        """With how often each filter is there."""
+
+    def add(self, topic_filter: str) -> None:
+        """Put a filter in, whatever it overlaps; one that is there counts once more."""
+        levels, rest = _levels(topic_filter)
+        self._add(topic_filter, levels, rest)
+
+    def take(self, topic_filter: str) -> bool:
+        """Put a filter in; False: a topic would match too many, or nobody can tell with so many comparisons."""
+        levels, rest = _levels(topic_filter)
+        self._add(topic_filter, levels, rest)
+        place = self._place
+        slots = place.meeting(levels, rest)
+        if self._weight(slots) <= self._most or self._fit(slots):
+            return True
+        slot = place.find(topic_filter, levels, rest)
+        if place.values[slot] > 1:
+            place.values[slot] -= 1
+        else:
+            place.remove(slot)
+        return False
+
+    def _add(self, topic_filter: str, levels: list[str], rest: bool) -> None:
+        slot = self._place.find(topic_filter, levels, rest)
+        self._place.put(topic_filter, levels, rest, 1 if slot < 0 else self._place.values[slot] + 1)
+
+    def _weight(self, slots: list[int]) -> int:
+        values = self._place.values
+        weight = 0
+        for slot in slots:
+            weight += values[slot]
+        return weight
+
+    def _fit(self, slots: list[int]) -> bool:
+        """Whether no topic matches too many of these."""
+        place, most = self._place, self._most
+        left = [(slots, 0)]
+        while left:
+            slots, depth = left.pop()
+            ending = always = 0
+            onward: list[int] = []
+            literals: dict[str, list[int]] = {}
+            for slot in slots:
+                levels = place.levels[slot]
+                if depth < len(levels):
+                    if levels[depth] == "+":
+                        onward.append(slot)
+                    else:
+                        literals.setdefault(levels[depth], []).append(slot)
+                elif place.rests[slot]:
+                    always += place.values[slot]
+                    onward.append(slot)
+                else:
+                    ending += place.values[slot]
+            if always + ending > most:
+                return False
+            weight = self._weight(onward)
+            if weight == always and not literals:
+                continue
+            for some in list(literals.values()) or [[]]:
+                if weight + self._weight(some) > most:
+                    self._comparisons -= len(onward) + len(some)
+                    if self._comparisons < 0:
+                        return False
+                    left.append((onward + some, depth + 1))
+        return True
 
 
 def _levels(topic_filter: str) -> tuple[list[str], bool]:

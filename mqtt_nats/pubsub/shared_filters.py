@@ -42,3 +42,8 @@ def groups_of(texts: Iterable[str]) -> list[str]:
 def plain_filter(topic_filter: str) -> str:
     """A filter, of a shared subscription without what it begins with."""
     return topic_filter.split("/", 2)[2] if topic_filter.startswith(PREFIX) else topic_filter
+
+
+def is_open(text: str) -> bool:
+    """Whether a session may have many filters that match what this one does: with wildcards, or of groups."""
+    return "+" in text or "#" in text or text.startswith(PREFIX)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqtt_nats.codec.topics import matches
-from mqtt_nats.pubsub.filter_index import BLOCK, DEPTH, FEW, FilterIndex, Overlaps
+from mqtt_nats.pubsub.filter_index import BLOCK, DEPTH, FEW, FilterIndex, OverlapLimit, Overlaps
 
 LEVELS = st.sampled_from(["", "a", "b", "$x", "ab"])
 TOPICS = st.lists(LEVELS, min_size=1, max_size=4).map("/".join).filter(bool)
@@ -157,3 +157,52 @@ def test_overlaps_are_counted(added: list[str], asked: str, data: st.DataObject)
         overlaps.remove(each)
         added.remove(each)
     assert overlaps.count(asked) == sum(meets(each, asked) for each in added)
+
+
+NAMES = ["/".join(levels) for size in range(1, 6) for levels in itertools.product("abc", repeat=size)]
+
+
+@pytest.mark.parametrize("most", [1, 3])
+@settings(max_examples=60, deadline=None)
+@given(st.integers())
+def test_as_many_as_a_topic_may_match(most: int, seed: int) -> None:
+    """The same as by definition; filters of groups are there more than once."""
+    numbers = random.Random(seed)
+    limit = OverlapLimit(most, 1_000_000)
+    taken: list[str] = []
+    for _ in range(40):
+        each = some(numbers, 4)
+        fits = all(sum(matches(one, name) for one in [*taken, each]) <= most for name in NAMES if matches(each, name))
+        assert limit.take(each) == fits, (taken, each)
+        if fits:
+            taken.append(each)
+    assert taken
+
+
+def test_one_filter_that_covers_many_others() -> None:
+    """It overlaps all of them, and no topic matches more than two."""
+    limit = OverlapLimit(2)
+    assert all(limit.take(f"site/{number}/+") for number in range(1000))
+    assert limit.take("#")
+    assert not limit.take("site/#")
+    assert not limit.take("site/7/on")
+    assert limit.take("elsewhere/#")
+
+
+def test_what_is_there_already_counts() -> None:
+    limit = OverlapLimit(2)
+    for each in ("a/+", "+/b", "#"):  # more than may be, as an earlier version let it
+        limit.add(each)
+    assert not limit.take("a/b")
+    assert limit.take("b/c")
+
+
+def test_comparisons_for_that_are_bounded() -> None:
+    """Beyond them nothing is let in that overlaps many others; everything else is."""
+    numbers = random.Random(1)
+    limit = OverlapLimit(16, 3000)
+    nasty = list(dict.fromkeys("/".join(numbers.choices("a+", k=120)) for _ in range(500)))
+    assert sum(map(limit.take, nasty)) == 16
+    assert limit._comparisons < 0
+    assert not limit.take("/".join("a" * 120))
+    assert limit.take("b/+")
