@@ -29,7 +29,7 @@ BLOCK: Final = 1 << BLOCK_BITS
 """Filters that are compared at once."""
 
 
-OVERLAPS_MAX: Final = 16
+OVERLAPS_MAX: Final = 8
 """Filters of one session with consumers of their own that match the same topic: JetStream sends a message for each."""
 
 COMPARISONS_MAX: Final = 100_000
