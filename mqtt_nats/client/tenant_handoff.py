@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from mqtt_nats.base.logs import log_failure
 from mqtt_nats.codec import NotAuthorized
+from mqtt_nats.transport.connection import Hold
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
@@ -40,6 +41,10 @@ async def settle(client: Client, client_id: str) -> Broker:
     client.broker, client.path = broker, broker.path
     broker.connections.add(client)
     client.connection.move(broker.round, broker.clock)
+    if broker.standing:  # who lets go of those that wait knows only its own clients
+        client.connection.hold(Hold.STANDSTILL)
+    else:
+        client.connection.release(Hold.STANDSTILL)
     broker.fit(client)
     await client.connected()
     return broker

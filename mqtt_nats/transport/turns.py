@@ -65,7 +65,7 @@ class Hold:
     """Much of what it has sent waits for what it has sent before."""
 
 
-KEPT: Final = Hold.STANDSTILL | Hold.HANDSHAKE | Hold.TURN
+KEPT: Final = Hold.STANDSTILL | Hold.LEASE | Hold.HANDSHAKE | Hold.TURN
 """While one of these holds, what is read is kept as it is."""
 
 MOVED: Final = Hold.STANDSTILL | Hold.LEASE

@@ -260,6 +260,30 @@ async def test_a_session_that_may_have_moved(why: int) -> None:
         await aeventually(lambda: slow.ends == 1)
 
 
+@pytest.mark.parametrize("why", [Hold.STANDSTILL, Hold.LEASE])
+async def test_what_comes_while_a_session_may_have_moved(why: int) -> None:
+    """A transport may bring bytes that it has read before it was told to read nothing: they wait, also large ones."""
+    loop = asyncio.get_running_loop()
+    slow, round_, clock = Slow(0.0), Round(loop.call_soon), Clock(loop.time())
+    data, payloads = messages(20, "single")
+    with pair() as (ours, theirs):
+        connection = await greeted(ours, theirs, slow, round_, clock)
+        connection.hold(why)
+        connection.data_received(data)
+        large = raw.publish("a", b"large")
+        connection.large(PublishRun(b"\0\1a", bytearray(large), 1, len(large), 5))
+        await asyncio.sleep(0)
+        assert not slow.found
+        connection.release(why)
+        await aeventually(lambda: len(slow.found) == 21)
+        assert slow.found == [*payloads, b"large"]
+        connection.hold(why)
+        connection.data_received(data)
+        connection.close()  # as it is where the session has moved
+        await aeventually(lambda: slow.ends == 1)
+        assert len(slow.found) == 21
+
+
 async def test_a_rate_counts_each_message_once() -> None:
     loop = asyncio.get_running_loop()
     slow, round_, clock = Slow(0.001), Round(loop.call_soon), Clock(loop.time())
