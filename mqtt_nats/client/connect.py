@@ -182,6 +182,20 @@ def _keep_at(client: Client, key: str) -> None:
     client.hash, client.token = key, held_token(client.client_id, key)
 
 
+async def _move(client: Client, key: str) -> None:
+    """Have the session of a client that has come for another key under this one; others know of second keys then.
+
+    Raises:
+        TimeoutError: others cannot be told.
+    """
+    broker = client.broker
+    if broker.lease is not None and key != name_hash(client.client_id):
+        await broker.lease.writes(V5_SECOND)
+    broker.claims.leave(client)
+    _keep_at(client, key)
+    broker.claims.listen(client)
+
+
 async def _claim(client: Client, connect: Connect) -> bool:
     """Make the session this connection's; returns whether it continues an earlier one.
 
@@ -194,9 +208,7 @@ async def _claim(client: Client, connect: Connect) -> bool:
         key, known, expected = await find_session(client, connect)
     for _ in range(CLAIM_ROUNDS):
         if key != client.hash:
-            broker.claims.leave(client)
-            _keep_at(client, key)
-            broker.claims.listen(client)
+            await _move(client, key)
         had = known.v5 if known is not None and known.v5 is not None else V5()
         wills, before, quota = had.wills, had.former, had.quota
         written = known.time_ns if known is not None else 0

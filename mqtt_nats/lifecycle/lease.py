@@ -41,7 +41,7 @@ RENEWALS: Final = 4
 """Renewals in the time of a lease."""
 
 CONFIRMED: Final = 5.0
-"""Seconds for which a client's CONNECT waits for a lease that has to be renewed first."""
+"""Seconds for which a client's CONNECT waits for a lease that has to be renewed, or others that have to be told."""
 
 
 def called(entry: Entry) -> str:
@@ -70,6 +70,8 @@ class Lease:
             "started": time.time(),
         }
         """What others are told of this gateway. ``records``: the newest version of a record that it may write."""
+        self._announced = 0
+        """The newest version that they have been told of."""
         self._sequence = 0
         self._registration = 0
         self._until = (0.0, 0.0)
@@ -202,6 +204,21 @@ class Lease:
             self.wake.set()
             await self._held.wait()
 
+    def may_write(self, version: int) -> None:
+        """Tell others with the next renewal that this gateway may write records of a version."""
+        self.info["records"] = max(self.info["records"], version)
+
+    async def writes(self, version: int) -> None:
+        """Have others know of a version before a record of it is written: one that cannot read it leaves it alone.
+
+        Raises:
+            TimeoutError: the lease is not renewed.
+        """
+        if self._announced < version:
+            self.may_write(version)
+            async with asyncio.timeout(CONFIRMED):
+                await self.told()
+
     async def _renew_connected(self) -> bool:
         """Renew the lease, until that is done or NATS is connected anew: an answer may be lost with a connection."""
         self._renewing = True
@@ -240,8 +257,9 @@ class Lease:
             begun = time.monotonic(), time.time()
             try:
                 self._sequence = await self.store.hold(identity, identity, self._sequence, self.ttl)
-                alive = converted(begun[1])
+                alive, told = converted(begun[1]), self.info["records"]
                 self._registration = await self.store.register(identity, alive, self.info, self._registration)
+                self._announced = told
                 break
             except LeaseTaken:
                 sequence, holder = await self.store.lease(identity)

@@ -72,7 +72,7 @@ class Company:
             self._sid = self._live.broker.link.subscribe_raw(CREATED, self._created)
         await elected(self._look)
         if not self._why:
-            self._lease.info["records"] = V5_POSITION
+            self._lease.may_write(V5_POSITION)
             self._live.allowed = True
 
     async def keep(self) -> None:
@@ -87,7 +87,7 @@ class Company:
                 if self._why:
                     self._live.allowed = False
                 elif not self._live.allowed and asyncio.get_running_loop().time() - self._since > QUIET:
-                    self._lease.info["records"] = V5_POSITION
+                    self._lease.may_write(V5_POSITION)
                     await self._lease.told()
                     await self._look()
                     self._live.allowed = not self._why

@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import nats
 import orjson
 import pytest
 
+from mqtt_streams.gateways import GatewayStore
 from mqtt_streams.hashing import name_hash, second_key
-from mqtt_streams.sessions import STREAM
+from mqtt_streams.sessions import STREAM, V5_SECOND
 from tests.base.support import Inside, running
-from tests.conftest import GatewayFactory
+from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness import raw, raw5
 from tests.harness.nats import NatsServer
 from tests.harness.raw import Raw
@@ -192,3 +196,70 @@ async def test_wills_and_deadlines(nats_server: NatsServer, gateway_factory: Gat
         await aeventually(nothing)
     finally:
         await nc.close()
+
+
+async def stored(url: str, key: str) -> int:
+    """How many records a session has."""
+    client = await nats.connect(url)
+    try:
+        info = await client.jetstream().stream_info(STREAM, subjects_filter=subject(key))
+        return sum((info.state.subjects or {}).values())
+    finally:
+        await client.close()
+
+
+async def records_told(url: str) -> list[int]:
+    """The newest version of a record that each gateway says it may write."""
+    client = await nats.connect(url)
+    try:
+        bucket = await client.jetstream().key_value("MQTT_gateways")
+        keys = [key for key in await bucket.keys() if key.startswith("gateway.")]
+        return [orjson.loads((await bucket.get(key)).value or b"")["records"] for key in keys]
+    finally:
+        await client.close()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("version", [4, 5])
+async def test_others_are_told_before_the_first_of_them_is_stored(
+    nats_factory: NatsFactory, monkeypatch: pytest.MonkeyPatch, version: int, kept: bool
+) -> None:
+    """A gateway that knows no second keys leaves the sessions of a dead one that has some to a newer one."""
+    url = nats_factory().url
+    register = GatewayStore.register
+    allowed = threading.Event()
+    allowed.set()
+    asked = threading.Event()
+
+    async def register_later(self: GatewayStore, *arguments: Any) -> int:
+        if not allowed.is_set():
+            asked.set()
+            await asyncio.to_thread(allowed.wait)
+        return await register(self, *arguments)
+
+    monkeypatch.setattr(GatewayStore, "register", register_later)
+    one, other = PAIRS[0]
+
+    def come(client_id: str) -> Raw:
+        client = Raw(inside.ports[0])
+        properties = (KEPT,) if kept else ()
+        client.send(raw5.connect(client_id, *properties) if version == 5 else raw.connect(client_id, clean=not kept))
+        return client
+
+    with running(url, gateway_lease=3600) as inside, Raw5.open(inside.ports[0], one, KEPT):
+        assert max(await records_told(url)) < V5_SECOND
+        allowed.clear()
+        with come(other) as first, come(other) as second:
+            await aeventually(asked.is_set)
+            for client in (first, second):
+                with pytest.raises(TimeoutError):
+                    client.receive(0.1)
+            assert await stored(url, second_key(other, "")) == 0
+            allowed.set()
+            second.expect(raw.CONNACK)
+            assert await records_told(url) == [V5_SECOND]
+            assert await stored(url, second_key(other, "")) == 1
+    monkeypatch.undo()
+    with running(url) as inside:  # what it was does not matter to the next one, which is told anew
+        Raw5.open(inside.ports[0], one).close()
+        Raw5.open(inside.ports[0], other).close()
