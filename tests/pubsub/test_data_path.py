@@ -101,6 +101,19 @@ def test_many_topics_that_are_mapped_to_one() -> None:
     memory.end()
     assert not table.routes
     assert table.route_of_subject(b"out") is arriving
+    assert list(table._apart.values()) == [[arriving]]
+
+
+def test_nothing_is_left_of_topics_that_are_mapped_to_many() -> None:
+    budget = MemoryBudget(10_000 * KIB, 10_000 * KIB)
+    table = Table(mappings=parse_mappings({"in.*": "out.$1"}), budget=budget)
+    memory = ClientMemory(budget)
+    for number in range(100):
+        assert memory.route(table, key(f"in/{number}")).topic == f"out/{number}"
+    assert len(table._apart) == 100
+    memory.end()
+    assert not table.routes
+    assert not table._apart
 
 
 def test_decisions_are_bounded() -> None:
