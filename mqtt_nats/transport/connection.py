@@ -112,8 +112,7 @@ class Connection:
         """There are too many connections: its CONNECT is refused."""
         self.seen: tuple[Callable[[list[Packet]], None], ...] = ()
         """Who is told of every packet that comes, before it is handled."""
-        self._clock = clock
-        self._made = made
+        self._clock, self._made = clock, made
         self._holds = 0
         self._host: str | None = None
         self._kept = b""
@@ -148,7 +147,7 @@ class Connection:
         if self._holds & KEPT:
             self._kept += data
             return
-        until = self._turns.until(now)
+        until = self._turns.until(now, self)
         if not until:
             self._kept += data
             self._wait(True)
@@ -239,7 +238,7 @@ class Connection:
             self._rest, self._kept = [], b""
             self.decoder.fail(error)
         self._again = [*packets, *(self._again or () if error is None else ())] or None
-        until = self._turns.until(monotonic())
+        until = self._turns.until(monotonic(), self)
         if not until or self._holds & MOVED:
             self._wait(True)
         else:
@@ -261,6 +260,7 @@ class Connection:
         if self._ending:
             return
         if self._again or self._rest:
+            self._turns.exceeded(self)
             self._wait(False)
             return
         if self.decoder.error is not None and self.handler is not None:

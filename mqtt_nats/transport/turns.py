@@ -5,8 +5,8 @@
 
 What one read brings may take seconds: packets on topics that are new each, or with many receivers. So the packets of a
 client are handled for `SLICE_S` at once, and those of all clients for `TURN_S` in a turn, and as long again for those
-that have waited. Clients that have just sent something come before those that go on with what they have sent: who
-sends little waits for a turn, however much others send.
+that have waited. A client that has sent more than is handled at once is busy, for `BUSY_S`: it comes after all others,
+with what it has sent and with what it sends next. So who sends little waits for a turn, however much others send.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ TURN_S: Final = 0.01
 
 SLICE_S: Final = 0.005
 """Seconds for one client."""
+
+BUSY_S: Final = 5.0
+"""Seconds for which a client that has sent more than is handled at once comes after the others."""
 
 PACKETS: Final = 16
 """Packets that are handled without a look at the time, and messages of a run before the first look."""
@@ -75,7 +78,7 @@ MOVED: Final = Hold.STANDSTILL | Hold.LEASE
 class Turns:
     """The present turn, and the connections that wait for one."""
 
-    __slots__ = ("_begun", "_fresh", "_others", "_schedule", "_until")
+    __slots__ = ("_begun", "_busy", "_fresh", "_others", "_present", "_schedule", "_until")
 
     def __init__(self, schedule: Callable[[Callable[[], None]], object]) -> None:
         """``schedule`` runs a function at the end of the turn (``loop.call_soon``)."""
@@ -83,23 +86,32 @@ class Turns:
         self._begun = False
         self._until = 0.0
         self._fresh: deque[Connection] = deque()
-        """Those of which nothing has been handled yet."""
+        """Those that are not busy, and of which nothing has been handled yet in their turn."""
         self._others: deque[Connection] = deque()
+        self._busy: dict[Connection, float] = {}
+        """When those that were busy lately are not any more, in this order."""
+        self._present: Connection | None = None
+        """Whose turn it is."""
 
-    def until(self, now: float) -> float:
+    def until(self, now: float, connection: Connection) -> float:
         """Up to when a client's packets may be handled that are read now; 0 = they wait for another turn."""
         if not self._begun:
             self._begin(now)
         end = self._until
-        if now >= end:
+        if now >= end or (self._busy and connection in self._busy and connection is not self._present):
             return 0.0
         return min(end, now + SLICE_S)
 
     def wait(self, connection: Connection, fresh: bool) -> None:
         """Call :meth:`Connection.go_on` when it is the connection's turn; ``fresh``: nothing has been handled yet."""
-        (self._fresh if fresh else self._others).append(connection)
+        (self._fresh if fresh and connection not in self._busy else self._others).append(connection)
         if not self._begun:
             self._begin(monotonic())
+
+    def exceeded(self, connection: Connection) -> None:
+        """A client has sent more than is handled at once: it comes after the others for a while."""
+        self._busy.pop(connection, None)
+        self._busy[connection] = monotonic() + BUSY_S
 
     @property
     def waiting(self) -> int:
@@ -107,6 +119,9 @@ class Turns:
         return len(self._fresh) + len(self._others)
 
     def _begin(self, now: float) -> None:
+        busy = self._busy
+        while busy and now >= busy[first := next(iter(busy))]:
+            del busy[first]
         self._begun = True
         self._until = now + TURN_S
         self._schedule(self._end)
@@ -123,10 +138,12 @@ class Turns:
             fresh.popleft().go_on(now + SLICE_S)
             now = monotonic()
         for _ in range(len(others)):
-            others.popleft().go_on(now + SLICE_S)
+            self._present = others.popleft()
+            self._present.go_on(now + SLICE_S)
             now = monotonic()
             if now >= end:
                 break
+        self._present = None
         if (fresh or others) and not self._begun:
             self._begin(now)
 

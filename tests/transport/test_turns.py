@@ -16,7 +16,7 @@ from mqtt_nats.codec import Limits, MqttError, Packet, Publish, PublishRun, Reas
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.transport.connection import Clock, Connection, Hold
 from mqtt_nats.transport.rate_limited import PacedConnection
-from mqtt_nats.transport.turns import SLICE_S, TURN_S
+from mqtt_nats.transport.turns import PACKETS, SLICE_S, TURN_S
 from mqtt_nats.transport.write_buffer import Round
 from tests.harness import raw
 from tests.harness.waiting import aeventually
@@ -169,6 +169,54 @@ async def test_who_sends_little_comes_first() -> None:
             one.abort()
         connection.abort()
         await aeventually(lambda: all(slow.ends for _, _, slow in crowd) and light.ends == 1)
+
+
+class Witness(Slow):
+    """Notes how many messages of others had been handled when its own was."""
+
+    def __init__(self, others: list[Slow]) -> None:
+        super().__init__(0.0)
+        self.others = others
+        self.counts: list[int] = []
+
+    def packets(self, packets: list[Packet]) -> None:
+        super().packets(packets)
+        self.counts += [sum(len(one.found) for one in self.others)] * (len(self.found) - len(self.counts))
+
+
+async def test_who_has_sent_much_comes_last_for_a_while() -> None:
+    """Also with what it sends next: twenty clients that write again and again keep nobody waiting."""
+    loop = asyncio.get_running_loop()
+    round_, clock = Round(loop.call_soon), Clock(loop.time())
+    data, payloads = messages(48, "single")
+    with contextlib.ExitStack() as stack:
+        slows = [Slow(SLICE_S / 20) for _ in range(20)]
+        crowd, ends = [], []
+        for slow in slows:
+            ours, theirs = stack.enter_context(pair())
+            crowd.append(await greeted(ours, theirs, slow, round_, clock))
+            ends.append(theirs)
+        ours, theirs = stack.enter_context(pair())
+        light = Witness(slows)
+        connection = await greeted(ours, theirs, light, round_, clock)
+        pulse = Pulse(clock)
+        waited: list[int] = []
+        for number in range(1, 7):
+            before = sum(len(slow.found) for slow in slows)
+            for each in ends:
+                each.send(data)
+            theirs.send(raw.publish("a", b"soon"))  # it is read in the same turn, after theirs
+            await aeventually(lambda number=number: len(light.found) == number)
+            waited.append(light.counts[-1] - before)
+            await aeventually(lambda number=number: all(len(one.found) == number * len(payloads) for one in slows), 60)
+        pulse.stop()
+        # At first all are the same. Later on what they have sent waits, and the other's is handled as it is read.
+        assert waited[0] > 10 * PACKETS
+        assert sorted(waited[1:])[2] <= 2 * 2 * PACKETS, waited
+        for one in crowd:
+            one.abort()
+        connection.abort()
+        await aeventually(lambda: all(slow.ends for slow in slows) and light.ends == 1)
 
 
 @pytest.mark.parametrize("end", ["error", "fin"])
