@@ -5,7 +5,7 @@
 
 What one read brings may take seconds: packets on topics that are new each, or with many receivers. So the packets of a
 client are handled for `SLICE_S` at once, and those of all clients for `TURN_S` in a turn, and as long again for those
-that have waited. A client that has sent more than is handled at once is busy, for `BUSY_S`: it comes after all others,
+that have waited. A client that sends more than is handled at once, again and again, is busy: it comes after all others,
 with what it has sent and with what it sends next. So who sends little waits for a turn, however much others send.
 """
 
@@ -25,8 +25,11 @@ TURN_S: Final = 0.01
 SLICE_S: Final = 0.005
 """Seconds for one client."""
 
+EXCESS_S: Final = 1.0
+"""Seconds in which a client makes up for having sent more than is handled at once; what is owed beyond is busy."""
+
 BUSY_S: Final = 5.0
-"""Seconds for which a client that has sent more than is handled at once comes after the others."""
+"""What it owes at most, in seconds."""
 
 PACKETS: Final = 16
 """Packets that are handled without a look at the time, and messages of a run before the first look."""
@@ -89,7 +92,7 @@ class Turns:
         """Those that are not busy, and of which nothing has been handled yet in their turn."""
         self._others: deque[Connection] = deque()
         self._busy: dict[Connection, float] = {}
-        """When those that were busy lately are not any more, in this order."""
+        """When those that have sent more than is handled at once have made up for it."""
         self._present: Connection | None = None
         """Whose turn it is."""
 
@@ -97,21 +100,24 @@ class Turns:
         """Up to when a client's packets may be handled that are read now; 0 = they wait for another turn."""
         if not self._begun:
             self._begin(now)
-        end = self._until
-        if now >= end or (self._busy and connection in self._busy and connection is not self._present):
+        if now >= self._until or (self._busy and connection is not self._present and self._is_busy(connection, now)):
             return 0.0
-        return min(end, now + SLICE_S)
+        return now + SLICE_S
 
     def wait(self, connection: Connection, fresh: bool) -> None:
         """Call :meth:`Connection.go_on` when it is the connection's turn; ``fresh``: nothing has been handled yet."""
-        (self._fresh if fresh and connection not in self._busy else self._others).append(connection)
+        now = monotonic()
+        (self._fresh if fresh and not self._is_busy(connection, now) else self._others).append(connection)
         if not self._begun:
-            self._begin(monotonic())
+            self._begin(now)
 
     def exceeded(self, connection: Connection) -> None:
-        """A client has sent more than is handled at once: it comes after the others for a while."""
-        self._busy.pop(connection, None)
-        self._busy[connection] = monotonic() + BUSY_S
+        """A client has sent more than is handled at once; again, and it comes after the others for a while."""
+        now = monotonic()
+        self._busy[connection] = min(max(self._busy.pop(connection, 0.0), now) + EXCESS_S, now + BUSY_S)
+
+    def _is_busy(self, connection: Connection, now: float) -> bool:
+        return self._busy.get(connection, 0.0) > now + EXCESS_S
 
     @property
     def waiting(self) -> int:
@@ -119,7 +125,7 @@ class Turns:
         return len(self._fresh) + len(self._others)
 
     def _begin(self, now: float) -> None:
-        busy = self._busy
+        busy = self._busy  # what was changed longest ago is the first
         while busy and now >= busy[first := next(iter(busy))]:
             del busy[first]
         self._begun = True

@@ -240,16 +240,17 @@ async def test_others_are_told_before_the_first_of_them_is_stored(
     monkeypatch.setattr(GatewayStore, "register", register_later)
     one, other = PAIRS[0]
 
-    def come(client_id: str) -> Raw:
-        client = Raw(inside.ports[0])
+    def come(port: int, client_id: str) -> Raw:
+        client = Raw(port)
         properties = (KEPT,) if kept else ()
         client.send(raw5.connect(client_id, *properties) if version == 5 else raw.connect(client_id, clean=not kept))
         return client
 
-    with running(url, gateway_lease=3600) as inside, Raw5.open(inside.ports[0], one, KEPT):
+    with running(url, gateway_lease=3600) as gateway, Raw5.open(gateway.ports[0], one, KEPT):
+        port = gateway.ports[0]
         assert max(await records_told(url)) < V5_SECOND
         allowed.clear()
-        with come(other) as first, come(other) as second:
+        with come(port, other) as first, come(port, other) as second:
             await aeventually(asked.is_set)
             for client in (first, second):
                 with pytest.raises(TimeoutError):
@@ -260,6 +261,7 @@ async def test_others_are_told_before_the_first_of_them_is_stored(
             assert await records_told(url) == [V5_SECOND]
             assert await stored(url, second_key(other, "")) == 1
     monkeypatch.undo()
-    with running(url) as inside:  # what it was does not matter to the next one, which is told anew
-        Raw5.open(inside.ports[0], one).close()
-        Raw5.open(inside.ports[0], other).close()
+    with running(url) as gateway:  # sessions of the one before are served as ever
+        for client_id in (one, other):
+            with Raw5.open(gateway.ports[0], client_id, KEPT, clean=False) as client:
+                assert client.present == (kept or client_id == one)
