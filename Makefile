@@ -8,7 +8,7 @@ VENV := .venv
 unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 
-.PHONY: run test test-long test-compiled wheels lint conformance chaos bench bench-full bench-check growth profile demo kill-archive fuzz reference docs locks clean
+.PHONY: run test test-long test-compiled wheels lint conformance chaos bench bench-full bench-check growth profile demo kill-archive clients fuzz reference docs locks clean
 
 # nats-server and the gateway on 127.0.0.1:1883; Ctrl-C ends both. The shell hands its process over.
 run: $(VENV)/.embedded
@@ -61,6 +61,11 @@ kill-archive: $(VENV)/.test
 # The long experiments with faults, most of them minutes long; CHAOS_ARGS="R1 R2" for some. `make test` has short ones.
 chaos: $(VENV)/.test
 	$(BIN)/python -m tests.chaos --long $(CHAOS_ARGS)
+
+# Clients that people use, in six languages, as far as they can be had here; writes the table of docs/compatibility.md.
+# CLIENTS_ARGS='MQTT.js' for some of them.
+clients: $(VENV)/.test
+	$(BIN)/python -m tests.clients --report docs/compatibility.md $(CLIENTS_ARGS)
 
 # Mutated inputs for all code that reads what strangers write, ten minutes per target and processor, then a hundred
 # thousand mutated packets for a gateway: docs/internals/fuzzing.md. FUZZ_ARGS='proxy --seconds 60' for some of it.

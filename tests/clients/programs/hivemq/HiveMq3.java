@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+import com.hivemq.client.mqtt.MqttClient;
+import com.hivemq.client.mqtt.MqttGlobalPublishFilter;
+import com.hivemq.client.mqtt.datatypes.MqttQos;
+import com.hivemq.client.mqtt.mqtt3.Mqtt3AsyncClient;
+import com.hivemq.client.mqtt.mqtt3.Mqtt3ClientBuilder;
+import com.hivemq.client.mqtt.mqtt3.message.publish.Mqtt3Publish;
+import java.nio.charset.StandardCharsets;
+import java.util.concurrent.TimeUnit;
+
+/** The client of HiveMQ with MQTT 3.1.1. */
+class HiveMq3 implements Main.Client {
+    private final Mqtt3AsyncClient client;
+
+    HiveMq3(String host, int port, String id, boolean clean, String will) {
+        Mqtt3ClientBuilder builder = MqttClient.builder().useMqttVersion3().identifier(id).serverHost(host).serverPort(port);
+        builder = builder.automaticReconnect()
+                .initialDelay(200, TimeUnit.MILLISECONDS)
+                .maxDelay(400, TimeUnit.MILLISECONDS)
+                .applyAutomaticReconnect();
+        // The library does not tell here whether the session was present.
+        builder = builder.addConnectedListener(context -> System.out.println("connected ?"));
+        if (!will.isEmpty()) {
+            builder = builder.willPublish(
+                    Mqtt3Publish.builder().topic(will).qos(MqttQos.AT_LEAST_ONCE).payload("gone".getBytes()).build());
+        }
+        client = builder.buildAsync();
+        client.publishes(MqttGlobalPublishFilter.ALL, HiveMq3::received);
+        client.connectWith().cleanSession(clean).keepAlive(30).send().join();
+    }
+
+    private static void received(Mqtt3Publish one) {
+        String payload = new String(one.getPayloadAsBytes(), StandardCharsets.UTF_8);
+        System.out.println("message " + one.getTopic() + " " + one.getQos().getCode() + " " + payload);
+    }
+
+    @Override
+    public int subscribe(String filter, int qos) {
+        return client.subscribeWith()
+                .topicFilter(filter)
+                .qos(MqttQos.fromCode(qos))
+                .send()
+                .join()
+                .getReturnCodes()
+                .get(0)
+                .getCode();
+    }
+
+    @Override
+    public void publish(String topic, int qos, byte[] payload) {
+        client.publishWith().topic(topic).qos(MqttQos.fromCode(qos)).payload(payload).send().join();
+    }
+
+    @Override
+    public void disconnect() {
+        client.disconnect().join();
+    }
+}
