@@ -105,5 +105,5 @@ def pinned(name: str, file: str, pattern: str) -> str:
 
 
 def output(command: Sequence[str]) -> str:
-    """What a command prints, without its last line feed."""
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+    """What a command prints, whatever its exit status."""
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30).stdout.strip()

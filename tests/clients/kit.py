@@ -9,7 +9,9 @@ from importlib import metadata
 from typing import Protocol
 
 from tests.clients import build
+from tests.clients.bridge import Bridge
 from tests.clients.build import PROGRAMS, MissingError
+from tests.clients.node_red import NodeRed
 from tests.clients.place import Place
 from tests.clients.scenarios import Command, Library, Scenarios
 
@@ -119,6 +121,9 @@ CLIENTS: Sequence[Client] = (
     Library("Paho Go", _go("paho_go"), versions=("3",)),
     Library("autopaho (Go)", _go("autopaho"), versions=("5",)),
     Library("rumqttc (Rust)", _rumqttc, resumes_qos2=False),
-    Library("Paho Java", _java("paho_java")),
+    Library("Paho Java, mqttv3", _java("paho_java"), versions=("3",)),
+    Library("Paho Java, mqttv5", _java("paho_java"), versions=("5",), resumes_qos2=False),
     Library("HiveMQ (Java)", _java("hivemq")),
+    Bridge(),
+    NodeRed(),
 )

@@ -12,10 +12,16 @@ from tests.harness import raw
 
 
 class Peer:
-    """A client with a clean session, or with the durable one of ``client_id``, on the broker at ``port``."""
+    """A client of the broker at ``port``, with a clean session or with the durable one of ``client_id``.
 
-    def __init__(self, port: int, client_id: str = "") -> None:
-        self._raw = raw.Raw.connected(port, client_id, clean=not client_id, keepalive=0)
+    Args:
+        port: of the broker.
+        client_id: empty for a clean session.
+        clean: a clean session all the same, which removes a durable one.
+    """
+
+    def __init__(self, port: int, client_id: str = "", *, clean: bool = False) -> None:
+        self._raw = raw.Raw.connected(port, client_id, clean=clean or not client_id, keepalive=0)
         self._ids = itertools.count(1)
         self._messages: list[Message] = []
 
@@ -48,6 +54,12 @@ class Peer:
     def receive(self, count: int) -> list[Message]:
         """Wait for ``count`` messages in all; every one so far."""
         while len(self._messages) < count:
+            self._next()
+        return self._messages
+
+    def receive_all(self, wanted: list[Message]) -> list[Message]:
+        """Wait until each message has arrived, once or more; every one so far."""
+        while set(wanted) - set(self._messages):
             self._next()
         return self._messages
 

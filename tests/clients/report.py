@@ -66,7 +66,7 @@ def _line(cells: Sequence[str]) -> str:
 
 def terminal(cells: Sequence[str]) -> str:
     """A line for the terminal."""
-    widths = [16, 14, 6, *(max(len(name), 4) for name in NAMES), 7]
+    widths = [21, 14, 6, *(max(len(name), 4) for name in NAMES), 7]
     return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
 
 

@@ -151,7 +151,7 @@ class Session:
             for qos in (1, 2):
                 program.subscribe(f"{name}/{qos}", qos)
             program.disconnect()
-        wanted = self._publish(name)
+        wanted = published(self._place.port, name)
         with self._start(name, clean=False) as program:
             assert program.connected() in ("1", "?")
             _compare(program.receive(len(wanted)), wanted)
@@ -166,10 +166,10 @@ class Session:
             program.connected()
             for qos in (1, 2):
                 program.subscribe(f"{name}/{qos}", qos)
-            wanted = self._publish(name, "before", (1, 2) if self._resumes_qos2 else (1,))
+            wanted = published(self._place.port, name, "before", (1, 2) if self._resumes_qos2 else (1,))
             self._place.gateway.restart(kill=True)
             assert program.connected(2) in ("1", "?")
-            wanted += self._publish(name, "after")
+            wanted += published(self._place.port, name, "after")
             with Peer(self._place.port) as peer:
                 peer.subscribe(f"{name}/up")
                 for qos in (0, 1, 2):
@@ -181,19 +181,20 @@ class Session:
             program.disconnect()
         self._forget(name)
 
-    def _publish(self, name: str, payload: str = "", levels: Sequence[int] = (1, 2)) -> list[Message]:
-        """Publish at these QoS; what is published."""
-        sent = [Message(f"{name}/{qos}", qos, f"{payload}{number}") for number in range(COUNT) for qos in levels]
-        with Peer(self._place.port) as peer:
-            for one in sent:
-                peer.publish(*one)
-        return sent
-
     def _forget(self, name: str) -> None:
         """Remove a durable session."""
         with self._start(name) as program:
             assert program.connected() in ("0", "?")
             program.disconnect()
+
+
+def published(port: int, name: str, payload: str = "", levels: Sequence[int] = (1, 2)) -> list[Message]:
+    """Publish some messages below ``name`` at these QoS, and return them."""
+    sent = [Message(f"{name}/{qos}", qos, f"{payload}{number}") for number in range(COUNT) for qos in levels]
+    with Peer(port) as peer:
+        for one in sent:
+            peer.publish(*one)
+    return sent
 
 
 def _name() -> str:
