@@ -14,6 +14,7 @@ from tests.clients.build import PROGRAMS, MissingError
 from tests.clients.node_red import NodeRed
 from tests.clients.place import Place
 from tests.clients.scenarios import Command, Library, Scenarios
+from tests.clients.sparkplug import Sparkplug
 
 PAHO_1 = "1.6.1"
 MQTT_JS = "5.16.0"
@@ -126,4 +127,5 @@ CLIENTS: Sequence[Client] = (
     Library("HiveMQ (Java)", _java("hivemq")),
     Bridge(),
     NodeRed(),
+    Sparkplug(),
 )

@@ -64,7 +64,8 @@ class Program:
         """Detail of the event number ``count``, from 1."""
 
         def happened() -> bool:
-            assert self._process.poll() is None, f"the program has ended: {self._errors()}"
+            if self._process.poll() is not None:
+                raise RuntimeError(f"the program has ended: {self._errors()}")
             return len(self._events[event]) >= count
 
         eventually(happened, WAIT_S, what=f"{event!r} ({count})")
