@@ -7,6 +7,8 @@ Exit status: 0 when every client that can be had here passed, 1 when one did not
 from __future__ import annotations
 
 import argparse
+import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -27,6 +29,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which of {', '.join(known)}; all when left out")
     parser.add_argument("--report", type=Path, metavar="FILE", help="Markdown file whose table gets the rows")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers and programs end with us
     unknown = [name for name in arguments.names if name not in known]
     if unknown:
         parser.error(f"no client is called {', '.join(unknown)}; there are {', '.join(known)}")
@@ -60,7 +63,11 @@ def _run(client: Client, command: Command, version: str) -> Row:
     print(terminal(row.cells()), flush=True)
     for name, outcome in outcomes.items():
         if outcome:
-            print(f"  {name}: {outcome}\n  logs are in {directory}", flush=True)
+            print(f"  {name}: {outcome}", flush=True)
+    if row.passed:
+        shutil.rmtree(directory)
+    else:
+        print(f"  logs are in {directory}", flush=True)
     return row
 
 
@@ -68,7 +75,9 @@ def _outcome(where: Place, name: str, scenario: Scenario) -> str:
     """Run one scenario: empty, or what went wrong."""
     try:
         scenario()
-        assert "Traceback" not in where.gateway.log, "an error of the gateway is in its log"
+        assert "Traceback" not in where.gateway.process.log.read_text(encoding="utf-8"), (
+            "an error of the gateway is in its log"
+        )
     except Exception as error:  # the others are run all the same
         (where.directory / f"{name}.traceback").write_text(traceback.format_exc(), encoding="utf-8")
         return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients are installed from their registries, and built, below ``.cache/clients``; once for each version."""
+"""Clients are installed from their registries, and built, below ``.cache/clients``, once for each version."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from tests.harness.waiting import eventually
 
 WAIT_S = 40.0
-END_S = 10.0
+END_S = 30.0
 
 
 class Message(NamedTuple):

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.build import CACHE, PROGRAMS, MissingError, find, made
+from tests.clients import build
+from tests.clients.build import PROGRAMS, MissingError
 from tests.clients.kit import CHEAP, CLIENTS, Client
 from tests.clients.place import Place, place
 from tests.clients.report import BEGIN, END, Row, rows_in, write
@@ -22,7 +23,7 @@ def where(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """A gateway for all cheap clients."""
     with place(tmp_path_factory.mktemp("clients")) as found:
         yield found
-    assert "Traceback" not in found.gateway.log
+    assert "Traceback" not in found.gateway.process.log.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("scenario", NAMES)
@@ -80,14 +81,27 @@ def test_what_a_client_does_not_do_is_no_failure() -> None:
 
 def test_a_program_that_is_not_installed() -> None:
     with pytest.raises(MissingError, match="`no-such-program` is not installed"):
-        find("no-such-program")
+        build.find("no-such-program")
 
 
-def test_a_step_that_fails_says_so_and_is_tried_again() -> None:
+def test_a_step_that_fails_says_so_and_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "CACHE", tmp_path)
     for _ in range(2):
         with pytest.raises(MissingError, match=r"`ls no-such-file` failed"):
-            made("test-failing-step", [], [["ls", "no-such-file"]])
-    assert not (CACHE / "test-failing-step" / "made").exists()
+            build.made("failing", [], [["touch", "first"], ["ls", "no-such-file"]])
+    assert [path.name for path in (tmp_path / "failing").iterdir()] == ["first"]
+
+
+def test_what_is_made_is_kept_until_its_source_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = tmp_path / "programs"
+    source = programs / "copied" / "source"
+    source.parent.mkdir(parents=True)
+    monkeypatch.setattr(build, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(build, "PROGRAMS", programs)
+    for text in ("one", "one", "two"):
+        source.write_text(text, encoding="utf-8")
+        directory = build.made("copied", [source], [["sh", "-c", "cat source >>all"]])
+    assert (directory / "all").read_text(encoding="utf-8") == "onetwo"
 
 
 def test_every_program_says_whose_it_is() -> None:

@@ -11,6 +11,7 @@ import java.util.concurrent.TimeUnit;
 /** The client of HiveMQ with MQTT 3.1.1. */
 class HiveMq3 implements Main.Client {
     private final Mqtt3AsyncClient client;
+    private volatile boolean again;
 
     HiveMq3(String host, int port, String id, boolean clean, String will) {
         Mqtt3ClientBuilder builder = MqttClient.builder().useMqttVersion3().identifier(id).serverHost(host).serverPort(port);
@@ -18,15 +19,28 @@ class HiveMq3 implements Main.Client {
                 .initialDelay(200, TimeUnit.MILLISECONDS)
                 .maxDelay(400, TimeUnit.MILLISECONDS)
                 .applyAutomaticReconnect();
-        // The library does not tell here whether the session was present.
-        builder = builder.addConnectedListener(context -> System.out.println("connected ?"));
+        builder = builder.addConnectedListener(context -> connected());
         if (!will.isEmpty()) {
             builder = builder.willPublish(
                     Mqtt3Publish.builder().topic(will).qos(MqttQos.AT_LEAST_ONCE).payload("gone".getBytes()).build());
         }
         client = builder.buildAsync();
         client.publishes(MqttGlobalPublishFilter.ALL, HiveMq3::received);
-        client.connectWith().cleanSession(clean).keepAlive(30).send().join();
+        boolean present = client.connectWith()
+                .cleanSession(clean)
+                .keepAlive(30)
+                .send()
+                .join()
+                .isSessionPresent();
+        System.out.println("connected " + (present ? 1 : 0));
+        again = true;
+    }
+
+    /** Connections after the first: the library does not tell here whether the session was present. */
+    private void connected() {
+        if (again) {
+            System.out.println("connected ?");
+        }
     }
 
     private static void received(Mqtt3Publish one) {

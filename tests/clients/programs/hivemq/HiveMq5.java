@@ -11,6 +11,7 @@ import java.util.concurrent.TimeUnit;
 /** The client of HiveMQ with MQTT 5.0. */
 class HiveMq5 implements Main.Client {
     private final Mqtt5AsyncClient client;
+    private volatile boolean again;
 
     HiveMq5(String host, int port, String id, boolean clean, String will) {
         Mqtt5ClientBuilder builder = MqttClient.builder().useMqttVersion5().identifier(id).serverHost(host).serverPort(port);
@@ -18,15 +19,29 @@ class HiveMq5 implements Main.Client {
                 .initialDelay(200, TimeUnit.MILLISECONDS)
                 .maxDelay(400, TimeUnit.MILLISECONDS)
                 .applyAutomaticReconnect();
-        // The library does not tell here whether the session was present.
-        builder = builder.addConnectedListener(context -> System.out.println("connected ?"));
+        builder = builder.addConnectedListener(context -> connected());
         if (!will.isEmpty()) {
             builder = builder.willPublish(
                     Mqtt5Publish.builder().topic(will).qos(MqttQos.AT_LEAST_ONCE).payload("gone".getBytes()).build());
         }
         client = builder.buildAsync();
         client.publishes(MqttGlobalPublishFilter.ALL, HiveMq5::received);
-        client.connectWith().cleanStart(clean).sessionExpiryInterval(clean ? 0 : Main.EXPIRY_S).keepAlive(30).send().join();
+        boolean present = client.connectWith()
+                .cleanStart(clean)
+                .sessionExpiryInterval(clean ? 0 : Main.EXPIRY_S)
+                .keepAlive(30)
+                .send()
+                .join()
+                .isSessionPresent();
+        System.out.println("connected " + (present ? 1 : 0));
+        again = true;
+    }
+
+    /** Connections after the first: the library does not tell here whether the session was present. */
+    private void connected() {
+        if (again) {
+            System.out.println("connected ?");
+        }
     }
 
     private static void received(Mqtt5Publish one) {
