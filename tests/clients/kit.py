@@ -116,7 +116,7 @@ CLIENTS: Sequence[Client] = (
     *CHEAP,
     Library("paho-mqtt 1.6", _paho_1),
     Library("MQTT.js", _mqtt_js, address="mqtt://127.0.0.1:{port}"),
-    Library("MQTT.js, ws", _mqtt_js, address="ws://127.0.0.1:{ws}/mqtt"),
+    Library("MQTT.js, ws", _mqtt_js, address="ws://127.0.0.1:{ws}"),
     Library("MQTT.js, wss", _mqtt_js, address="wss://127.0.0.1:{wss}/mqtt"),
     Library("Paho C", _paho_c),
     Library("Paho Go", _go("paho_go"), versions=("3",)),
