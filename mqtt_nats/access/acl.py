@@ -3,7 +3,8 @@
 
 A rule about subscriptions is held against the whole filter that is asked for. An allowing rule has to cover all its
 topics; a denying one applies as soon as it has a topic in common with it. So what a subscription brings need not be
-looked at again: whoever has one may have every message that it matches.
+looked at again: whoever has one may have every message that it matches. Where each message is looked at (setting
+``acl_subscribe``), a filter only has to have a topic in common with what is allowed.
 """
 
 from __future__ import annotations
@@ -188,6 +189,11 @@ class Permissions:
         rule = self._subscribe_rule(topic_filter, qos)
         return self._default if rule is None else rule.allow
 
+    def touches(self, topic_filter: str, qos: int) -> bool:
+        """Whether some topic of a filter may be subscribed, as far as single rules tell: for who looks at each."""
+        rule = self._touched_rule(topic_filter, qos)
+        return self._default if rule is None else rule.allow
+
     def names(self, topic_filter: str, qos: int) -> bool:
         """Whether a rule permits a filter, and not only the default."""
         rule = self._subscribe_rule(topic_filter, qos)
@@ -201,6 +207,12 @@ class Permissions:
             return True
         return self.names(topic_filter, qos)
 
+    def may_touch(self, topic_filter: str, qos: int) -> bool:
+        """Whether a filter may be subscribed of which each message is looked at by `may_subscribe`."""
+        if covers(PRESENCE, topic_filter):
+            return self.may_subscribe(topic_filter, qos)
+        return self.touches(topic_filter, qos)
+
     def _subscribe_rule(self, topic_filter: str, qos: int) -> Rule | None:
         for one in self._subscribe:
             if one.rule.qos is not None and qos not in one.rule.qos:
@@ -212,14 +224,29 @@ class Permissions:
                 return one.rule
         return None
 
+    def _touched_rule(self, topic_filter: str, qos: int) -> Rule | None:
+        """The first rule that allows a topic of a filter, or denies all of them."""
+        for one in self._subscribe:
+            if one.rule.qos is not None and qos not in one.rule.qos:
+                continue
+            if any(_decides(each, topic_filter, one.rule.allow) for each in one.topics):
+                return one.rule
+        return None
+
     def explain(
-        self, access: Literal["publish", "subscribe"], topic: str, qos: int, retain: bool
+        self, access: Literal["publish", "subscribe"], topic: str, qos: int, retain: bool, touching: bool = False
     ) -> tuple[bool, Rule | None]:
-        """Whether something is permitted, and the rule that has decided it; None: none has."""
+        """Whether something is permitted, and the rule that has decided it; None: none has.
+
+        Args:
+            touching: each message of a subscription is looked at, and ``topic`` may be a filter.
+        """
         if access == "publish":
             return self.may_publish(topic, qos, retain), self._publish_rule(topic, qos, retain)
         if topic.startswith("$share/") and topic.count("/") > 1:
             topic = topic.split("/", 2)[2]
+        if touching and _has_wildcards(topic) and not covers(PRESENCE, topic):
+            return self.may_touch(topic, qos), self._touched_rule(topic, qos)
         return self.may_subscribe(topic, qos), self._subscribe_rule(topic, qos)
 
 
@@ -251,6 +278,10 @@ class Both(Permissions):
     def subscribe(self, topic_filter: str, qos: int) -> bool:
         """Whether both permit it."""
         return self._first.subscribe(topic_filter, qos) and self._second.subscribe(topic_filter, qos)
+
+    def touches(self, topic_filter: str, qos: int) -> bool:
+        """Whether each permits some topic of it."""
+        return self._first.touches(topic_filter, qos) and self._second.touches(topic_filter, qos)
 
     def names(self, topic_filter: str, qos: int) -> bool:
         """Whether a rule of one of them permits a filter."""
@@ -288,6 +319,17 @@ def overlaps(one: str, other: str) -> bool:
     longer = max(first, second, key=len)
     shared = min(len(first), len(second))
     return len(longer) == shared or (len(longer) == shared + 1 and longer[shared] == "#")
+
+
+def _decides(pattern: Pattern, topic_filter: str, allow: bool) -> bool:
+    """Whether a rule allows a topic of a filter, or denies all of them; no message has a literal with wildcards."""
+    if allow:
+        return not (pattern.literal and _has_wildcards(pattern.text)) and overlaps(pattern.text, topic_filter)
+    return pattern.text == topic_filter if pattern.literal else covers(pattern.text, topic_filter)
+
+
+def _has_wildcards(text: str) -> bool:
+    return "+" in text or "#" in text
 
 
 def _begins_with_wildcard(levels: Sequence[str]) -> bool:

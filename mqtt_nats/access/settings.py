@@ -244,6 +244,11 @@ class AccessSettings(BaseModel):
         default=None,
         description="File with the rules of who may publish and subscribe what; unset: everybody everything.",
     )
+    acl_subscribe: Literal["filter", "deliver"] = Field(
+        default="filter",
+        description="What rules are asked about: the whole `filter` of a subscription, once; or each message, when it "
+        "is delivered, and the filter only has to have a topic in common with what is allowed.",
+    )
 
     @property
     def all_authenticators(self) -> tuple[AnySettings, ...]:

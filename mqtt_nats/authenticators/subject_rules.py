@@ -39,6 +39,12 @@ class Subjects:
             return False
         return not any(_overlaps(one, subject) for one in self.deny if hidden or not one.startswith("$"))
 
+    def touches(self, subject: str) -> bool:
+        """Whether some of what ``subject`` matches is allowed, as far as single entries tell."""
+        if self.allow is not None and not any(_overlaps(one, subject) for one in self.allow):
+            return False
+        return not any(_covers(one, subject) for one in self.deny)
+
 
 class SubjectRules(Permissions):
     """What one user of NATS may do."""
@@ -69,6 +75,14 @@ class SubjectRules(Permissions):
             return False
         hidden = topic_filter[0] not in "+#"  # [MQTT-4.7.2-1] (3.1.1, 5.0)
         return all(self._subscribe_subjects.permits(one, hidden=hidden) for one in subjects)
+
+    def touches(self, topic_filter: str, qos: int) -> bool:
+        """Whether the user may subscribe some subject of the filter."""
+        try:
+            subjects = filter_to_subjects(topic_filter)
+        except ValueError:
+            return False
+        return any(self._subscribe_subjects.touches(one) for one in subjects)
 
     def names(self, topic_filter: str, qos: int) -> bool:
         """Whether the user has permissions, and these are among them: one without any has no rule."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.access.acl import EVERYTHING, Both, Identity, Permissions, Rules
 from mqtt_nats.access.authenticator import ADMINISTRATOR
@@ -26,14 +26,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.audit")
 
+READING: Final = 4
+"""Added to the QoS of a decision about what the client may receive."""
+
 
 class Guard:
     """One connection's permissions."""
 
-    __slots__ = ("_client", "identity", "permissions")
+    __slots__ = ("_client", "at_delivery", "identity", "permissions")
 
     def __init__(self, client: Client, identity: Identity, permissions: Permissions) -> None:
         self._client = client
+        self.at_delivery = client.broker.settings.acl_subscribe == "deliver"
+        """Each message is looked at, and not only its filter."""
         self.identity = identity
         self.permissions = permissions
 
@@ -72,7 +77,34 @@ class Guard:
         return self._allows_subscription(plain_filter(topic_filter), qos)
 
     def _allows_subscription(self, topic_filter: str, qos: int) -> bool:
+        if self.at_delivery:
+            return self.permissions.may_touch(topic_filter, qos)
         return self.permissions.may_subscribe(topic_filter, qos)
+
+    def may_receive(self, key: bytes, qos: int) -> bool:
+        """Whether the client may have messages of a topic, of which the subscription has that QoS."""
+        if not self.at_delivery:
+            return True
+        asked = (key, qos + READING, False)
+        memory = self._client.memory
+        known = memory.decided(asked)
+        if known is None:
+            known = self._allows_reading(key[2:].decode(), qos)
+            if known is None:
+                return False
+            memory.decide(asked, known)
+        return known
+
+    def _allows_reading(self, topic: str, qos: int) -> bool | None:
+        """None: that is not known at the moment."""
+        return self.permissions.may_subscribe(topic, qos)
+
+    def withholds(self, key: bytes, qos: int, message_id: str = "") -> bool:
+        """Whether the client may not have a message that its subscription, at that QoS, brings; it is counted."""
+        if self.may_receive(key, qos):
+            return False
+        dropped(self._client, key[2:].decode(), qos, "not permitted", message_id)
+        return True
 
     def audit(self, what: str) -> None:
         """Count and log a denial."""
@@ -99,14 +131,22 @@ class AskingGuard(Guard):
         allowed = super()._allows_subscription(topic_filter, qos)
         return self._ask(Authorizing(self._view, "subscribe", topic_filter, qos, False), allowed)
 
+    def _allows_reading(self, topic: str, qos: int) -> bool | None:
+        allowed = bool(super()._allows_reading(topic, qos))
+        return self._answer(Authorizing(self._view, "subscribe", topic, qos, False), allowed)
+
     def _ask(self, event: Authorizing, allowed: bool) -> bool:
+        return bool(self._answer(event, allowed))
+
+    def _answer(self, event: Authorizing, allowed: bool) -> bool | None:
+        """What hooks say; None: one has failed."""
         chain = self._client.broker.hooks.deciding(CLIENT_AUTHORIZE)
         if chain is None:
             return allowed
         try:
             return chain.decide(event, allowed)
         except HookFailed:
-            return False
+            return None
 
 
 def identify(client: Client) -> None:

@@ -286,11 +286,15 @@ class Client(JobRunner):
         gate = self.gates.get(choice.found) if self.gates else None
         if gate is None:
             self.deliver(choice, message)
+        elif self.picky and self.withheld(message.key, choice.qos, message.identity):
+            return
         elif not gate.keep(choice, message):
             self.end(QuotaExceeded("too many messages while retained messages are being sent"))
 
     def deliver(self, choice: Choice, message: Message) -> None:
         """Send a message that core NATS or local dispatch has brought."""
+        if self.picky and self.withheld(message.key, choice.qos, message.identity):
+            return
         aged = message.retain and message.expiry >= 0
         plain = not (self.picky or choice.ids or aged or (choice.kept and message.kept))
         qos = min(choice.qos, message.qos)
@@ -308,6 +312,10 @@ class Client(JobRunner):
             self.outlet.offer(data, 1)
         elif data:
             self.outlet.write(data)
+
+    def withheld(self, key: bytes, qos: int, message_id: str) -> bool:
+        """Whether the rules keep a message from the client, of which the subscription has that QoS; it is counted."""
+        return self.guarded is not None and self.guarded.withholds(key, qos, message_id)
 
     @property
     def unanswered(self) -> bool:

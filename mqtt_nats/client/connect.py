@@ -152,7 +152,8 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
     client.expiry = session_expiry(connect, settings)
     if client.terms.topic_alias_maximum:
         client.outgoing = Aliases(client.terms.topic_alias_maximum)
-    client.picky = client.outgoing is not None or client.terms.maximum_packet_size < UNLIMITED
+    limited = client.outgoing is not None or client.terms.maximum_packet_size < UNLIMITED
+    client.picky = limited or broker.settings.acl_subscribe == "deliver"
     if settings.publish_client_id:
         client.sender_header = b"Nmqtt-Client:%b\r\n" % percent_encode(client_id).encode()
     if connect.bridge:

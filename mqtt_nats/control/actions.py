@@ -100,9 +100,10 @@ async def _acl(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]
         raise Refusal(f"{topic!r}: {error}") from None
     except ValueError as error:
         raise Refusal(str(error)) from None
+    touching = broker.settings.acl_subscribe == "deliver"
     for access in accesses:
         for qos in (0, 1, 2) if question.get("qos") is None else (int(question["qos"]),):
-            allowed, why = _decision(parts, access, topic, qos, bool(question.get("retain")))
+            allowed, why = _decision(parts, access, topic, qos, bool(question.get("retain")), touching)
             yield {
                 "access": access,
                 "qos": qos,
@@ -131,11 +132,12 @@ def _decision(
     topic: str,
     qos: int,
     retain: bool,
+    touching: bool,
 ) -> tuple[bool, str]:
     """Whether it is allowed, and what has decided that: the part that denies it, or the last one."""
     allowed, why = True, "there are no rules"
     for name, rules, permissions in parts:
-        allowed, rule = permissions.explain(access, topic, qos, retain)
+        allowed, rule = permissions.explain(access, topic, qos, retain, touching)
         if rule is not None and rules is not None:
             number = next(at for at, each in enumerate(rules.rules, 1) if each is rule)
             why = f"{name}, rule {number}: {_said(rule)}"

@@ -238,6 +238,13 @@ def may_have(side: DurableSide, delivery: Delivery, message: Stored, dup: bool) 
     QoS 2 by its identifier and must not have it again, PUBREL has it give that up.
     """
     client, source = side.client, delivery.source
+    guard = client.guarded
+    if guard is not None and guard.at_delivery:
+        if guard.withholds(message.key, source.qos, message.identity):
+            if dup and delivery.qos == 2:
+                side.machine.ask(delivery.id)
+            return False
+        return True
     if not (dup or source.end or source is side.past) or side.overlap.matching(message.subject, EVER, False):
         return True
     if any(member.source is source for member in (client.shares or {}).values()):
@@ -245,7 +252,6 @@ def may_have(side: DurableSide, delivery: Delivery, message: Stored, dup: bool) 
     topic = subject_to_topic(message.subject)
     if any(matches(found.text, topic) for found in client.filters):
         return True
-    guard = client.guarded
     if guard is None or guard.allows(topic, delivery.qos):
         return True
     guard.audit(f"sending {topic!r} again")

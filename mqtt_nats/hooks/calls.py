@@ -214,7 +214,7 @@ def dropped(
     client: Client,
     topic: str,
     qos: int,
-    reason: Literal["denied", "expired", "hook", "slow client", "too large"],
+    reason: Literal["denied", "expired", "hook", "not permitted", "slow client", "too large"],
     message_id: str = "",
 ) -> None:
     """Somebody does not get a message."""

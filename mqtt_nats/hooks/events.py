@@ -271,6 +271,6 @@ class Dropped:
     client: ClientView
     topic: str
     qos: int
-    reason: Literal["denied", "expired", "hook", "slow client", "too large"]
+    reason: Literal["denied", "expired", "hook", "not permitted", "slow client", "too large"]
     message_id: str = ""
     """Where it is known."""

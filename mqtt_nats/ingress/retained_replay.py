@@ -153,7 +153,7 @@ class Replay:
             return
         found = received(key, message.payload, qos, message.headers, born=message.time_ns / 1e9)
         found.retain = True
-        client.deliver(self._choice(qos), found)
+        client.deliver(self._choice(self.qos if self.source is not None or side is None else qos), found)
 
     def _choice(self, qos: int) -> Choice:
         """One subscription, whatever others match: only this one asks for retained messages [MQTT-3.3.4-5] (5.0)."""

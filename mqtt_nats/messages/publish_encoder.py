@@ -90,7 +90,11 @@ def tailor(client: Client, message: Message | Stored, qos: int, choice: Choice |
     ids = choice.ids if choice is not None else b""
     retain = message.retain or (choice is not None and choice.kept and message.kept)
 
+    granted = choice.qos if choice is not None else qos
+
     def late(identifier: int) -> bytes:
+        if client.picky and client.withheld(message.key, granted, message.identity):
+            return b""
         return pack(client, message, qos, identifier, ids=ids, retain=retain)
 
     return late

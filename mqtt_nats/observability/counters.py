@@ -120,6 +120,7 @@ class Counters:
             "denied": 0,
             "expired": 0,
             "hook": 0,
+            "not permitted": 0,
             "too large": 0,
             "session ended": 0,
             **self.dropped,

@@ -47,7 +47,7 @@ class Member:
         self.bridge = bridge
         """It gets none of its own messages, and RETAIN as it was published: a bridge of 3.1.1, which cannot ask."""
         self.picky = False
-        """Its packets are its own: it allows topic aliases, or limits the size of packets."""
+        """Its packets are its own: it allows topic aliases, limits the size of packets, or may not have each."""
         self.filters: dict[Filter, int] = {}
         """Granted QoS per filter, in the order of confirmation."""
         self.options: dict[Filter, Options] | None = None

@@ -277,7 +277,9 @@ class Membership:
             message = broker.stored_message(ack.stream_seq, b"%d" % ack.timestamp_ns, subject, headers, payload)
             qos = min(qos, self.choice.qos)  # [MQTT-4.8.2-3] (5.0)
             doubtful = qos == 2 and client.durable_side is None and self._doubtful(ack)
-            if doubtful or self.doubtful.waiting:
+            if client.picky and client.withheld(message.key, self.choice.qos, message.identity):
+                answer(broker, reply, b"")
+            elif doubtful or self.doubtful.waiting:
                 self.doubtful.add(message, ack.stream_seq, qos, reply, doubtful)
             else:
                 self.take(message, ack.stream_seq, qos, reply)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mqtt_nats.access.acl import Identity, Permissions, covers, overlaps
+from mqtt_nats.access.acl import Both, Identity, Pattern, Permissions, Rule, Rules, Who, covers, overlaps
 from mqtt_nats.access.acl_file import load
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.codec import matches
@@ -222,3 +222,41 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "acl").write_bytes(b"\xff\xfe")
     with pytest.raises(StartupError, match="is not UTF-8 text"):
         load(tmp_path / "acl")
+
+
+@given(levels, levels)
+def test_a_filter_is_granted_where_one_of_its_topics_is_allowed(one: list[str], other: list[str]) -> None:
+    """Where each message is looked at: one rule, held against every topic of four levels."""
+    allowed, wanted = "/".join(one), "/".join(other)
+    assume(allowed and wanted and {allowed, wanted} != {"/#", "+"})
+    found = Rules((Rule(True, Who(), "both", (Pattern(allowed),)),)).permissions(ANNA)
+    assert found.touches(wanted, 0) == any(
+        found.may_subscribe(topic, 0) for topic in TOPICS if topic and matches(wanted, topic)
+    )
+
+
+def test_what_each_message_is_looked_at_for(tmp_path: Path) -> None:
+    """Rules in their order: the first that allows one topic, or denies all; a literal with wildcards is no topic."""
+    text = (
+        rule("deny", "['a/b', 'c/#', {eq = 'd/#'}]")
+        + rule("allow", "['a/#', 'c/d', {eq = 'e/#'}, {eq = 'f/g'}]")
+        + rule("allow", "'g/#'", "qos = [0]")
+    )
+    found = permissions(tmp_path, text)
+    granted = ["a/#", "+/b", "#", "f/+", "f/g"]
+    refused = ["a/b", "c/d", "c/+", "d/#", "e/#", "e/+", "h", "$SYS/#"]
+    assert [each for each in granted + refused if found.may_touch(each, 1)] == granted
+    assert found.may_touch("g/+", 0)
+    assert not found.may_touch("g/+", 1)
+    assert found.explain("subscribe", "$share/x/+/b", 1, False, True)[0]
+    assert not found.explain("subscribe", "$share/x/+/b", 1, False)[0]
+    both = Both(found, permissions(tmp_path, rule("allow", "'a/#'")))
+    assert [each for each in granted if both.may_touch(each, 1)] == ["a/#", "+/b", "#"]
+
+
+def test_presence_topics_need_a_rule_where_each_message_is_looked_at(tmp_path: Path) -> None:
+    within = "$SYS/brokers/+/clients/+/connected"
+    default = permissions(tmp_path, "default = 'allow'\n")
+    assert default.may_touch("$SYS/#", 0)
+    assert not default.may_touch(within, 0)
+    assert permissions(tmp_path, rule("allow", "'$SYS/brokers/+/clients/#'")).may_touch(within, 0)

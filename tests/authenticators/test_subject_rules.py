@@ -140,3 +140,20 @@ def test_what_nats_says_of_a_user() -> None:
 def test_answers_that_say_nothing(payload: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
         parse_info(payload, 0)
+
+
+@pytest.mark.parametrize(
+    ("permissions", "topic_filter", "granted"),
+    [
+        (None, "#", True),
+        ({"allow": ["a.>"]}, "#", True),
+        ({"allow": ["a.>"]}, "+/b", True),
+        ({"allow": ["a.b"]}, "a/+", True),
+        ({"allow": ["a.b"]}, "c/+", False),
+        ({"allow": ["a.>"], "deny": ["a.secret.>"]}, "a/#", True),
+        ({"allow": ["a.>"], "deny": ["a.secret.>"]}, "a/secret/+", False),
+        ({"allow": ["a.b"]}, "x" * 4000 + "/+", False),
+    ],
+)
+def test_filters_of_which_each_message_is_looked_at(permissions: Any, topic_filter: str, granted: bool) -> None:
+    assert rules(subscribe=permissions).may_touch(topic_filter, 0) is granted
