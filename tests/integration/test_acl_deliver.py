@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 import nats
 import pytest
+from pydantic import ByteSize
 
 from mqtt_nats.codec import PINGREQ, Ack, PingResp, Publish, Subscription
 from mqtt_nats.config.settings import Settings
@@ -80,6 +81,10 @@ def withheld(gateway: InProcess) -> int:
     return gateway.broker.counters.drops(gateway.broker)["not permitted"]
 
 
+def has_withheld(gateway: InProcess, count: int) -> Callable[[], bool]:
+    return lambda: withheld(gateway) == count
+
+
 async def received(client: RawClient, count: int) -> list[Publish]:
     """So many messages, each acknowledged, and nothing behind them."""
     found = []
@@ -126,7 +131,7 @@ async def test_messages_that_are_delivered(gateway: InProcess, version: int, dur
                 assert [topic_of(one) for one in found] == ["a/1", "a/2"]
                 assert [one.qos for one in found] == [min(qos, granted)] * 2
                 expected = DENIED if topic_filter == "#" else 1
-                await aeventually(lambda before=before, expected=expected: withheld(gateway) == before + expected)
+                await aeventually(has_withheld(gateway, before + expected))
     await end(gateway, name)
 
 
@@ -210,7 +215,7 @@ async def test_shared_subscriptions(gateway: InProcess, version: int, durable: b
             before = withheld(gateway)
             await publish_all(gateway, qos)
             assert [topic_of(one) for one in await received(client, 2)] == ["a/1", "a/2"]
-            await aeventually(lambda before=before: withheld(gateway) == before + DENIED)
+            await aeventually(has_withheld(gateway, before + DENIED))
         await client.unsubscribe("$share/g/#")
     await end(gateway, "member")
 
@@ -313,8 +318,8 @@ async def test_what_is_remembered_of_topics_has_a_limit(nats_server: NatsServer,
         nats=(nats_server.url,),
         acl_file=file,
         acl_subscribe="deliver",
-        max_cache_bytes=1024 * 1024,
-        max_client_cache_bytes=64 * 1024,
+        max_cache_bytes=ByteSize(1024 * 1024),
+        max_client_cache_bytes=ByteSize(64 * 1024),
     )
     with running(settings) as gateway:
         budget = gateway.broker.path.memory
