@@ -46,8 +46,8 @@ REFUSALS: Final = tuple(one.name.lower() for one in ReasonCode if one >= ReasonC
 """Reasons for which CONNACK may refuse a connection, and a few more. A rate needs the 0 before the first refusal."""
 
 FAILURE_KINDS: Final = (
-    *("admin_token", "authentication", "authenticator", "connect", "denied", "handshake", "hook", "quota", "resume"),
-    *("slow_hook", "store", "subscribe", "tenant", "websocket_frames"),
+    *("admin_token", "authentication", "authenticator", "connect", "denied", "filters", "handshake", "hook"),
+    *("quota", "resume", "slow_hook", "store", "subscribe", "tenant", "websocket_frames"),
     *(f"listener_{one.name.lower()}" for one in Verdict if one not in (Verdict.IN, Verdict.LATER)),
     *REFUSALS,
 )
@@ -122,6 +122,13 @@ NUMBERS: Final = (
     Number("disconnects_total", "Accepted connections that have ended.", "how", _by_name("disconnects"), True),
     Number("messages_received_total", "Messages that clients have published.", "qos", _by_qos("received"), True),
     Number("limits_reached_total", "Refusals by limits on sessions.", "limit", _LIMITED, True),
+    Number(
+        "filters_refused_total",
+        "Filters of SUBSCRIBE packets that were beyond a limit.",
+        "limit",
+        _by_name("filters_refused"),
+        True,
+    ),
     Number("messages_sent_total", "Messages for clients, before drops.", "qos", _by_qos("sent"), True),
     Number("payload_received_bytes_total", "Bytes of their payloads.", "qos", _by_qos("received_bytes"), True),
     Number("payload_sent_bytes_total", "Bytes of their payloads.", "qos", _by_qos("sent_bytes"), True),

@@ -65,6 +65,7 @@ class Counters(TypedDict):
     disconnects: dict[str, int]
     dropped: dict[str, int]
     limited: dict[str, int]
+    filters_refused: dict[str, int]
     failures: dict[str, int]
     log_records_left_out: int
     filters: int

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.access.authenticator import ANONYMOUS
-from mqtt_nats.base.logs import log_failure, shorten
+from mqtt_nats.base.logs import log_failure, once, shorten
 from mqtt_nats.client.authentication import begin
 from mqtt_nats.client.connect import open_session, refuse
 from mqtt_nats.client.disconnect import fall_silent, farewell, leave
@@ -93,6 +94,7 @@ class Client(JobRunner):
         "token",
         "unacknowledged",
         "user",
+        "warned",
         "why",
         "will",
     )
@@ -118,6 +120,8 @@ class Client(JobRunner):
         """Every publish names this client, so that it can be kept from getting it."""
         self.user: str | None = None
         """Whom the authentication has proved the client to be; None: it is anonymous."""
+        self.warned = False
+        """The log has it that filters of the client are beyond limits."""
         self.why: MqttError | None = None
         """Why the gateway has ended the connection, where it has."""
         self.access, self.granted = access, ANONYMOUS
@@ -259,6 +263,16 @@ class Client(JobRunner):
         """JetStream does not take a message: no acknowledgement, the client has to reconnect [MQTT-4.8.0-2]."""
         log_failure(log, logging.WARNING, "store", "%s: a message was not stored: %s", self, error)
         self.end(QuotaExceeded(str(error)))
+
+    def refuse_filters(self, limits: Mapping[str, int], why: str = "") -> None:
+        """Filters of a SUBSCRIBE packet are beyond limits: count them by limit; the first time the log has it."""
+        for limit, count in limits.items():
+            self.broker.counters.refuse_filters(limit, count)
+        level, self.warned = logging.DEBUG if self.warned else logging.WARNING, True
+        what = ", ".join(f"{limit} {count}" for limit, count in limits.items())
+        text = "%s: %d filters are refused by limits (%s)%s; more of this connection are counted only"
+        extra = once(f"filters of {self.hash}")  # also where it connects again and again
+        log_failure(log, level, "filters", text, self, sum(limits.values()), what, why, extra=extra)
 
     def take(self, message: Message, qos: int, late: Late | None = None) -> None:
         """A QoS 1 or 2 message for a regular session, in the plain encoding, or as ``late`` makes it."""

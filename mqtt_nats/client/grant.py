@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Collection
 from functools import partial
 from itertools import chain, islice
@@ -54,7 +55,7 @@ RECORD_SPARE: Final = 2048
 """Bytes of max_payload that are left for the rest of the session record: headers, later changes."""
 
 OVERLAPS: Final = "overlapping_filters"
-"""How :class:`OverlapLimit` is called in the log and in metrics."""
+"""Name of the limit :class:`OverlapLimit` in the log and in metrics."""
 
 PAIRS_MOST: Final = 10_000
 """Pairs of filters that are compared at once."""
@@ -318,7 +319,10 @@ async def grant(
     if created:
         bound(side)  # each has a window of its own
     results = await patiently(client, partial(_create, client, created))
-    return {created[at][0] for at, done in enumerate(results) if not done}
+    failed = {created[at][0]: error for at, error in enumerate(results) if error is not None}
+    if failed:
+        client.refuse_filters({"jetstream": len(failed)}, f": {next(iter(failed.values()))}")
+    return set(failed)
 
 
 def _consumer(client: Client, side: DurableSide, subject: str, start: int, expiry: int | None) -> ConsumerRef:
@@ -355,19 +359,19 @@ class _Starts:
         return max([self._position, *(last for one, last in self._later if patterns_meet(one, subject))]) + 1
 
 
-async def _create(client: Client, wanted: list[tuple[str, Attachment]]) -> list[bool]:
-    """Create the consumers of these filters; which of them JetStream has created."""
+async def _create(client: Client, wanted: list[tuple[str, Attachment]]) -> list[ApiError | None]:
+    """Create the consumers of these filters; for each why JetStream has not."""
     await client.broker.quotas.pace(client.hash)
     return await asyncio.gather(*(rooted_call(partial(_create_one, client, *one)) for one in wanted))
 
 
-async def _create_one(client: Client, topic_filter: str, attachment: Attachment) -> bool:
+async def _create_one(client: Client, topic_filter: str, attachment: Attachment) -> ApiError | None:
     try:
         await create_consumer(client.broker.inbox, MESSAGES, attachment.consumer)
     except ApiError as error:
-        log_failure(log, logging.WARNING, "subscribe", "%s: subscribing to %r failed: %s", client, topic_filter, error)
-        return False
-    return True
+        log_failure(log, logging.DEBUG, "subscribe", "%s: subscribing to %r failed: %s", client, topic_filter, error)
+        return error
+    return None
 
 
 def raises(client: Client, wanted: dict[str, Wish]) -> bool:
@@ -415,9 +419,10 @@ class Room:
     """How many more subscriptions the session may have, and consumers for them."""
 
     def __init__(self, client: Client, consumers: int) -> None:
-        self._consumers = consumers
-        self._having = client.record.cons if client.durable_side is not None and client.record is not None else None
         self._client = client
+        self._consumers = consumers
+        self._refused: Counter[str] = Counter()
+        self._having = client.record.cons if client.durable_side is not None and client.record is not None else None
         self._present = {found.text for found in client.filters} | set(client.shares or ())
         self._overlaps: OverlapLimit | None = None
         """Those that have consumers, and may overlap others."""
@@ -432,6 +437,18 @@ class Room:
 
     def take(self, entry: Subscription, subjects: tuple[str, ...]) -> bool:
         """Whether there is room for one more; it is then taken."""
+        limit = self._exceeded(entry, subjects)
+        if limit:
+            self._refused[limit] += 1
+        return not limit
+
+    def tell(self) -> None:
+        """Count and log what was refused."""
+        if self._refused:
+            self._client.refuse_filters(self._refused)
+
+    def _exceeded(self, entry: Subscription, subjects: tuple[str, ...]) -> str:
+        """The limit that leaves no room for one more, by its name in `FILTER_LIMITS`; empty: the room is taken."""
         topic_filter = entry.topic_filter
         consumers = 0
         shared = topic_filter.startswith(SHARED)
@@ -439,27 +456,29 @@ class Room:
             keys = (subjects[0], *map(second_sid, subjects[1:]))
             consumers = sum(key not in self._having for key in keys)
         if consumers > self._consumers:
-            return False
+            return "consumers"
         if topic_filter in self._present:
             if consumers and not self._may_overlap(topic_filter):
-                return False
+                return OVERLAPS
             self._consumers -= consumers
-            return True
+            return ""
         levels = _level_count(topic_filter)
-        if len(self._present) >= self._count or levels > self._levels:
-            return False
+        if len(self._present) >= self._count:
+            return "max_subscriptions"
+        if levels > self._levels:
+            return "filter_levels"
         if self._bytes is not None:
             size = subscription_bytes(topic_filter, subjects)
             if size > self._bytes:
-                return False
+                return "max_payload"
         if (consumers or shared) and not self._may_overlap(topic_filter):
-            return False
+            return OVERLAPS
         if self._bytes is not None:
             self._bytes -= size
         self._levels -= levels
         self._present.add(topic_filter)
         self._consumers -= consumers
-        return True
+        return ""
 
     def _may_overlap(self, topic_filter: str) -> bool:
         """Whether a new filter with consumers does not make too many that match a topic."""
@@ -472,10 +491,7 @@ class Room:
             having = [found.text for found, qos in client.filters.items() if qos and durable]
             for text in filter(is_open, chain(having, client.shares or ())):
                 overlaps.add(plain_filter(text))
-        if overlaps.take(plain_filter(topic_filter)):
-            return True
-        client.broker.quotas.refuse(OVERLAPS, holder(client.user, client.connection.host))
-        return False
+        return overlaps.take(plain_filter(topic_filter))
 
 
 def _level_count(topic_filter: str) -> int:

@@ -130,6 +130,7 @@ class Subscribing:
                 replay = handling == 0 or (handling == 1 and entry.topic_filter not in self.present)
                 self.wanted[entry.topic_filter] = Wish(entry.qos, subjects, options, handling, replay)
             self.codes.append(code)
+        room.tell()
 
     def join_at_once(self) -> None:
         """Have what is published from now on sent to the client; its consumers, and filters beyond some, follow."""
@@ -296,6 +297,7 @@ async def subscribe(client: Client, packet: Subscribe, begun: Subscribing | Mark
     except ApiError as error:
         names = ", ".join(map(repr, begun.wanted))
         log_failure(log, logging.WARNING, "subscribe", "%s: subscribing to %s failed: %s", client, names, error)
+        client.broker.counters.refuse_filters("jetstream", len(begun.wanted) + len(begun.shares))
         if not await begun.undo():
             return
     begun.answer()

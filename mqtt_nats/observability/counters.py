@@ -26,6 +26,9 @@ LATENCIES: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 
 LAGS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 """The same for how late the event loop runs what is due."""
 
+FILTER_LIMITS: Final = ("max_subscriptions", "filter_levels", "max_payload", "consumers", "jetstream")
+"""What refuses filters: settings, the size of the session record (`max_payload` of nats-server), quotas, JetStream."""
+
 SLICE: Final = 1000
 """Clients that are looked at before others have a turn."""
 
@@ -77,6 +80,8 @@ class Counters:
         """Connections that were not accepted, by the name of the reason code."""
         self.limited: dict[str, int] = {}
         """Sessions, and SUBSCRIBE packets, of which a limit has refused something, by the setting."""
+        self.filters_refused: dict[str, int] = dict.fromkeys(FILTER_LIMITS, 0)
+        """Filters of SUBSCRIBE packets that were beyond a limit, by that."""
         self.disconnects = {"client": 0, "taken over": 0, "lost": 0, "error": 0}
         """Connections that have ended, of those that were accepted: by DISCONNECT, ..., by the gateway (`error`)."""
         self.dropped: dict[str, int] = {}
@@ -109,6 +114,10 @@ class Counters:
     def limit(self, setting: str) -> None:
         """A limit has refused something."""
         self.limited[setting] = self.limited.get(setting, 0) + 1
+
+    def refuse_filters(self, limit: str, count: int) -> None:
+        """Filters of a SUBSCRIBE packet are refused; ``limit`` is one of `FILTER_LIMITS`."""
+        self.filters_refused[limit] += count
 
     def leave(self, how: str) -> None:
         """A connection that was accepted has ended."""
@@ -148,6 +157,7 @@ async def snapshot(broker: Broker) -> dict[str, Any]:
         "connects": counters.connects,
         "refused": dict(counters.refused),
         "limited": dict(counters.limited),
+        "filters_refused": dict(counters.filters_refused),
         "disconnects": dict(counters.disconnects),
         "dropped": counters.drops(broker),
         "failures": dict(FAILURES),

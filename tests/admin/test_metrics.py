@@ -42,6 +42,7 @@ def worker(number: int, **changed: Any) -> dict[str, Any]:
         "sent_bytes": [0, 0, 0],
         "refused": {"not_authorized": number},
         "limited": {"max_sessions": number},
+        "filters_refused": Counters([0], [0]).filters_refused | {"max_subscriptions": number},
         "disconnects": Counters([0], [0]).disconnects,
         "dropped": {"too large": number},
         "failures": {"denied": number},

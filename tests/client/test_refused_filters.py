@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Filters that are beyond a limit: each is counted by it, and the log has one line of a session."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import nats
+import pytest
+
+from mqtt_nats.base.logs import FAILURES
+from mqtt_nats.config.settings import Settings
+from mqtt_streams.messages import STREAM as MESSAGES
+from tests.conftest import Logged, NatsFactory
+from tests.harness.inprocess import InProcess, running
+from tests.harness.nats import NatsServer
+from tests.harness.rawclient import RawClient
+from tests.harness.rawclient5 import RawClient5
+
+pytestmark = pytest.mark.anyio
+
+QUOTA_EXCEEDED = {4: 0x80, 5: 0x97}
+
+
+def settings(server: NatsServer, **values: Any) -> Settings:
+    return Settings.model_validate({"listen": "127.0.0.1:0", "nats": (server.url,), **values})
+
+
+async def connect(gateway: InProcess, version: int, name: str, durable: bool) -> RawClient:
+    if version == 4:
+        return await RawClient.connect(gateway.port, name, clean=not durable)
+    expiry = 600 if durable else 0
+    return await RawClient5.connect5(gateway.port, name, clean=not durable, session_expiry_interval=expiry)
+
+
+def refused(gateway: InProcess) -> dict[str, int]:
+    return {name: count for name, count in gateway.broker.counters.filters_refused.items() if count}
+
+
+def lines(logged: Logged) -> list[str]:
+    return [line for line in logged.messages if "refused by limits" in line]
+
+
+@pytest.mark.parametrize("durable", [False, True], ids=["clean", "durable"])
+@pytest.mark.parametrize("version", [4, 5])
+async def test_more_than_a_session_may_have(
+    nats_server: NatsServer, logged: Logged, version: int, durable: bool
+) -> None:
+    """Those with QoS 0, 1 and 2, and shared ones: whatever is above is counted, packet after packet."""
+    name = f"greedy{version}{durable}"
+    with running(settings(nats_server, max_subscriptions=3)) as gateway:
+        async with await connect(gateway, version, name, durable) as client:
+            code, failures = QUOTA_EXCEEDED[version], FAILURES["filters"]
+            assert await client.subscribe("a", "b", "c", "d", "e", qos=1) == (1, 1, 1, code, code)
+            assert await client.subscribe("f", qos=0) == (code,)
+            assert await client.subscribe("g", qos=2) == (code,)
+            assert await client.subscribe("$share/g/h", "a", qos=1) == (code, 1)
+            assert refused(gateway) == {"max_subscriptions": 5}
+            assert lines(logged) == [
+                f"client {name!r}: 2 filters are refused by limits (max_subscriptions 2); more of this connection are "
+                "counted only"
+            ]
+            assert FAILURES["filters"] == failures + 4
+        async with await connect(gateway, version, name, durable) as client:
+            await client.subscribe(*(f"again/{number}" for number in range(4)))
+            assert len(lines(logged)) == 1, "a session that connects again and again has no more lines"
+        async with await connect(gateway, version, f"another{name}", False) as client:
+            await client.subscribe(*(f"again/{number}" for number in range(4)))
+            assert len(lines(logged)) == 2
+        async with await RawClient.connect(gateway.port, name) as client:
+            await client.disconnect()
+
+
+async def test_levels_and_the_size_of_the_record(nats_server: NatsServer, logged: Logged) -> None:
+    with running(settings(nats_server, max_subscriptions=4, max_topic_levels=40)) as gateway:
+        async with await RawClient.connect(gateway.port, "deep") as client:
+            deep = ["/".join("x" * 39) + f"/{number}" for number in range(3)]
+            assert await client.subscribe(*deep) == (0, 0x80, 0x80)
+            assert refused(gateway) == {"filter_levels": 2}
+    with running(settings(nats_server)) as gateway:
+        async with await RawClient.connect(gateway.port, "long", clean=False) as client:
+            codes = await client.subscribe(*(f"{'level/' * 30}{number:04}/#" for number in range(400)), qos=1)
+            count = codes.count(0x80)
+            assert 0 < count < 200
+            assert refused(gateway) == {"max_payload": count}
+        async with await RawClient.connect(gateway.port, "long") as client:
+            await client.disconnect()
+    assert len(lines(logged)) == 2
+
+
+async def test_consumers_of_a_user(nats_server: NatsServer, logged: Logged) -> None:
+    with running(settings(nats_server, max_durable_consumers=2, max_durable_consumers_per_gateway=1000)) as gateway:
+        async with await RawClient.connect(gateway.port, "consuming", clean=False) as client:
+            assert await client.subscribe("a", "b", "c", "d", qos=1) == (1, 1, 0x80, 0x80)
+            assert refused(gateway) == {"consumers": 2}
+            assert len(lines(logged)) == 1
+        async with await RawClient.connect(gateway.port, "consuming") as client:
+            await client.disconnect()
+
+
+async def test_what_jetstream_refuses(nats_factory: NatsFactory, logged: Logged) -> None:
+    """One line of many filters, with what JetStream has said of the first."""
+    server = nats_factory()
+    with running(settings(server, shared_reader="never")) as gateway:
+        async with await RawClient.connect(gateway.port, "unlucky", clean=False) as client:
+            one = await nats.connect(server.url)
+            try:
+                js = one.jetstream()
+                config = (await js.stream_info(MESSAGES)).config
+                await js.update_stream(config.evolve(max_consumers=3))
+            finally:
+                await one.close()
+            codes = await client.subscribe(*(f"j/{number}" for number in range(30)), qos=1)
+            count = codes.count(0x80)
+            assert count >= 27
+            assert refused(gateway) == {"jetstream": count}
+            (line,) = lines(logged)
+            assert f"(jetstream {count}): maximum consumers limit reached" in line
+            assert not [line for line in logged.messages if "subscribing to" in line]
