@@ -46,7 +46,7 @@ REFUSALS: Final = tuple(one.name.lower() for one in ReasonCode if one >= ReasonC
 """Reasons for which CONNACK may refuse a connection, and a few more. A rate needs the 0 before the first refusal."""
 
 FAILURE_KINDS: Final = (
-    *("admin_token", "authentication", "authenticator", "connect", "denied", "filters", "handshake", "hook"),
+    *("admin_token", "authentication", "authenticator", "connect", "copy", "denied", "filters", "handshake", "hook"),
     *("quota", "resume", "slow_hook", "store", "subscribe", "tenant", "websocket_frames"),
     *(f"listener_{one.name.lower()}" for one in Verdict if one not in (Verdict.IN, Verdict.LATER)),
     *REFUSALS,
@@ -133,6 +133,7 @@ NUMBERS: Final = (
     Number("payload_received_bytes_total", "Bytes of their payloads.", "qos", _by_qos("received_bytes"), True),
     Number("payload_sent_bytes_total", "Bytes of their payloads.", "qos", _by_qos("sent_bytes"), True),
     Number("messages_dropped_total", "Messages that did not reach somebody.", "reason", _by_name("dropped"), True),
+    Number("copies_stored_total", "Copies on other subjects that were stored.", "", _one("copies_stored"), True),
     Number(
         "failures_total",
         "Refusals and failures by kind, logged or not.",

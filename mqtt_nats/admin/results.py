@@ -69,6 +69,7 @@ class Counters(TypedDict):
     failures: dict[str, int]
     log_records_left_out: int
     filters: int
+    copies_stored: int
     pending_stores: int
     pending_store_bytes: int
     resent_stores: int

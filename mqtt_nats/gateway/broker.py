@@ -31,6 +31,7 @@ from mqtt_nats.lifecycle.cluster_bans import Banning
 from mqtt_nats.lifecycle.quotas import Quotas
 from mqtt_nats.lifecycle.readiness import Readiness
 from mqtt_nats.messages.cache import Recent
+from mqtt_nats.messages.copies import Copies
 from mqtt_nats.messages.ids import MessageIds
 from mqtt_nats.observability.counters import Counters
 from mqtt_nats.observability.nats_service import Service
@@ -151,6 +152,8 @@ class Broker:
         self.readiness = Readiness(self)
         self.system, self.presence, self.service = System(self), Presence(self), Service(self)
         self.fanout.response_topic = self.replying.response_topic
+        self.copies = Copies(self)
+        self.fanout.begin_looking(self.ids.own, self.copies.suspect)
         self.sessions = SessionStore(inbox, domain)
         self.retained = RetainedStore(inbox)
         self.held = Qos2Store(inbox)

@@ -23,6 +23,9 @@ SEEN_FOR: Final = 40.0
 # As many identifiers per filter and half, at most: while a connection to NATS is away, nothing is forgotten.
 SEEN_MOST = 250_000
 
+PUBLISHERS_MAX: Final = 4096
+"""Publishers of messages at QoS 1 and 2 that are known to store them; then they are found out again."""
+
 LARGE: Final = 2048
 """Bytes of a packet from which to copy it costs more than to collect its parts."""
 
@@ -44,6 +47,12 @@ class Fanout:
         """Their payloads."""
         self.response_topic: Callable[[Filter, Route, bytes, bytes], bytes] | None = None
         """``response_topic(found, route, headers, reply)``: what 5.0 clients are told of a NATS reply subject."""
+        self.own = b""
+        """What the ids of this gateway's messages have from the 17th digit on."""
+        self.publishers: set[bytes] = set()
+        """The same of everybody who is known to store what is published at QoS 1 and 2, this gateway included."""
+        self.suspected: Callable[[Route, bytes, bytes], None] | None = None
+        """``suspected(route, headers, payload)``: a message at QoS 1 or 2 that may not be stored."""
         self._remembering: set[Filter] = set()
 
     # -- from clients ---------------------------------------------------------------------------
@@ -120,16 +129,28 @@ class Fanout:
     def released(self, route: Route, message: Message, release: bytes) -> None:
         """A QoS 2 message that its publisher has released, unless an earlier release got here before."""
         for found, group in route.groups.items():
-            if found.local and self.remember(found, release):
+            if found.local and self.remember(found, release, route.subject):
                 self.group(group, message, release)
 
-    def remember(self, found: Filter, identity: bytes) -> bool:
-        """Note that a message came through a filter; False when it had come before."""
+    def begin_looking(self, own: bytes, suspected: Callable[[Route, bytes, bytes], None]) -> None:
+        """Hand on what may not be stored; ``own`` is this gateway's part of ids."""
+        self.own, self.suspected = own, suspected
+        self.acquaint(own)
+
+    def acquaint(self, publisher: bytes) -> None:
+        """Somebody who publishes at QoS 1 and 2 stores such messages; ``publisher`` is its part of their ids."""
+        if len(self.publishers) >= PUBLISHERS_MAX:
+            self.publishers.clear()
+            self.publishers.add(self.own)
+        self.publishers.add(publisher)
+
+    def remember(self, found: Filter, identity: bytes, subject: str) -> bool:
+        """Note that a message came through a filter, on a subject; False when it had come before."""
         if identity in found.seen or identity in found.seen_before:
             return False
         if len(found.seen) >= SEEN_MOST:
             found.seen_before, found.seen = found.seen, {}
-        found.seen[identity] = None
+        found.seen[identity] = subject
         self._remembering.add(found)
         return True
 
@@ -265,13 +286,50 @@ class Fanout:
         known = b""
         if qos:
             known = identity(headers)
-            if known and not self.remember(found, known):
-                return
+            if known and not self.remember(found, known, route.subject):
+                known = self._elsewhere(found, known, route.subject)
+                if not known:
+                    return
+                if group.stored and not born and self.suspected is not None:
+                    self.suspected(route, headers, payload)
+            elif group.stored and not born:
+                maker = known[16:28]  # at QoS 2, and of a will, it is found by a closer look
+                own = maker == self.own and found.local
+                if own or maker not in self.publishers or b"\r\nNats-Stream:" in headers:
+                    self._look(found, route, headers, payload)
+            if group.stored and not (group.high or group.low or group.low5 or group.guarded):
+                return  # all who want it get it from the stream
         sender = publisher(headers) if group.guarded else ""
         topic = b""
         if reply and self.response_topic is not None and _modern(group):
             topic = self.response_topic(found, route, headers, reply)
         self.group(group, received(route.key, payload, qos, headers, sender, born, topic), known)
+
+    def _elsewhere(self, found: Filter, known: bytes, subject: str) -> bytes:
+        """By what a message is known that has come already; empty: on this subject, too."""
+        first = found.seen.get(known) or found.seen_before.get(known)
+        if first == subject:
+            return b""
+        known = b"%b %b" % (known, subject.encode())
+        return known if self.remember(found, known, subject) else b""
+
+    def _look(self, found: Filter, route: Route, headers: bytes, payload: bytes) -> None:
+        """Have it found out whether a message is stored where that is not clear, since some wait for the stored one."""
+        start = headers.find(b"\r\nNmqtt-Id:")
+        maker = headers[start + 27 : start + 39]
+        returned = found.local and maker == self.own  # the server does not send it back
+        strange = returned or maker not in self.publishers or b"\r\nNats-Stream:" in headers
+        if strange and self.suspected is not None:
+            self.suspected(route, headers, payload)
+
+    def look_at_shared(self, found: Filter, subject: bytes, headers: bytes, payload: bytes) -> None:
+        """The same for a message at QoS 1 or 2 that has come through a queue group."""
+        start = headers.find(b"\r\nNmqtt-Id:")
+        if headers[start + 27 : start + 39] in self.publishers and b"\r\nNats-Stream:" not in headers:
+            return
+        route = self._resolved(found, subject)
+        if route is not None and self.suspected is not None:
+            self.suspected(route, headers, payload)
 
 
 def _modern(group: Group) -> bool:

@@ -106,7 +106,7 @@ class Member:
 class Group:
     """The members that get the messages of one topic through one filter."""
 
-    __slots__ = ("guarded", "high", "low", "low5", "zero", "zero5")
+    __slots__ = ("guarded", "high", "low", "low5", "stored", "zero", "zero5")
 
     def __init__(self) -> None:
         self.zero: list[Outlet] = []
@@ -120,6 +120,8 @@ class Group:
         """Who gets a QoS 1 or 2 message at up to the QoS named."""
         self.guarded: list[tuple[Member, Choice]] = []
         """Members with options or a gate, kept apart so that the others need no check."""
+        self.stored = False
+        """Somebody gets a QoS 1 or 2 message from the stream, and not here."""
 
     def __bool__(self) -> bool:
         return bool(self.zero or self.zero5 or self.low or self.low5 or self.high or self.guarded)
@@ -177,9 +179,9 @@ class Filter:
         """NATS does not allow this gateway to subscribe it."""
         self.backlog: Backlog | None = None
         """While messages that were missed are being read: those that come meanwhile."""
-        self.seen: dict[bytes, None] = {}
-        """Ids of QoS 1 and 2 messages that came through NATS lately, and those of the time before."""
-        self.seen_before: dict[bytes, None] = {}
+        self.seen: dict[bytes, str] = {}
+        """By the ids of QoS 1 and 2 messages that came through NATS lately their subjects; those of the time before."""
+        self.seen_before: dict[bytes, str] = {}
 
 
 class Carrier:

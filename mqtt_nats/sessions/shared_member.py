@@ -237,7 +237,10 @@ class Membership:
         """A message of the queue group; those at QoS 1 and 2 come from the consumer as well."""
         client = self.client
         broker = client.broker
-        if publish_qos(headers) or not client.alive or (headers and is_status(headers)):
+        if not client.alive or reply.startswith(b"$JS.ACK.") or (headers and is_status(headers)):
+            return
+        if publish_qos(headers):
+            broker.fanout.look_at_shared(self.found, subject, headers, payload)
             return
         if self.filter[0] in "#+" and not visible_to_wildcard(subject.decode("utf-8", "replace")):
             return

@@ -31,7 +31,7 @@ def worker(number: int, **changed: Any) -> dict[str, Any]:
     zero = dict.fromkeys(("connects", "connections", "clients", "durable", "regular", "subscriptions", "filters"), 0)
     zero |= dict.fromkeys(("inflight", "queued", "unacknowledged", "unread_bytes", "slow", "stalled"), 0)
     zero |= dict.fromkeys(("pending_stores", "pending_store_bytes", "resent_stores", "reconnects"), 0)
-    zero |= dict.fromkeys(("cpu", "memory", "tasks"), 0)
+    zero |= dict.fromkeys(("cpu", "memory", "tasks", "copies_stored"), 0)
     return {
         **zero,
         "worker": number,

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies of QoS 1 and 2 messages that NATS has brought to another subject: stored for those who need them.
+
+A message at QoS 1 or 2 promises by its headers that it is stored under its subject. A stream that republishes, an
+import under another name and a relay keep the headers: such a copy reaches who listens, and nobody has stored it. The
+fan-out hands on what may be one. A moment later the stream is asked whether it has the message under that subject. If
+not, the copy is stored, under an id that is the same on every gateway. See docs/internals/rules.md#copies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mqtt_nats.backbone.pending import Op, TooLarge
+from mqtt_nats.base import server_clock as natstime
+from mqtt_nats.base.logs import log_failure
+from mqtt_nats.messages.headers import header
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.messages import PREFIX, STREAM
+from mqtt_streams.stored import direct_page, rfc3339
+
+if TYPE_CHECKING:
+    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.pubsub.routing_table import Route
+
+log = logging.getLogger("mqtt_nats.broker")
+
+DELAY_S: Final = 1.0
+"""Time in which what is stored by its publisher has got into the stream."""
+
+BEFORE_S: Final = 5.0
+"""How much earlier than its copy on the subject a message may have been stored."""
+
+WAITING_MAX: Final = 4096
+"""Copies that wait; more are passed over."""
+
+WAITING_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Bytes of their headers and payloads."""
+
+PAGES_MAX: Final = 32
+"""Pages that are read to find the messages of one subject; where there are more, copies are passed over."""
+
+PAGE: Final = 512
+PAGE_BYTES: Final = 2 * 1024 * 1024
+
+COPIED: Final = b"copy-"
+"""Begins the `Nats-Msg-Id` of a copy that a gateway has stored."""
+
+
+class Copy(NamedTuple):
+    """What may be a copy that nobody has stored."""
+
+    subject: str
+    target: bytes
+    headers: bytes
+    payload: bytes
+    message_id: bytes
+    """Empty where it has none."""
+    known_by: bytes
+    """The id under which it is stored."""
+    since: float
+    """When it came (Unix time of nats-server)."""
+
+    @property
+    def size(self) -> int:
+        """The bytes that it takes."""
+        return len(self.headers) + len(self.payload)
+
+
+class Copies:
+    """The copies of one gateway that wait for a look at the stream."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._waiting: dict[bytes, Copy] = {}
+        """By what they are known by: one comes once for each subscription."""
+        self._bytes = 0
+        self._working = False
+        self.stored = 0
+        """Copies that this gateway has stored."""
+
+    def waiting(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    def suspect(self, route: Route, headers: bytes, payload: bytes) -> None:
+        """A message at QoS 1 or 2 has come on a subject of which it is not known that it is stored under it."""
+        message_id = header(headers, b"Nmqtt-Id:")
+        if not message_id and b"\r\nNats-Stream:" not in headers:
+            return  # such are those of nats-server's own MQTT listener, which has stored them
+        known_by = _known_by(message_id, headers, route.subject)
+        found = Copy(route.subject, route.msgs, headers, payload, message_id, known_by, natstime.now())
+        if known_by in self._waiting:
+            return
+        if header(headers, b"Nats-Msg-Id:").startswith(COPIED):
+            self._pass_over(found, "it is a copy of a copy")
+        elif len(self._waiting) >= WAITING_MAX or self._bytes + found.size > WAITING_BYTES_MAX:
+            self._pass_over(found, "too many wait")
+        else:
+            self._waiting[known_by] = found
+            self._bytes += found.size
+            if not self._working:
+                self._working = True
+                self._broker.spawn(self._work(), "copies of messages")
+
+    def _pass_over(self, one: Copy, why: object) -> None:
+        self._broker.counters.drop("copy")
+        text = "a copy of a message on subject %r was not stored: %s"
+        log_failure(log, logging.WARNING, "copy", text, one.subject, why)
+
+    async def _work(self) -> None:
+        """Look after what waits, until nothing does."""
+        try:
+            while self._waiting:
+                await asyncio.sleep(DELAY_S)
+                await self._broker.online.wait()
+                due = natstime.now() - DELAY_S
+                by_subject: dict[str, list[Copy]] = {}
+                for one in [one for one in self._waiting.values() if one.since <= due]:
+                    by_subject.setdefault(one.subject, []).append(one)
+                for subject, copies in by_subject.items():
+                    try:
+                        await self._decide(subject, copies)
+                    except (ApiError, NoResponders, RequestTimeout) as error:
+                        log.debug("copies on subject %r wait: %s", subject, error)
+                        continue
+                    for one in copies:
+                        del self._waiting[one.known_by]
+                    self._bytes -= sum(one.size for one in copies)
+        finally:
+            self._working = False
+
+    async def _decide(self, subject: str, copies: list[Copy]) -> None:
+        """Store those of these copies, in their order, that the stream does not have.
+
+        Raises:
+            ApiError, NoResponders, RequestTimeout: JetStream does not answer.
+        """
+        there = await self._stored_ids(subject, copies[0].since)
+        for one in copies:
+            if there is None:
+                self._pass_over(one, f"more than {PAGES_MAX * PAGE} messages are to be looked at")
+            elif one.message_id in there:
+                if b"\r\nNats-Stream:" not in one.headers:
+                    self._broker.fanout.acquaint(one.message_id[16:28])  # who publishes these stores them
+            elif one.known_by not in there:
+                self._store(one)
+
+    async def _stored_ids(self, subject: str, since: float) -> set[bytes] | None:
+        """The ids of what is stored under a subject; None: there is too much."""
+        start: dict[str, object] = {"start_time": rfc3339(int((since - BEFORE_S) * 1e9))}
+        found: set[bytes] = set()
+        for _ in range(PAGES_MAX):
+            page, more = await direct_page(
+                self._broker.inbox, STREAM, PREFIX + subject, start, messages=PAGE, size=PAGE_BYTES
+            )
+            for message in page:
+                found.add(header(message.headers, b"Nmqtt-Id:"))
+                found.add(header(message.headers, b"Nats-Msg-Id:"))
+            if not more:
+                found.discard(b"")
+                return found
+            start = {"seq": page[-1].seq + 1}
+        return None
+
+    def _store(self, one: Copy) -> None:
+        lines = [line for line in one.headers.split(b"\r\n")[1:] if line and _stays(line)]
+        headers = b"\r\n".join([b"NATS/1.0", *lines, b"Nats-Msg-Id:" + one.known_by, b"", b""])
+        try:
+            self._broker.store.put(one.target, headers, one.payload, CopyOp(self, one))
+        except TooLarge as error:
+            self._pass_over(one, error)
+        else:
+            self._broker.link.kick()
+
+    def end(self, one: Copy, ack: bytes, error: ApiError | None) -> None:
+        """The store of a copy has ended; another gateway may have been first."""
+        if error is not None:
+            self._pass_over(one, error)
+        elif b'"duplicate":' not in ack:
+            self.stored += 1
+
+
+class CopyOp(Op):
+    """The store of a copy."""
+
+    __slots__ = ("_copies", "_copy")
+
+    def __init__(self, copies: Copies, copy: Copy) -> None:
+        self._copies = copies
+        self._copy = copy
+
+    def stored(self, ack: bytes) -> None:
+        """It is in the stream, or was."""
+        self._copies.end(self._copy, ack, None)
+
+    def failed(self, error: ApiError) -> None:
+        """JetStream has refused it."""
+        self._copies.end(self._copy, b"", error)
+
+
+def _known_by(message_id: bytes, headers: bytes, subject: str) -> bytes:
+    """The id of a copy: of the message and the subject, else of its place in another stream and the subject."""
+    origin = message_id or b"%b %b" % (header(headers, b"Nats-Stream:"), header(headers, b"Nats-Sequence:"))
+    return COPIED + blake2b(b"%b %b" % (origin, subject.encode()), digest_size=16).hexdigest().encode()
+
+
+def _stays(line: bytes) -> bool:
+    """Whether a header of a copy is stored with it: not what NATS has said of, or obeyed in, the original."""
+    name = line.partition(b":")[0].strip().lower()
+    return not name.startswith(b"nats-") or name.startswith(b"nats-service-error")
