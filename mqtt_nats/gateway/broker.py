@@ -152,8 +152,6 @@ class Broker:
         self.readiness = Readiness(self)
         self.system, self.presence, self.service = System(self), Presence(self), Service(self)
         self.fanout.response_topic = self.replying.response_topic
-        self.copies = Copies(self)
-        self.fanout.begin_looking(self.ids.own, self.copies.suspect)
         self.sessions = SessionStore(inbox, domain)
         self.retained = RetainedStore(inbox)
         self.held = Qos2Store(inbox)
@@ -216,6 +214,8 @@ class Broker:
         self.online = asyncio.Event()
         """Set while NATS is connected."""
         self.online.set()
+        self.copies = Copies(link, inbox, store, self.online, self.spawn, self.fanout.acquaint, self.counters.drop)
+        self.fanout.begin_looking(self.ids.own, self.copies.suspect)
         self.gaps: dict[Link, float] = {}
         """Since when (Unix time of nats-server) messages of a connection may have been missed."""
         self.repairing = 0

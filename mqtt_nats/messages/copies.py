@@ -11,9 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Coroutine
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from mqtt_nats.backbone.acked_publisher import Store
+from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.backbone.link import Link
 from mqtt_nats.backbone.pending import Op, TooLarge
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.base.logs import log_failure
@@ -21,10 +25,6 @@ from mqtt_nats.messages.headers import header
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.messages import PREFIX, STREAM
 from mqtt_streams.stored import direct_page, rfc3339
-
-if TYPE_CHECKING:
-    from mqtt_nats.gateway.broker import Broker
-    from mqtt_nats.pubsub.routing_table import Route
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -71,10 +71,27 @@ class Copy(NamedTuple):
 
 
 class Copies:
-    """The copies of one gateway that wait for a look at the stream."""
+    """The copies of one gateway that wait for a look at the stream.
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    Args:
+        online: set while NATS is connected.
+        spawn: runs a coroutine in the gateway's task group.
+        acquaint: is told who stores what it publishes, by its part of the ids of messages.
+        dropped: is told that a copy is passed over.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        inbox: Inbox,
+        store: Store,
+        online: asyncio.Event,
+        spawn: Callable[[Coroutine[Any, Any, None], str], object],
+        acquaint: Callable[[bytes], None],
+        dropped: Callable[[str], None],
+    ) -> None:
+        self._link, self._inbox, self._store, self._online = link, inbox, store, online
+        self._spawn, self._acquaint, self._dropped = spawn, acquaint, dropped
         self._waiting: dict[bytes, Copy] = {}
         """By what they are known by: one comes once for each subscription."""
         self._bytes = 0
@@ -86,13 +103,17 @@ class Copies:
         """How many wait."""
         return len(self._waiting)
 
-    def suspect(self, route: Route, headers: bytes, payload: bytes) -> None:
-        """A message at QoS 1 or 2 has come on a subject of which it is not known that it is stored under it."""
+    def suspect(self, subject: str, target: bytes, headers: bytes, payload: bytes) -> None:
+        """A message at QoS 1 or 2 has come on a subject of which it is not known that it is stored under it.
+
+        Args:
+            target: the beginning of the frame that stores it.
+        """
         message_id = header(headers, b"Nmqtt-Id:")
         if not message_id and b"\r\nNats-Stream:" not in headers:
             return  # such are those of nats-server's own MQTT listener, which has stored them
-        known_by = _known_by(message_id, headers, route.subject)
-        found = Copy(route.subject, route.msgs, headers, payload, message_id, known_by, natstime.now())
+        known_by = _known_by(message_id, headers, subject)
+        found = Copy(subject, target, headers, payload, message_id, known_by, natstime.now())
         if known_by in self._waiting:
             return
         if header(headers, b"Nats-Msg-Id:").startswith(COPIED):
@@ -104,10 +125,10 @@ class Copies:
             self._bytes += found.size
             if not self._working:
                 self._working = True
-                self._broker.spawn(self._work(), "copies of messages")
+                self._spawn(self._work(), "copies of messages")
 
     def _pass_over(self, one: Copy, why: object) -> None:
-        self._broker.counters.drop("copy")
+        self._dropped("copy")
         text = "a copy of a message on subject %r was not stored: %s"
         log_failure(log, logging.WARNING, "copy", text, one.subject, why)
 
@@ -116,7 +137,7 @@ class Copies:
         try:
             while self._waiting:
                 await asyncio.sleep(DELAY_S)
-                await self._broker.online.wait()
+                await self._online.wait()
                 due = natstime.now() - DELAY_S
                 by_subject: dict[str, list[Copy]] = {}
                 for one in [one for one in self._waiting.values() if one.since <= due]:
@@ -145,18 +166,16 @@ class Copies:
                 self._pass_over(one, f"more than {PAGES_MAX * PAGE} messages are to be looked at")
             elif one.message_id in there:
                 if b"\r\nNats-Stream:" not in one.headers:
-                    self._broker.fanout.acquaint(one.message_id[16:28])  # who publishes these stores them
+                    self._acquaint(one.message_id[16:28])  # who publishes these stores them
             elif one.known_by not in there:
-                self._store(one)
+                self._keep(one)
 
     async def _stored_ids(self, subject: str, since: float) -> set[bytes] | None:
         """The ids of what is stored under a subject; None: there is too much."""
         start: dict[str, object] = {"start_time": rfc3339(int((since - BEFORE_S) * 1e9))}
         found: set[bytes] = set()
         for _ in range(PAGES_MAX):
-            page, more = await direct_page(
-                self._broker.inbox, STREAM, PREFIX + subject, start, messages=PAGE, size=PAGE_BYTES
-            )
+            page, more = await direct_page(self._inbox, STREAM, PREFIX + subject, start, messages=PAGE, size=PAGE_BYTES)
             for message in page:
                 found.add(header(message.headers, b"Nmqtt-Id:"))
                 found.add(header(message.headers, b"Nats-Msg-Id:"))
@@ -166,15 +185,15 @@ class Copies:
             start = {"seq": page[-1].seq + 1}
         return None
 
-    def _store(self, one: Copy) -> None:
+    def _keep(self, one: Copy) -> None:
         lines = [line for line in one.headers.split(b"\r\n")[1:] if line and _stays(line)]
         headers = b"\r\n".join([b"NATS/1.0", *lines, b"Nats-Msg-Id:" + one.known_by, b"", b""])
         try:
-            self._broker.store.put(one.target, headers, one.payload, CopyOp(self, one))
+            self._store.put(one.target, headers, one.payload, CopyOp(self, one))
         except TooLarge as error:
             self._pass_over(one, error)
         else:
-            self._broker.link.kick()
+            self._link.kick()
 
     def end(self, one: Copy, ack: bytes, error: ApiError | None) -> None:
         """The store of a copy has ended; another gateway may have been first."""

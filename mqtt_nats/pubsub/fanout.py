@@ -51,8 +51,8 @@ class Fanout:
         """What the ids of this gateway's messages have from the 17th digit on."""
         self.publishers: set[bytes] = set()
         """The same of everybody who is known to store what is published at QoS 1 and 2, this gateway included."""
-        self.suspected: Callable[[Route, bytes, bytes], None] | None = None
-        """``suspected(route, headers, payload)``: a message at QoS 1 or 2 that may not be stored."""
+        self.suspected: Callable[[str, bytes, bytes, bytes], None] | None = None
+        """``suspected(subject, target, headers, payload)``: a message at QoS 1 or 2 that may not be stored."""
         self._remembering: set[Filter] = set()
 
     # -- from clients ---------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class Fanout:
             if found.local and self.remember(found, release, route.subject):
                 self.group(group, message, release)
 
-    def begin_looking(self, own: bytes, suspected: Callable[[Route, bytes, bytes], None]) -> None:
+    def begin_looking(self, own: bytes, suspected: Callable[[str, bytes, bytes, bytes], None]) -> None:
         """Hand on what may not be stored; ``own`` is this gateway's part of ids."""
         self.own, self.suspected = own, suspected
         self.acquaint(own)
@@ -291,7 +291,7 @@ class Fanout:
                 if not known:
                     return
                 if group.stored and not born and self.suspected is not None:
-                    self.suspected(route, headers, payload)
+                    self.suspected(route.subject, route.msgs, headers, payload)
             elif group.stored and not born:
                 maker = known[16:28]  # at QoS 2, and of a will, it is found by a closer look
                 own = maker == self.own and found.local
@@ -320,7 +320,7 @@ class Fanout:
         returned = found.local and maker == self.own  # the server does not send it back
         strange = returned or maker not in self.publishers or b"\r\nNats-Stream:" in headers
         if strange and self.suspected is not None:
-            self.suspected(route, headers, payload)
+            self.suspected(route.subject, route.msgs, headers, payload)
 
     def look_at_shared(self, found: Filter, subject: bytes, headers: bytes, payload: bytes) -> None:
         """The same for a message at QoS 1 or 2 that has come through a queue group."""
@@ -329,7 +329,7 @@ class Fanout:
             return
         route = self._resolved(found, subject)
         if route is not None and self.suspected is not None:
-            self.suspected(route, headers, payload)
+            self.suspected(route.subject, route.msgs, headers, payload)
 
 
 def _modern(group: Group) -> bool:

@@ -70,7 +70,7 @@ def _sum(found: Filter, mine: list[tuple[Options, int]], member: Member) -> Choi
 def place(group: Group, member: Member, qos: int, found: Filter, matching: Sequence[Filter], renamed: bool) -> None:
     """Put a member where it belongs in a group; ``renamed``: packets cannot be passed on as they are."""
     if qos and member.durable:
-        group.stored = True
+        group.await_stored()
     gated = member.gates and found in member.gates
     if member.options or member.picky or member.bridge or gated or renamed:
         choice = choose(member, qos, found, matching)

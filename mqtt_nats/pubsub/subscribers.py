@@ -130,6 +130,10 @@ class Group:
         """How many entries it has: a measure of the memory that it takes."""
         return len(self.zero) + len(self.zero5) + len(self.high) + len(self.guarded)
 
+    def await_stored(self) -> None:
+        """Somebody gets QoS 1 and 2 messages from the stream."""
+        self.stored = True
+
     def merge(self, other: Group) -> None:
         """Add the members of ``other``."""
         self.zero += other.zero

@@ -37,7 +37,7 @@ def suspect(gateway: InProcess, topic: str, *headers: bytes, payload: bytes = b"
         encoded = topic.encode()
         route: Route = gateway.broker.table.route(len(encoded).to_bytes(2) + encoded)
         for one in headers:
-            gateway.broker.copies.suspect(route, one, payload)
+            gateway.broker.copies.suspect(route.subject, route.msgs, one, payload)
 
     gateway.call(work)
 

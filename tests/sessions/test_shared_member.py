@@ -112,7 +112,7 @@ async def test_what_comes_while_the_gateway_finds_out_what_it_has_missed(
         inbox=SimpleNamespace(api_prefix="$JS.API", prefix=b"_INBOX.x.", token=lambda: b"1"),
         clock=SimpleNamespace(now=1.0),
     )
-    client: Any = SimpleNamespace(broker=broker, version=5, alive=True, durable_side=None, shares=None)
+    client: Any = SimpleNamespace(broker=broker, version=5, alive=True, durable_side=None, shares=None, picky=False)
     client.outlet = SimpleNamespace(clogged=False)
     client.regular_side = SimpleNamespace(room=1)
     member = Membership(cast(Client, client), TEXT, WANTED)
@@ -153,7 +153,9 @@ class Doubts:
             linked=natstime.now(),
         )
         self.regular = SimpleNamespace(room=20)
-        client: Any = SimpleNamespace(broker=broker, version=5, alive=True, durable_side=None, do=self.jobs.append)
+        client: Any = SimpleNamespace(
+            broker=broker, version=5, alive=True, durable_side=None, picky=False, do=self.jobs.append
+        )
         client.outlet = SimpleNamespace(clogged=False)
         client.regular_side = self.regular
         self.client = client
