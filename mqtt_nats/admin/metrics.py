@@ -53,11 +53,8 @@ FAILURE_KINDS: Final = (
 )
 """Kinds of refusals and failures, by which they are counted."""
 
-SESSION_LIMITS: Final = (
-    *("max_sessions", "max_durable_consumers_per_gateway", "max_durable_consumers", "consumer_rate"),
-    "overlapping_filters",
-)
-"""Limits that refuse sessions, or their subscriptions."""
+SESSION_LIMITS: Final = ("max_sessions", "max_durable_consumers_per_gateway", "max_durable_consumers", "consumer_rate")
+"""Limits that refuse sessions, or consumers of their subscriptions."""
 
 Report = dict[str, Any]
 """What :func:`mqtt_nats.observability.report.report` makes."""

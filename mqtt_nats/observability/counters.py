@@ -26,7 +26,9 @@ LATENCIES: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 
 LAGS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 """The same for how late the event loop runs what is due."""
 
-FILTER_LIMITS: Final = ("max_subscriptions", "filter_levels", "max_payload", "consumers", "jetstream")
+FILTER_LIMITS: Final = (
+    *("max_subscriptions", "filter_levels", "max_payload", "consumers", "overlapping_filters", "jetstream"),
+)
 """What refuses filters: settings, the size of the session record (`max_payload` of nats-server), quotas, JetStream."""
 
 SLICE: Final = 1000
