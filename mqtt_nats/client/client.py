@@ -289,7 +289,7 @@ class Client(JobRunner):
         except QuotaExceeded as error:
             self.end(error)
 
-    def guard(self, choice: Choice, message: Message) -> None:
+    def guard(self, choice: Choice, message: Message, known: bytes = b"") -> None:
         """A message that needs a look before it may be sent."""
         if choice.own is not choice and message.sender == self.client_id:
             if choice.own is None:
@@ -302,7 +302,7 @@ class Client(JobRunner):
             self.deliver(choice, message)
         elif self.picky and self.withheld(message.key, choice.qos, message.identity):
             return
-        elif not gate.keep(choice, message):
+        elif not gate.keep(choice, message, known):
             self.end(QuotaExceeded("too many messages while retained messages are being sent"))
 
     def deliver(self, choice: Choice, message: Message) -> None:

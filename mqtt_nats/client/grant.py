@@ -8,7 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mqtt_nats.backbone.retry import patiently
@@ -17,7 +17,7 @@ from mqtt_nats.base.tasks import rooted_call
 from mqtt_nats.delivery.draining import lower, stand_behind, watch
 from mqtt_nats.delivery.position_recovery import bound
 from mqtt_nats.delivery.resume import descend, set_options
-from mqtt_nats.ingress.retained_replay import Replay
+from mqtt_nats.ingress.retained_replay import Replay, close_gate, open_gate
 from mqtt_nats.lifecycle.quotas import holder
 from mqtt_nats.messages.headers import identity
 from mqtt_nats.protocol.inflight import Source
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from mqtt_nats.codec import Subscribe, Subscription
     from mqtt_nats.delivery.durable import DurableSide
     from mqtt_nats.messages.message import Stored
+    from mqtt_nats.pubsub.backlog import Gate
     from mqtt_nats.pubsub.routing_table import Filter
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -86,30 +87,25 @@ def is_lowered(client: Client, wish: Wish) -> bool:
     return not wish.qos and record is not None and wish.subjects[0] in record.cons
 
 
+def meeting(client: Client, subjects: Collection[str]) -> list[Filter]:
+    """The filters by which core NATS may bring a client messages of some subjects."""
+    return [
+        found
+        for found in client.filters
+        if any(patterns_meet(one.decode(), other) for one in found.subjects for other in subjects)
+    ]
+
+
 class CoreCopies:
     """The messages that core NATS brings a durable session at QoS 0 on some subjects, where they may be stored too."""
 
     def __init__(self, client: Client, subjects: Collection[str]) -> None:
         self._client = client
-        self.filters = [
-            found
-            for found in client.filters
-            if any(patterns_meet(one.decode(), other) for one in found.subjects for other in subjects)
-        ]
-        self._seen = [(found.seen, len(found.seen)) for found in self.filters]
+        self.filters = meeting(client, subjects)
 
     def before(self) -> frozenset[bytes]:
         """The ids of those that have come lately through NATS."""
         return frozenset(chain.from_iterable(chain(one.seen, one.seen_before) for one in self.filters))
-
-    def since(self) -> frozenset[bytes]:
-        """The ids of those that have come through NATS since this was made."""
-        found: set[bytes] = set()
-        for one, (seen, count) in zip(self.filters, self._seen, strict=True):
-            found.update(islice(seen, count, None))
-            if one.seen is not seen:  # the older half has been forgotten meanwhile
-                found.update(one.seen)
-        return frozenset(found)
 
     def is_local(self, message: Stored) -> bool:
         """Whether this gateway has published a message, and has delivered it without a way through NATS."""
@@ -125,23 +121,18 @@ class CoreCopies:
 class Lowering:
     """QoS 0 takes the place of a durable subscription, of which nothing may be lost [MQTT-3.8.4-4] (5.0).
 
-    From when the client has joined at QoS 0 core NATS brings what is new, and what its consumer brings waits. Then the
-    stream says how far it is: up to there the consumer goes on, but for what has come at QoS 0.
+    What its consumer brings waits until core NATS has brought all that is as old. Then the client joins at QoS 0, and
+    what that brings waits too. Then the stream says how far it is: up to there the consumer brings all, and goes on
+    first; what has come at QoS 0 as well is discarded there, and the rest of that comes when the consumer is done.
     """
 
     def __init__(self, client: Client, topic_filter: str, wish: Wish) -> None:
-        """The client is about to join."""
+        """What the consumer brings waits from now on."""
         self._client = client
         self.filter = topic_filter
         self._wish = wish
         self._found: Filter = client.broker.table.filters[topic_filter]
-        self._copies = CoreCopies(client, wish.subjects)
-        self.bringing = self._copies.filters
-        """By which core NATS may bring what is new, which is to come after what has waited."""
-        self._place = mark(client.broker)
-        self._joined = 0
-        """Sequence of the stream after which this gateway's own messages have come at QoS 0."""
-        self._came: frozenset[bytes] = frozenset()
+        self._gates: list[Gate] = []
         side, record = client.durable_side, client.record
         assert side is not None
         assert record is not None
@@ -150,13 +141,20 @@ class Lowering:
         for source in self._sources:
             source.held += Source.REPLAYING
 
+    def open(self) -> None:
+        """The client is about to join: whatever core NATS may bring, by whichever filter, waits."""
+        self._gates = [open_gate(self._client, found) for found in meeting(self._client, self._wish.subjects)]
+
     def let_go(self) -> None:
-        """Send what has waited."""
+        """Send what has waited, in its order."""
         side = self._client.durable_side
         sources, self._sources = self._sources, []
         for source in sources:
             if side is not None:
                 side.machine.release_held(source)
+        gates, self._gates = self._gates, []
+        for gate in gates:
+            close_gate(self._client, gate)
 
     def give_up(self) -> None:
         """The subscription stays as it was."""
@@ -164,32 +162,38 @@ class Lowering:
         if record is not None and self.filter in {found.text for found in self._client.filters}:
             options = (self._client.options or {}).get(self._found, PLAIN)
             self._client.join(self.filter, record.subs[self._wish.subjects[0]], options)
+        for gate in self._gates:
+            gate.discard_stored()  # the consumer brings all
         self.let_go()
-
-    async def look(self) -> None:
-        """Learn where the stream was when the client joined."""
-        broker = self._client.broker
-        self._joined = await patiently(self._client, partial(self._place.position, broker))
 
     def apply(self, last: int) -> list[Attachment]:
         """The stream has got to ``last``; returns the consumers that go on up to there."""
         side, record = self._client.durable_side, self._client.record
         if side is None or record is None or record.v5 is None:
             return []
-        self._came = self._copies.since()
         keys = [key for key in self._keys if key in record.cons]
-        attachments = [lower(side, key, last, self._has_come, not self._wish.replay) for key in keys]
+        attachments = [lower(side, key, last, self._gates, not self._wish.replay) for key in keys]
         record.subs[self._wish.subjects[0]] = 0
         record.v5.options[self._wish.subjects[0]] = self._wish.described(self.filter)
         return attachments
 
-    def _has_come(self, message: Stored, sequence: int) -> bool:
-        side = self._client.durable_side
-        if side is None or side.overlap.matching(message.subject, EVER, False):
-            return False  # another subscription is to bring it: core NATS has not
-        if self._copies.is_local(message):
-            return sequence > self._joined
-        return identity(message.headers) in self._came
+
+def lowerings(client: Client, wanted: dict[str, Wish]) -> list[Lowering]:
+    """What of a SUBSCRIBE has QoS 0 take the place of a subscription that has consumers."""
+    return [Lowering(client, topic_filter, wish) for topic_filter, wish in wanted.items() if is_lowered(client, wish)]
+
+
+async def begin_lowering(client: Client, lowering: list[Lowering]) -> None:
+    """Before the client joins: core NATS has brought whatever consumers have brought until now.
+
+    Raises:
+        ApiError: JetStream does not say how far it is.
+    """
+    if lowering:
+        await patiently(client, partial(mark(client.broker).position, client.broker))
+        await patiently(client, partial(fence, client))
+        for one in lowering:
+            one.open()
 
 
 class Raising:
@@ -241,9 +245,8 @@ async def finish_lowering(client: Client, lowering: list[Lowering]) -> None:
     if not lowering or side is None:
         return
     attachments: list[Attachment] = []
-    for one in lowering:
-        await one.look()
     last = await patiently(client, partial(mark(client.broker).position, client.broker))
+    await patiently(client, partial(fence, client))  # what core NATS brings of that has come
     for one in lowering:
         attachments += one.apply(last)
         one.let_go()  # before anything that stands behind it

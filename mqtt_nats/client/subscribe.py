@@ -24,10 +24,11 @@ from mqtt_nats.client.grant import (
     Raising,
     Room,
     Wish,
+    begin_lowering,
     finish_lowering,
     grant,
-    is_lowered,
     known_room,
+    lowerings,
     raises,
     replays_of,
     room_for,
@@ -95,8 +96,6 @@ class Subscribing:
         self.codes: list[int] = []
         """By place; 0: it is in `wanted` or `shares`, or was."""
         self.gates: dict[str, Gate] = {}
-        self.behind: dict[str, Gate] = {}
-        """Of other filters, by which QoS 0 may bring what comes after what a lowered one had to bring."""
         self.lowering: list[Lowering] = []
         self.lost: set[str] = set()
         """Filters that the client may not have after all."""
@@ -151,11 +150,6 @@ class Subscribing:
         client = self.client
         for topic_filter in filters:
             wish = self.wanted[topic_filter]
-            if is_lowered(client, wish):
-                self.lowering.append(Lowering(client, topic_filter, wish))
-                for found in self.lowering[-1].bringing:
-                    if found.text not in self.wanted and found.text not in self.behind:
-                        self.behind[found.text] = open_gate(client, found)
             self.gates[topic_filter] = open_gate(client, client.join(topic_filter, wish.qos, wish.options))
 
     async def run(self) -> None:
@@ -172,6 +166,8 @@ class Subscribing:
             refused = await self._grant()
             self.begun = True
             await _abandon(client, wanted, replays, refused)
+        self.lowering = lowerings(client, wanted)
+        await begin_lowering(client, self.lowering)
         await self._join_all()
         await patiently(client, partial(fence_wild, client))
         # Who has joined now gets what is published from now on; what was published before has to be there to be read.
@@ -187,6 +183,9 @@ class Subscribing:
         denied = {topic_filter for topic_filter, gate in self.gates.items() if gate.found.denied}
         self.lost |= denied
         await _abandon(client, wanted, replays, denied)
+        for one in self.lowering:
+            if one.filter in denied:
+                one.let_go()
         await finish_lowering(client, [one for one in self.lowering if one.filter not in denied])
         await prepare(client, replays)
         while client.guarded is not self.guard:
@@ -214,7 +213,7 @@ class Subscribing:
         for one in self.lowering:
             one.give_up()
         # What came meanwhile is for the subscriptions that there were before: they go on.
-        start_replays(client, [], self.behind | {text: gates[text] for text in self.present & gates.keys()})
+        start_replays(client, [], {text: gates[text] for text in self.present & gates.keys()})
         self.wanted.clear()
         self.shares.clear()
         return True
@@ -236,7 +235,7 @@ class Subscribing:
             told = [one.qos for one in packet.filters] if client.terms.old else codes
             client.outlet.write(encode(Suback(packet.packet_id, tuple(told)), client.version))
         subscribed(client, zip((entry.topic_filter for entry in packet.filters), codes, strict=True))
-        start_replays(client, self.replays, self.behind | {text: self.gates[text] for text in self.wanted})
+        start_replays(client, self.replays, {text: self.gates[text] for text in self.wanted})
         if self.shares:
             ask_again(client)
         if client.durable_side is not None and client.broker.live is not None:

@@ -8,7 +8,6 @@ order. See docs/internals/rules.md#ended-subscriptions.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterable
 from functools import partial
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.codec import matches
+from mqtt_nats.ingress.retained_replay import close_gate
 from mqtt_nats.protocol.inflight import Delivery, Source
 from mqtt_nats.protocol.overlap import patterns_meet
 from mqtt_nats.protocol.requeue import EVER
@@ -31,7 +31,8 @@ from mqtt_streams.subjects import subject_to_topic
 if TYPE_CHECKING:
     from mqtt_nats.delivery.durable import DurableSide
     from mqtt_nats.messages.message import Stored
-    from mqtt_nats.sessions.consumer_binding import Attachment, Came
+    from mqtt_nats.pubsub.backlog import Gate
+    from mqtt_nats.sessions.consumer_binding import Attachment
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -95,18 +96,20 @@ def drain(side: DurableSide, key: str) -> Draining | None:
     return draining if qos or side.machine.holds(source) else None
 
 
-def lower(side: DurableSide, key: str, end: int, came: Came, retained: bool) -> Attachment:
+def lower(side: DurableSide, key: str, end: int, gates: list[Gate], retained: bool) -> Attachment:
     """QoS 0 takes the place of a subscription, whose consumer goes on up to ``end`` [MQTT-3.8.4-4] (5.0).
 
     Args:
-        came: whether a message has come by that.
+        gates: what keeps what has come by that, until all that the consumer brings is sent.
         retained: a replay of retained messages that had begun goes on, at QoS 0.
     """
     record, attachment = _strike(side, key)
     consumer = attachment.consumer
     source = attachment.source
-    side.machine.lower(source, end, lambda delivery: came(delivery.body, delivery.sequence), retained)
-    attachment.key, attachment.came = "", came
+    side.machine.lower(source, end, retained)
+    attachment.lowered(list(gates))
+    for delivery in source.backlog:
+        attachment.brings(delivery.body)
     stand_before(attachment, side.overlap.after(attachment))
     qos = max(source.qos, source.was_qos)
     record.draining.append(
@@ -161,17 +164,38 @@ def returned(side: DurableSide, attachment: Attachment) -> None:
 def _pass_on(side: DurableSide, attachment: Attachment) -> None:
     """Let those go on that stand behind an ended subscription."""
     attachment.spent = True
+    written(side, attachment)
+
+
+def written(side: DurableSide, attachment: Attachment) -> None:
+    """Let them go on unless something is yet to come, or to be sent where QoS 0 has taken the place."""
+    if not is_passed(side, attachment):
+        return
+    for gate in attachment.release():
+        close_gate(side.client, gate)
     behind, attachment.behind = attachment.behind, []
     for other in behind:
         side.machine.release_held(other, Source.BEHIND)
 
 
+def is_passed(side: DurableSide, attachment: Attachment) -> bool:
+    """Whether nothing of an ended subscription is left that others wait for."""
+    return attachment.spent and not (attachment.source.whole and side.machine.waits(attachment.source))
+
+
 def stand_behind(side: DurableSide, source: Source, subject: str) -> None:
-    """A subscription begins: what is older and still to come, since QoS 0 had taken its place, goes first."""
+    """A subscription begins: what is older and still to come, since QoS 0 had taken its place, goes first.
+
+    So does what has come at QoS 0 and waits.
+    """
     for attachment in side.attachments.values():
         pattern = attachment.consumer.filter_subject.removeprefix(STORED_PREFIX)
-        if attachment.source.whole and not attachment.spent and patterns_meet(pattern, subject):
+        if attachment.source.whole and not is_passed(side, attachment) and patterns_meet(pattern, subject):
             attachment.behind.append(source)
+            source.held += Source.BEHIND
+    for found, gate in (side.client.gates or {}).items():
+        if gate.waiting and any(patterns_meet(one.decode(), subject) for one in found.subjects):
+            gate.after.append(partial(side.machine.release_held, source, Source.BEHIND))
             source.held += Source.BEHIND
 
 
@@ -191,7 +215,7 @@ async def _look_for_rest(side: DurableSide, attachment: Attachment) -> None:
             if nothing:
                 spend(side, attachment)
                 return
-        await asyncio.sleep(LOOK_AGAIN)
+        await attachment.rest(LOOK_AGAIN)
 
 
 async def _has_nothing(side: DurableSide, attachment: Attachment) -> bool:

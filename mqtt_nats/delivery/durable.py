@@ -19,7 +19,7 @@ from mqtt_nats.backbone.pending import Op, Silent
 from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.delivery.backlog_limit import pass_over
 from mqtt_nats.delivery.deferred_removals import Lingering
-from mqtt_nats.delivery.draining import finish, inherited, may_have, spend, unmatch, was_sent
+from mqtt_nats.delivery.draining import finish, inherited, may_have, spend, unmatch, was_sent, written
 from mqtt_nats.delivery.position_recovery import WINDOW
 from mqtt_nats.delivery.position_writer import Keeper
 from mqtt_nats.delivery.pubrels import ConfirmOp, PubrelOp, seek
@@ -214,6 +214,13 @@ class DurableSide:
         else:
             self.machine.looked(source, sequence, info.delivered_seq, info.num_pending)
 
+    def written(self, source: Source) -> None:
+        """A message that had waited is sent, of a subscription of which QoS 0 has taken the place."""
+        for attachment in self.attachments.values():
+            if attachment.source is source:
+                written(self, attachment)
+                return
+
     def seek(self) -> None:
         """Look for the records of owed PUBRELs that are not delivered."""
         client = self.client
@@ -332,7 +339,11 @@ class DurableSide:
             self.machine.arrived(source, sequence, ack.delivered, reply, message, min(message.qos, granted))
         if not self.machine.open or ack.delivered > 1:
             self._progress.set()
+        if attachment.gates and sequence <= source.end:
+            attachment.brings(message)
         last = sequence >= source.end or (not ack.pending and not source.whole)
+        if source.whole and not ack.pending:
+            attachment.emptied()
         if source.end and not attachment.spent and last:
             spend(self, attachment)
         elif source.end and unwanted and source.collected:

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.messages.message import Stored, encoded_id
@@ -174,9 +175,7 @@ class Replay:
     @property
     def wanted(self) -> bool:
         """False when the subscription or the connection has ended."""
-        gate = self.gate
-        gates = self.client.gates
-        return self.client.alive and gate is not None and gates is not None and gates.get(gate.found) is gate
+        return self.client.alive and self.gate is not None and not self.gate.ended
 
     async def room(self, size: int | None) -> bool:
         """Wait until the client can take ``size`` bytes more; False when nobody wants them any more.
@@ -319,14 +318,21 @@ async def prepare(client: Client, replays: list[Replay]) -> None:
 
 
 def open_gate(client: Client, found: Filter) -> Gate:
-    """Keep a subscription's new messages back; every gate that is opened goes to :func:`start_replays`."""
+    """Keep a subscription's new messages back; every gate goes to :func:`start_replays` or :func:`close_gate`.
+
+    Where something is to come after what is kept already, what is new comes after that: it has a gate of its own.
+    """
     if client.gates is None:
         client.gates = {}
-    gate = client.gates.get(found)
-    if gate is None:
-        gate = client.gates[found] = Gate(found, GATE_BYTES)
-        client.broker.table.changed(found)
-    gate.users += 1
+    former = gate = client.gates.get(found)
+    if gate is None or gate.after:
+        gate = client.gates[found] = Gate(found, GATE_BYTES if former is None else former.room, former)
+        if former is None:
+            client.broker.table.changed(found)
+        else:
+            gate.hold()
+            former.after.append(partial(close_gate, client, gate))
+    gate.hold()
     return gate
 
 
@@ -334,31 +340,40 @@ def drop_gate(client: Client, topic_filter: str) -> None:
     """A subscription has ended, and with it what was kept back for it."""
     for found in client.gates or ():
         if found.text == topic_filter:
-            _forget_gate(client, found)
+            gate = _forget_gate(client, found)
+            while gate is not None:
+                gate.end()
+                gate.let_go()
+                gate = gate.former
             return
 
 
-def _forget_gate(client: Client, found: Filter) -> None:
-    if client.gates is not None:
-        del client.gates[found]
-        if not client.gates:  # an empty dictionary takes memory of each client for good
-            client.gates = None
+def _forget_gate(client: Client, found: Filter) -> Gate | None:
+    if client.gates is None:
+        return None
+    gate = client.gates.pop(found, None)
+    if not client.gates:  # an empty dictionary takes memory of each client for good
+        client.gates = None
+    return gate
 
 
-def _close_gate(client: Client, gate: Gate) -> None:
-    """A replay has ended; with the last one of a subscription its new messages go."""
+def close_gate(client: Client, gate: Gate) -> None:
+    """Something that new messages of a subscription had to wait for is over; after the last they go."""
     gate.users -= 1
-    gates = client.gates
-    if gate.users or gates is None or gates.get(gate.found) is not gate:
+    if gate.former is not None and gate.former.ended:
+        gate.former = None
+    if gate.users or gate.ended:
         return
-    _forget_gate(client, gate.found)
-    client.broker.table.changed(gate.found)
+    if client.gates is not None and client.gates.get(gate.found) is gate:
+        _forget_gate(client, gate.found)
+        client.broker.table.changed(gate.found)
     if gate.dropped:
         client.broker.round.dropped += gate.dropped
-        log.debug("%s: %d messages came while it was sent retained ones, and were dropped", client, gate.dropped)
-    if client.alive:
-        for choice, message in gate.waiting:
+        log.debug("%s: %d messages came while it was sent older ones, and were dropped", client, gate.dropped)
+    for choice, message in gate.end():
+        if client.alive:
             client.deliver(choice, message)
+    gate.let_go()
 
 
 def start_replays(client: Client, replays: list[Replay], gates: dict[str, Gate]) -> None:
@@ -384,7 +399,7 @@ def start_replays(client: Client, replays: list[Replay], gates: dict[str, Gate])
         if group:
             client.broker.spawn(_run(client, gate, group), f"retained messages for {client.client_id}")
         else:
-            _close_gate(client, gate)
+            close_gate(client, gate)
 
 
 class _Turns:
@@ -411,4 +426,4 @@ async def _run(client: Client, gate: Gate, group: list[Replay]) -> None:
             del _turns[client]
     for replay in group:
         replay.finish()
-    _close_gate(client, gate)
+    close_gate(client, gate)

@@ -243,6 +243,8 @@ class DurableOutbound(Releasing):
             heapq.heappop(waiting)
             del self._queued[sequence]
             self._send(delivery)
+            if delivery.source.whole:
+                self.ports.written(delivery.source)
 
     def _send(self, delivery: Delivery) -> None:
         delivery.state = SENT

@@ -29,6 +29,9 @@ class Ports(Protocol):
     def look(self, source: Source, sequence: int) -> None:
         """Ask JetStream for the state of a consumer and report it with :meth:`DurableOutbound.looked`."""
 
+    def written(self, source: Source) -> None:
+        """A message that had waited, of a subscription of which QoS 0 has taken the place, is sent."""
+
     def seek(self) -> None:
         """Look for the records of :meth:`Releasing.unrecorded` and report with :meth:`Releasing.vanished`."""
 
@@ -54,6 +57,9 @@ class Nowhere:
 
     def look(self, source: Source, sequence: int) -> None:
         """Ask nothing."""
+
+    def written(self, source: Source) -> None:
+        """Nobody waits for it."""
 
     def seek(self) -> None:
         """Look for nothing."""

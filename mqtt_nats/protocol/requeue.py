@@ -193,34 +193,26 @@ class Recalling(Unsequenced):
     def holds(self, source: Source) -> bool:
         """True while a message of ``source`` is on its way, or JetStream has to confirm that it is complete."""
         return (
-            bool(source.backlog)
+            self.waits(source)
             or any(delivery.source is source for delivery in self.inflight.values())
-            or any(delivery.source is source for _, delivery in self._waiting)
             or any(
                 release.unconfirmed > 0 and release.delivery is not None and release.delivery.source is source
                 for release in self.releases.values()
             )
         )
 
-    def lower(self, source: Source, end: int, came: Callable[[Delivery], bool], retained: bool) -> None:
+    def waits(self, source: Source) -> bool:
+        """True while a message of ``source`` waits for its place, and is not sent."""
+        return bool(source.backlog) or any(delivery.source is source for _, delivery in self._waiting)
+
+    def lower(self, source: Source, end: int, retained: bool) -> None:
         """QoS 0 takes the place of a subscription: what its consumer brings up to ``end`` is still sent.
 
         Args:
-            came: whether a message was delivered already, at QoS 0.
             retained: the retained messages that wait are sent all the same: nothing else brings them.
         """
         # Others have left what they have brought by now to this one.
         source.end, source.whole = max(end, 1, *(one.last for one in self.sources)), True
-        kept: deque[Delivery] = deque()
-        for delivery in source.backlog:
-            if delivery.dup or not came(delivery):
-                kept.append(delivery)
-                continue
-            del self._queued[delivery.sequence]
-            source.left.append(delivery.sequence)
-            for reply in delivery.replies():
-                self.ports.ack(reply)
-        source.backlog = kept
         self.others = deque(d for d in self.others if d.source is not source or d.dup or retained)
         self.replayed(source, None)
 

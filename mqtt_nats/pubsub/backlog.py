@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -42,28 +43,69 @@ class Backlog:
 
 
 class Gate:
-    """New messages of a subscription, kept back while its retained messages are being sent.
+    """New messages of a subscription, kept back while older ones are being sent.
 
-    Without it an older, retained message could arrive after a newer one.
+    Those are its retained messages, or what the consumer of a subscription still brings of which QoS 0 has taken the
+    place. Without the gate an older message could arrive after a newer one.
     """
 
-    __slots__ = ("_bytes", "_limit", "dropped", "found", "users", "waiting")
+    __slots__ = ("_bytes", "_count", "_limit", "after", "dropped", "ended", "former", "found", "users", "waiting")
 
-    def __init__(self, found: Filter, limit: int) -> None:
-        """``limit`` in bytes of payload."""
+    def __init__(self, found: Filter, limit: int, former: Gate | None = None) -> None:
+        """``limit`` in bytes of payload; ``former`` is the one before it of the same subscription, yet to be opened."""
         self._limit = limit
         self._bytes = 0
+        self._count = 0
         self.dropped = 0
         self.found = found
+        self.former = former
         self.users = 0
-        """Replays that have begun and not ended."""
-        self.waiting: list[tuple[Choice, Message]] = []
+        """What has to be over before the messages go: replays, and consumers that still bring something."""
+        self.ended = False
+        """The messages have gone, or the subscription has."""
+        self.after: list[Callable[[], None]] = []
+        """What is let go after them."""
+        self.waiting: dict[bytes | int, tuple[Choice, Message]] = {}
+        """In the order in which they came, by their ids, or numbers where they have none."""
 
-    def keep(self, choice: Choice, message: Message) -> bool:
-        """Keep a message; QoS 0 ones are dropped when the gate is full. False: no room."""
+    def hold(self) -> None:
+        """Something more has to be over before its messages go."""
+        self.users += 1
+
+    @property
+    def room(self) -> int:
+        """How many bytes more it may keep."""
+        return max(self._limit - self._bytes, 0)
+
+    def keep(self, choice: Choice, message: Message, known: bytes = b"") -> bool:
+        """Keep a message, ``known`` by that id; QoS 0 ones are dropped when the gate is full. False: no room."""
         if self._bytes + len(message.payload) > self._limit:
             self.dropped += 1
             return message.qos == 0 or choice.qos == 0
         self._bytes += len(message.payload) + 64
-        self.waiting.append((choice, message))
+        self._count += 1
+        self.waiting[known or self._count] = choice, message
         return True
+
+    def discard(self, known: bytes) -> None:
+        """A message is sent in another way."""
+        kept = self.waiting.pop(known, None)
+        if kept is not None:
+            self._bytes -= len(kept[1].payload) + 64
+
+    def discard_stored(self) -> None:
+        """So is every one that has an id."""
+        for known in [one for one in self.waiting if isinstance(one, bytes)]:
+            self.discard(known)
+
+    def end(self) -> list[tuple[Choice, Message]]:
+        """Keep nothing any more; returns what was kept. What is ``after`` it is left to the caller."""
+        self.ended = True
+        waiting, self.waiting = self.waiting, {}
+        return list(waiting.values())
+
+    def let_go(self) -> None:
+        """Let go what is to come after its messages."""
+        after, self.after = self.after, []
+        for release in after:
+            release()

@@ -169,10 +169,6 @@ class Fanout:
         [MQTT-3.8.4-6] [MQTT-3.3.1-9] (3.1.1), [MQTT-3.8.4-8] [MQTT-3.3.1-12] (5.0)
         """
         qos = message.qos
-        partings = self.table.partings
-        if partings:
-            for parting in partings.values():
-                parting.known = known
         if qos == 0:
             outlets, outlets5 = group.zero, group.zero5
         else:
@@ -192,7 +188,7 @@ class Fanout:
         if outlets5:
             self._zero(outlets5, message.zero5(), 1, len(message.payload))
         for member, choice in group.guarded:
-            member.guard(choice, message)
+            member.guard(choice, message, known)
         self.round.start()
 
     def _twos(self, members: list[tuple[Member, int]], message: Message) -> None:

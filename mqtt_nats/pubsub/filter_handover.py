@@ -37,15 +37,13 @@ MOST_KEPT: Final = 4 * 1024 * 1024
 class Parting(Member):
     """Takes messages in the place of such a member, on the topics on which another filter is to serve it."""
 
-    __slots__ = ("_ended", "_ending", "_keeping", "_kept", "_noted", "_size", "_table", "known", "member")
+    __slots__ = ("_ended", "_ending", "_keeping", "_kept", "_noted", "_size", "_table", "member")
 
     def __init__(self, table: Table, member: Member, ending: Set[Filter]) -> None:
         super().__init__(member.outlet, member.durable, member.bridge)
         self.client_id = member.client_id
         self.version = member.version
         self.member = member
-        self.known = b""
-        """Id of the message that is being delivered; empty when it has none."""
         self._table = table
         self._ending = ending
         self._noted: dict[bytes, None] = {}
@@ -69,9 +67,10 @@ class Parting(Member):
             groups.setdefault(found, Group()).guarded.append((self, choice))
         return True
 
-    def guard(self, choice: Choice, message: Message) -> None:
+    def guard(self, choice: Choice, message: Message, known: bytes = b"") -> None:
         """Deliver a message, keep it, or neither."""
-        known = self.known if message.qos else b""
+        if not message.qos:
+            known = b""
         if self._ended:
             if known in self._noted:
                 return
@@ -84,7 +83,7 @@ class Parting(Member):
             if known and self._keeping and known not in self._noted:
                 self._keep(known, choice, message)
             return
-        self.member.guard(choice, message)
+        self.member.guard(choice, message, known)
 
     def _note(self, known: bytes) -> None:
         if len(self._noted) >= MOST:
@@ -105,7 +104,7 @@ class Parting(Member):
         kept, self._kept, self._size = self._kept, {}, 0
         for known, (choice, message) in kept.items():
             self._note(known)
-            self.member.guard(choice, message)
+            self.member.guard(choice, message, known)
 
     def keep(self) -> None:
         """Keep what the heirs bring from now on."""

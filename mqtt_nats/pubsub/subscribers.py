@@ -98,8 +98,12 @@ class Member:
         """Accept a message at QoS 1 or 2 (regular sessions only)."""
         raise AssertionError("only regular sessions take QoS 1 and 2 messages from core NATS")
 
-    def guard(self, choice: Choice, message: Message) -> None:
-        """Accept a message, or not: this member looks at each."""
+    def guard(self, choice: Choice, message: Message, known: bytes = b"") -> None:
+        """Accept a message, or not: this member looks at each.
+
+        Args:
+            known: its id; empty when it has none.
+        """
         raise AssertionError("only members with options or a gate are asked")
 
 

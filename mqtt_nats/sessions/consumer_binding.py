@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from mqtt_nats.messages.headers import identity
 from mqtt_nats.protocol.inflight import Source
 from mqtt_streams.consumers import ConsumerRef
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.transport import Wire
     from mqtt_nats.messages.message import Stored
+    from mqtt_nats.pubsub.backlog import Gate
 
 
 Came = Callable[["Stored", int], bool]
@@ -22,9 +26,11 @@ class Attachment:
     """One consumer, attached."""
 
     __slots__ = (
+        "_idle",
         "behind",
         "came",
         "consumer",
+        "gates",
         "gone",
         "heirs",
         "key",
@@ -64,7 +70,10 @@ class Attachment:
         self.behind: list[Source] = []
         """Once the subscription has ended: those whose new messages wait until this is spent."""
         self.came = came
-        """Where it has taken the place of QoS 0, or that its place: whether a message has come by that."""
+        """Where it has taken the place of QoS 0: whether a message has come by that."""
+        self.gates: list[Gate] = []
+        """Once QoS 0 has taken its place: what comes by that, and waits until this is spent and all of it is sent."""
+        self._idle: asyncio.Event | None = None
         self.missed = False
         """A delivery was lost on its way: nothing more is taken until it has come again."""
         self.passing = False
@@ -73,3 +82,37 @@ class Attachment:
         """Once it is live: the shared reader brings what comes after this sequence."""
         self.gone = (1, 0)
         """Sequences among which are those that were in flight and may have been removed."""
+
+    def lowered(self, gates: list[Gate]) -> None:
+        """QoS 0 has taken its place; what comes by that waits in ``gates``."""
+        self.key = ""
+        self.gates = gates
+        self._idle = asyncio.Event()
+        for gate in gates:
+            gate.hold()
+
+    def brings(self, message: Stored) -> None:
+        """Its consumer has brought what may have come at QoS 0 too, and waits: that comes once."""
+        known = identity(message.headers)
+        for gate in self.gates if known else ():
+            gate.discard(known)
+
+    def emptied(self) -> None:
+        """Its consumer says that it has nothing more."""
+        if self._idle is not None:
+            self._idle.set()
+
+    async def rest(self, seconds: float) -> None:
+        """Wait until it has said so since, for so many seconds at most."""
+        if self._idle is None:
+            await asyncio.sleep(seconds)
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        self._idle.clear()
+
+    def release(self) -> list[Gate]:
+        """What waits for it waits no more; returns the gates."""
+        gates, self.gates = self.gates, []
+        return gates

@@ -46,6 +46,9 @@ class Ports:
     def look(self, source: Source, sequence: int) -> None:
         pass
 
+    def written(self, source: Source) -> None:
+        pass
+
     def seek(self) -> None:
         pass
 

@@ -203,7 +203,7 @@ async def test_a_publish_behind_a_shared_subscribe(connect5: Connector5, name: s
         assert [one.payload for one in found] == [b"own"], number
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if "durable" not in kind])
+@pytest.mark.parametrize("kind", KINDS)
 async def test_options_and_qos_change_at_once(connect: Connector, connect5: Connector5, name: str, kind: str) -> None:
     """[MQTT-3.8.4-3] (3.1.1, 5.0): what is behind the second SUBSCRIBE comes as that one asks."""
     client = await connected(connect, connect5, kind, name)

@@ -35,6 +35,9 @@ class Recorder:
     def look(self, source: Source, sequence: int) -> None:
         self.calls.append(("look", sequence))
 
+    def written(self, source: Source) -> None:
+        self.calls.append(("written", source))
+
     def seek(self) -> None:
         self.sought += 1
 

@@ -104,6 +104,9 @@ class Gateway:
     def look(self, source: Source, sequence: int) -> None:
         raise AssertionError("one source needs no look")
 
+    def written(self, source: Source) -> None:
+        pass
+
     def seek(self) -> None:
         """Records stay until they have been delivered."""
 

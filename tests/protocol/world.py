@@ -107,6 +107,9 @@ class Gateway:
         name = next(name for name, each in self.sources.items() if each is source)
         self.to_nats.append(("look", (name, sequence)))
 
+    def written(self, source: Source) -> None:
+        pass
+
     def seek(self) -> None:
         self.seeking = True
 

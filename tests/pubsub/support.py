@@ -69,7 +69,7 @@ class Subscriber(Member):
     def take(self, message: Message, qos: int) -> None:
         self.taken.append((message.payload, qos))
 
-    def guard(self, choice: Choice, message: Message) -> None:
+    def guard(self, choice: Choice, message: Message, known: bytes = b"") -> None:
         self.guarded.append((choice.found.text, message.payload, message.qos, choice.qos))
 
     def close_gate(self, found: Filter) -> None:

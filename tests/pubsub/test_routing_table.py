@@ -316,7 +316,7 @@ def test_gate() -> None:
     assert not gate.keep(one, small), "a message at QoS 1 must not be dropped unseen"
     assert gate.keep(zero, small), "one at QoS 0 may be"
     assert gate.keep(two, Message(key_of("a"), b"x" * 50, 0))
-    assert [len(message.payload) for _, message in gate.waiting] == [50, 86]
+    assert [len(message.payload) for _, message in gate.end()] == [50, 86]
 
 
 FILTERS = st.sampled_from(["a", "a/b", "a/+", "a/#", "#", "+", "+/b", "b/#"])
