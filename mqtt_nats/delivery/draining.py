@@ -146,6 +146,21 @@ def stand_before(attachment: Attachment, others: Iterable[Source]) -> None:
         other.held += Source.BEHIND
 
 
+def brought(
+    side: DurableSide, attachment: Attachment, message: Stored, sequence: int, pending: int, *, unwanted: bool
+) -> None:
+    """The consumer of an ended subscription has brought a message, with so many more to come."""
+    source = attachment.source
+    if attachment.gates and sequence <= source.end:
+        attachment.brings(message)
+    if source.whole and not pending:
+        attachment.emptied()
+    if not attachment.spent and (sequence >= source.end or (not pending and not source.whole)):
+        spend(side, attachment)
+    elif unwanted and source.collected:
+        finish(side, attachment)
+
+
 def spend(side: DurableSide, attachment: Attachment) -> None:
     """Nothing more comes from an ended subscription that another one wants, but what was pending."""
     attachment.through = True
@@ -178,6 +193,14 @@ def written(side: DurableSide, attachment: Attachment) -> None:
         side.machine.release_held(other, Source.BEHIND)
 
 
+def written_of(side: DurableSide, source: Source) -> None:
+    """The same of the subscription of a source."""
+    for attachment in side.attachments.values():
+        if attachment.source is source:
+            written(side, attachment)
+            return
+
+
 def is_passed(side: DurableSide, attachment: Attachment) -> bool:
     """Whether nothing of an ended subscription is left that others wait for."""
     return attachment.spent and not (attachment.source.whole and side.machine.waits(attachment.source))
@@ -188,15 +211,17 @@ def stand_behind(side: DurableSide, source: Source, subject: str) -> None:
 
     So does what has come at QoS 0 and waits.
     """
+    before = 0
     for attachment in side.attachments.values():
         pattern = attachment.consumer.filter_subject.removeprefix(STORED_PREFIX)
         if attachment.source.whole and not is_passed(side, attachment) and patterns_meet(pattern, subject):
             attachment.behind.append(source)
-            source.held += Source.BEHIND
+            before += 1
     for found, gate in (side.client.gates or {}).items():
         if gate.waiting and any(patterns_meet(one.decode(), subject) for one in found.subjects):
             gate.after.append(partial(side.machine.release_held, source, Source.BEHIND))
-            source.held += Source.BEHIND
+            before += 1
+    source.held += before * Source.BEHIND
 
 
 def watch(side: DurableSide, attachment: Attachment) -> None:

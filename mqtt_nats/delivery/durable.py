@@ -19,7 +19,7 @@ from mqtt_nats.backbone.pending import Op, Silent
 from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.delivery.backlog_limit import pass_over
 from mqtt_nats.delivery.deferred_removals import Lingering
-from mqtt_nats.delivery.draining import finish, inherited, may_have, spend, unmatch, was_sent, written
+from mqtt_nats.delivery.draining import brought, finish, inherited, may_have, unmatch, was_sent, written_of
 from mqtt_nats.delivery.position_recovery import WINDOW
 from mqtt_nats.delivery.position_writer import Keeper
 from mqtt_nats.delivery.pubrels import ConfirmOp, PubrelOp, seek
@@ -34,13 +34,7 @@ from mqtt_nats.protocol.ports import NOWHERE
 from mqtt_nats.sessions.consumer_attach import attach_pubrels, take
 from mqtt_nats.sessions.consumer_binding import Attachment, Came
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.consumers import (
-    ConsumerRef,
-    backstop,
-    consumer_info,
-    delete_consumer,
-    parse_ack,
-)
+from mqtt_streams.consumers import ConsumerRef, backstop, consumer_info, delete_consumer, parse_ack
 from mqtt_streams.headers import get_int
 from mqtt_streams.messages import DELIVER_PREFIX
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
@@ -216,10 +210,7 @@ class DurableSide:
 
     def written(self, source: Source) -> None:
         """A message that had waited is sent, of a subscription of which QoS 0 has taken the place."""
-        for attachment in self.attachments.values():
-            if attachment.source is source:
-                written(self, attachment)
-                return
+        written_of(self, source)
 
     def seek(self) -> None:
         """Look for the records of owed PUBRELs that are not delivered."""
@@ -339,15 +330,8 @@ class DurableSide:
             self.machine.arrived(source, sequence, ack.delivered, reply, message, min(message.qos, granted))
         if not self.machine.open or ack.delivered > 1:
             self._progress.set()
-        if attachment.gates and sequence <= source.end:
-            attachment.brings(message)
-        last = sequence >= source.end or (not ack.pending and not source.whole)
-        if source.whole and not ack.pending:
-            attachment.emptied()
-        if source.end and not attachment.spent and last:
-            spend(self, attachment)
-        elif source.end and unwanted and source.collected:
-            finish(self, attachment)
+        if source.end:
+            brought(self, attachment, message, sequence, ack.pending, unwanted=unwanted)
 
     def pubrel_arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         """The handler of the deliver subject of PUBREL records."""

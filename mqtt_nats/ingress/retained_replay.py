@@ -359,10 +359,7 @@ def _forget_gate(client: Client, found: Filter) -> Gate | None:
 
 def close_gate(client: Client, gate: Gate) -> None:
     """Something that new messages of a subscription had to wait for is over; after the last they go."""
-    gate.users -= 1
-    if gate.former is not None and gate.former.ended:
-        gate.former = None
-    if gate.users or gate.ended:
+    if not gate.unhold() or gate.ended:
         return
     if client.gates is not None and client.gates.get(gate.found) is gate:
         _forget_gate(client, gate.found)

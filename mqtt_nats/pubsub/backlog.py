@@ -72,6 +72,13 @@ class Gate:
         """Something more has to be over before its messages go."""
         self.users += 1
 
+    def unhold(self) -> bool:
+        """One such thing is over; whether it was the last."""
+        self.users -= 1
+        if self.former is not None and self.former.ended:
+            self.former = None
+        return not self.users
+
     @property
     def room(self) -> int:
         """How many bytes more it may keep."""

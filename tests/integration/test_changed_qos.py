@@ -12,20 +12,23 @@ from tests.harness.gateway import Gateway
 from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL, RawClient
 from tests.integration.conftest import Connector, Connector5
 
-MESSAGES = 400
+CHANGES = 18
 STEP = 20
 
 
-async def publishing(client: RawClient, topic: str, qos: int) -> None:
-    """Publish numbers, a few at a time, and complete them."""
-    for number in range(MESSAGES):
-        client.publish(topic, b"%d" % number, qos, packet_id=number + 1)
+async def publishing(client: RawClient, topic: str, qos: int, enough: asyncio.Event) -> int:
+    """Publish numbers, one after the other, and complete them; how many there were."""
+    number = 0
+    while not enough.is_set():
+        client.publish(topic, b"%d" % number, qos, packet_id=number % 60_000 + 1)
         if qos == 1:
-            await client.expect_ack(PUBACK, number + 1)
+            await client.expect_ack(PUBACK, number % 60_000 + 1)
         else:
-            await client.expect_ack(PUBREC, number + 1)
-            client.ack(PUBREL, number + 1)
-            await client.expect_ack(PUBCOMP, number + 1)
+            await client.expect_ack(PUBREC, number % 60_000 + 1)
+            client.ack(PUBREL, number % 60_000 + 1)
+            await client.expect_ack(PUBCOMP, number % 60_000 + 1)
+        number += 1
+    return number
 
 
 def runs(found: list[Publish]) -> list[tuple[int, int, int]]:
@@ -60,28 +63,33 @@ async def test_each_message_comes_once(
         client = await connect(name, clean=False)
     publisher = await connect(f"{name}-publisher", to=second_gateway if where == "elsewhere" else None)
     await client.subscribe(f"{name}/+", qos=0)
-    task = asyncio.create_task(publishing(publisher, f"{name}/a", qos))
+    enough = asyncio.Event()
+    task = asyncio.create_task(publishing(publisher, f"{name}/a", qos, enough))
     found: list[Publish] = []
-    changes = 0
-    identifier = 1000
+    changes = since = 0
     other = f"{name}/a" if way == "another filter" else f"{name}/+"
     try:
-        while len(found) < MESSAGES:
+        while not enough.is_set() or len(found) < await task:
             packet = await client.packet(10)
             if isinstance(packet, Publish):
                 found.append(packet)
                 if packet.qos:
                     client.ack(PUBACK if packet.qos == 1 else PUBREC, packet.packet_id)
-                if len(found) % STEP == 0 and len(found) < MESSAGES - STEP:
-                    changes += 1
-                    identifier += 1
-                    client.send(Subscribe(identifier, (Subscription(other, qos if changes % 2 else 0),)))
+                # It is lowered only when it has been raised; it may be raised before it has been lowered.
+                if len(found) >= since + STEP and (not changes % 2 or packet.qos):
+                    if changes == CHANGES:
+                        enough.set()
+                        continue
+                    changes, since = changes + 1, len(found)
+                    client.send(Subscribe(changes, (Subscription(other, qos if changes % 2 else 0),)))
             elif isinstance(packet, Ack) and packet.kind == PUBREL:
                 client.ack(PUBCOMP, packet.packet_id)
             else:
                 assert isinstance(packet, Suback | Ack), packet
+    except AssertionError as error:
+        raise AssertionError(runs(found)) from error
     finally:
-        numbers = [int(one.payload) for one in found]
+        enough.set()
         await task
-    assert numbers == list(range(MESSAGES)), runs(found)
+    assert [int(one.payload) for one in found] == list(range(len(found))), runs(found)
     assert {one.qos for one in found} == {0, qos}

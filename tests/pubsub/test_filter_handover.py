@@ -26,7 +26,7 @@ class Taker(Subscriber):
     def take(self, message: Message, qos: int) -> None:
         self.got.append(message.payload)
 
-    def guard(self, choice: Choice, message: Message) -> None:
+    def guard(self, choice: Choice, message: Message, known: bytes = b"") -> None:
         self.got.append(message.payload)
 
 
