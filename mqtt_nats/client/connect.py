@@ -99,9 +99,9 @@ async def open_session(client: Client, connect: Connect) -> None:
             # CONNACK leaves when everything subscribed is live: who sees it may rely on that, as on SUBACK.
             client.outlet.clog()
             denied = denied_subscriptions(client)
-            await rejoin(client, denied)
+            gates = await rejoin(client, denied)
             client.outlet.unclog()
-            await resume(client, client.durable_side, denied, partial(withdraw, client))
+            await resume(client, client.durable_side, denied, partial(withdraw, client), gates)
     except (RequestTimeout, NoResponders, ApiError, TimeoutError) as error:
         log_failure(log, logging.WARNING, "resume", "%s: its session cannot be resumed: %s", client, error)
         client.end(MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.base.logs import log_failure
 from mqtt_nats.base.tasks import rooted_call
-from mqtt_nats.delivery.draining import lower, stand_behind, watch
+from mqtt_nats.delivery.draining import lower, meeting, stand_behind, watch
 from mqtt_nats.delivery.position_recovery import bound
 from mqtt_nats.delivery.resume import descend, set_options
 from mqtt_nats.ingress.retained_replay import Replay, close_gate, open_gate
@@ -87,15 +87,6 @@ def is_lowered(client: Client, wish: Wish) -> bool:
     return not wish.qos and record is not None and wish.subjects[0] in record.cons
 
 
-def meeting(client: Client, subjects: Collection[str]) -> list[Filter]:
-    """The filters by which core NATS may bring a client messages of some subjects."""
-    return [
-        found
-        for found in client.filters
-        if any(patterns_meet(one.decode(), other) for one in found.subjects for other in subjects)
-    ]
-
-
 class CoreCopies:
     """The messages that core NATS brings a durable session at QoS 0 on some subjects, where they may be stored too."""
 
@@ -133,6 +124,7 @@ class Lowering:
         self._wish = wish
         self._found: Filter = client.broker.table.filters[topic_filter]
         self._gates: list[Gate] = []
+        self._attachments: list[Attachment] = []
         side, record = client.durable_side, client.record
         assert side is not None
         assert record is not None
@@ -148,6 +140,8 @@ class Lowering:
     def let_go(self) -> None:
         """Send what has waited, in its order."""
         side = self._client.durable_side
+        for attachment in self._attachments:
+            attachment.brings(*(delivery.body for delivery in attachment.source.backlog))
         sources, self._sources = self._sources, []
         for source in sources:
             if side is not None:
@@ -172,10 +166,10 @@ class Lowering:
         if side is None or record is None or record.v5 is None:
             return []
         keys = [key for key in self._keys if key in record.cons]
-        attachments = [lower(side, key, last, self._gates, not self._wish.replay) for key in keys]
+        self._attachments = [lower(side, key, last, self._gates, not self._wish.replay) for key in keys]
         record.subs[self._wish.subjects[0]] = 0
         record.v5.options[self._wish.subjects[0]] = self._wish.described(self.filter)
-        return attachments
+        return self._attachments
 
 
 def lowerings(client: Client, wanted: dict[str, Wish]) -> list[Lowering]:
@@ -246,9 +240,10 @@ async def finish_lowering(client: Client, lowering: list[Lowering]) -> None:
         return
     attachments: list[Attachment] = []
     last = await patiently(client, partial(mark(client.broker).position, client.broker))
-    await patiently(client, partial(fence, client))  # what core NATS brings of that has come
     for one in lowering:
         attachments += one.apply(last)
+    await patiently(client, partial(fence, client))  # what core NATS brings of that has come
+    for one in lowering:
         one.let_go()  # before anything that stands behind it
     await save_record(client, client.epoch)
     for attachment in attachments:

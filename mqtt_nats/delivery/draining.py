@@ -9,7 +9,7 @@ order. See docs/internals/rules.md#ended-subscriptions.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from mqtt_nats.delivery.durable import DurableSide
     from mqtt_nats.messages.message import Stored
     from mqtt_nats.pubsub.backlog import Gate
+    from mqtt_nats.pubsub.routing_table import Filter, Member
     from mqtt_nats.sessions.consumer_binding import Attachment
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -108,8 +109,6 @@ def lower(side: DurableSide, key: str, end: int, gates: list[Gate], retained: bo
     source = attachment.source
     side.machine.lower(source, end, retained)
     attachment.lowered(list(gates))
-    for delivery in source.backlog:
-        attachment.brings(delivery.body)
     stand_before(attachment, side.overlap.after(attachment))
     qos = max(source.qos, source.was_qos)
     record.draining.append(
@@ -126,11 +125,12 @@ def unmatch(side: DurableSide, attachment: Attachment) -> None:
             record.v5.was[other.key] = (other.source.was_qos, other.source.until)
 
 
-def still_draining(side: DurableSide, attachment: Attachment) -> None:
-    """A subscription had ended before the session was resumed."""
+def still_draining(side: DurableSide, attachment: Attachment, gates: list[Gate]) -> None:
+    """A subscription had ended before the session was resumed; what comes at QoS 0 in its place waits in ``gates``."""
     subject = attachment.consumer.filter_subject.removeprefix(STORED_PREFIX)
     source = attachment.source
     if source.whole:
+        attachment.lowered(gates)
         stand_before(attachment, side.overlap.after(attachment))
         return
     attachment.heirs = dict.fromkeys(side.overlap.after_ended(source.start, subject), source.end)
@@ -206,6 +206,15 @@ def is_passed(side: DurableSide, attachment: Attachment) -> bool:
     return attachment.spent and not (attachment.source.whole and side.machine.waits(attachment.source))
 
 
+def meeting(member: Member, subjects: Collection[str]) -> list[Filter]:
+    """The filters by which core NATS may bring a client messages of some subjects."""
+    return [
+        found
+        for found in member.filters
+        if any(patterns_meet(one.decode(), other) for one in found.subjects for other in subjects)
+    ]
+
+
 def stand_behind(side: DurableSide, source: Source, subject: str) -> None:
     """A subscription begins: what is older and still to come, since QoS 0 had taken its place, goes first.
 
@@ -217,8 +226,9 @@ def stand_behind(side: DurableSide, source: Source, subject: str) -> None:
         if attachment.source.whole and not is_passed(side, attachment) and patterns_meet(pattern, subject):
             attachment.behind.append(source)
             before += 1
-    for found, gate in (side.client.gates or {}).items():
-        if gate.waiting and any(patterns_meet(one.decode(), subject) for one in found.subjects):
+    gates = side.client.gates or {}
+    for gate in [gates[found] for found in meeting(side.client, [subject]) if found in gates]:
+        if gate.waiting:
             gate.after.append(partial(side.machine.release_held, source, Source.BEHIND))
             before += 1
     source.held += before * Source.BEHIND

@@ -14,10 +14,10 @@ from mqtt_nats.backbone.batch import parts
 from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.base.tasks import rooted_call
 from mqtt_nats.codec import QuotaExceeded
-from mqtt_nats.delivery.draining import finish, finished, returned, still_draining, watch
+from mqtt_nats.delivery.draining import finish, finished, meeting, returned, still_draining, watch
 from mqtt_nats.delivery.inflight_note import gone
 from mqtt_nats.delivery.position_recovery import bound, fetch_pending, ground, recall, stop
-from mqtt_nats.ingress.retained_replay import Replay, open_gate, start_replays
+from mqtt_nats.ingress.retained_replay import Replay, close_gate, open_gate, start_replays
 from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.protocol.unsequenced import RETAINED_BASE
 from mqtt_nats.pubsub.interest_propagation import fence
@@ -40,6 +40,9 @@ from mqtt_streams.subjects import subject_to_filter
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableSide
+    from mqtt_nats.pubsub.backlog import Gate
+    from mqtt_nats.sessions.consumer_binding import Attachment
+    from mqtt_streams.sessions import Draining
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -54,8 +57,11 @@ def set_options(source: Source, options: SubscriptionOptions) -> None:
     source.identifier = options.id
 
 
-async def rejoin(client: Client, denied: Set[str]) -> None:
+async def rejoin(client: Client, denied: Set[str]) -> list[Gate]:
     """Subscribe in core NATS again what a session has subscribed, and is not ``denied``.
+
+    Returns:
+        What keeps that back which comes at QoS 0 in the place of subscriptions whose consumers still bring something.
 
     Raises:
         TimeoutError: NATS does not answer.
@@ -72,7 +78,11 @@ async def rejoin(client: Client, denied: Set[str]) -> None:
                 client.join(topic_filter, qos, options)
         except ValueError as error:  # nats-server's listener allows what clients may not have here
             log.warning("%s: its subscription %r is not continued: %s", client, subject, error)
+    draining = record.v5.draining if record.v5 is not None else []
+    lowered = [entry.filter_subject.removeprefix(STORED_PREFIX) for entry in draining if entry.whole]
+    gates = [open_gate(client, found) for found in meeting(client, lowered)]
     await fence(client)
+    return gates
 
 
 async def note_kept(client: Client, side: DurableSide) -> None:
@@ -86,11 +96,15 @@ async def note_kept(client: Client, side: DurableSide) -> None:
 
 
 async def resume(
-    client: Client, side: DurableSide, denied: Set[str], withdraw: Callable[[Set[str]], Awaitable[None]]
+    client: Client,
+    side: DurableSide,
+    denied: Set[str],
+    withdraw: Callable[[Set[str]], Awaitable[None]],
+    gates: list[Gate],
 ) -> None:
     """Continue a durable session: owed PUBRELs, what was in flight, then what has come since.
 
-    Subscriptions that are ``denied`` end before anything new of them is sent.
+    Subscriptions that are ``denied`` end before anything new of them is sent. ``gates`` are of :func:`rejoin`.
     """
     broker = client.broker
     record = client.record
@@ -136,19 +150,13 @@ async def resume(
         attachments.append(side.add(key, consumer, source))
     done = []
     for entry in record.v5.draining:
-        draining = await existing_consumer(broker.inbox, MESSAGES, entry.name, client.client_id) if entry.qos else None
-        if draining is None:
+        ended = await _ended(client, side, entry, gates)
+        if ended is None:
             done.append(entry.name)
-            continue
-        draining = replace(draining, deliver_subject=DELIVER_PREFIX + broker.new_nuid())
-        source = Source(entry.qos, entry.start, draining.max_ack_pending, entry.end)
-        source.whole = entry.whole
-        subject = entry.filter_subject.removeprefix(STORED_PREFIX)
-        described = record.v5.options.get(subject) or record.v5.options.get(f"{subject}.>")
-        if entry.whole and described is not None:
-            set_options(source, described)
-        attachments.append(side.add("", draining, source))
-        still_draining(side, attachments[-1])
+        else:
+            attachments.append(ended)
+    for gate in gates:
+        close_gate(client, gate)
     for some in parts(attachments):
         await asyncio.gather(*(rooted_call(partial(side.attach, attachment)) for attachment in some))
     await note_kept(client, side)
@@ -183,12 +191,31 @@ async def resume(
         if replay.source is None:  # denied
             replay.finish()
     unfinished = [replay for replay in unfinished if replay.source is not None]
-    gates = {replay.filter: open_gate(client, client.broker.table.filters[replay.filter]) for replay in unfinished}
+    held = {replay.filter: open_gate(client, client.broker.table.filters[replay.filter]) for replay in unfinished}
     for replay in unfinished:
         await replay.first_page()
-    start_replays(client, unfinished, gates)
+    start_replays(client, unfinished, held)
     if machine.resent:
         log.debug("%s: %d messages sent again", client, machine.resent)
+
+
+async def _ended(client: Client, side: DurableSide, entry: Draining, gates: list[Gate]) -> Attachment | None:
+    """What is left of a subscription that had ended; None: nothing, or its consumer is no more."""
+    broker, record = client.broker, client.record
+    draining = await existing_consumer(broker.inbox, MESSAGES, entry.name, client.client_id) if entry.qos else None
+    if draining is None:
+        return None
+    draining = replace(draining, deliver_subject=DELIVER_PREFIX + broker.new_nuid())
+    source = Source(entry.qos, entry.start, draining.max_ack_pending, entry.end)
+    source.whole = entry.whole
+    subject = entry.filter_subject.removeprefix(STORED_PREFIX)
+    options = record.v5.options if record is not None and record.v5 is not None else {}
+    described = options.get(subject) or options.get(f"{subject}.>")
+    if entry.whole and described is not None:
+        set_options(source, described)
+    attachment = side.add("", draining, source)
+    still_draining(side, attachment, [gate for gate in gates if gate.found in meeting(client, [subject])])
+    return attachment
 
 
 async def reattach(client: Client, side: DurableSide) -> None:

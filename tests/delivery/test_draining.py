@@ -56,7 +56,7 @@ def test_what_an_ended_subscription_brings_for_others() -> None:
     side: Any = Session()
     before, after = side.subscription("t", 5), side.subscription("t", 9)
     ended = side.subscription("t", 7, end=20)
-    still_draining(side, ended)
+    still_draining(side, ended, [])
     assert ended.heirs == {after.source: 20}
     assert side.machine.ended == 20
     assert after.source.held
@@ -75,7 +75,7 @@ def test_own_messages_that_the_first_one_does_not_take() -> None:
     before.source.no_local = True
     side.client.options = 1
     ended = side.subscription("t", 7, end=20)
-    still_draining(side, ended)
+    still_draining(side, ended, [])
     assert [inherited(side, ended, message(sender), 15) for sender in ("me", "somebody")] == [1, 0]
     assert [was_sent(side, ended, message(sender), 15) for sender in ("me", "somebody")] == [1, 0]
     assert after.source.held
@@ -122,7 +122,7 @@ def test_where_an_ended_subscription_began_is_not_known() -> None:
     side: Any = Session()
     one = side.subscription("t", 5)
     ended = side.subscription("t", 0, end=20)
-    still_draining(side, ended)
+    still_draining(side, ended, [])
     assert inherited(side, ended, message(), 8) == 1
     assert was_sent(side, ended, message(), 8) == 1
     assert one.source.held

@@ -10,6 +10,7 @@ from mqtt_nats.ingress import retained_replay as replaying
 from mqtt_nats.ingress.retained_replay import Replay
 from mqtt_nats.protocol.durable_sender import DurableOutbound
 from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.pubsub.backlog import Gate
 
 
 class Namespace(SimpleNamespace):
@@ -70,7 +71,10 @@ async def test_what_is_new_goes_also_when_a_replay_fails(
 ) -> None:
     session = Session(monkeypatch)
     replay, source = session.replay()
-    gate: Any = SimpleNamespace(found="a", users=2)
+    found: Any = "a"
+    gate = Gate(found, 100)
+    gate.hold()
+    gate.hold()
     replay.gate = session.gates["a"] = gate
     replay.qos = 0  # nothing is noted in the record
     replay.complete = True

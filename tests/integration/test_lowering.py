@@ -183,3 +183,66 @@ async def test_messages_go_on_meanwhile(
             higher = [one.payload for one in found if one.qos]
             assert sent == (higher if overlapping else higher + [one.payload for one in found if not one.qos])
         client.drop()
+
+
+async def test_each_change_waits_for_what_came_before_it(connect5: Connector5, name: str) -> None:
+    """[MQTT-4.6.0-6] (5.0): a client that takes one message at a time gets all in the order of its subscriptions."""
+    client = await connect5(name, session_expiry_interval=60, receive_maximum=1)
+    publisher = await connect5(f"{name}-publisher")
+    await client.subscribe(f"{name}/+", qos=1)
+    await publisher.deliver(f"{name}/a", b"first", 1)
+    first = await client.message(f"{name}/a", b"first", qos=1)
+    expected: list[tuple[bytes, int]] = []
+    for qos in (1, 0, 1, 0, 2, 0):
+        await client.subscribe(f"{name}/+", qos=qos)
+        for _ in range(3):
+            expected.append((b"%d" % len(expected), min(qos, 1)))
+            await publisher.deliver(f"{name}/a", expected[-1][0], 1)
+    await client.quiet()
+    async with completing(client) as found:
+        client.ack(PUBACK, first.packet_id)
+        await until(partial(as_many, found, len(expected)))
+        assert [(one.payload, one.qos) for one in found] == expected
+
+
+async def test_what_waits_goes_with_its_subscription(connect5: Connector5, name: str) -> None:
+    """[MQTT-3.10.4-2] (5.0): what came at QoS 0 waits for a message that is not complete, and is let go of."""
+    client = await connect5(name, session_expiry_interval=60, receive_maximum=1)
+    publisher = await connect5(f"{name}-publisher")
+    await client.subscribe(f"{name}/+", qos=1)
+    await publisher.deliver_all(f"{name}/a", [b"0", b"1"], 1)
+    first = await client.message(f"{name}/a", b"0", qos=1)
+    await client.subscribe(f"{name}/+", qos=0)
+    await publisher.deliver(f"{name}/a", b"2", 1)
+    await client.subscribe(f"{name}/+", qos=1)
+    await publisher.deliver(f"{name}/a", b"3", 1)
+    await client.unsubscribe(f"{name}/+")
+    await client.subscribe(f"{name}/b", qos=1)
+    await publisher.deliver(f"{name}/b", b"4", 1)
+    async with completing(client) as found:
+        client.ack(PUBACK, first.packet_id)
+        await until(partial(as_many, found, 2))
+        assert [one.payload for one in found] == [b"1", b"4"]
+
+
+@pytest.mark.parametrize("where", ["same gateway", "another gateway"])
+async def test_the_next_connection_gets_what_is_new_behind_the_rest(
+    connect5: Connector5, name: str, second_gateway: Gateway, where: str
+) -> None:
+    """[MQTT-4.6.0-6] (5.0): at QoS 0, while the consumer still brings what is older."""
+    client = await connect5(name, session_expiry_interval=60, receive_maximum=1)
+    publisher = await connect5(f"{name}-publisher")
+    await client.subscribe(name, qos=1)
+    await publisher.deliver_all(name, [b"0", b"1", b"2"], 1)
+    await client.message(name, b"0", qos=1)
+    await client.subscribe(name, qos=0)
+    client.drop()
+    to = second_gateway if where == "another gateway" else None
+    client = await connect5(name, to=to, clean=False, session_expiry_interval=60, receive_maximum=1)
+    first = await client.message(name, b"0", qos=1, dup=True)
+    await publisher.deliver(name, b"3", 1)
+    await client.quiet()
+    async with completing(client) as found:
+        client.ack(PUBACK, first.packet_id)
+        await come(found, b"1", b"2", b"3")
+        assert [one.qos for one in found] == [1, 1, 0]

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -317,6 +319,47 @@ def test_gate() -> None:
     assert gate.keep(zero, small), "one at QoS 0 may be"
     assert gate.keep(two, Message(key_of("a"), b"x" * 50, 0))
     assert [len(message.payload) for _, message in gate.end()] == [50, 86]
+
+
+def test_what_comes_in_another_way_is_discarded_from_a_gate() -> None:
+    """By its id; the room that it took is there again, and a later gate of the same subscription has no more."""
+    bench = Bench()
+    found = bench.subscribe(Subscriber(bench, "one"), "a", 1)
+    gate = Gate(found, 300)
+    zero = Choice(found, 0, b"", False)
+    for known in (b"1", b"", b"2", b""):
+        assert gate.keep(zero, Message(key_of("a"), known, 1), known)
+    room = gate.room
+    gate.discard(b"3")
+    gate.discard(b"")
+    assert gate.room == room
+    gate.discard(b"1")
+    assert gate.room == room + 65
+    later = Gate(found, gate.room, gate)
+    assert later.keep(zero, Message(key_of("a"), b"x" * 120, 1), b"4")
+    assert (later.dropped, list(later.waiting)) == (1, [])
+    gate.discard_stored()
+    assert [message.payload for _, message in gate.end()] == [b"", b""]
+
+
+def test_a_gate_opens_when_all_that_it_waits_for_is_over() -> None:
+    """Then those go that stand behind it."""
+    bench = Bench()
+    found = bench.subscribe(Subscriber(bench, "one"), "a", 1)
+    former = Gate(found, 300)
+    gate = Gate(found, 300, former)
+    gone: list[str] = []
+    gate.after.append(partial(gone.append, "after"))
+    gate.hold()
+    gate.hold()
+    assert not gate.unhold()
+    assert gate.former is former
+    former.end()
+    assert gate.unhold()
+    assert gate.former is None, "what has gone is not remembered"
+    gate.let_go()
+    gate.let_go()
+    assert gone == ["after"]
 
 
 FILTERS = st.sampled_from(["a", "a/b", "a/+", "a/#", "#", "+", "+/b", "b/#"])
