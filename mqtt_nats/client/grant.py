@@ -141,7 +141,8 @@ class Lowering:
         """Send what has waited, in its order."""
         side = self._client.durable_side
         for attachment in self._attachments:
-            attachment.brings(*(delivery.body for delivery in attachment.source.backlog))
+            for delivery in attachment.source.backlog:
+                attachment.brings(delivery.body)
         sources, self._sources = self._sources, []
         for source in sources:
             if side is not None:

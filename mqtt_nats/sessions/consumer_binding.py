@@ -91,11 +91,11 @@ class Attachment:
         for gate in gates:
             gate.hold()
 
-    def brings(self, *messages: Stored) -> None:
+    def brings(self, message: Stored) -> None:
         """Its consumer has brought what may have come at QoS 0 too, and waits: that comes once."""
-        for known in [identity(message.headers) for message in messages]:
-            for gate in self.gates:
-                gate.discard(known)
+        known = identity(message.headers)
+        for gate in self.gates:
+            gate.discard(known)
 
     def emptied(self) -> None:
         """Its consumer says that it has nothing more."""

@@ -352,11 +352,9 @@ def test_a_gate_opens_when_all_that_it_waits_for_is_over() -> None:
     gate.after.append(partial(gone.append, "after"))
     gate.hold()
     gate.hold()
-    assert not gate.unhold()
-    assert gate.former is former
+    assert (gate.unhold(), gate.former) == (False, former)
     former.end()
-    assert gate.unhold()
-    assert gate.former is None, "what has gone is not remembered"
+    assert (gate.unhold(), gate.former) == (True, None), "what has gone is not remembered"
     gate.let_go()
     gate.let_go()
     assert gone == ["after"]
