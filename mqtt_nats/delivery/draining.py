@@ -191,19 +191,26 @@ def written(side: DurableSide, attachment: Attachment) -> None:
     behind, attachment.behind = attachment.behind, []
     for other in behind:
         side.machine.release_held(other, Source.BEHIND)
+    if attachment.source.whole:
+        finish(side, attachment)
 
 
 def written_of(side: DurableSide, source: Source) -> None:
-    """The same of the subscription of a source."""
-    for attachment in side.attachments.values():
-        if attachment.source is source:
+    """The same of whatever depends on a source."""
+    for attachment in list(side.attachments.values()):
+        if attachment.source.whole and source in (attachment.source, side.past):
             written(side, attachment)
-            return
 
 
 def is_passed(side: DurableSide, attachment: Attachment) -> bool:
-    """Whether nothing of an ended subscription is left that others wait for."""
-    return attachment.spent and not (attachment.source.whole and side.machine.waits(attachment.source))
+    """Whether nothing of an ended subscription is left that others wait for.
+
+    An earlier connection may have taken some of it from the shared reader: that is known when the session has begun.
+    """
+    if not attachment.spent or not attachment.source.whole:
+        return attachment.spent
+    machine, past = side.machine, side.past
+    return machine.begun and not machine.waits(attachment.source) and (past is None or not machine.waits(past))
 
 
 def meeting(member: Member, subjects: Collection[str]) -> list[Filter]:
@@ -323,7 +330,7 @@ def finished(side: DurableSide, attachment: Attachment) -> bool:
     """Whether nothing more comes from the consumer of an ended subscription, and all of it is complete."""
     source = attachment.source
     come = attachment.spent and not (attachment.returning or attachment.missed)
-    return bool(source.end) and come and not side.machine.holds(source)
+    return bool(source.end) and come and is_passed(side, attachment) and not side.machine.holds(source)
 
 
 def finish(side: DurableSide, attachment: Attachment) -> None:

@@ -209,8 +209,9 @@ class DurableSide:
             self.machine.looked(source, sequence, info.delivered_seq, info.num_pending)
 
     def written(self, source: Source) -> None:
-        """A message that had waited is sent, of a subscription of which QoS 0 has taken the place."""
-        written_of(self, source)
+        """A message that had waited is sent: something may stand behind it."""
+        if source.whole or source is self.past:
+            written_of(self, source)
 
     def seek(self) -> None:
         """Look for the records of owed PUBRELs that are not delivered."""

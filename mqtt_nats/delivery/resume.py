@@ -14,7 +14,7 @@ from mqtt_nats.backbone.batch import parts
 from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.base.tasks import rooted_call
 from mqtt_nats.codec import QuotaExceeded
-from mqtt_nats.delivery.draining import finish, finished, meeting, returned, still_draining, watch
+from mqtt_nats.delivery.draining import finish, finished, meeting, returned, still_draining, watch, written
 from mqtt_nats.delivery.inflight_note import gone
 from mqtt_nats.delivery.position_recovery import bound, fetch_pending, ground, recall, stop
 from mqtt_nats.ingress.retained_replay import Replay, close_gate, open_gate, start_replays
@@ -186,6 +186,8 @@ async def resume(
     for attachment in attachments:
         if not attachment.spent:
             watch(side, attachment)
+        elif attachment.source.whole:
+            written(side, attachment)
     ask_again(client)
     for replay in unfinished:
         if replay.source is None:  # denied

@@ -243,7 +243,7 @@ class DurableOutbound(Releasing):
             heapq.heappop(waiting)
             del self._queued[sequence]
             self._send(delivery)
-            if delivery.source.whole:
+            if delivery.source.whole or delivery.source.live:
                 self.ports.written(delivery.source)
 
     def _send(self, delivery: Delivery) -> None:

@@ -30,7 +30,7 @@ class Ports(Protocol):
         """Ask JetStream for the state of a consumer and report it with :meth:`DurableOutbound.looked`."""
 
     def written(self, source: Source) -> None:
-        """A message that had waited, of a subscription of which QoS 0 has taken the place, is sent."""
+        """A message that had waited is sent, of a subscription of which QoS 0 has taken the place, or that is live."""
 
     def seek(self) -> None:
         """Look for the records of :meth:`Releasing.unrecorded` and report with :meth:`Releasing.vanished`."""

@@ -225,14 +225,17 @@ async def test_what_waits_goes_with_its_subscription(connect5: Connector5, name:
         assert [one.payload for one in found] == [b"1", b"4"]
 
 
+@pytest.mark.parametrize("taken", [False, True])
 @pytest.mark.parametrize("where", ["same gateway", "another gateway"])
 async def test_the_next_connection_gets_what_is_new_behind_the_rest(
-    connect5: Connector5, name: str, second_gateway: Gateway, where: str
+    connect5: Connector5, name: str, second_gateway: Gateway, stored: Stored, where: str, taken: bool
 ) -> None:
-    """[MQTT-4.6.0-6] (5.0): at QoS 0, while the consumer still brings what is older."""
+    """[MQTT-4.6.0-6] (5.0): at QoS 0, while the consumer, or what was ``taken`` from the shared reader, is older."""
     client = await connect5(name, session_expiry_interval=60, receive_maximum=1)
     publisher = await connect5(f"{name}-publisher")
     await client.subscribe(name, qos=1)
+    if taken:
+        await stored.live(name)
     await publisher.deliver_all(name, [b"0", b"1", b"2"], 1)
     await client.message(name, b"0", qos=1)
     await client.subscribe(name, qos=0)
