@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
 T = TypeVar("T")
@@ -27,3 +27,25 @@ async def all_done(requests: Iterable[Awaitable[T]]) -> list[T]:
             raise one
         results.append(one)
     return results
+
+
+async def in_turn(requests: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+    """Make requests, the next one as soon as one is answered; what they return, in their order.
+
+    What others ask of the same nats-server waits behind few of them, not behind all. After an error no further request
+    is made; the first error is raised when those that were made are done.
+    """
+    results: dict[int, T] = {}
+    left = iter(range(len(requests)))
+
+    async def work() -> None:
+        for place in left:
+            try:
+                results[place] = await requests[place]()
+            except BaseException:
+                for _ in left:
+                    pass
+                raise
+
+    await all_done([work() for _ in range(min(AT_ONCE, len(requests)))])
+    return [results[place] for place in range(len(requests))]

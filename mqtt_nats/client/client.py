@@ -200,6 +200,8 @@ class Client(JobRunner):
             self.authentication.early(packets)
         elif not self.ended and packets:
             self.wait(packets)
+            if self.outlet.held > UNREAD_MOST:
+                self.connection.hold(Hold.OUTBOUND)
             self.path.leave()
 
     def opened(self) -> None:
@@ -354,9 +356,9 @@ class Client(JobRunner):
 
     def broken(self, error: MqttError) -> None:
         """The client violated the protocol [MQTT-4.8.0-1] (3.1.1), [MQTT-4.13.1-1] (5.0)."""
-        behind = self._order is not None or self.state is State.OPENING
+        behind = self._order is not None or self.state in (State.OPENING, State.RESUMING)
         if behind and self.alive:
-            if self.authentication is None or self.state is State.LIVE:
+            if self.authentication is None or self.state is not State.OPENING:
                 self.order.fail(error)  # what came before the violation is served first
             else:
                 refuse(self, error)

@@ -40,7 +40,7 @@ from mqtt_nats.codec import (
     encode,
 )
 from mqtt_nats.delivery.durable import DurableSide
-from mqtt_nats.delivery.resume import rejoin, resume
+from mqtt_nats.delivery.resume import attach_idle, is_large, rejoin, resume
 from mqtt_nats.hooks.calls import admit, connected, looked_at, session
 from mqtt_nats.hooks.points import SESSION_CREATED, SESSION_DISCARDED, SESSION_RESUMED
 from mqtt_nats.lifecycle.claim import Claim, find_session, forget_second, has_expired, leave_claimed, user_of
@@ -65,6 +65,7 @@ from mqtt_streams.timers import EXPIRY
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
+    from mqtt_nats.sessions.consumer_binding import Attachment
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -94,6 +95,7 @@ async def open_session(client: Client, connect: Connect) -> None:
     # [MQTT-3.1.4-5] [MQTT-3.2.0-1] [MQTT-3.2.0-2] [MQTT-3.2.2-2] [MQTT-3.2.2-3] (5.0)
     client.outlet.write(welcome(client, connect, present, granted))
     client.greeted = True
+    idle: list[Attachment] = []
     try:
         if client.durable_side is not None and present:
             # CONNACK leaves when everything subscribed is live: who sees it may rely on that, as on SUBACK.
@@ -101,7 +103,9 @@ async def open_session(client: Client, connect: Connect) -> None:
             denied = denied_subscriptions(client)
             gates = await rejoin(client, denied)
             client.outlet.unclog()
-            await resume(client, client.durable_side, denied, partial(withdraw, client), gates)
+            if is_large(client):
+                client.resuming()
+            idle = await resume(client, client.durable_side, denied, partial(withdraw, client), gates)
     except (RequestTimeout, NoResponders, ApiError, TimeoutError) as error:
         log_failure(log, logging.WARNING, "resume", "%s: its session cannot be resumed: %s", client, error)
         client.end(MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE))
@@ -109,6 +113,8 @@ async def open_session(client: Client, connect: Connect) -> None:
     finally:
         connected(client, present)  # also when it ends here: who hears of its end has heard of its beginning
     client.opened()
+    if client.durable_side is not None and idle:
+        await attach_idle(client, client.durable_side, idle)
     if client.durable_side is not None and client.broker.live is not None:
         client.broker.live.soon(client)
 

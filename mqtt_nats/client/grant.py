@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter
 from collections.abc import Collection
@@ -11,10 +10,10 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mqtt_nats.backbone.batch import in_turn
 from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.base.logs import log_failure
-from mqtt_nats.base.tasks import rooted_call
-from mqtt_nats.delivery.draining import lower, meeting, stand_behind, watch
+from mqtt_nats.delivery.draining import lower, meeting, stand_behind, still_bringing, watch
 from mqtt_nats.delivery.position_recovery import bound
 from mqtt_nats.delivery.resume import descend, set_options
 from mqtt_nats.ingress.retained_replay import Replay, close_gate, open_gate
@@ -285,6 +284,7 @@ async def grant(
     if any(wish.qos == 2 for wish in wanted.values()) and not side.has_pubrels:
         await patiently(client, side.attach_pubrels)
     start_of = _Starts(side, await patiently(client, partial(place.position, broker)))
+    older = still_bringing(side)
     for topic_filter, wish in wanted.items():
         if topic_filter in lowered:
             continue
@@ -310,7 +310,7 @@ async def grant(
                 if key in replays:
                     replays[key].hold(source)
                 source.expected, source.place = 0, 1  # nobody else has had anything of it: one that is lost is missed
-                stand_behind(side, source, subject)
+                stand_behind(side, older, source, subject)
                 created.append((topic_filter, side.add(key, consumer, source, came)))
         record.subs[subjects[0]] = qos
         record.v5.options[subjects[0]] = described
@@ -361,7 +361,7 @@ class _Starts:
 async def _create(client: Client, wanted: list[tuple[str, Attachment]]) -> list[ApiError | None]:
     """Create the consumers of these filters; for each why JetStream has not."""
     await client.broker.quotas.pace(client.hash)
-    return await asyncio.gather(*(rooted_call(partial(_create_one, client, *one)) for one in wanted))
+    return await in_turn([partial(_create_one, client, *one) for one in wanted])
 
 
 async def _create_one(client: Client, topic_filter: str, attachment: Attachment) -> ApiError | None:

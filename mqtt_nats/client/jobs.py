@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.base.errors import ends_task
-from mqtt_nats.codec import MqttError, Packet, Publish, ReasonCode
+from mqtt_nats.codec import MqttError, Packet, PingReq, Publish, ReasonCode
 from mqtt_nats.ingress.qos2 import Inbound
 from mqtt_nats.pubsub.routing_table import Member
 from mqtt_nats.sessions.connection_state import State
@@ -133,10 +133,25 @@ class JobRunner(Member):
 
     def wait(self, packets: list[Packet]) -> None:
         """Have packets wait until what came before them has taken effect, but for those that depend on nothing."""
-        self.order.add([one for one in packets if self.state is not State.LIVE or not passes(one)])
-        for packet in packets if self.state is State.LIVE else ():
-            if passes(packet):
+        self.order.add([one for one in packets if not self._passes(one)])
+        for packet in packets:
+            if self._passes(packet):
                 self.handle(packet)
+
+    def _passes(self, packet: Packet) -> bool:
+        """Whether a packet is handled before those that wait."""
+        if self.state is State.RESUMING:
+            return isinstance(packet, PingReq)
+        return self.state is State.LIVE and passes(packet)
+
+    def resuming(self) -> None:
+        """CONNACK was sent, and the session goes on: what the client sends waits for that, but for PINGREQ."""
+        if self.state is not State.OPENING:
+            return
+        self.state = State.RESUMING
+        for packet in self._order.pings() if self._order is not None else ():
+            self.handle(packet)
+        self.connection.release(Hold.HANDSHAKE)
 
     def reuses(self, packet: Publish) -> bool:
         """Whether a PUBLISH at QoS 2 has to wait for the PUBCOMP of the one before it [MQTT-4.3.3-12] (5.0)."""

@@ -222,19 +222,23 @@ def meeting(member: Member, subjects: Collection[str]) -> list[Filter]:
     ]
 
 
-def stand_behind(side: DurableSide, source: Source, subject: str) -> None:
-    """A subscription begins: what is older and still to come, since QoS 0 had taken its place, goes first.
+def still_bringing(side: DurableSide) -> list[Attachment]:
+    """Subscriptions of which QoS 0 has taken the place, and which have yet to bring what is older."""
+    return [one for one in side.attachments.values() if one.source.whole and not is_passed(side, one)]
+
+
+def stand_behind(side: DurableSide, older: list[Attachment], source: Source, subject: str) -> None:
+    """A subscription begins: what the ``older`` ones have yet to bring goes first.
 
     So does what has come at QoS 0 and waits.
     """
     before = 0
-    for attachment in side.attachments.values():
-        pattern = attachment.consumer.filter_subject.removeprefix(STORED_PREFIX)
-        if attachment.source.whole and not is_passed(side, attachment) and patterns_meet(pattern, subject):
+    for attachment in older:
+        if patterns_meet(attachment.consumer.filter_subject.removeprefix(STORED_PREFIX), subject):
             attachment.behind.append(source)
             before += 1
-    gates = side.client.gates or {}
-    for gate in [gates[found] for found in meeting(side.client, [subject]) if found in gates]:
+    gates = side.client.gates
+    for gate in [gates[found] for found in meeting(side.client, [subject]) if found in gates] if gates else ():
         if gate.waiting:
             gate.after.append(partial(side.machine.release_held, source, Source.BEHIND))
             before += 1

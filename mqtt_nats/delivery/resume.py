@@ -10,9 +10,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.batch import parts
+from mqtt_nats.backbone.batch import AT_ONCE, in_turn
 from mqtt_nats.backbone.retry import patiently
-from mqtt_nats.base.tasks import rooted_call
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.delivery.draining import finish, finished, meeting, returned, still_draining, watch, written
 from mqtt_nats.delivery.inflight_note import gone
@@ -28,9 +27,7 @@ from mqtt_nats.sessions.record import save_record
 from mqtt_nats.sessions.shared_subscribe import acknowledged as ask_again
 from mqtt_nats.sessions.shared_subscribe import rejoin_shared, resend
 from mqtt_nats.sessions.stream_identity import adopt, settle
-from mqtt_streams.consumers import (
-    existing_consumer,
-)
+from mqtt_streams.consumers import consumer_info, existing_consumer
 from mqtt_streams.messages import DELIVER_PREFIX
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -48,6 +45,15 @@ log = logging.getLogger("mqtt_nats.broker")
 
 ATTEMPTS: Final = 3
 """Times that a consumer is told to send again what is pending, before it is attached once more."""
+
+
+MANY: Final = AT_ONCE
+"""A session with more consumers is served before all of them are attached."""
+
+
+def is_large(client: Client) -> bool:
+    """Whether so many consumers belong to a session that it takes long to attach all."""
+    return client.record is not None and len(client.record.cons) > MANY
 
 
 def set_options(source: Source, options: SubscriptionOptions) -> None:
@@ -101,10 +107,13 @@ async def resume(
     denied: Set[str],
     withdraw: Callable[[Set[str]], Awaitable[None]],
     gates: list[Gate],
-) -> None:
+) -> list[Attachment]:
     """Continue a durable session: owed PUBRELs, what was in flight, then what has come since.
 
     Subscriptions that are ``denied`` end before anything new of them is sent. ``gates`` are of :func:`rejoin`.
+
+    Returns:
+        Consumers that had nothing for the client, for :func:`attach_idle`.
     """
     broker = client.broker
     record = client.record
@@ -128,39 +137,17 @@ async def resume(
     earlier = [entry.qos for entry in record.v5.draining] + [qos for qos, _ in record.v5.was.values()]
     if machine.releases or assignments or 2 in record.subs.values() or 2 in earlier:
         await side.attach_pubrels()
-    attachments = []
-    unfinished = []
-    for key, consumer in record.cons.items():
-        subject = key.removesuffix(" fwc")
-        first = subject if key == subject else f"{subject}.>"
-        qos = record.subs.get(first, 0) or 1
-        source = Source(qos, record.v5.start.get(key, 0), consumer.max_ack_pending)
-        if consumer.durable_name in went:
-            source.last = source.first = side.came_from
-        was = record.v5.was.get(key)
-        if was is not None:
-            source.was_qos, source.until = was
-        described = record.v5.options.get(first)
-        if described is not None:
-            set_options(source, described)
-        if (cursor := record.v5.replay.get(key)) is not None:
-            unfinished.append(Replay(client, subject_to_filter(first), key, subject, qos, cursor))
-            unfinished[-1].hold(source)
-            machine.replayed(source, cursor)
-        attachments.append(side.add(key, consumer, source))
-    done = []
-    for entry in record.v5.draining:
-        ended = await _ended(client, side, entry, gates)
-        if ended is None:
-            done.append(entry.name)
-        else:
-            attachments.append(ended)
+    attachments, unfinished = _add_sources(client, side, went)
+    ended, done = await _add_ended(client, side, gates)
     for gate in gates:
         close_gate(client, gate)
-    for some in parts(attachments):
-        await asyncio.gather(*(rooted_call(partial(side.attach, attachment)) for attachment in some))
+    # What is denied is to end, what has ended goes first, and where the stream was replaced nothing is as it was.
+    idle = [] if denied or ended or side.replaced is not None else await _find_idle(client, attachments)
+    unused = set(idle)
+    attachments = [one for one in attachments if one not in unused] + ended
+    await in_turn([partial(side.attach, attachment) for attachment in attachments])
     await note_kept(client, side)
-    settle(record.v5, max((one.source.last for one in attachments), default=0))
+    settle(record.v5, max((one.source.last for one in side.attachments.values()), default=0))
     await side.collect()
     await asyncio.gather(*(bring_back(side, one, 0.0) for one in attachments if one.source.missing))
     for attachment in attachments:
@@ -178,7 +165,7 @@ async def resume(
     if denied - shares:
         await withdraw(denied - shares)
     if not client.alive:  # what is not sent is not said to have been
-        return
+        return idle
     bound(side)
     machine.start()
     for identifier in given_up:
@@ -199,6 +186,99 @@ async def resume(
     start_replays(client, unfinished, held)
     if machine.resent:
         log.debug("%s: %d messages sent again", client, machine.resent)
+    return idle
+
+
+def _add_sources(client: Client, side: DurableSide, went: Set[str]) -> tuple[list[Attachment], list[Replay]]:
+    """Subscribe the deliver subjects of a session's consumers; also returns the replays that were interrupted."""
+    record = client.record
+    assert record is not None
+    assert record.v5 is not None
+    attachments: list[Attachment] = []
+    unfinished: list[Replay] = []
+    for key, consumer in record.cons.items():
+        subject = key.removesuffix(" fwc")
+        first = subject if key == subject else f"{subject}.>"
+        qos = record.subs.get(first, 0) or 1
+        source = Source(qos, record.v5.start.get(key, 0), consumer.max_ack_pending)
+        if consumer.durable_name in went:
+            source.last = source.first = side.came_from
+        was = record.v5.was.get(key)
+        if was is not None:
+            source.was_qos, source.until = was
+        described = record.v5.options.get(first)
+        if described is not None:
+            set_options(source, described)
+        if (cursor := record.v5.replay.get(key)) is not None:
+            unfinished.append(Replay(client, subject_to_filter(first), key, subject, qos, cursor))
+            unfinished[-1].hold(source)
+            side.machine.replayed(source, cursor)
+        attachments.append(side.add(key, consumer, source))
+    return attachments, unfinished
+
+
+async def _add_ended(client: Client, side: DurableSide, gates: list[Gate]) -> tuple[list[Attachment], list[str]]:
+    """The same for subscriptions that had ended; also returns the names of consumers that bring nothing more."""
+    record = client.record
+    assert record is not None
+    assert record.v5 is not None
+    attachments: list[Attachment] = []
+    done: list[str] = []
+    for entry in record.v5.draining:
+        ended = await _ended(client, side, entry, gates)
+        if ended is None:
+            done.append(entry.name)
+        else:
+            attachments.append(ended)
+    return attachments, done
+
+
+async def _find_idle(client: Client, attachments: list[Attachment]) -> list[Attachment]:
+    """Which of many consumers have nothing for the client, and deliver to nobody: they can be attached later.
+
+    To ask takes nats-server a tenth of what a change of the deliver subject does, which it writes to its disk.
+
+    Raises:
+        ApiError, NoResponders, RequestTimeout: JetStream does not answer.
+    """
+    if not is_large(client):
+        return []
+    inbox = client.broker.inbox
+    last = int((await client.broker.latest.state())["last_seq"])
+    names = [attachment.consumer.durable_name for attachment in attachments]
+    found = await in_turn([partial(consumer_info, inbox, MESSAGES, name) for name in names])
+    idle: list[Attachment] = []
+    for attachment, info in zip(attachments, found, strict=True):
+        if info is not None and not (info.num_pending or info.num_ack_pending or info.push_bound):
+            attachment.source.idle(info.delivered_seq, last)
+            idle.append(attachment)
+    return idle
+
+
+async def attach_idle(client: Client, side: DurableSide, idle: list[Attachment]) -> None:
+    """Attach the consumers that :func:`resume` has left, while the client is served.
+
+    It goes on when the client leaves: the session record names the new deliver subjects.
+
+    Raises:
+        ApiError, NoResponders, RequestTimeout, MqttError: JetStream does not do it.
+    """
+    broker = client.broker
+
+    async def attach(attachment: Attachment) -> None:
+        known = side.attachments.get(attachment.consumer.durable_name) is attachment
+        if not known or client.taken or side.stall is not None or attachment.wire is not broker.link.wire:
+            return  # there is a job to come that attaches all
+        await patiently(client, partial(side.attach, attachment))
+        if await patiently(client, partial(bring_back, side, attachment, attempts=ATTEMPTS)):
+            returned(side, attachment)
+            finish(side, attachment)
+        elif broker.reconciling is not None:
+            broker.reconciling.due(client, attachment.consumer.durable_name)
+
+    await in_turn([partial(attach, attachment) for attachment in idle])
+    await note_kept(client, side)
+    side.machine.pump()
 
 
 async def _ended(client: Client, side: DurableSide, entry: Draining, gates: list[Gate]) -> Attachment | None:

@@ -121,6 +121,12 @@ class Source:
         self.early.clear()
         self._end_range()
 
+    def idle(self, last: int, clear: int) -> None:
+        """The consumer is not attached yet: it has delivered up to ``last``, and has nothing up to ``clear``."""
+        self.last = max(self.last, last)
+        self.clear = max(self.clear, clear)
+        self.expected = 0
+
     def _end_range(self) -> None:
         if 0 < self.base <= self.first:
             self.past.append((self.base, self.first))

@@ -8,6 +8,7 @@ owner, so the choice survives a resume (docs/internals/rules.md#overlap).
 
 from __future__ import annotations
 
+from bisect import insort
 from itertools import zip_longest
 from typing import Generic, TypeVar
 
@@ -29,8 +30,7 @@ class Overlap(Generic[T]):
 
     def add(self, pattern: str, value: T, source: Source) -> None:
         """A subscription on the NATS subject ``pattern``."""
-        self._entries.append((source.start, pattern, value, source))
-        self._entries.sort(key=lambda entry: entry[:2])
+        insort(self._entries, (source.start, pattern, value, source), key=lambda entry: entry[:2])
         self._matching.clear()
 
     def remove(self, value: T) -> list[T]:

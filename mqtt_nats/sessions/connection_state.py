@@ -9,5 +9,7 @@ class State(Enum):
 
     NEW = auto()
     OPENING = auto()
+    RESUMING = auto()
+    """CONNACK was sent, and the session's messages are being looked for."""
     LIVE = auto()
     ENDED = auto()

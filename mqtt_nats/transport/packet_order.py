@@ -83,6 +83,14 @@ class PacketOrder:
         self._connection.release(Hold.ORDER)
         return packets
 
+    def pings(self) -> list[Packet]:
+        """The PINGREQ packets among them, which do not wait any more."""
+        pings: list[Packet] = [packet for packet in self._packets if isinstance(packet, PingReq)]
+        if pings:
+            self._packets = deque(packet for packet in self._packets if not isinstance(packet, PingReq))
+            self._bytes -= PACKET_BYTES * len(pings)
+        return pings
+
     def request(self) -> None:
         """A SUBSCRIBE or UNSUBSCRIBE has come."""
         self._requests += 1

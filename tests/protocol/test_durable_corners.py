@@ -437,3 +437,20 @@ def test_what_stands_behind_an_ended_subscription() -> None:
     assert ports.take() == [("publish", 6, 1, False)]
     machine.release_held(heir, Source.BEHIND)
     assert ports.take() == [("publish", 7, 1, False)]
+
+
+def test_a_consumer_that_is_attached_later_holds_nothing_up() -> None:
+    """It is known to have nothing older; what it is given meanwhile comes for the first time."""
+    busy, idle = source(), source()
+    machine, ports = session(busy, idle, started=False)
+    busy.attached(0, 0, False)
+    assert [one.collected for one in machine.sources] == [True, False]
+    idle.idle(7, ID_SPACE + 100)
+    assert machine.collected
+    machine.start()
+    machine.arrived(busy, ID_SPACE + 50, 1, b"r1", None, 1)
+    assert ports.take() == [("publish", ID_SPACE + 50, 1, False)]
+    idle.attaching()
+    idle.attached(0, 0, False)
+    machine.arrived(idle, ID_SPACE + 101, 1, b"r2", None, 1)
+    assert ports.take() == [("publish", ID_SPACE + 101, 1, False)]

@@ -57,6 +57,14 @@ def test_only_what_depends_on_nothing_passes() -> None:
     assert not any(passes(one) for one in waits)
 
 
+def test_pings_can_be_taken_out() -> None:
+    waiting, _ = order()
+    waiting.add([publish(1), PingReq(), Disconnect(), PingReq()])
+    assert waiting.pings() == [PingReq(), PingReq()]
+    assert waiting.pings() == []
+    assert waiting.take() == [publish(1), Disconnect()]
+
+
 def test_requests() -> None:
     """Each counts once, however often it is said to have taken effect; one that is put off goes on counting."""
     waiting, _ = order()

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that are made for one session at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import pytest
+
+from mqtt_nats.backbone.batch import AT_ONCE, in_turn
+
+pytestmark = pytest.mark.anyio
+
+
+class Server:
+    """Answers requests in the order that it is told."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self._enough = asyncio.Event()
+        self._wanted = 0
+        self.answers: dict[int, asyncio.Future[int]] = {}
+
+    async def ask(self, number: int) -> int:
+        self.asked.append(number)
+        if len(self.asked) >= self._wanted:
+            self._enough.set()
+        self.answers[number] = asyncio.get_running_loop().create_future()
+        return await self.answers[number]
+
+    def begin(self, count: int) -> asyncio.Task[list[int]]:
+        """Ask so much."""
+        return asyncio.ensure_future(in_turn([partial(self.ask, number) for number in range(count)]))
+
+    async def wait(self, count: int) -> None:
+        """Until so much was asked."""
+        self._wanted = count
+        if len(self.asked) < count:
+            self._enough.clear()
+            await self._enough.wait()
+
+
+async def test_the_next_follows_an_answer() -> None:
+    server = Server()
+    task = server.begin(2 * AT_ONCE)
+    await server.wait(AT_ONCE)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert server.asked == list(range(AT_ONCE))
+    server.answers[AT_ONCE - 1].set_result(-1)
+    await server.wait(AT_ONCE + 1)
+    while not task.done():
+        for number, answer in list(server.answers.items()):
+            if not answer.done():
+                answer.set_result(number)
+        await asyncio.sleep(0)
+    assert task.result() == [-1 if number == AT_ONCE - 1 else number for number in range(2 * AT_ONCE)]
+
+
+async def test_nothing() -> None:
+    assert await in_turn([]) == []
+
+
+async def test_an_error_ends_it() -> None:
+    """Nothing more is asked, and what was asked is done when the error is raised."""
+    server = Server()
+    task = server.begin(2 * AT_ONCE)
+    await server.wait(AT_ONCE)
+    server.answers[3].set_exception(ValueError("no"))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not task.done()
+    for answer in list(server.answers.values()):
+        if not answer.done():
+            answer.set_result(0)
+    with pytest.raises(ValueError, match="no"):
+        await task
+    assert server.asked == list(range(AT_ONCE))
+
+
+async def test_who_is_cancelled_asks_no_more() -> None:
+    server = Server()
+    task = server.begin(2 * AT_ONCE)
+    await server.wait(AT_ONCE)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert all(answer.cancelled() for answer in server.answers.values())
+    assert server.asked == list(range(AT_ONCE))

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A durable session with many filters is served before all of its consumers are attached."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from mqtt_nats.delivery.resume import MANY
+from mqtt_nats.delivery.slow_clients import give_up
+from mqtt_nats.sessions import consumer_attach
+from mqtt_streams.consumers import ConsumerRef, update_consumer
+from tests.base.support import Inside, running
+from tests.harness import raw
+from tests.harness.nats import NatsServer
+from tests.harness.proxy import Proxy
+from tests.harness.raw import PINGRESP, PUBACK, PUBLISH, SUBACK, UNSUBACK, Raw, Received
+from tests.harness.waiting import eventually
+
+COUNT = 2 * MANY + 8
+FILTERS = [f"many/{number:03}" for number in range(COUNT)]
+PINGREQ = b"\xc0\0"
+
+
+class Gate:
+    """Keeps consumers from being attached, but for those of some topics."""
+
+    def __init__(self, *topics: str) -> None:
+        self._free = {f"$MQTT.msgs.{topic.replace('/', '.')}" for topic in topics}
+        self._open = threading.Event()
+        self.waiting: set[str] = set()
+        """Filter subjects of consumers that are to be attached."""
+
+    def open(self) -> None:
+        """Let all be attached."""
+        self._open.set()
+
+    async def update(self, js: Any, stream: str, consumer: ConsumerRef) -> Any:
+        """Takes the place of :func:`update_consumer`."""
+        while consumer.filter_subject not in self._free and not self._open.is_set():
+            self.waiting.add(consumer.filter_subject)
+            await asyncio.sleep(0.01)
+        return await update_consumer(js, stream, consumer)
+
+
+@contextmanager
+def gated(monkeypatch: pytest.MonkeyPatch, *topics: str) -> Iterator[Gate]:
+    """Have a gate in every gateway of this process."""
+    gate = Gate(*topics)
+    monkeypatch.setattr(consumer_attach, "update_consumer", gate.update)
+    try:
+        yield gate
+    finally:
+        gate.open()
+
+
+def subscribed(inside: Inside, client_id: str) -> None:
+    """A new session with all filters, whose client leaves."""
+    Raw.connected(inside.ports[0], client_id).close()
+    with Raw.connected(inside.ports[0], client_id, clean=False) as client:
+        assert client.subscribe(*((text, 1) for text in FILTERS)) == [1] * COUNT
+        client.send(b"\xe0\0")
+        client.expect_closed()
+
+
+def publish(inside: Inside, *topics: str) -> None:
+    """A message on each topic, stored, with the topic as its payload."""
+    with Raw.connected(inside.ports[0], "publisher") as publisher:
+        for topic in topics:
+            publisher.send(raw.publish(topic, topic.encode(), qos=1))
+            publisher.expect(PUBACK)
+
+
+def received(client: Raw, *, answered: bool = True) -> Received:
+    """The next message, as the first time that it is sent."""
+    found = client.expect(PUBLISH)
+    if answered:
+        client.send(raw.ack(PUBACK, found.id))
+    return found
+
+
+def end(inside: Inside, client_id: str) -> None:
+    """End a session."""
+    Raw.connected(inside.ports[0], client_id).close()
+
+
+def test_a_ping_is_answered_before_a_long_subscribe(nats_server: NatsServer) -> None:
+    filters = [(f"long/{number:04}", 1) for number in range(1000)]
+    with running(nats_server.url) as inside, Raw.connected(inside.ports[0], "long", clean=False) as client:
+        client.send(raw.subscribe(*filters) + PINGREQ)
+        client.expect(PINGRESP)
+        client.send(PINGREQ)
+        client.expect(PINGRESP)
+        assert client.expect(SUBACK).body[2:] == b"\1" * 1000
+        client.close()
+        end(inside, "long")
+
+
+def test_messages_come_before_all_consumers_are_attached(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ping that comes with CONNECT, or after it, is answered first; what is stored meanwhile comes later, once."""
+    with running(nats_server.url) as inside:
+        subscribed(inside, "early")
+        publish(inside, FILTERS[-1], FILTERS[7])
+        with gated(monkeypatch, FILTERS[-1], FILTERS[7]) as gate, Raw(inside.ports[0]) as client:
+            client.send(raw.connect("early", clean=False) + PINGREQ)
+            assert client.expect(raw.CONNACK).body == b"\1\0"
+            client.expect(PINGRESP)
+            assert [received(client).topic, received(client).topic] == [FILTERS[-1], FILTERS[7]]
+            eventually(lambda: gate.waiting)
+            client.send(PINGREQ)
+            client.expect(PINGRESP)
+            publish(inside, *FILTERS)
+            assert sorted(received(client).topic for _ in range(2)) == sorted((FILTERS[-1], FILTERS[7]))
+            client.send(raw.unsubscribe(FILTERS[3]) + PINGREQ)
+            client.expect(PINGRESP)
+            gate.open()
+            found: list[Received] = []
+            while (one := client.receive()) is not None and one.kind == PUBLISH:
+                found.append(one)
+                client.send(raw.ack(PUBACK, one.id))
+            assert one is not None
+            assert one.kind == UNSUBACK
+            left = {*FILTERS} - {FILTERS[-1], FILTERS[7]}
+            while left - {one.topic for one in found} - {FILTERS[3]}:
+                found.append(received(client))
+            assert len({one.topic for one in found}) == len(found), "something came twice"
+            assert not any(one.first & 8 for one in found), "nothing was sent before"
+            publish(inside, *FILTERS)
+            again = [received(client).topic for _ in range(COUNT - 1)]
+            assert sorted(again) == sorted({*FILTERS} - {FILTERS[3]})
+            assert client.ping() == []
+        end(inside, "early")
+
+
+def test_what_was_in_flight_comes_first_and_in_order(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    topics = [FILTERS[-1], FILTERS[0], FILTERS[MANY + 1]]
+    with running(nats_server.url) as inside:
+        subscribed(inside, "unanswered")
+        with Raw.connected(inside.ports[0], "unanswered", clean=False) as client:
+            served = inside.client("unanswered")
+            eventually(lambda: not served.busy)
+            publish(inside, *topics)
+            assert [received(client, answered=False).topic for _ in topics] == topics
+        eventually(lambda: not inside.call(lambda: inside.gateway.broker and inside.gateway.broker.connections))
+        publish(inside, FILTERS[1])
+        with (
+            gated(monkeypatch, *topics, FILTERS[1]),
+            Raw.connected(inside.ports[0], "unanswered", clean=False) as client,
+        ):
+            found = [received(client) for _ in range(4)]
+            assert [one.topic for one in found] == [*topics, FILTERS[1]]
+            assert [one.first & 8 for one in found] == [8, 8, 8, 0]
+        end(inside, "unanswered")
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "elsewhere"])
+def test_a_session_that_moves_before_all_consumers_are_attached(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    """The next connection has everything, from whichever gateway."""
+    with running(nats_server.url) as first, running(nats_server.url) as second:
+        other = second if elsewhere else first
+        subscribed(first, "moving")
+        publish(first, FILTERS[5])
+        with gated(monkeypatch, FILTERS[5]) as gate, Raw.connected(first.ports[0], "moving", clean=False) as client:
+            assert received(client).topic == FILTERS[5]
+            eventually(lambda: gate.waiting)
+            with Raw(other.ports[0]) as again:
+                again.send(raw.connect("moving", clean=False))
+                client.expect_closed()
+                assert again.expect(raw.CONNACK).body == b"\1\0"
+                gate.open()
+                publish(other, *FILTERS)
+                assert sorted(received(again).topic for _ in FILTERS) == FILTERS
+        end(other, "moving")
+
+
+def test_a_client_that_leaves_before_all_consumers_are_attached(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(nats_server.url) as inside:
+        subscribed(inside, "leaving")
+        publish(inside, FILTERS[5])
+        with gated(monkeypatch, FILTERS[5]) as gate, Raw.connected(inside.ports[0], "leaving", clean=False) as client:
+            assert received(client).topic == FILTERS[5]
+            eventually(lambda: gate.waiting)
+            client.send(b"\xe0\0")
+            gate.open()
+            client.expect_closed()
+        publish(inside, *FILTERS)
+        with Raw.connected(inside.ports[0], "leaving", clean=False) as client:
+            assert sorted(received(client).topic for _ in FILTERS) == FILTERS
+        end(inside, "leaving")
+
+
+def test_nats_is_lost_before_all_consumers_are_attached(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Proxy(nats_server.port) as proxy, running(proxy.url) as inside:
+        subscribed(inside, "cut")
+        publish(inside, FILTERS[5])
+        with gated(monkeypatch, FILTERS[5]) as gate, Raw.connected(inside.ports[0], "cut", clean=False) as client:
+            assert received(client).topic == FILTERS[5]
+            eventually(lambda: gate.waiting)
+            broker = inside.gateway.broker
+            assert broker is not None
+            wire = broker.link.wire
+            proxy.cut()
+            eventually(lambda: broker.link.wire is not wire)
+            proxy.restore()
+            eventually(lambda: broker.link.wire is not None and broker.online.is_set())
+            gate.open()
+            publish(inside, *FILTERS)
+            assert sorted(received(client).topic for _ in FILTERS) == FILTERS
+        end(inside, "cut")
+
+
+def test_a_client_stalls_before_all_consumers_are_attached(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(nats_server.url) as inside:
+        subscribed(inside, "stalled")
+        publish(inside, FILTERS[5])
+        with gated(monkeypatch, FILTERS[5]) as gate, Raw.connected(inside.ports[0], "stalled", clean=False) as client:
+            assert received(client).topic == FILTERS[5]
+            eventually(lambda: gate.waiting)
+            served = inside.client("stalled")
+            side = served.durable_side
+            assert side is not None
+            inside.call(lambda: give_up(served, side))
+            assert inside.call(lambda: side.stall is not None)
+            publish(inside, *FILTERS)
+            gate.open()
+            assert sorted(received(client).topic for _ in FILTERS) == FILTERS
+            assert inside.call(lambda: side.stall is None)
+        end(inside, "stalled")
