@@ -112,7 +112,7 @@ def test_messages_come_before_all_consumers_are_attached(
             client.send(raw.connect("early", clean=False) + PINGREQ)
             assert client.expect(raw.CONNACK).body == b"\1\0"
             client.expect(PINGRESP)
-            assert [received(client).topic, received(client).topic] == [FILTERS[-1], FILTERS[7]]
+            assert {received(client).topic for _ in range(2)} == {FILTERS[-1], FILTERS[7]}
             eventually(lambda: gate.waiting)
             client.send(PINGREQ)
             client.expect(PINGRESP)
