@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.base.logs import about, log_failure
 from mqtt_nats.base.networks import household
-from mqtt_nats.client.authentication import authenticate
+from mqtt_nats.client.authentication import authenticate, hand_over
 from mqtt_nats.client.authorization import denied_subscriptions, identify
 from mqtt_nats.client.negotiation import (
     UNLIMITED,
@@ -27,7 +27,6 @@ from mqtt_nats.client.negotiation import (
     welcome,
 )
 from mqtt_nats.client.subscribe import withdraw
-from mqtt_nats.client.tenant_handoff import settle
 from mqtt_nats.codec import (
     Connack,
     Connect,
@@ -148,7 +147,7 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
         await broker.banning.admit(client, client_id, known=False)
     await admit(client, connect, client_id)
     granted = await authenticate(client, connect, client_id)
-    broker = await settle(client, client_id)
+    broker = await hand_over(client, client_id)
     if not broker.banning.quiet:
         await broker.banning.admit(client, client_id, known=True)
     client.client_id = client_id  # [MQTT-3.1.3-2] (3.1.1, 5.0)

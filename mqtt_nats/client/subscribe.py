@@ -19,21 +19,9 @@ from mqtt_nats.access.acl import EVERYTHING
 from mqtt_nats.access.authenticator import ADMINISTRATOR
 from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.base.logs import log_failure, shorten
-from mqtt_nats.client.grant import (
-    Lowering,
-    Raising,
-    Room,
-    Wish,
-    begin_lowering,
-    finish_lowering,
-    grant,
-    known_room,
-    lowerings,
-    raises,
-    replays_of,
-    room_for,
-)
+from mqtt_nats.client.grant import Room, grant, known_room, replays_of, room_for
 from mqtt_nats.client.overlap_handover import part
+from mqtt_nats.client.qos_change import Lowering, Raising, Wish, begin_lowering, finish_lowering, lowerings, raises
 from mqtt_nats.codec import (
     MqttError,
     PacketTooLarge,

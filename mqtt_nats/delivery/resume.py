@@ -166,6 +166,20 @@ async def resume(
         await withdraw(denied - shares)
     if not client.alive:  # what is not sent is not said to have been
         return idle
+    await _start(client, side, attachments, unfinished, given_up)
+    if machine.resent:
+        log.debug("%s: %d messages sent again", client, machine.resent)
+    return idle
+
+
+async def _start(
+    client: Client, side: DurableSide, attachments: list[Attachment], unfinished: list[Replay], given_up: list[int]
+) -> None:
+    """Send what was in flight, then what has come since; go on with replays of retained messages.
+
+    ``given_up`` are packet identifiers of messages that do not come again: the client is asked for them.
+    """
+    machine = side.machine
     bound(side)
     machine.start()
     for identifier in given_up:
@@ -184,9 +198,6 @@ async def resume(
     for replay in unfinished:
         await replay.first_page()
     start_replays(client, unfinished, held)
-    if machine.resent:
-        log.debug("%s: %d messages sent again", client, machine.resent)
-    return idle
 
 
 def _add_sources(client: Client, side: DurableSide, went: Set[str]) -> tuple[list[Attachment], list[Replay]]:

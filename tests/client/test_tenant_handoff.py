@@ -11,8 +11,8 @@ import pytest
 from mqtt_nats.access import passwords
 from mqtt_nats.access.passwords import set_password
 from mqtt_nats.client import connect
+from mqtt_nats.client.authentication import hand_over
 from mqtt_nats.client.client import Client
-from mqtt_nats.client.tenant_handoff import settle
 from mqtt_nats.gateway.broker import Broker
 from mqtt_nats.lifecycle import pause_detection
 from mqtt_nats.transport.connection import Hold
@@ -47,15 +47,15 @@ def test_it_is_read_from_afterwards(
     """Who lets go of those that wait for the end of a standstill knows the clients of one account."""
     held: list[bool] = []
 
-    async def settle_then(client: Client, client_id: str) -> Broker:
+    async def hand_over_then(client: Client, client_id: str) -> Broker:
         former = client.broker
         pause_detection._begin(former if not standing else former.tenants[standing])
-        broker = await settle(client, client_id)
+        broker = await hand_over(client, client_id)
         assert broker.tenant == "acme"
         held.append(bool(client.connection._holds & Hold.STANDSTILL))
         return broker
 
-    monkeypatch.setattr(connect, "settle", settle_then)
+    monkeypatch.setattr(connect, "hand_over", hand_over_then)
     tail = field("ann") + field("pw")
     with (Raw5 if version == 5 else Raw)(inside.ports[0]) as client:
         client.send(
