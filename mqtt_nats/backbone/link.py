@@ -16,7 +16,6 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
-from time import time
 from typing import Any, Final
 
 from nats.aio.client import Client, Srv
@@ -30,6 +29,7 @@ from mqtt_nats.backbone.servers import Servers
 from mqtt_nats.backbone.transport import STANDSTILL, Wire
 from mqtt_nats.base.logs import once
 from mqtt_nats.base.loopback import unpace
+from mqtt_nats.base.server_clock import elapsed
 
 log = logging.getLogger("mqtt_nats.nats")
 
@@ -83,9 +83,9 @@ class Link(Client):
         self.out: list[bytes | memoryview] = []  # always this one: others have it too
         self.wire: Wire | None = None
         self._last_wire: Wire | None = None
-        self.heard = time()
-        """Unix time at which the server was last heard."""
-        self.ticked = time()
+        self.heard = elapsed()
+        """When the server was last heard, by :func:`elapsed`."""
+        self.ticked = elapsed()
         """Unix time at which the event loop was last known to run."""
         self.on_standstill: Callable[[], None] = lambda: None
         """Called when it was not for longer than `STANDSTILL`, before anything is handled or sent."""
@@ -128,7 +128,7 @@ class Link(Client):
         self.scheduled = False
         out = self.out
         if out:
-            if time() - self.ticked > STANDSTILL:
+            if elapsed() - self.ticked > STANDSTILL:
                 self.on_standstill()
             if self.stopped:
                 return

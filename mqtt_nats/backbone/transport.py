@@ -7,8 +7,10 @@ import asyncio
 import logging
 from collections import deque
 from math import inf
-from time import monotonic, time
+from time import monotonic
 from typing import TYPE_CHECKING, Final
+
+from mqtt_nats.base.server_clock import elapsed
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import Link
@@ -84,7 +86,7 @@ class Wire(asyncio.Protocol):
                 return b""
             start = missing
         link = self.link
-        link.heard = now = time()
+        link.heard = now = elapsed()
         if now - link.ticked > STANDSTILL:
             link.on_standstill()
         if start:

@@ -2,7 +2,7 @@
 """What time it is for nats-server, which stores messages and keeps deadlines by its own clock.
 
 A gateway whose clock differs would end sessions too early or too late, and drop messages that have not expired. So it
-finds out by how much, with every look at a stream, and counts by the clock of nats-server.
+finds out what time it is there, with every look at a stream, and counts from then on by a clock that nobody sets.
 """
 
 from __future__ import annotations
@@ -19,16 +19,26 @@ TRUSTED: Final = 60.0
 REMARKABLE: Final = 5.0
 """Seconds of difference that are worth a line in the log."""
 
+_BOOTTIME: Final = int(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def elapsed() -> float:
+    """Seconds since some moment in the past; it goes on while the machine sleeps, and no step of the time changes it.
+
+    Where there is no such clock, as on macOS, the monotonic one.
+    """
+    return time.clock_gettime(_BOOTTIME)
+
 
 class NatsTime:
-    """The difference of two clocks.
+    """The time of nats-server.
 
     Attributes:
-        offset: seconds by which nats-server is ahead.
+        start: what it was there, in Unix time, when :func:`elapsed` was 0.
     """
 
     def __init__(self) -> None:
-        self.offset = 0.0
+        self.start = time.time() - elapsed()
         self._exact = float("inf")
         """It may be wrong by half of this (seconds)."""
         self._found = 0.0
@@ -36,16 +46,20 @@ class NatsTime:
 
     def now(self) -> float:
         """Unix time, as nats-server has it."""
-        return time.time() + self.offset
+        return elapsed() + self.start
 
     def learn(self, there: float, asked: float, answered: float) -> None:
-        """nats-server has said that it was ``there``; here it was ``asked`` before, and ``answered`` after that."""
+        """nats-server has said that it was ``there``; `elapsed` was ``asked`` before, and ``answered`` after that."""
         exact = answered - asked
-        offset = there - (asked + answered) / 2
-        stepped = abs(offset - self.offset) > exact + self._exact
-        if exact > self._exact * 2 and not stepped and time.monotonic() - self._found < TRUSTED:
+        start = there - (asked + answered) / 2
+        stepped = abs(start - self.start) > exact + self._exact
+        if exact > self._exact * 2 and not stepped and elapsed() - self._found < TRUSTED:
             return
-        self.offset, self._exact, self._found = offset, max(exact, 0.001), time.monotonic()
+        moved = start - self.start if self._found else 0.0
+        self.start, self._exact, self._found = start, max(exact, 0.001), elapsed()
+        if abs(moved) > REMARKABLE:
+            log.warning("nats-server's clock was set %.0f s %s", abs(moved), "ahead" if moved > 0 else "back")
+        offset = self.now() - time.time()
         if abs(offset - self._told) > REMARKABLE:
             self._told = offset
             how = "behind" if offset > 0 else "ahead of"
@@ -59,5 +73,5 @@ learn = _TIME.learn
 
 
 def converted(here: float) -> float:
-    """What a Unix time of this machine's clock is by nats-server's."""
-    return here + _TIME.offset
+    """What time it was for nats-server when :func:`elapsed` was this."""
+    return here + _TIME.start

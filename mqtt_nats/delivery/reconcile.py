@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.retry import Place, patiently
+from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.delivery.draining import finish, returned
 from mqtt_nats.delivery.resume import reattach
 from mqtt_nats.protocol.inflight import Source
@@ -70,7 +70,7 @@ class Reconciling:
         if client is not None:
             self.due(client, name)
         elif name.startswith(SHARED_PREFIX):
-            self._broker.linked = time.time()
+            self._broker.linked = natstime.elapsed()
             self._broker.relinked = asyncio.get_running_loop().time()
             if not self._groups:  # many of them are elected at the same time
                 asyncio.get_running_loop().call_later(SETTLE, self._ask_again)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import time
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from math import inf
@@ -125,7 +124,7 @@ class Broker:
         self.takers = Takers()
         """Who takes messages of which topics in place of their subscribers."""
         self.clock = Clock(loop.time())
-        self.linked = time.time()
+        self.linked = natstime.elapsed()
         """Unix time since when the server that delivers has been the same one, as far as is known."""
         self.relinked = -inf
         """Time of the loop when that has changed."""
@@ -300,7 +299,7 @@ class Broker:
     @property
     def steady(self) -> bool:
         """True when nothing has to be repaired, and no connection has fallen silent."""
-        silent = time.time() - min(self.link.heard, self.wild.heard) > SILENCE
+        silent = natstime.elapsed() - min(self.link.heard, self.wild.heard) > SILENCE
         return not (self.gaps or self.repairing or silent)
 
     def is_own(self, headers: bytes) -> bool:

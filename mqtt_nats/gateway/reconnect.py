@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.link import Link
 from mqtt_nats.backbone.retry import Place, patiently
+from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.delivery.reconcile import Reconciling
 from mqtt_nats.delivery.resume import reattach
 from mqtt_nats.pubsub.backfill import expect_gap, repair
@@ -86,7 +86,7 @@ async def _mend(client: Client, side: DurableSide) -> None:
 
 async def recover(broker: Broker, link: Link) -> None:
     """Bring everything back: takeover signals first, then what clients have subscribed, then durable sessions."""
-    broker.linked, broker.relinked = time.time(), asyncio.get_running_loop().time()
+    broker.linked, broker.relinked = natstime.elapsed(), asyncio.get_running_loop().time()
     broker.claims.renew(link)
     link.renew(broker.advisories, DELETED)
     if broker.reconciling is not None:

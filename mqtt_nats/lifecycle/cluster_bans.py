@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from typing import TYPE_CHECKING, Any, Final
 
+from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.base.bans import PAIRS, Ban, Bans, ban, pair
 from mqtt_nats.base.flapping import Flapping
 from mqtt_nats.base.networks import household, parse_host
@@ -61,7 +61,7 @@ class Banning:
 
     def address(self, host: str) -> bool:
         """Whether an address is banned."""
-        return self.bans.find(time.time(), host=host) is not None
+        return self.bans.find(natstime.now(), host=host) is not None
 
     @property
     def quiet(self) -> bool:
@@ -78,7 +78,7 @@ class Banning:
             MqttError: it is banned.
         """
         host = client.connection.host
-        now = time.time()
+        now = natstime.now()
         user = client.granted.user if known else None
         # Where users may be of other tenants, a client id says nothing before that is known.
         named = client_id if known or self._broker.tenant or len(self._broker.tenants) < 2 else ""
@@ -95,14 +95,14 @@ class Banning:
                 self._refuse(self._flaps("address", household(host) + ("/64" if ":" in household(host) else "")))
         if delay:
             await asyncio.sleep(delay)
-            self._refuse(self.bans.find(time.time(), client=named, user=user, host=host, proved=known))
+            self._refuse(self.bans.find(natstime.now(), client=named, user=user, host=host, proved=known))
 
     def _refuse(self, found: Ban | None) -> None:
         if found is not None:
             raise MqttError(f"{found} is banned", ReasonCode.BANNED)
 
     def _flaps(self, kind: str, value: str) -> Ban:
-        until = time.time() + self._broker.settings.flapping_ban
+        until = natstime.now() + self._broker.settings.flapping_ban
         one = ban(kind, value, until, "it connects too often", self._broker.identity)
         self._unsaved[one.kind, one.value] = one
         self._wake.set()
@@ -113,7 +113,7 @@ class Banning:
 
     def _set(self, one: Ban) -> None:
         """Have a ban, and end the connections that it is about."""
-        if not one.holds(time.time()):
+        if not one.holds(natstime.now()):
             return
         known = self.bans.get(one.kind, one.value) == one
         self.bans.put(one)
@@ -181,7 +181,7 @@ class Banning:
             except (ApiError, NoResponders, RequestTimeout) as error:
                 log.debug("bans: %s", error)
                 wait = SOON
-            self.bans.expire(time.time())
+            self.bans.expire(natstime.now())
             try:
                 async with asyncio.timeout(wait):
                     await self._wake.wait()
@@ -191,8 +191,8 @@ class Banning:
 
     async def _save(self) -> None:
         for key, one in list(self._unsaved.items()):
-            if one.holds(time.time()):
-                await self._store.add(*one, time.time())
+            if one.holds(natstime.now()):
+                await self._store.add(*one, natstime.now())
             self._unsaved.pop(key, None)
 
     async def _read(self) -> None:

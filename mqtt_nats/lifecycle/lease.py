@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mqtt_nats import __version__
 from mqtt_nats.backbone.acked_publisher import TRANSIENT
 from mqtt_nats.backbone.retry import elected
-from mqtt_nats.base.server_clock import converted
+from mqtt_nats.base.server_clock import converted, elapsed
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.config.worker_identity import default_name
 from mqtt_nats.lifecycle.failover import publish_wills, reap
@@ -178,7 +178,7 @@ class Lease:
     def _lasts(self) -> bool:
         """Whether it is held for a while to come, by both clocks."""
         left = self.ttl / RENEWALS
-        return time.monotonic() + left <= self._until[0] and time.time() + left <= self._until[1]
+        return time.monotonic() + left <= self._until[0] and elapsed() + left <= self._until[1]
 
     async def confirmed(self, client: Client) -> None:
         """Wait until the lease is held for a while to come: whatever a new client leaves, somebody will look after it.
@@ -254,7 +254,7 @@ class Lease:
         broker = self.broker
         identity = broker.identity
         while True:
-            begun = time.monotonic(), time.time()
+            begun = time.monotonic(), elapsed()
             try:
                 self._sequence = await self.store.hold(identity, identity, self._sequence, self.ttl)
                 alive, told = converted(begun[1]), self.info["records"]

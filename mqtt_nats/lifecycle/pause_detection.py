@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from time import monotonic, time
+from time import monotonic
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.base.server_clock import elapsed
 from mqtt_nats.transport.turns import STANDSTILL, Hold
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def tick(broker: Broker) -> None:
 
 def _read_clock(broker: Broker) -> None:
     broker.clock.read = monotonic()
-    broker.link.ticked = broker.wild.ticked = broker.shared.ticked = time()
+    broker.link.ticked = broker.wild.ticked = broker.shared.ticked = elapsed()
 
 
 def watch(broker: Broker) -> None:

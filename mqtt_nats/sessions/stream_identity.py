@@ -43,7 +43,7 @@ class Generation:
         self.floor = 0
         """Up to this sequence the messages are those of the stream before."""
         self._broker = broker
-        self._store = GenerationStore(broker.inbox)
+        self._store = GenerationStore(broker.inbox, natstime.elapsed)
         self._sid = b""
 
     def watch(self) -> None:

@@ -6,6 +6,7 @@ another time, it is another one: the mark gets a new id, and says which messages
 """
 
 import time
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import orjson
@@ -52,13 +53,14 @@ class Mark(NamedTuple):
 
 
 class GenerationStore:
-    """Reads and writes the mark."""
+    """Reads and writes the mark. `clock`: seconds, of a clock that is never set."""
 
-    def __init__(self, js: JetStream) -> None:
+    def __init__(self, js: JetStream, clock: Callable[[], float] = time.monotonic) -> None:
         self._js = js
+        self._clock = clock
         self._seen = Mark("", "", 0, 0)
         self.heard = 0.0, 0.0, 0.0
-        """Unix time by nats-server's clock when it was asked last, and by the clock here before and after."""
+        """Unix time by nats-server's clock when it was asked last, and by `clock` before and after."""
 
     async def look(self, new_id: str, lower: int | None = None) -> Mark | None:
         """The mark as it is now, None when there is no stream. `new_id` becomes that of a stream that is another one.
@@ -70,14 +72,14 @@ class GenerationStore:
             # Read before the stream is looked at, which has then at least as much as the mark says.
             message = await stored.get_last(self._js, STREAM, SUBJECT)
             known = _mark(message.payload) if message is not None else None
-            asked = time.time()
+            asked = self._clock()
             try:
                 info = await call(self._js, f"STREAM.INFO.{MESSAGES}")
             except ApiError as error:
                 if error.err_code == _STREAM_NOT_FOUND:
                     return None
                 raise
-            self.heard = stored.time_ns(info["ts"]) / 1e9, asked, time.time()
+            self.heard = stored.time_ns(info["ts"]) / 1e9, asked, self._clock()
             last, created = int(info["state"]["last_seq"]), str(info.get("created", ""))
             if known is None or message is None:
                 mark = Mark(new_id, created, last, last)

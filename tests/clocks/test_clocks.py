@@ -184,10 +184,10 @@ async def test_what_was_missed_is_read_from_when_it_was_missed(run: Run, server:
 def test_what_is_more_exact_counts() -> None:
     clock = NatsTime()
     clock.learn(1000.0, 100.0, 100.1)
-    assert clock.offset == pytest.approx(899.95)
+    assert clock.start == pytest.approx(899.95)
     clock.learn(1005.0, 100.0, 110.0)  # the answer was late
-    assert clock.offset == pytest.approx(899.95)
+    assert clock.start == pytest.approx(899.95)
     clock.learn(1010.0, 110.0, 110.1)
-    assert clock.offset == pytest.approx(899.95)
-    clock.learn(1020.0, 1020.0, 1022.0)  # the clock was set right meanwhile: less exact, and yet it must be so
-    assert clock.offset == pytest.approx(-1.0)
+    assert clock.start == pytest.approx(899.95)
+    clock.learn(1020.0, 1020.0, 1022.0)  # the clock there was set meanwhile: less exact, and yet it must be so
+    assert clock.start == pytest.approx(-1.0)
