@@ -403,6 +403,10 @@ class Client(JobRunner):
         self.connection.close()
         self.lost()
 
+    def refused_after_claim(self) -> None:
+        """The session is not this connection's after all: who looks for its claim leaves it as it has to be left."""
+        self.taken = True
+
     def lost(self, way: Handler | None = None) -> None:
         """The socket is closed, or is about to be. Called more than once; what still waits goes by ``way``.
 

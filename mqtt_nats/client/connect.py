@@ -236,26 +236,51 @@ async def _claim(client: Client, connect: Connect) -> bool:
             work = leave_claimed(client, expected, continued=present)
             broker.spawn(work, f"claim of {client.client_id}")
             raise
-        _take_over(client)
         if not looked and broker.claims.second_keys:
             broker.spawn(forget_second(client), f"second key of {client.client_id}")
-        if known is not None and not present and (known.v5 is None or known.v5.kind == "durable"):
-            session(broker, SESSION_DISCARDED, client.client_id, expected)
-        session(broker, SESSION_RESUMED if present else SESSION_CREATED, client.client_id, client.epoch)
-        if known is not None and (not present or unfinished(known)):
-            await discard_session(broker, known, client.epoch, written if present else 0)
-            await _count_no_more(client, known)
-            await _forget_leftovers(client)
-        elif present and client.durable:
-            # [MQTT-4.1.0-2] (3.1.1), [MQTT-4.1.0-1] (5.0)
-            await broker.timers.cancel(EXPIRY, client.hash, client.epoch)
-        if wills:
-            await settle_wills(broker, client.hash, wills, client.epoch, continued=present)
+        try:
+            await _succeed(client, known, expected, wills, written if present else 0, continued=present)
+        except BaseException:  # whatever it is: nobody else sees to what the former connection has left
+            client.refused_after_claim()
+            work = leave_claimed(client, expected, continued=present)
+            broker.spawn(work, f"claim of {client.client_id}")
+            raise
         assert client.record is not None
         assert client.record.v5 is not None
         client.record.v5.wills = [broker.identity] if connect.will is not None else []
         return present
     raise MqttError("too many connections claim this session at once", ReasonCode.SERVER_BUSY)
+
+
+async def _succeed(
+    client: Client, known: SessionRecord | None, expected: int, wills: list[str], until: int, *, continued: bool
+) -> None:
+    """The claim is stored: end the former connection, and see to what it has left.
+
+    Args:
+        known: the record that the claim has replaced; ``expected`` is its sequence.
+        wills: gateways where the session has wills.
+        until: as that of `discard_session`.
+        continued: the session goes on.
+
+    Raises:
+        MqttError: the session was claimed again.
+        ApiError, NoResponders, RequestTimeout: JetStream does not do all of it.
+    """
+    broker = client.broker
+    _take_over(client)
+    if known is not None and not continued and (known.v5 is None or known.v5.kind == "durable"):
+        session(broker, SESSION_DISCARDED, client.client_id, expected)
+    session(broker, SESSION_RESUMED if continued else SESSION_CREATED, client.client_id, client.epoch)
+    if known is not None and (not continued or unfinished(known)):
+        await discard_session(broker, known, client.epoch, until)
+        await _count_no_more(client, known)
+        await _forget_leftovers(client)
+    elif continued and client.durable:
+        # [MQTT-4.1.0-2] (3.1.1), [MQTT-4.1.0-1] (5.0)
+        await broker.timers.cancel(EXPIRY, client.hash, client.epoch)
+    if wills:
+        await settle_wills(broker, client.hash, wills, client.epoch, continued=continued)
 
 
 def _take_over(client: Client) -> None:
