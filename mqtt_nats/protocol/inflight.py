@@ -238,3 +238,7 @@ class Release:
         self.records: list[bytes] = []
         """The acknowledgement subject of the PUBREL record, once it has been delivered; several when it was
         stored again after a reconnect."""
+
+    def await_one_more(self) -> None:
+        """One more acknowledgement of the message is yet to be confirmed."""
+        self.unconfirmed += 1

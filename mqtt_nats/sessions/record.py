@@ -140,6 +140,8 @@ async def discard_session(broker: Broker, known: SessionRecord, epoch: int, unti
         return
     for (stream, subject), end in zip(places, ends, strict=True):
         if end:
+            if subject == assigned_subjects(client_hash):
+                await broker.groups.acknowledge(client_hash, end)
             await purge(inbox, stream, subject, end)
     for group in groups:
         await broker.groups.tidy(group)

@@ -33,7 +33,7 @@ from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.messages.headers import is_status, publish_qos
 from mqtt_nats.messages.message import Stored, encoded_id
 from mqtt_nats.messages.publish_encoder import tailor
-from mqtt_nats.protocol.ack_tokens import ASSIGNED
+from mqtt_nats.protocol.ack_tokens import assigned
 from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.pubsub.fanout import received
 from mqtt_nats.pubsub.routing_table import Choice, Filter
@@ -376,7 +376,8 @@ class AssignOp(Op):
         """Store it; ``sole``: unless there is one of that sequence already."""
         client = self.member.client
         target = b"HPUB %b " % assigned_subject(client.hash, self.number).encode()
-        headers = assigned_block(self.identifier, self.number, self.member.text, self.arrived, sole=sole)
+        text = self.member.text
+        headers = assigned_block(self.identifier, self.number, text, self.arrived, self.reply, sole=sole)
         client.broker.store.put(target, headers, b"", self)
         client.broker.link.kick()
 
@@ -441,8 +442,8 @@ class AssignOp(Op):
             self.put(sole=False)
         elif found is None:
             self._leave(NAK)
-        elif (found.client_hash, found.packet_id) == (client.hash, self.identifier):
-            self._own(found.seq)
+        elif (found.client_hash, found.packet_id, found.arrived_ns) == (client.hash, self.identifier, self.arrived):
+            self._own(found.seq)  # an earlier one may have had this identifier, and is sent, or was
         else:
             self._leave(b"")
 
@@ -469,7 +470,7 @@ class AssignedOp(Op):
         one = self.assignment
         client = one.member.client
         if client.durable_side is not None and client.alive:
-            token = b"%b%d" % (ASSIGNED, self.record)
+            token = assigned(self.record, one.reply, client.broker.clock.now)
             client.durable_side.machine.share(one.member.source, one.number, one.identifier, 2, one.message, token)
             client.broker.round.start()
         else:

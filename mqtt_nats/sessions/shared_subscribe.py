@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.retry import patiently
 from mqtt_nats.codec import TopicFilterInvalid
-from mqtt_nats.protocol.ack_tokens import ASSIGNED
+from mqtt_nats.protocol.ack_tokens import assigned, removed
 from mqtt_nats.protocol.inflight import Source
 from mqtt_nats.sessions.record import save_record
 from mqtt_nats.sessions.shared_member import OVERDUE, Membership
@@ -168,7 +168,6 @@ async def resend(client: Client, assignments: list[Assignment]) -> None:
     side.assigned = {one.seq for one in assignments} or None
     machine = side.machine
     for one in assignments:
-        token = b"%b%d" % (ASSIGNED, one.seq)
         release = machine.releases.get(one.packet_id)
         found = None
         other = side.replaced is not None and one.message_seq > side.replaced
@@ -176,10 +175,11 @@ async def resend(client: Client, assignments: list[Assignment]) -> None:
             found = await stored.get_sequence(broker.inbox, MESSAGES, one.message_seq)
         if found is None:
             if release is not None and not other:
-                side.ack(token)  # the client has it
+                release.await_one_more()  # the client has it; its PUBREL is owed while there is the assignment
+                side.ack_confirmed(assigned(one.seq, one.ack, 0.0), one.packet_id)
             else:  # removed; the client may know it by its identifier, and must give that up
                 machine.owe(one.packet_id, one.message_seq, other)
-                machine.releases[one.packet_id].records.append(token)
+                machine.releases[one.packet_id].records.append(removed(one.seq))
             continue
         send_assigned(client, side, one, found, dup=True)
 
@@ -190,7 +190,8 @@ def send_assigned(client: Client, side: DurableSide, one: Assignment, found: Sto
     message = client.broker.stored_message(found.seq, stamp, found.subject.encode(), found.headers, found.payload)
     member = (client.shares or {}).get(one.subscription)
     source = member.source if member is not None else Source(2, 0, 1)
-    side.machine.share(source, one.message_seq, one.packet_id, 2, message, b"%b%d" % (ASSIGNED, one.seq), dup)
+    token = assigned(one.seq, one.ack, 0.0)
+    side.machine.share(source, one.message_seq, one.packet_id, 2, message, token, dup)
 
 
 # -- while the gateway runs ---------------------------------------------------------------------------

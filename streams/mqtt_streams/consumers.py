@@ -105,6 +105,7 @@ class ConsumerInfo(NamedTuple):
     ack_floor_seq: int
     num_ack_pending: int
     num_pending: int
+    num_redelivered: int = 0
 
 
 def _info(answer: dict[str, Any]) -> ConsumerInfo:
@@ -117,6 +118,7 @@ def _info(answer: dict[str, Any]) -> ConsumerInfo:
         answer.get("ack_floor", {}).get("stream_seq", 0),
         answer.get("num_ack_pending", 0),
         answer.get("num_pending", 0),
+        answer.get("num_redelivered", 0),
     )
 
 

@@ -6,14 +6,15 @@ for each QoS 2 message that was sent to a durable member: it is that client's, a
 client has it [MQTT-4.8.2-5] (5.0). Beside those stands what a client had half-way when its connection ended.
 """
 
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
 import orjson
 
 from mqtt_streams import headers, stored
-from mqtt_streams.api import ApiError, JetStream, bounded_ack_pending, call, publish
-from mqtt_streams.consumers import ACK_WAIT_NS, CONSUMER_EXISTS, consumer_info, delete_consumer, describe
+from mqtt_streams.api import ApiError, JetStream, NoResponders, bounded_ack_pending, call, publish
+from mqtt_streams.consumers import ACK_WAIT_NS, CONSUMER_EXISTS, consumer_info, delete_consumer, describe, parse_ack
 from mqtt_streams.hashing import nuid
 from mqtt_streams.messages import PREFIX as MESSAGE_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -43,26 +44,33 @@ _SOLE: Final = (
 _HALFWAY: Final = "halfway"
 _PACKET_ID: Final = "Nmqtt-PacketId"
 _ARRIVED: Final = "Nmqtt-Arrived"
+_ACK: Final = "Nmqtt-Ack"
 
 
 class Assignment(NamedTuple):
     """A QoS 2 message that belongs to one client.
 
-    `seq`: of this record; `message_seq`: of the message in `$MQTT_msgs`; `subscription`: the filter with `$share/`.
+    `seq`: of this record; `message_seq`: of the message in `$MQTT_msgs`; `subscription`: the filter with `$share/`;
+    `ack`: subject that acknowledges the message to the group's consumer, empty in records of older gateways.
     """
 
     packet_id: int
     seq: int
     message_seq: int
     subscription: str
+    ack: bytes = b""
 
 
 class Owner(NamedTuple):
-    """Who has a message, under which identifier. `seq`: of the record that says so."""
+    """Who has a message, under which identifier.
+
+    `seq`: of the record that says so; `arrived_ns`: when the message had come, as in `assigned_block`, 0 = not known.
+    """
 
     client_hash: str
     packet_id: int
     seq: int
+    arrived_ns: int = 0
 
 
 class HalfWay(NamedTuple):
@@ -100,20 +108,31 @@ def halfway_subject(client_hash: str) -> str:
     return f"{ASSIGNED}{client_hash}.{_HALFWAY}"
 
 
-def assigned_block(packet_id: int, sequence: int, subscription: str, arrived_ns: int, *, sole: bool = True) -> bytes:
+def assigned_block(
+    packet_id: int, sequence: int, subscription: str, arrived_ns: int, ack: bytes, *, sole: bool = True
+) -> bytes:
     """Header block of an assignment; its payload is empty.
 
+    `ack`: subject that acknowledges the message to the group's consumer: whoever completes the message may have to.
     `arrived_ns`: when the message came from the group, by nats-server's clock (nanoseconds since 1970); an assignment
     that is stored more than `IN_TIME_NS` later is void. `sole`: JetStream refuses it with a code of `TAKEN` when the
     message belongs to some client already.
     """
-    return b"NATS/1.0\r\nNmqtt-PacketId:%d\r\nNmqtt-Seq:%d\r\nNmqtt-Arrived:%d\r\nNmqtt-Share:%b\r\n%b\r\n" % (
-        packet_id,
-        sequence,
-        arrived_ns,
-        headers.percent_encode(subscription).encode(),
-        _SOLE % sequence if sole else b"",
+    block = (
+        b"NATS/1.0\r\nNmqtt-PacketId:%d\r\nNmqtt-Seq:%d\r\nNmqtt-Arrived:%d\r\nNmqtt-Share:%b\r\nNmqtt-Ack:%b\r\n%b\r\n"
     )
+    share = headers.percent_encode(subscription).encode()
+    return block % (packet_id, sequence, arrived_ns, share, ack, _SOLE % sequence if sole else b"")
+
+
+def _ack_of(found: stored.StoredMessage, message_seq: int) -> bytes:
+    """The acknowledgement subject in an assignment; empty where it is not one of this message's and a group's."""
+    subject = (headers.get(found.headers, _ACK) or "").encode()
+    ack = parse_ack(subject)
+    if ack is None or b" " in subject:
+        return b""
+    own = ack.stream == MESSAGES and ack.consumer.startswith(CONSUMER_PREFIX) and ack.stream_seq == message_seq
+    return subject if own else b""
 
 
 def _void(found: stored.StoredMessage) -> bool:
@@ -198,8 +217,19 @@ class SharedStore:
             if packet_id is None or sequence is None or not 1 <= packet_id <= 65535 or _void(message):
                 await stored.delete(self._js, STREAM, message.seq)
             else:
-                found.append(Assignment(packet_id, message.seq, sequence, name))
+                found.append(Assignment(packet_id, message.seq, sequence, name, _ack_of(message, sequence)))
         return found, halfway
+
+    async def acknowledge(self, client_hash: str, last: int) -> None:
+        """Acknowledge to their groups the messages that belong to a client, by records up to the sequence `last`."""
+        async for message in stored.scan(self._js, STREAM, assigned_subjects(client_hash)):
+            if message.seq > last:
+                return
+            sequence = headers.get_int(message.headers, headers.SEQ)
+            ack = b"" if sequence is None or _void(message) else _ack_of(message, sequence)
+            if ack:
+                with suppress(NoResponders):  # the consumer is gone
+                    await self._js.request(ack.decode())
 
     async def owner(self, message_seq: int, stored_ns: int) -> Owner | None:
         """Whose a message of `$MQTT_msgs` is, which was stored at `stored_ns` (nanoseconds since 1970).
@@ -210,7 +240,8 @@ class SharedStore:
         if found is None or found.time_ns < stored_ns or _void(found):
             return None
         packet_id = headers.get_int(found.headers, _PACKET_ID) or 0
-        return Owner(found.subject.removeprefix(ASSIGNED).partition(".")[0], packet_id, found.seq)
+        client_hash = found.subject.removeprefix(ASSIGNED).partition(".")[0]
+        return Owner(client_hash, packet_id, found.seq, headers.get_int(found.headers, _ARRIVED) or 0)
 
 
 def _config(name: str, subscription: str, subjects: tuple[str, ...], start: int, threshold: int) -> dict[str, Any]:

@@ -1,15 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """When records of what is complete may go."""
 
+import asyncio
+import time
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from mqtt_nats.backbone.pending import Silent
+from mqtt_nats.backbone.pending import STALE, Op, Silent
 from mqtt_nats.delivery import deferred_removals as lingering
 from mqtt_nats.delivery.deferred_removals import Lingering
+from mqtt_nats.protocol.ack_tokens import assigned
+from mqtt_streams.api import RequestTimeout
+from mqtt_streams.consumers import ConsumerInfo
 from tests.harness.doubles import Timers
+from tests.harness.waiting import aeventually
 
 
 class Bench:
@@ -52,12 +59,20 @@ def test_nothing_goes_while_a_server_may_send_again_what_it_forgot(bench: Bench)
     assert bench.gone == [b"1", b"2"]
 
 
-def test_all_of_it_goes_with_the_connection(bench: Bench) -> None:
-    """Else the next owner would find a record that goes away under its hands."""
+@pytest.mark.parametrize(("age", "gone"), [(60.0, True), (0.0, False)])
+def test_records_go_with_the_connection(bench: Bench, age: float, gone: bool) -> None:
+    """Else the next owner would find a record that goes away under its hands.
+
+    A new one is left: what was acknowledged with it may be forgotten.
+    """
+    reply = b"$JS.ACK.$MQTT_out.x.1.2.3.%d.0" % int((time.time() - age) * 1e9)
     bench.kept.add(b"=1", Silent())
-    bench.kept.add(b"&reply", Silent())
+    bench.kept.add(b"&%b" % reply, Silent())
     bench.kept.end()
-    assert (bench.gone, bench.link.out) == ([b"1"], [b"PUB reply 0\r\n\r\n"])
+    assert bench.link.out == ([b"PUB %b 0\r\n\r\n" % reply] if gone else [])
+    assert not bench.gone
+    bench.pass_to(11)
+    assert bench.gone == [b"1"], "the PUBREL of an assignment is owed, as its record says"
 
 
 @pytest.mark.parametrize("online", [False, True])
@@ -69,7 +84,7 @@ def test_the_next_owner_finds_what_a_server_may_send_again(bench: Bench, online:
     bench.kept.end()
     bench.link.online = True
     bench.pass_to(1000)
-    assert (bench.gone, bench.link.out) == ([], [])
+    assert (bench.gone, bench.link.out) == ([b"1"], [])
 
 
 def test_what_is_complete_after_the_end_is_left_to_the_next_owner(bench: Bench) -> None:
@@ -78,3 +93,160 @@ def test_what_is_complete_after_the_end_is_left_to_the_next_owner(bench: Bench) 
     bench.kept.add(b"&reply", Silent())
     bench.pass_to(1000)
     assert bench.link.out == []
+
+
+STAMP_NS = 2_000_000_000_000_000_000
+ACK = b"$JS.ACK.$MQTT_msgs.share_group.1.5.9.%d.0" % STAMP_NS
+
+
+def info(delivered: int, redelivered: int = 0) -> ConsumerInfo:
+    """A group's consumer that has delivered up to a sequence."""
+    return ConsumerInfo({}, False, delivered, delivered, 0, 1, 0, redelivered)
+
+
+class Group:
+    """One session's assignments, and a group's consumer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.info: ConsumerInfo | Exception | None = info(5)
+        self.found: Any = SimpleNamespace(time_ns=STAMP_NS)
+        self.acknowledged: list[bytes] = []
+        self.removals: list[tuple[bytes, Op]] = []
+        self.tasks: list[asyncio.Task[None]] = []
+        self.broker: Any = SimpleNamespace(
+            link=SimpleNamespace(online=True, out=[], kick=lambda: None),
+            inbox=None,
+            linked=0.0,
+            relinked=-1e9,
+            drop_assignment=lambda record, operation: self.removals.append((record, operation)),
+            store=SimpleNamespace(call=self._call),
+            spawn=lambda work, name: self.tasks.append(asyncio.create_task(work)),
+        )
+        monkeypatch.setattr(lingering, "LINGER", 0.01)
+        monkeypatch.setattr(lingering, "LOOK", 0.01)
+        monkeypatch.setattr(lingering, "AFTERWARDS", 0.0)
+        monkeypatch.setattr(lingering, "consumer_info", self._info)
+        monkeypatch.setattr(lingering, "get_sequence", self._found)
+        self.looks = 0
+        self.kept = Lingering(cast(Any, self.broker))
+
+    async def _info(self, js: Any, stream: str, name: str) -> ConsumerInfo | None:
+        assert (stream, name) == ("$MQTT_msgs", "share_group")
+        self.looks += 1
+        if isinstance(self.info, Exception):
+            raise self.info
+        return self.info
+
+    async def _found(self, js: Any, stream: str, seq: int) -> Any:
+        assert (stream, seq) == ("$MQTT_msgs", 5)
+        return self.found
+
+    def _call(self, subject: bytes, body: bytes, operation: Op) -> None:
+        self.acknowledged.append(subject)
+        operation.stored(b"")
+
+    async def removed(self, *records: bytes) -> None:
+        """Wait until these are the records that were removed."""
+        await aeventually(lambda: [record for record, _ in self.removals] == list(records))
+
+
+@pytest.fixture
+async def group(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Group]:
+    group = Group(monkeypatch)
+    yield group
+    group.kept.end()
+    for task in group.tasks:
+        task.cancel()
+    await asyncio.gather(*group.tasks, return_exceptions=True)
+
+
+async def test_what_this_connection_has_acknowledged_goes_without_a_look(group: Group) -> None:
+    group.kept.add(assigned(7, ACK, 1.0), Silent())
+    await group.removed(b"7")
+    assert (group.looks, group.acknowledged) == (0, [])
+
+
+async def test_what_another_gateway_has_assigned_is_acknowledged_first(group: Group) -> None:
+    group.kept.add(assigned(7, ACK, 0.0), Silent())
+    await group.removed(b"7")
+    assert group.acknowledged == [ACK]
+
+
+@pytest.mark.parametrize("why", ["delivered again", "a new connection to NATS"])
+async def test_what_another_member_may_have_on_its_way_stays(
+    group: Group, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """Where a nats-server may have been killed, the message may be delivered again as if for the first time."""
+    monkeypatch.setattr(lingering, "UNDER_WAY", 0.2)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    if why == "delivered again":
+        group.info = info(5, 1)
+    else:
+        group.broker.relinked, group.broker.linked = 2.0, STAMP_NS / 1e9
+    group.kept.add(assigned(7, ACK, 0.0 if why == "delivered again" else 1.0), Silent())
+    await group.removed(b"7")
+    assert group.acknowledged == [ACK]
+    assert loop.time() > began + 0.2
+
+
+async def test_what_is_yet_to_be_delivered_again_stays(group: Group) -> None:
+    """The acknowledgement of a message that the consumer has not delivered has no effect."""
+    group.info = info(4)
+    group.kept.add(assigned(7, ACK, 0.0), Silent())
+    await aeventually(lambda: group.looks > 3)
+    group.info = RequestTimeout("no leader")
+    looks = group.looks
+    await aeventually(lambda: group.looks > looks + 3)
+    assert (group.acknowledged, group.removals) == ([], [])
+    group.info = info(5)
+    await group.removed(b"7")
+    assert group.acknowledged == [ACK]
+
+
+@pytest.mark.parametrize("gone", ["consumer", "message", "stream"])
+async def test_what_nobody_delivers_goes(group: Group, gone: str) -> None:
+    """A message of the same sequence may be another one: it is not acknowledged."""
+    if gone == "consumer":
+        group.info = None
+    else:
+        group.found = None if gone == "message" else SimpleNamespace(time_ns=STAMP_NS + 1)
+    group.kept.add(assigned(7, ACK, 0.0), Silent())
+    await group.removed(b"7")
+    assert group.acknowledged == []
+
+
+async def test_a_record_of_an_older_gateway_outlives_the_next_delivery(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not say how the message is acknowledged."""
+    assert lingering.UNKNOWN > 45
+    monkeypatch.setattr(lingering, "UNKNOWN", 0.2)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    group.kept.add(assigned(7, b"", 0.0), Silent())
+    await group.removed(b"7")
+    assert loop.time() > began + 0.2
+    assert (group.looks, group.acknowledged) == (0, [])
+
+
+async def test_a_removal_is_not_repeated_after_nats_was_away(group: Group) -> None:
+    """A nats-server that was killed meanwhile has forgotten what was acknowledged."""
+    group.kept.add(assigned(7, ACK, 1.0), Silent())
+    await group.removed(b"7")
+    (_, removal), *_ = group.removals
+    assert removal.stale()
+    removal.failed(STALE)
+    await group.removed(b"7", b"7")
+    assert group.acknowledged == [ACK]
+
+
+async def test_what_is_in_doubt_goes_also_after_the_end_of_the_connection(group: Group) -> None:
+    """A client whose connections are short would gather more and more of it."""
+    group.info = info(4)
+    group.kept.add(assigned(7, ACK, 0.0), Silent())
+    await aeventually(lambda: group.looks > 1)
+    group.kept.end()
+    group.info = info(5)
+    await group.removed(b"7")
+    await aeventually(lambda: all(task.done() for task in group.tasks))

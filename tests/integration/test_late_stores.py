@@ -13,6 +13,7 @@ import pytest
 
 from mqtt_nats.codec import Ack, Suback, Subscribe, Subscription, Will
 from mqtt_streams.hashing import name_hash
+from mqtt_streams.shared import group_hash
 from tests.chaos.points.proxy import Action, NatsProxy, Trap
 from tests.harness.gateway import Gateway
 from tests.harness.rawclient import PUBACK
@@ -318,10 +319,12 @@ async def test_an_assignment_that_nobody_waits_for_any_more(
     await stored.settled(f"{name}-first")  # else its PUBREL is sent once more, and first
     first.drop()
     number = await stored.last_sequence()
+    ack = f"$JS.ACK.$MQTT_msgs.share_{group_hash('group', name)}.1.{number}.1.{time.time_ns()}.0"
     subject = f"{ASSIGNED}{name_hash(f'{name}-first')}.{number}"
     for seconds, sent in ((16, 0), (1, 1)):  # as it would be stored so many seconds after the message had come
         arrived = str(int((time.time() - seconds) * 1e9))
-        block = {"Nmqtt-PacketId": "7", "Nmqtt-Seq": f"{number}", "Nmqtt-Arrived": arrived, "Nmqtt-Share": "x"}
+        block = {"Nmqtt-PacketId": "7", "Nmqtt-Seq": f"{number}", "Nmqtt-Arrived": arrived}
+        block |= {"Nmqtt-Share": "x", "Nmqtt-Ack": ack}
         await stored.js.publish(subject, b"", headers=block)
         again = await connect5(f"{name}-first", clean=False, to=second_gateway, **OPTIONS)
         for _ in range(sent):

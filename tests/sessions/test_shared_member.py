@@ -150,7 +150,7 @@ class Doubts:
             inbox=SimpleNamespace(api_prefix="$JS.API", prefix=b"_INBOX.x.", token=lambda: b"1"),
             clock=SimpleNamespace(now=1.0),
             round=SimpleNamespace(start=lambda: None),
-            linked=natstime.now(),
+            linked=natstime.elapsed(),
         )
         self.regular = SimpleNamespace(room=20)
         client: Any = SimpleNamespace(
@@ -268,18 +268,23 @@ async def test_a_message_becomes_a_members_that_has_left(monkeypatch: pytest.Mon
         assert (told, deleted, out) == ([], [11], [b"PUB reply 4\r\n-NAK\r\n"])
 
 
-async def test_what_was_refused_because_it_was_stored_before_is_a_members_too() -> None:
-    """It was sent again since NATS was lost, and the member has left meanwhile."""
+@pytest.mark.parametrize("same", [True, False], ids=["the same store", "another one"])
+async def test_what_was_refused_because_it_was_stored_before_is_a_members_too(same: bool) -> None:
+    """It was sent again since NATS was lost, and the member has left meanwhile.
+
+    An earlier connection of the client may have had the message under the same identifier, whole.
+    """
     told: list[tuple[str, int]] = []
     work: list[Any] = []
 
     async def owner(*_: object) -> Owner:
-        return Owner(name_hash("client"), 7, 11)
+        return Owner(name_hash("client"), 7, 11, operation.arrived if same else operation.arrived - 1)
 
+    out: list[bytes] = []
     broker: Any = SimpleNamespace(
         settings=SimpleNamespace(max_topic_levels=128),
         shared=None,
-        link=SimpleNamespace(out=[], kick=lambda: None),
+        link=SimpleNamespace(out=out, kick=lambda: None),
         inbox=Inbox(),
         groups=SimpleNamespace(owner=owner),
         store=SimpleNamespace(call=lambda target, body, operation: operation.stored(b"")),
@@ -293,4 +298,4 @@ async def test_what_was_refused_because_it_was_stored_before_is_a_members_too() 
     operation.failed(ApiError(400, TAKEN[0], "wrong last sequence"))
     for one in work:
         await one
-    assert told == [("client", 11)]
+    assert (told, out) == (([("client", 11)], []) if same else ([], [b"PUB reply 0\r\n\r\n"]))

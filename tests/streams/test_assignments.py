@@ -23,11 +23,15 @@ from tests.streams.support import NatsPyJetStream
 CLIENT, OTHER = "A" * 22, "B" * 22
 NUMBER = 5
 SUBSCRIPTION = "$share/a group/x/#"
+ACK = b"$JS.ACK.$MQTT_msgs.share_group.1.5.9.1764102000000000000.0"
 
 
-async def assign(js: NatsPyJetStream, client: str, packet_id: int, arrived: float = 0.0, *, sole: bool = True) -> int:
+async def assign(
+    js: NatsPyJetStream, client: str, packet_id: int, arrived: float = 0.0, *, arrived_at: int = 0, sole: bool = True
+) -> int:
     """Store that a message is a client's, which had come so many seconds before."""
-    block = assigned_block(packet_id, NUMBER, SUBSCRIPTION, int((time.time() - arrived) * 1e9), sole=sole)
+    at = arrived_at or int((time.time() - arrived) * 1e9)
+    block = assigned_block(packet_id, NUMBER, SUBSCRIPTION, at, ACK, sole=sole)
     return await publish(js, assigned_subject(client, NUMBER), b"", block)
 
 
@@ -35,10 +39,10 @@ async def test_an_assignment_and_its_owner(js: NatsPyJetStream) -> None:
     await ensure_streams(js)
     store = SharedStore(js)
     before = time.time_ns()
-    seq = await assign(js, CLIENT, 7)
-    assert await store.assigned(CLIENT) == ([Assignment(7, seq, NUMBER, SUBSCRIPTION)], None)
+    seq = await assign(js, CLIENT, 7, arrived_at=before)
+    assert await store.assigned(CLIENT) == ([Assignment(7, seq, NUMBER, SUBSCRIPTION, ACK)], None)
     assert await store.assigned(OTHER) == ([], None)
-    assert await store.owner(NUMBER, before) == Owner(CLIENT, 7, seq)
+    assert await store.owner(NUMBER, before) == Owner(CLIENT, 7, seq, before)
     assert await store.owner(NUMBER, time.time_ns() + 10**9) is None, "the message is newer"
     assert await store.owner(NUMBER + 1, before) is None
 
@@ -49,8 +53,9 @@ async def test_what_is_assigned_is_not_assigned_again(js: NatsPyJetStream) -> No
     with pytest.raises(ApiError) as caught:
         await assign(js, OTHER, 8)
     assert caught.value.err_code == TAKEN[0]
-    seq = await assign(js, OTHER, 8, sole=False)
-    assert await SharedStore(js).owner(NUMBER, 0) == Owner(OTHER, 8, seq)
+    now = time.time_ns()
+    seq = await assign(js, OTHER, 8, arrived_at=now, sole=False)
+    assert await SharedStore(js).owner(NUMBER, 0) == Owner(OTHER, 8, seq, now)
 
 
 async def test_an_assignment_that_was_stored_too_late_is_void(js: NatsPyJetStream) -> None:
@@ -72,3 +77,21 @@ async def test_an_assignment_of_a_former_gateway(js: NatsPyJetStream) -> None:
     seq = await publish(js, assigned_subject(CLIENT, NUMBER), b"", block)
     assert await SharedStore(js).assigned(CLIENT) == ([Assignment(7, seq, NUMBER, "x")], None)
     assert await SharedStore(js).owner(NUMBER, 0) == Owner(CLIENT, 7, seq)
+
+
+@pytest.mark.parametrize(
+    "ack",
+    [
+        "$MQTT.msgs.x",
+        "$JS.ACK.$MQTT_msgs.share_group.1.6.9.1764102000000000000.0",
+        "$JS.ACK.$MQTT_msgs.else.1.5.9.1764102000000000000.0",
+        "$JS.ACK.else.share_group.1.5.9.1764102000000000000.0",
+        "$JS.ACK.$MQTT_msgs.share_group 9.1.5.9.1764102000000000000.0",
+    ],
+)
+async def test_an_assignment_that_names_something_else_to_acknowledge(js: NatsPyJetStream, ack: str) -> None:
+    """Somebody else has written it: gateways publish on no such subject."""
+    await ensure_streams(js)
+    block = headers.build([("Nmqtt-PacketId", "7"), ("Nmqtt-Seq", f"{NUMBER}"), ("Nmqtt-Ack", ack)])
+    seq = await publish(js, assigned_subject(CLIENT, NUMBER), b"", block)
+    assert await SharedStore(js).assigned(CLIENT) == ([Assignment(7, seq, NUMBER, "")], None)
