@@ -19,6 +19,7 @@ from tests.chaos.history import Event
 Message = tuple[str, int]
 """Publisher and number."""
 
+SHARE = "$share/"
 _RECENT = 20  # connections of one client that may have taken its session over from one that is still used
 _SHOWN = 5  # violations of one kind that are described one by one
 
@@ -37,6 +38,8 @@ class Promises:
         sessions: a session that outlives its connections is present at every reconnect.
         resent: seconds after CONNACK in which everything unacknowledged has come again; 0: it has to come, however
             late, when the connection lasts.
+        shared: what a group has subscribed comes to one of its members. That is waited for, more than half a minute:
+            so late goes to another member what one had when its gateway was killed.
         handover: seconds after another connection's CONNACK from which the former one gets no acknowledgement any more.
     """
 
@@ -46,6 +49,7 @@ class Promises:
     marked: bool = True
     sessions: bool = True
     resent: float = 0.0
+    shared: bool = False
     handover: float = 2.0
 
 
@@ -139,6 +143,20 @@ class _Subscriber:
     ever: bool = False
     back: int = 0
     """When the connection was accepted that has to bring what is owed."""
+    groups: set[str] = field(default_factory=set)
+    """Shared subscriptions (``$share/...``): then order and repetitions are those of the group."""
+
+
+@dataclass
+class _Group:
+    """A shared subscription: what all of its members together have received."""
+
+    filter: str
+    qos: int
+    since: int
+    until: int = 1 << 62
+    """When the first member left."""
+    times: Counter[Message] = field(default_factory=Counter)
 
 
 def check(events: Iterable[Event], promises: Promises = EVERYTHING) -> Verdict:
@@ -153,6 +171,7 @@ class _Checker:
         self._verdict = Verdict()
         self._sent: dict[Message, _Sent] = {}
         self._subscribers: defaultdict[str, _Subscriber] = defaultdict(_Subscriber)
+        self._groups: dict[str, _Group] = {}
         self._repeats = self._reordered = self._resends = self._duplicates = 0
         self._unasked = 0
         self._slowest_resume = 0
@@ -174,6 +193,7 @@ class _Checker:
             if handler is not None:
                 handler(event)
         self._find_lost()
+        self._find_lost_of_groups()
         self._judge_wills()
         delays = [
             at - self._sent[message].at
@@ -190,6 +210,7 @@ class _Checker:
             "reconnects": sum(max(len(each) - 1, 0) for each in self._accepted.values()),
             "lost": len(self._verdict.missing),
             "duplicated": self._duplicates,
+            "shared": sum(len(one.times) for one in self._groups.values()),
             "repeated": self._repeats,
             "resent": self._resends,
             "reordered": self._reordered,
@@ -240,6 +261,8 @@ class _Checker:
         one = self._subscribers[event.who]
         if one.durable and one.back:
             for identifier, message in one.owed.items():
+                if one.groups and identifier not in one.held:
+                    continue  # at QoS 1 others of the group may have had it meanwhile
                 self._violation(
                     "not sent again", f"{event.who} has not acknowledged {_name(message)} (packet id {identifier})"
                 )
@@ -297,12 +320,19 @@ class _Checker:
 
     def _on_subscribed(self, event: Event) -> None:
         one = self._subscribers[event.who]
+        if event.filter.startswith(SHARE):
+            one.groups.add(event.filter)
+            self._groups.setdefault(event.filter, _Group(event.filter.split("/", 2)[2], event.qos, event.t))
+            return
         for known in one.subscriptions:
             if known.filter == event.filter and known.until > event.t:
                 return
         one.subscriptions.append(_Subscription(event.filter, event.qos, event.t))
 
     def _on_unsubscribe(self, event: Event) -> None:
+        if event.filter in self._groups:
+            group = self._groups[event.filter]
+            group.until = min(group.until, event.t)
         for known in self._subscribers[event.who].subscriptions:
             if known.filter == event.filter:
                 known.until = min(known.until, event.t)
@@ -323,7 +353,7 @@ class _Checker:
                 self._violation(
                     "sent again late", f"{_name(message)} came to {event.who} {passed / 1e6:.0f} ms after CONNACK"
                 )
-            if not event.dup and self._promises.marked:
+            if not event.dup and self._promises.marked and not one.groups:
                 self._violation("DUP missing", f"{event.who} got {_name(message)} again, without DUP")
         if event.qos == 2:
             held = one.held.get(identifier)
@@ -336,7 +366,7 @@ class _Checker:
         elif not event.dup or message not in one.delivered:
             one.fresh[message] += 1
             sent = self._sent.get(message)
-            known = message in one.delivered and self._promises.marked
+            known = message in one.delivered and self._promises.marked and not one.groups
             if known and (sent is None or one.fresh[message] > sent.times):
                 self._violation("DUP missing", f"{event.who} got {_name(message)} again, without DUP")
         one.open[identifier] = message
@@ -355,6 +385,8 @@ class _Checker:
         if sent is None or sent.topic != event.topic:
             self._violation("invented", f"{event.who} got {_name(message)} on {event.topic}, which nobody has sent")
             return
+        for group in one.groups:
+            self._shared_out(event.who, self._groups[group], message, sent)
         if message in one.delivered:
             self._repeats += 1
             if sent.qos == 2 and self._granted(one, sent) == 2:
@@ -363,6 +395,8 @@ class _Checker:
                     self._violation("duplicated", f"{event.who} got {_name(message)} {one.times[message]} times")
             return
         one.delivered[message] = event.t
+        if one.groups:
+            return  # what one member had may come to another one, behind what is newer
         line = (event.of, event.topic, sent.qos)
         newest = one.newest.get(line, 0)
         if event.n < newest:
@@ -373,6 +407,17 @@ class _Checker:
                 self._violation("out of order", f"{event.who} got {_name(message)} after {event.of}/{newest}")
         else:
             one.newest[line] = event.n
+
+    def _shared_out(self, who: str, group: _Group, message: Message, sent: _Sent) -> None:
+        """A member of a group has been given a message."""
+        if not matches(group.filter, sent.topic):
+            return
+        group.times[message] += 1
+        if group.times[message] > 1 and min(sent.qos, group.qos) == 2:
+            self._duplicates += 1
+            if self._promises.once:
+                times = group.times[message]
+                self._violation("duplicated", f"{_name(message)} came {times} times to the group, at last to {who}")
 
     def _granted(self, one: _Subscriber, sent: _Sent) -> int:
         """Highest QoS of the subscriptions that match."""
@@ -397,6 +442,18 @@ class _Checker:
                     self._violation(
                         "lost",
                         f"{_name(message)} on {sent.topic} at QoS {sent.qos} was acknowledged; {name} has not got it",
+                    )
+
+    def _find_lost_of_groups(self) -> None:
+        if not self._promises.shared:
+            return
+        for text, group in self._groups.items():
+            for message, sent in self._sent.items():
+                wanted = sent.qos and group.qos and group.since < sent.at and sent.acked < group.until
+                if wanted and sent.acked and message not in group.times and matches(group.filter, sent.topic):
+                    self._verdict.missing.append((text, *message))
+                    self._violation(
+                        "lost", f"{_name(message)} on {sent.topic} was acknowledged; no member of {text} has got it"
                     )
 
     def _judge_wills(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import random
 import ssl
 import time
 from collections.abc import Callable, Sequence
@@ -106,6 +107,8 @@ class ChaosClient:
         size: bytes of a payload, at least.
         will: for every connection.
         stay: connect again when a connection is lost.
+        receive_maximum: of CONNECT (5.0); 0: none is given.
+        restless: seconds after which the client drops its own connection, on average; 0: it never does.
         on_message: called with (publisher, number, topic) of each message for the application.
     """
 
@@ -124,6 +127,8 @@ class ChaosClient:
         size: int = 0,
         will: ClientWill | None = None,
         stay: bool = True,
+        receive_maximum: int = 0,
+        restless: float = 0.0,
         on_message: Callable[[str, int, str], None] | None = None,
     ) -> None:
         self.client_id = client_id
@@ -138,6 +143,8 @@ class ChaosClient:
         self.size = size
         self.will = will
         self.stay = stay
+        self.receive_maximum = receive_maximum
+        self.restless = restless
         self.on_message = on_message
         self.tls: ssl.SSLContext | None = None
         """What TLS is spoken with; unset: none is."""
@@ -166,6 +173,7 @@ class ChaosClient:
         self._closing = False
         self._pongs: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
+        self._chance = random.Random(client_id)
 
     # -- the connection ---------------------------------------------------------------------------
 
@@ -192,10 +200,12 @@ class ChaosClient:
             failures = 0
             self._close_late(link)
             pinging = asyncio.create_task(self._ping(link))
+            dropping = self._drop_later(link)
             try:
                 await link.ended.wait()
             finally:
                 pinging.cancel()
+                dropping.cancel()
                 self._lost(link)
             if not self.stay:
                 return
@@ -217,6 +227,8 @@ class ChaosClient:
         properties: Properties | None = None
         if self.version == 5:
             properties = {"session_expiry_interval": self.expiry}
+            if self.receive_maximum:
+                properties["receive_maximum"] = self.receive_maximum
         connect = Connect(self.version, self.client_id, self.clean, self.keepalive, will=will, properties=properties)
         self.history.note("connect", port=port, clean=self.clean, conn=link.number)
         link.send(encode(connect, self.version))
@@ -286,6 +298,17 @@ class ChaosClient:
         """The end came while this connection was being made."""
         if self._closing:
             link.close()
+
+    def _drop_later(self, link: _Link) -> asyncio.TimerHandle:
+        """Have the client drop this connection by itself, where it does that."""
+
+        def drop() -> None:
+            if self.restless and not self._closing:
+                link.reason = "dropped"
+                link.abort()
+
+        delay = self._chance.expovariate(1 / self.restless) if self.restless else 0.0
+        return asyncio.get_running_loop().call_later(delay, drop)
 
     async def _ping(self, link: _Link) -> None:
         half = self.keepalive / 2

@@ -324,3 +324,81 @@ def test_a_history_that_is_gone_was_written(tmp_path: Path) -> None:
     History(tmp_path / "x.jsonl", "somebody").note("connect", conn=1)
     (event,) = read([tmp_path / "x.jsonl"])
     assert (event.who, event.conn) == ("somebody", 1)
+
+
+SHARE = "$share/g/t/#"
+
+
+def join(story: Story, who: str, qos: int, conn: int) -> None:
+    """A member of a group that subscribes what everybody publishes."""
+    story.connect(who, conn)
+    story.note(who, "subscribe", filter=SHARE, qos=qos)
+    story.note(who, "subscribed", filter=SHARE, qos=qos)
+
+
+def give(story: Story, who: str, n: int, qos: int, *, id: int, dup: bool = False, delivered: bool = True) -> None:
+    """A member gets a message."""
+    story.note(who, "received", of="p", n=n, topic="t/a", qos=qos, dup=dup, id=id, retain=False, conn=3)
+    if delivered:
+        story.note(who, "delivered", of="p", n=n, topic="t/a")
+
+
+@pytest.fixture
+def group(story: Story) -> Story:
+    """Two members at QoS 2 beside the subscriber, who has unsubscribed."""
+    story.note("s", "unsubscribe", filter="t/#")
+    join(story, "a", 2, 3)
+    join(story, "b", 2, 4)
+    return story
+
+
+def test_a_group_gets_each_message_once(group: Story) -> None:
+    group.publish(1, 2)
+    group.publish(2, 2)
+    give(group, "a", 1, 2, id=1)
+    give(group, "b", 2, 2, id=1)
+    verdict = group.check(Promises(shared=True))
+    assert not verdict.violations
+    assert verdict.figures["shared"] == 2
+
+
+@pytest.mark.parametrize("who", ["a", "b"])
+def test_a_message_that_comes_twice_to_a_group(group: Story, who: str) -> None:
+    """To another member, or to the same one under another identifier."""
+    group.publish(1, 2)
+    give(group, "a", 1, 2, id=1)
+    give(group, who, 1, 2, id=2)
+    verdict = group.check()
+    assert verdict.kinds == {"duplicated"}
+    assert verdict.figures["duplicated"] == 1
+
+
+def test_a_message_that_a_group_gets_again_at_qos_1(story: Story) -> None:
+    """Another member may have it, behind newer ones and without DUP: nobody has acknowledged it."""
+    story.note("s", "unsubscribe", filter="t/#")
+    join(story, "a", 1, 3)
+    join(story, "b", 1, 4)
+    for n in (1, 2):
+        story.publish(n)
+    give(story, "a", 2, 1, id=1)
+    give(story, "a", 1, 1, id=2)
+    story.note("a", "lost", reason="closed", conn=3, open=[2])
+    give(story, "b", 1, 1, id=1)
+    story.connect("a", 5, present=True)
+    story.note("a", "disconnect", conn=5)
+    assert not story.check(Promises(shared=True)).violations
+
+
+def test_what_no_member_has_got(group: Story) -> None:
+    group.publish(1, 2)
+    assert group.check(Promises(shared=True)).kinds == {"lost"}
+    assert not group.check().violations, "it may be on its way to another member"
+
+
+def test_what_a_member_has_half_way_comes_to_it_again(group: Story) -> None:
+    group.publish(1, 2)
+    give(group, "a", 1, 2, id=1)
+    group.note("a", "lost", reason="closed", conn=3, open=[1])
+    group.connect("a", 5, present=True)
+    group.note("a", "disconnect", conn=5)
+    assert group.check().kinds == {"not sent again"}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.checker import EVERYTHING, Promises, Verdict, check
+from tests.chaos.checker import EVERYTHING, Message, Promises, Verdict, check
 from tests.chaos.client import ChaosClient
 from tests.chaos.history import Event, History, read
 from tests.harness.waiting import aeventually
@@ -34,6 +34,9 @@ class Workload:
         ack_after: seconds that a subscriber's application takes before a message is acknowledged.
         keepalive: seconds.
         prefix: of the topics and of the client ids; no spaces.
+        group: members of a shared subscription to the same messages, of 5.0, with a Receive Maximum of 1 to 5 each;
+            0: there is none.
+        restless: seconds after which subscribers and members drop their own connections, on average; 0: they do not.
         promises: what is checked.
     """
 
@@ -54,6 +57,8 @@ class Workload:
         ack_after: float = 0.0,
         keepalive: int = 30,
         prefix: str = "w",
+        group: int = 2,
+        restless: float = 8.0,
         promises: Promises = EVERYTHING,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -83,9 +88,22 @@ class Workload:
                 _from(ports, number + 1),
                 self.history(f"{prefix}-s{number}"),
                 ack_after=ack_after,
+                restless=restless,
                 **options,
             )
             for number in range(subscribers)
+        ]
+        self.members = [
+            ChaosClient(
+                f"{prefix}-g{number}",
+                _from(ports, number),
+                self.history(f"{prefix}-g{number}"),
+                ack_after=ack_after,
+                restless=restless,
+                receive_maximum=number % 5 + 1,
+                **options | {"version": 5},
+            )
+            for number in range(group)
         ]
         self._prefix = prefix
         self._topics = topics
@@ -104,14 +122,21 @@ class Workload:
         return f"{self._prefix}/#"
 
     @property
+    def clients(self) -> list[ChaosClient]:
+        """All of them."""
+        return [*self.publishers, *self.subscribers, *self.members]
+
+    @property
     def acked(self) -> int:
         """How many messages are acknowledged."""
         return sum(client.acked for client in self.publishers)
 
     async def start(self) -> None:
         """Connect all, subscribe, and begin to publish."""
-        await asyncio.gather(*(client.connect() for client in (*self.subscribers, *self.publishers)))
+        await asyncio.gather(*(client.connect() for client in self.clients))
         await asyncio.gather(*(client.subscribe(self.filter, self.qos) for client in self.subscribers))
+        share = f"$share/{self._prefix}/{self.filter}"
+        await asyncio.gather(*(client.subscribe(share, self.qos) for client in self.members))
         self._tasks = [
             asyncio.create_task(self._publish(number, client)) for number, client in enumerate(self.publishers)
         ]
@@ -154,7 +179,10 @@ class Workload:
             unsettled += client.unacknowledged
         with contextlib.suppress(AssertionError):
             await aeventually(self._complete, max(deadline - time.monotonic(), 0))
-        for client in self.subscribers:  # what is on its way behind the last message has come
+        if self.promises.shared:
+            with contextlib.suppress(AssertionError):
+                await aeventually(self._shared, max(deadline - time.monotonic(), 0))
+        for client in (*self.subscribers, *self.members):  # what is on its way behind the last message has come
             try:
                 async with asyncio.timeout(5):
                     await client.ping()
@@ -169,13 +197,17 @@ class Workload:
         wanted = sum(client.acked for client in self.publishers)
         return all(len(client.delivered) >= wanted for client in self.subscribers)
 
+    def _shared(self) -> bool:
+        wanted = sum(client.acked for client in self.publishers)
+        return not self.members or len(set[Message]().union(*(client.delivered for client in self.members))) >= wanted
+
     async def close(self) -> None:
         """End the clients, with DISCONNECT."""
         self.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(client.close() for client in (*self.publishers, *self.subscribers)))
+        await asyncio.gather(*(client.close() for client in self.clients))
 
     def events(self) -> list[Event]:
         """Everything that was written down."""

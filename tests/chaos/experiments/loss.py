@@ -7,6 +7,7 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from tests.chaos.brokers import others, started, whole
@@ -41,6 +42,7 @@ async def _script(
     ports: Sequence[int],
     qos: int,
     promises: Promises = EVERYTHING,
+    group: int = 2,
 ) -> Result:
     """Four publishers and two subscribers whose sessions outlive their connections; ``victims`` are killed in turn.
 
@@ -56,7 +58,9 @@ async def _script(
         messages=26_000 if long else 200,
         rate=120 if long else 50,
         ack_after=0.01,
-        promises=promises,
+        promises=replace(promises, shared=long),
+        group=group,
+        restless=8.0 if group else 0.0,
     )
     await workload.start()
     enough = time.monotonic() + _LONGEST * (26_000 / 120 if long else 200 / 50)
@@ -85,7 +89,7 @@ async def _kills(setting: Setting, qos: int) -> Result:
     if setting.long:
         for name, start in others().items():
             other = await started(start, setting)
-            result.peers[name] = await _script(setting, name, [other], other.ports, qos)
+            result.peers[name] = await _script(setting, name, [other], other.ports, qos, group=0)
     return result
 
 

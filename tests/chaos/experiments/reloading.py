@@ -158,10 +158,11 @@ async def _run(setting: Setting) -> Result:
                 qos=qos,
                 rate=100,
                 prefix=f"r{workers}{qos}",
+                restless=0.0,
             )
             for qos in (1, 2)
         ]
-        clients = [client for part in load for client in (*part.publishers, *part.subscribers)]
+        clients = [client for part in load for client in part.clients]
         for client in clients:
             client.tls = files.trust
         await asyncio.gather(*(part.start() for part in load))

@@ -41,6 +41,8 @@ async def under_kills(setting: Setting, module: str, qos: int) -> Verdict:
         qos=qos,
         rate=100,
         ack_after=0.05,
+        group=0,
+        restless=0.0,
     )
     await workload.start()
     await kill_in_turn(
