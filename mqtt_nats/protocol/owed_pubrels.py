@@ -56,6 +56,17 @@ class Releasing(Recalling):
             if self._waiting or self.others:
                 self.pump()
 
+    def answered(self, identifier: int, sequence: int) -> None:
+        """Another message than that of ``sequence`` had the identifier before: the client has answered that PUBREL.
+
+        Else the identifier had not been free. The record is left of a connection that has ended too early to remove it.
+        """
+        release = self.releases.get(identifier)
+        if release is not None and release.sequence != sequence:
+            del self.releases[identifier]
+            for record in release.records:
+                self.ports.ack(record)
+
     def confirmed(self, identifier: int) -> None:
         """JetStream has confirmed one acknowledgement of a released message."""
         release = self.releases.get(identifier)

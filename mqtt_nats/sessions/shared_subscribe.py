@@ -168,9 +168,11 @@ async def resend(client: Client, assignments: list[Assignment]) -> None:
     side.assigned = {one.seq for one in assignments} or None
     machine = side.machine
     for one in assignments:
-        release = machine.releases.get(one.packet_id)
         found = None
         other = side.replaced is not None and one.message_seq > side.replaced
+        if not other:
+            machine.answered(one.packet_id, one.message_seq)
+        release = machine.releases.get(one.packet_id)
         if not other and (release is None or release.sequence != one.message_seq):
             found = await stored.get_sequence(broker.inbox, MESSAGES, one.message_seq)
         if found is None:

@@ -13,11 +13,13 @@ from typing import Any
 import nats
 import pytest
 
+from mqtt_nats.codec import PINGREQ, Ack, PingResp
 from tests.chaos.points.proxy import Action, NatsProxy
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.crash.test_shared import Connect, connect
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
+from tests.harness.rawclient import PUBCOMP, PUBREL
 from tests.harness.waiting import aeventually
 from tests.integration.conftest import Stored, until
 
@@ -170,4 +172,31 @@ async def test_nats_server_forgets_the_acknowledgement(
     await acknowledged(stored, consumer)
     await member.quiet()
     await other.quiet()
+    await nobodys(stored)
+
+
+async def test_an_identifier_whose_last_pubrel_is_still_on_record(
+    stored: Stored, second: Gateway, connect: Connect
+) -> None:
+    """The client has answered that. Once more, it would give up the message that has the identifier now."""
+    member = await connect(second.port, "member", **DURABLE)
+    await member.subscribe(TEXT, qos=2)
+    publisher = await connect(second.port, "publisher")
+    await publisher.deliver("work", b"1", 2)
+    one = await member.message("work", b"1", qos=2)
+    await member.complete(one)
+    await member.quiet()
+    member.drop()
+    await nobodys(stored)
+    member = await connect(second.port, "member", clean=False, **DURABLE)
+    member.write(PINGREQ)
+    while not isinstance(packet := await member.packet(), PingResp):
+        assert packet == Ack(PUBREL, one.packet_id, 0)
+        member.ack(PUBCOMP, one.packet_id)
+    await publisher.deliver("work", b"2", 2)
+    two = await member.message("work", b"2", qos=2, packet_id=one.packet_id)
+    member.drop()
+    member = await connect(second.port, "member", clean=False, **DURABLE)
+    await member.complete(await member.message("work", b"2", qos=2, dup=True, packet_id=two.packet_id))
+    await member.quiet()
     await nobodys(stored)

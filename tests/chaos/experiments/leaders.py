@@ -56,6 +56,7 @@ class Scene:
                 rate=60,
                 ack_after=0.01,
                 prefix=f"q{qos}",
+                restless=0.0,
                 promises=Promises(leaders_change=True),
             )
             for qos in (1, 2)

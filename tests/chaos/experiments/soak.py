@@ -265,7 +265,7 @@ async def run(setting: Setting) -> Result:
 
 async def _forget(workload: Workload, ports: list[int]) -> None:
     """End the sessions of a workload."""
-    for client in (*workload.publishers, *workload.subscribers):
+    for client in workload.clients:
         last = ChaosClient(client.client_id, ports, History(Path(os.devnull)), client.version, True, 0)
         await last.connect()
         await last.close()
