@@ -15,7 +15,7 @@ from mqtt_nats.config.build_info import build
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.messages.headers import identity, publish_qos
 from mqtt_nats.messages.message import Message
-from mqtt_nats.protocol.transient_sender import RegularOutbound
+from mqtt_nats.protocol.transient_sender import TransientSender
 from mqtt_nats.transport.listener import decoder_limits
 
 KEY = b"\0\3a/b"
@@ -32,7 +32,7 @@ def steps() -> dict[str, Callable[[], object]]:
     decoder = Decoder(decoder_limits(Settings()), 4)
     one = encode_publish(KEY, PAYLOAD, 1, False, False, 5, 4)
     many, run = one * 20, encode_publish(KEY, PAYLOAD, 0, False, False, 0, 4) * 20
-    session = RegularOutbound(100, 100, _drop)
+    session = TransientSender(100, 100, _drop)
     head = Message(KEY, PAYLOAD, 1, "c").head(1)
 
     def exchange() -> None:

@@ -33,7 +33,7 @@ from mqtt_nats.config.settings import ENV_PREFIX, Settings, env_name, flag_name,
 from mqtt_nats.ctl.group import Ctl
 from mqtt_nats.gateway.embedded import run_server
 from mqtt_nats.gateway.shutdown import run_to_end
-from mqtt_nats.gateway.sighup import Hangup
+from mqtt_nats.gateway.sighup import ReloadSignal
 from mqtt_nats.gateway.supervisor import supervise
 from mqtt_nats.transport.listener_settings import Bound, join_address
 
@@ -245,7 +245,7 @@ async def run(settings: Settings) -> None:
 
     stop = anyio.Event()
     starting = anyio.CancelScope()
-    hangup = Hangup()
+    hangup = ReloadSignal()
     ready = False
 
     def on_ready(addresses: list[Bound]) -> None:

@@ -17,7 +17,7 @@ import uvicorn
 from mqtt_nats.admin.app import make_app
 from mqtt_nats.admin.connections import MOST_CONNECTIONS, AdminProtocol, AdminSocket, notice_the_end
 from mqtt_nats.admin.handshakes import Handshakes
-from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config.nats_connect import connect_link
 from mqtt_nats.config.worker_identity import own_place
@@ -25,7 +25,7 @@ from mqtt_nats.transport.listener_settings import Bound, ListenerSettings, join_
 from mqtt_nats.transport.tls import make_context
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.link import Link
+    from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.config.settings import Settings
     from mqtt_nats.gateway.gateway import Gateway
 
@@ -116,8 +116,8 @@ class AdminListener:
         assert self.settings.admin_listen is not None
         self.listen = self.settings.admin_listen
         self.bound = Bound(*parse_address(self.listen), "admin")
-        self._link: Link | None = None
-        self._inbox: Inbox | None = None
+        self._link: NatsConnection | None = None
+        self._inbox: RequestInbox | None = None
         self._connecting = asyncio.Lock()
         self._server: Server | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -202,7 +202,7 @@ class AdminListener:
             if self._link is not None:
                 await self._link.close()
 
-    async def inbox(self) -> Inbox:
+    async def inbox(self) -> RequestInbox:
         """For questions to all gateways: over a connection to NATS of its own, on which this one hears them too.
 
         Raises:
@@ -214,7 +214,7 @@ class AdminListener:
                 link = await connect_link(
                     self.settings, name=name, no_echo=False, on_online=self._online, on_offline=_nothing
                 )
-                self._link, self._inbox = link, Inbox(link)
+                self._link, self._inbox = link, RequestInbox(link)
         return self._inbox
 
     async def _online(self) -> None:

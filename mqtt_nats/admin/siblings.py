@@ -8,11 +8,11 @@ from typing import Any
 
 import orjson
 
-from mqtt_nats.backbone.inbox import NO_RESPONDERS, Inbox
+from mqtt_nats.backbone.inbox import NO_RESPONDERS, RequestInbox
 from mqtt_streams.gateway_subjects import COUNTERS
 
 
-async def gather(inbox: Inbox, seconds: float, group: str, count: int) -> list[dict[str, Any]]:
+async def gather(inbox: RequestInbox, seconds: float, group: str, count: int) -> list[dict[str, Any]]:
     """What those have counted who answer, by worker.
 
     Args:

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from starlette.responses import StreamingResponse
 from starlette.types import Send
 
-from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.ctl.commands.trace import LASTS_MOST, Event, trace
 from mqtt_nats.ctl.verb import Arguments, Length, Verb
 
@@ -40,7 +40,7 @@ class Tracing(Arguments):
         return self
 
 
-async def begin(inbox: Inbox, asked: Tracing) -> AsyncGenerator[bytes, None]:
+async def begin(inbox: RequestInbox, asked: Tracing) -> AsyncGenerator[bytes, None]:
     """Begin a trace.
 
     Returns:

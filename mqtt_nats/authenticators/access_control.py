@@ -44,7 +44,7 @@ class Part(Authenticator, Protocol):
         """Give back what it has."""
 
 
-class Doors:
+class AccessControl:
     """All authenticators, and the rules.
 
     Raises:

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
-from mqtt_nats.authenticators.turns import Turns, source_of
+from mqtt_nats.authenticators.turns import AuthenticationQueue, source_of
 from mqtt_nats.codec import MqttError, ReasonCode
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ class Crowd:
 
     def __init__(self, concurrency: int, waiting: int = WAITING_MOST) -> None:
         self._free = concurrency
-        self._turns: Turns[asyncio.Future[None]] = Turns(waiting)
+        self._turns: AuthenticationQueue[asyncio.Future[None]] = AuthenticationQueue(waiting)
 
     async def run(self, host: str, work: Callable[[], Awaitable[T]]) -> T:
         """Do the work of a client at ``host`` when its turn comes.

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Turns(Generic[T]):
+class AuthenticationQueue(Generic[T]):
     """What waits, by source.
 
     Args:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Publishes that JetStream must acknowledge, many in flight at a time.
 
-Each publish is an :class:`Op`. Its frame is kept until the PubAck has come, so that it can be sent
+Each publish is an :class:`PendingStore`. Its frame is kept until the PubAck has come, so that it can be sent
 again: after a reconnect, and when its stream has been without a leader. What is sent to a stream again is sent in
 the order of the first attempt, and before anything new. A stream without a leader holds up nothing
 that is for another. A store that JetStream refuses ends its own operation only.
@@ -29,9 +29,9 @@ from mqtt_nats.backbone.frames import (
     stream_of,
     subject_of,
 )
-from mqtt_nats.backbone.link import Link
-from mqtt_nats.backbone.pending import STALE, Op, TooLarge
-from mqtt_nats.backbone.stream_outage import Outage
+from mqtt_nats.backbone.link import NatsConnection
+from mqtt_nats.backbone.pending import STALE, PendingStore, TooLarge
+from mqtt_nats.backbone.stream_outage import StreamOutage
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.base.logs import once, spoken
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -68,17 +68,17 @@ def _group(frame: bytes) -> bytes:
     return group_of(stream_of(frame))
 
 
-class Store:
+class AckedPublisher:
     """The pending stores of one connection to NATS.
 
     ``on_pressure(True)`` asks for no further publishes, ``on_pressure(False)`` allows them again.
     """
 
-    def __init__(self, link: Link, on_pressure: Callable[[bool], None]) -> None:
+    def __init__(self, link: NatsConnection, on_pressure: Callable[[bool], None]) -> None:
         self.link = link
         self.on_pressure = on_pressure
         self.prefix = b"_INBOX." + secrets.token_hex(11).encode() + b"."
-        self.pending: dict[bytes, Op] = {}
+        self.pending: dict[bytes, PendingStore] = {}
         self.bytes = 0
         self.now = asyncio.get_running_loop().time()
         self.max_payload = link.max_payload
@@ -98,12 +98,12 @@ class Store:
         """``on_timed(seconds)``: how long the end of a store has taken. One at a time is measured."""
         self.on_silent: Callable[[str], None] | None = None
         """``on_silent(stream)``: it does not answer a request, again and again."""
-        self._timed: Op | None = None
+        self._timed: PendingStore | None = None
         self._timed_from = 0.0
         self._length = len(self.prefix)
         self._count = 0
         self._offline = False
-        self._outages: dict[bytes, Outage] = {}
+        self._outages: dict[bytes, StreamOutage] = {}
         """By the group of what waits: see :func:`group_of`."""
         self._stalled = False
         """There is no connection, or an outage."""
@@ -111,7 +111,7 @@ class Store:
         """Loop time from which on no messages were sent."""
         self._uneven = 0.0
         """Loop time until which what is pending may not be in the order of the last attempts."""
-        self._withheld: set[Op] = set()
+        self._withheld: set[PendingStore] = set()
         self._pressed = False
         self._empty = asyncio.Event()
         self._sid = link.subscribe_raw(self.prefix + b"*", self._arrived)
@@ -126,7 +126,7 @@ class Store:
         """True while too much is waiting for JetStream."""
         return self._pressed
 
-    def put(self, target: bytes, headers: bytes, payload: bytes, op: Op) -> None:
+    def put(self, target: bytes, headers: bytes, payload: bytes, op: PendingStore) -> None:
         """Store a message; ``target`` is ``b"HPUB <subject> "``.
 
         Raises:
@@ -142,13 +142,13 @@ class Store:
             self._timed, self._timed_from = op, perf_counter()
         self._send(token, b"%b%b%b %d %d\r\n%b%b\r\n" % (target, self.prefix, token, size, total, headers, payload), op)
 
-    def call(self, subject: bytes, body: bytes, op: Op) -> None:
+    def call(self, subject: bytes, body: bytes, op: PendingStore) -> None:
         """Send a request that must be answered: a JetStream API call, or an acknowledgement to be confirmed."""
         self._count = count = self._count + 1
         token = b"%x" % count
         self._send(token, b"PUB %b %b%b %d\r\n%b\r\n" % (subject, self.prefix, token, len(body), body), op)
 
-    def _send(self, token: bytes, data: bytes, op: Op) -> None:
+    def _send(self, token: bytes, data: bytes, op: PendingStore) -> None:
         op.frame = data
         self.pending[token] = op
         self.bytes += len(data)
@@ -195,7 +195,7 @@ class Store:
             if outage is not None and token == outage.probed and self.link.online:
                 self._resume(group)
 
-    def _end(self, token: bytes, op: Op) -> None:
+    def _end(self, token: bytes, op: PendingStore) -> None:
         del self.pending[token]
         if self._withheld:
             self._withheld.discard(op)
@@ -293,7 +293,7 @@ class Store:
         group = group_of(stream)
         outage = self._outages.get(group)
         if outage is None:
-            outage = self._outages[group] = Outage(stream)
+            outage = self._outages[group] = StreamOutage(stream)
             if group == MESSAGES:
                 self._lost = self.now
             self._stalled = True
@@ -308,11 +308,11 @@ class Store:
             log.warning("JetStream still does not store: %s", reason, extra=once(reason))
         outage.later(self._probe)
 
-    def _of(self, group: bytes | None) -> list[tuple[bytes, Op]]:
+    def _of(self, group: bytes | None) -> list[tuple[bytes, PendingStore]]:
         """What is pending of a group, or of all, with tokens and in order."""
         return [item for item in self.pending.items() if group is None or _group(item[1].frame) == group]
 
-    def _probe(self, outage: Outage) -> None:
+    def _probe(self, outage: StreamOutage) -> None:
         if not self.link.online:
             return
         late = self.pending.get(outage.probed)
@@ -333,7 +333,7 @@ class Store:
         self.link.kick()
         outage.try_(token, self._probe)
 
-    def _probing(self, op: Op, stream: bytes) -> bool:
+    def _probing(self, op: PendingStore, stream: bytes) -> bool:
         return stream_of(op.frame) == stream and not (op.optional or op in self._withheld or op.stale())
 
     def _resume(self, group: bytes | None) -> None:
@@ -344,7 +344,7 @@ class Store:
             self._uneven = self.now + 2 * ACK_TIMEOUT
         doubtful = self._doubtful() if group is None or group == MESSAGES else []
         if doubtful:
-            self._outages[MESSAGES] = looking = outage or Outage(MESSAGES)
+            self._outages[MESSAGES] = looking = outage or StreamOutage(MESSAGES)
             looking.stream = MESSAGES
             self.attempt += 1
             looking.looking = asyncio.get_running_loop().create_task(
@@ -371,17 +371,17 @@ class Store:
             self._pressed = False
             self.on_pressure(False)
 
-    def _send_again(self, op: Op) -> None:
+    def _send_again(self, op: PendingStore) -> None:
         op.born = self.now
         op.begun = op.begun or self.now
         self.link.out.append(op.frame)
         self.resent += 1
 
-    def withhold(self, op: Op) -> None:
+    def withhold(self, op: PendingStore) -> None:
         """Send an operation, or send it again, only when :meth:`let_go` says so."""
         self._withheld.add(op)
 
-    def let_go(self, dropped: set[Op]) -> None:
+    def let_go(self, dropped: set[PendingStore]) -> None:
         """Send what was withheld, in the order in which it came; what is ``dropped`` is never sent, and has no end."""
         withheld, self._withheld = self._withheld, set()
         for token, op in list(self.pending.items()) if withheld else ():
@@ -393,7 +393,7 @@ class Store:
                 self._send_again(op)
         self.link.kick()
 
-    def _doubtful(self) -> list[tuple[bytes, bytes, Op]]:
+    def _doubtful(self) -> list[tuple[bytes, bytes, PendingStore]]:
         """Id, token and operation of what may be stored, and might be stored again.
 
         What is to be retained has the id of the message that goes to subscribers, which says nothing about it; it takes
@@ -411,7 +411,7 @@ class Store:
             and (op.begun or COMMON.search(op.frame) is not None)
         ]
 
-    async def _look(self, outage: Outage, doubtful: list[tuple[bytes, bytes, Op]]) -> None:
+    async def _look(self, outage: StreamOutage, doubtful: list[tuple[bytes, bytes, PendingStore]]) -> None:
         """End what is stored already; the rest may be sent again."""
         assert self.find is not None
         since = natstime.now() - (self.now - min(op.begun or self._lost for _, _, op in doubtful))

@@ -21,7 +21,7 @@ from mqtt_streams.consumers import consumer_info, parse_ack
 from mqtt_streams.repeats import find_ids
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.inbox import Inbox
+    from mqtt_nats.backbone.inbox import RequestInbox
     from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -35,7 +35,7 @@ CATCH_UP: Final = 5.0
 """Seconds in which a replica has caught up; what is missing at the end of the stream then was removed."""
 
 
-class Unheard:
+class DoubtfulStores:
     """What is to be sent again once its consumer has a leader; one look for all that wait for the same consumer."""
 
     def __init__(self, broker: Broker) -> None:
@@ -98,7 +98,7 @@ class Unheard:
             log.debug("the leader of stream %s stays: %s", stream, error)
 
 
-async def find_stored(inbox: Inbox, since: float, ids: set[bytes]) -> dict[bytes, int]:
+async def find_stored(inbox: RequestInbox, since: float, ids: set[bytes]) -> dict[bytes, int]:
     """Which messages of these ids the stream has, with their sequences; none was stored before Unix time ``since``.
 
     Raises:

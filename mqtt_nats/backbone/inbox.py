@@ -11,7 +11,7 @@ import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 
-from mqtt_nats.backbone.link import Link
+from mqtt_nats.backbone.link import NatsConnection
 from mqtt_streams.api import ApiError, NoResponders, Reply, RequestTimeout
 from mqtt_streams.gateway_subjects import GATEWAYS
 
@@ -25,13 +25,13 @@ STREAM_NOT_FOUND = b'"err_code":10059,'
 SWEEP = 0.1
 
 
-class Inbox:
-    """Replies to requests and to stores, over one subscription of a :class:`Link`.
+class RequestInbox:
+    """Replies to requests and to stores, over one subscription of a :class:`NatsConnection`.
 
     Implements :class:`mqtt_streams.api.JetStream`.
     """
 
-    def __init__(self, link: Link, api_prefix: str = "$JS.API") -> None:
+    def __init__(self, link: NatsConnection, api_prefix: str = "$JS.API") -> None:
         self.link = link
         self.api_prefix = api_prefix
         self._max_ack_pending = 0

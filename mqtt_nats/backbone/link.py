@@ -2,7 +2,7 @@
 """One NATS connection whose message path is ours and whose everything else is nats-py's.
 
 nats-py connects, authenticates, negotiates TLS, discovers servers and reconnects. Once a
-connection is up, :class:`Link` takes over its transport: what arrives is parsed in bulk and
+connection is up, :class:`NatsConnection` takes over its transport: what arrives is parsed in bulk and
 handed to plain functions, what leaves is appended to one list that is written once per loop turn.
 nats-py's own commands (its subscriptions, pings) go through the same transport, in order.
 
@@ -26,7 +26,7 @@ from nats.errors import NoServersError, UnexpectedEOF
 
 from mqtt_nats.backbone.frames import denied
 from mqtt_nats.backbone.servers import Servers
-from mqtt_nats.backbone.transport import STANDSTILL, Wire
+from mqtt_nats.backbone.transport import STANDSTILL, NatsTransport
 from mqtt_nats.base.logs import once
 from mqtt_nats.base.loopback import unpace
 from mqtt_nats.base.server_clock import elapsed
@@ -59,7 +59,7 @@ CONNECT_TIMEOUT = LINGER = 5.0
 ROUND_PAUSE = 0.25
 
 
-class Link(Client):
+class NatsConnection(Client):
     """A NATS connection with a synchronous data path.
 
     ``out`` is the list of frames to be sent at the end of this loop turn: callers append complete
@@ -81,8 +81,8 @@ class Link(Client):
         self.runs: dict[bytes, RunHandler] = {}
         """What takes plain messages that follow each other with one subject and one size, all at once."""
         self.out: list[bytes | memoryview] = []  # always this one: others have it too
-        self.wire: Wire | None = None
-        self._last_wire: Wire | None = None
+        self.wire: NatsTransport | None = None
+        self._last_wire: NatsTransport | None = None
         self.heard = elapsed()
         """When the server was last heard, by :func:`elapsed`."""
         self.ticked = elapsed()
@@ -357,7 +357,7 @@ class Link(Client):
         self._round = None
         self._was_connected = True
         self._since = self._loop.time()
-        self._last_wire = wire = Wire(self, raw, raw.get_protocol())
+        self._last_wire = wire = NatsTransport(self, raw, raw.get_protocol())
         self.out.clear()
         raw.set_protocol(wire)
         if (peer := raw.get_extra_info("peername")) is not None:
@@ -450,8 +450,8 @@ async def open_link(
     no_echo: bool,
     on_online: Callable[[], Awaitable[None]],
     on_offline: Callable[[], Awaitable[None]],
-) -> Link:
-    """Connect a :class:`Link`; it reconnects for ever.
+) -> NatsConnection:
+    """Connect a :class:`NatsConnection`; it reconnects for ever.
 
     Args:
         options: servers, credentials and TLS context as :meth:`nats.aio.client.Client.connect` takes them.
@@ -463,7 +463,7 @@ async def open_link(
     Raises:
         OSError, nats.errors.Error, TimeoutError: none of the servers lets us in.
     """
-    link = Link()
+    link = NatsConnection()
     link.known = Servers(options["servers"])
 
     async def online() -> None:

@@ -18,7 +18,7 @@ class TooLarge(ValueError):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Op:
+class PendingStore:
     """One stored publish; subclasses say what its end means."""
 
     __slots__ = ("begun", "born", "frame")
@@ -49,7 +49,7 @@ class Op:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Future(Op):
+class AwaitedStore(PendingStore):
     """A stored publish that somebody awaits."""
 
     __slots__ = ("done",)
@@ -69,7 +69,7 @@ class Future(Op):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Silent(Op):
+class IgnoredStore(PendingStore):
     """A stored publish whose end concerns nobody."""
 
     __slots__ = ()

@@ -29,7 +29,7 @@ LONGEST: Final = 5.0
 """Seconds in which a place among those who ask at the same time is kept for who is not answered."""
 
 
-async def patiently(client: Client, attempt: Callable[[], Awaitable[T]]) -> T:
+async def retry_until_answered(client: Client, attempt: Callable[[], Awaitable[T]]) -> T:
     """Call ``attempt`` until it is answered; calling it twice must do no harm.
 
     Raises:
@@ -50,7 +50,7 @@ async def patiently(client: Client, attempt: Callable[[], Awaitable[T]]) -> T:
         await client.connected()
 
 
-class Place:
+class TimedPermit:
     """One of the places of those who do something at the same time, for a while.
 
     Who has it for longer waits for a stream, or a consumer, that may be without a leader for good: others have others.
@@ -76,7 +76,7 @@ class Place:
             self._limit.release()
 
 
-async def elected(attempt: Callable[[], Awaitable[T]]) -> T:
+async def ask_once_for_all(attempt: Callable[[], Awaitable[T]]) -> T:
     """Call ``attempt`` until it is answered, where no client waits for that.
 
     As a gateway starts, streams may be so new that they have no leader.

@@ -12,7 +12,7 @@ PROBE_REFUSED = 1.0
 PROBE_MOST = 2.0
 
 
-class Outage:
+class StreamOutage:
     """What is sent to the stream meanwhile: one store at a time, until one of them is answered.
 
     See docs/internals/rules.md#no-leader.
@@ -38,20 +38,20 @@ class Outage:
         self._delay = PROBE_FIRST
         self._probe: asyncio.TimerHandle | None = None
 
-    def later(self, probe: Callable[[Outage], None]) -> None:
+    def later(self, probe: Callable[[StreamOutage], None]) -> None:
         """Try again after a while, unless that is to happen already."""
         if self._probe is None and self.looking is None:
             self._probe = asyncio.get_running_loop().call_later(self._delay, self._due, probe)
             self._delay = min(self._delay * 2, PROBE_REFUSED)
 
-    def try_(self, token: bytes, probe: Callable[[Outage], None]) -> None:
+    def try_(self, token: bytes, probe: Callable[[StreamOutage], None]) -> None:
         """Something is tried: no answer at all is one more failure."""
         self.probed = token
         self.unanswered = True
         self.patience = PROBE_MOST
         self._probe = asyncio.get_running_loop().call_later(self.patience, self._due, probe)
 
-    def _due(self, probe: Callable[[Outage], None]) -> None:
+    def _due(self, probe: Callable[[StreamOutage], None]) -> None:
         self._probe = None
         probe(self)
 

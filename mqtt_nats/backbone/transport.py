@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.base.server_clock import elapsed
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.link import Link
+    from mqtt_nats.backbone.link import NatsConnection
 
 log = logging.getLogger("mqtt_nats.nats")
 
@@ -30,10 +30,10 @@ GROWTH: Final = 4
 """Many times more messages of a run are handled before the next look."""
 
 
-class Wire(asyncio.Protocol):
+class NatsTransport(asyncio.Protocol):
     """The protocol that replaces nats-py's stream reader on the connected transport."""
 
-    def __init__(self, link: Link, transport: asyncio.Transport, former: asyncio.BaseProtocol) -> None:
+    def __init__(self, link: NatsConnection, transport: asyncio.Transport, former: asyncio.BaseProtocol) -> None:
         self.link = link
         self.transport = transport
         self.secure = transport.get_extra_info("sslcontext") is not None

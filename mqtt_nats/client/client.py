@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 from mqtt_nats.access.authenticator import ANONYMOUS
 from mqtt_nats.base.logs import log_failure, once, shorten
 from mqtt_nats.client.authentication import begin
-from mqtt_nats.client.connect import open_session, refuse
-from mqtt_nats.client.disconnect import fall_silent, farewell, leave
+from mqtt_nats.client.connect import handle_connect, refuse
+from mqtt_nats.client.disconnect import fall_silent, handle_disconnect, leave
 from mqtt_nats.client.jobs import JobRunner
 from mqtt_nats.client.negotiation import TERMS, Terms, goodbye, refusal, terms
 from mqtt_nats.client.subscribe import begin_subscribing, subscribe, unsubscribe
@@ -40,11 +40,11 @@ from mqtt_nats.codec import (
     Unsubscribe,
 )
 from mqtt_nats.ingress.publish import RECEIPTS_LOW, publish, publish5, publish_run, route_for
-from mqtt_nats.ingress.receipts import Receipt
+from mqtt_nats.ingress.receipts import Acknowledgement
 from mqtt_nats.lifecycle.will import leave_will
 from mqtt_nats.messages.message import Message
-from mqtt_nats.messages.publish_encoder import Aliases, tailor
-from mqtt_nats.protocol.transient_sender import Late, RegularOutbound
+from mqtt_nats.messages.publish_encoder import Aliases, encode_for_subscriber
+from mqtt_nats.protocol.transient_sender import Late, TransientSender
 from mqtt_nats.pubsub.routing_table import PLAIN, Choice, Filter, Options
 from mqtt_nats.sessions.connection_state import State
 from mqtt_nats.sessions.shared_member import Membership
@@ -57,7 +57,7 @@ from mqtt_streams.subjects import filter_to_subjects
 if TYPE_CHECKING:
     from mqtt_nats.access.authenticator import Door
     from mqtt_nats.client.authorization import Guard
-    from mqtt_nats.delivery.durable import DurableSide
+    from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.gateway.broker import Broker
     from mqtt_streams.sessions import SessionRecord
     from mqtt_streams.wills import StoredWill
@@ -138,9 +138,9 @@ class Client(JobRunner):
         """Shared subscriptions by their filter, ``$share/`` included."""
         self.unacknowledged = 0
         """QoS 1 publishes of a 5.0 client without PUBACK."""
-        self.receipts: list[Receipt] = []  # a deque takes 700 bytes more, of every connection
-        self.regular_side: RegularOutbound | None = None
-        self.durable_side: DurableSide | None = None
+        self.receipts: list[Acknowledgement] = []  # a deque takes 700 bytes more, of every connection
+        self.regular_side: TransientSender | None = None
+        self.durable_side: DurableDelivery | None = None
 
     def __str__(self) -> str:
         """Its name, for logs."""
@@ -152,7 +152,7 @@ class Client(JobRunner):
 
     def packets(self, packets: list[Packet]) -> None:
         """Handle the packets of one read, in order."""
-        if self.state is not State.LIVE or self._order is not None or self.graceful:
+        if self.state is not State.LIVE or self._order is not None or self.sent_disconnect:
             self._before(packets)
             return
         path = self.path
@@ -195,7 +195,7 @@ class Client(JobRunner):
             self.connection.hold(Hold.HANDSHAKE)
             self.version, self.terms = max(connect.protocol_level, 4), terms(connect)
             self.authentication = begin(self, connect)
-            self.do(open_session(self, connect))
+            self.do(handle_connect(self, connect))
         if self.authentication is not None and self.state is State.OPENING:
             self.authentication.early(packets)
         elif not self.ended and packets:
@@ -222,7 +222,7 @@ class Client(JobRunner):
             case Unsubscribe():
                 self.request(partial(unsubscribe, self, packet))
             case Disconnect():
-                farewell(self, packet)
+                handle_disconnect(self, packet)
             case Ack():
                 self.acknowledged(packet.kind, [packet.packet_id], packet.reason >= 0x80)
             case AckRun():
@@ -283,7 +283,7 @@ class Client(JobRunner):
             return
         try:
             if message.expiry >= 0 or late is not None:  # it may have to wait
-                side.publish(qos, b"", message.payload, late or tailor(self, message, qos))
+                side.publish(qos, b"", message.payload, late or encode_for_subscriber(self, message, qos))
             elif self.version == 5:
                 side.publish(qos, message.head5(qos), message.tail5())
             else:
@@ -302,28 +302,28 @@ class Client(JobRunner):
         gate = self.gates.get(choice.found) if self.gates else None
         if gate is None:
             self.deliver(choice, message)
-        elif self.picky and self.withheld(message.key, choice.qos, message.identity):
+        elif self.checks_each and self.withheld(message.key, choice.qos, message.identity):
             return
         elif not gate.keep(choice, message, known):
             self.end(QuotaExceeded("too many messages while retained messages are being sent"))
 
     def deliver(self, choice: Choice, message: Message) -> None:
         """Send a message that core NATS or local dispatch has brought."""
-        if self.picky and self.withheld(message.key, choice.qos, message.identity):
+        if self.checks_each and self.withheld(message.key, choice.qos, message.identity):
             return
         aged = message.retain and message.expiry >= 0
-        plain = not (self.picky or choice.ids or aged or (choice.kept and message.kept))
+        plain = not (self.checks_each or choice.ids or aged or (choice.kept and message.kept))
         qos = min(choice.qos, message.qos)
         if qos and self.durable:
             return
         self.broker.counters.send(qos, len(message.payload))
         if qos:
-            self.take(message, qos, None if plain else tailor(self, message, qos, choice))
+            self.take(message, qos, None if plain else encode_for_subscriber(self, message, qos, choice))
             return
         if plain:
             data = message.zero5() if self.version == 5 else message.zero()
         else:
-            data = tailor(self, message, 0, choice)(0)
+            data = encode_for_subscriber(self, message, 0, choice)(0)
         if data and self.outlet.clogged:
             self.outlet.offer(data, 1)
         elif data:
@@ -381,7 +381,7 @@ class Client(JobRunner):
 
     def say_goodbye(self, error: MqttError) -> None:
         """Tell a 5.0 client why its connection ends [MQTT-3.14.0-1] [MQTT-3.14.4-1] [MQTT-3.14.4-2] (5.0)."""
-        if self.version == 5 and self.greeted and not self.graceful and self.state is not State.ENDED:
+        if self.version == 5 and self.greeted and not self.sent_disconnect and self.state is not State.ENDED:
             self.outlet.write(goodbye(error, self.terms))
 
     def close(self) -> None:

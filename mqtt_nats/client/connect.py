@@ -38,15 +38,15 @@ from mqtt_nats.codec import (
     connack_code,
     encode,
 )
-from mqtt_nats.delivery.durable import DurableSide
-from mqtt_nats.delivery.resume import attach_idle, is_large, rejoin, resume
-from mqtt_nats.hooks.calls import admit, connected, looked_at, session
+from mqtt_nats.delivery.durable import DurableDelivery
+from mqtt_nats.delivery.resume import attach_idle, is_large, resubscribe, resume
+from mqtt_nats.hooks.calls import admit, ask_hooks_about_will, connected, session
 from mqtt_nats.hooks.points import SESSION_CREATED, SESSION_DISCARDED, SESSION_RESUMED
 from mqtt_nats.lifecycle.claim import Claim, find_session, forget_second, has_expired, leave_claimed, user_of
 from mqtt_nats.lifecycle.quotas import holder
 from mqtt_nats.lifecycle.will import check_will, keep_will, permitted_will, settle_wills
 from mqtt_nats.messages.publish_encoder import Aliases
-from mqtt_nats.protocol.transient_sender import RegularOutbound
+from mqtt_nats.protocol.transient_sender import TransientSender
 from mqtt_nats.sessions.record import discard_session, leftovers, save_record, unfinished
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.hashing import held_token, name_hash, registered_as
@@ -64,7 +64,7 @@ from mqtt_streams.timers import EXPIRY
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
-    from mqtt_nats.sessions.consumer_binding import Attachment
+    from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -75,7 +75,7 @@ RESOLUTION: Final = 0.01
 """Seconds by which the time at which a client has sent something is not exact."""
 
 
-async def open_session(client: Client, connect: Connect) -> None:
+async def handle_connect(client: Client, connect: Connect) -> None:
     """Answer a CONNECT packet."""
     try:
         present, granted = await _open(client, connect)
@@ -94,13 +94,13 @@ async def open_session(client: Client, connect: Connect) -> None:
     # [MQTT-3.1.4-5] [MQTT-3.2.0-1] [MQTT-3.2.0-2] [MQTT-3.2.2-2] [MQTT-3.2.2-3] (5.0)
     client.outlet.write(welcome(client, connect, present, granted))
     client.greeted = True
-    idle: list[Attachment] = []
+    idle: list[ConsumerBinding] = []
     try:
         if client.durable_side is not None and present:
             # CONNACK leaves when everything subscribed is live: who sees it may rely on that, as on SUBACK.
             client.outlet.clog()
             denied = denied_subscriptions(client)
-            gates = await rejoin(client, denied)
+            gates = await resubscribe(client, denied)
             client.outlet.unclog()
             if is_large(client):
                 client.resuming()
@@ -158,7 +158,7 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
     if client.terms.topic_alias_maximum:
         client.outgoing = Aliases(client.terms.topic_alias_maximum)
     limited = client.outgoing is not None or client.terms.maximum_packet_size < UNLIMITED
-    client.picky = limited or broker.settings.acl_subscribe == "deliver"
+    client.checks_each = limited or broker.settings.acl_subscribe == "deliver"
     if settings.publish_client_id:
         client.sender_header = b"Nmqtt-Client:%b\r\n" % percent_encode(client_id).encode()
     if connect.bridge:
@@ -168,7 +168,7 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
     if connect.will is not None:
         if connect.will.qos > settings.max_qos:  # [MQTT-3.2.2-12] (5.0)
             raise QosNotSupported(f"the QoS of the will is above {settings.max_qos}")
-        connect = replace(connect, will=await looked_at(client, connect.will))
+        connect = replace(connect, will=await ask_hooks_about_will(client, connect.will))
     if connect.will is not None:
         connect = replace(connect, will=permitted_will(client, connect.will))
     if connect.will is not None:
@@ -384,7 +384,7 @@ def _prepare(client: Client, connect: Connect, known: SessionRecord | None, expi
     client.durable_side = client.regular_side = None
     if not client.durable:
         client.record = _new_record(client, V5(kind="regular", expiry=0, draining=left, wills=wills), clean=True)
-        client.regular_side = RegularOutbound(
+        client.regular_side = TransientSender(
             min(settings.max_inflight, client.terms.receive_maximum),  # [MQTT-3.3.4-9] [MQTT-4.9.0-1] (5.0)
             settings.max_queued,
             client.outlet.write,
@@ -408,7 +408,7 @@ def _prepare(client: Client, connect: Connect, known: SessionRecord | None, expi
     live = client.broker.live
     if live is not None and live.allowed and not client.record.v5.pos:
         client.record.v5.pos = client.broker.new_nuid()
-    client.durable_side = DurableSide(client)
+    client.durable_side = DurableDelivery(client)
     if continued:
         client.durable_side.point_anew()
     else:

@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mqtt_nats.backbone.pending import Silent
+from mqtt_nats.backbone.pending import IgnoredStore
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.client.connect import refuse
 from mqtt_nats.client.negotiation import bounded_expiry
@@ -32,12 +32,12 @@ from mqtt_streams.sessions import Conflict
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
-    from mqtt_nats.delivery.durable import DurableSide
+    from mqtt_nats.delivery.durable import DurableDelivery
 
 log = logging.getLogger("mqtt_nats.broker")
 
 
-def farewell(client: Client, packet: Disconnect) -> None:
+def handle_disconnect(client: Client, packet: Disconnect) -> None:
     """DISCONNECT: the client leaves in good order.
 
     Raises:
@@ -49,7 +49,7 @@ def farewell(client: Client, packet: Disconnect) -> None:
         expiry = -1  # CONNACK has told it
     if expiry > 0 and not client.expiry and client.expiry is not None:
         raise ProtocolError("a session that ends with its connection is given an expiry interval")
-    client.graceful = True
+    client.sent_disconnect = True
     changed = expiry >= 0 and client.durable and record is not None and record.v5 is not None
     if changed:
         assert record is not None
@@ -86,7 +86,7 @@ async def _leave(client: Client, changed: bool, dropped: Done | None) -> None:
     client.close()
 
 
-async def renew_backstops(side: DurableSide) -> None:
+async def renew_backstops(side: DurableDelivery) -> None:
     """Let the consumers live as long as the session, whose expiry interval has changed.
 
     Raises:
@@ -204,7 +204,7 @@ async def _end(client: Client, will: Done | None) -> None:
 def _delete_record(client: Client) -> None:
     """A newer record under the subject has another sequence and is not touched."""
     broker = client.broker
-    broker.store.call(broker.delete_session, b'{"seq":%d,"no_erase":true}' % client.epoch, Silent())
+    broker.store.call(broker.delete_session, b'{"seq":%d,"no_erase":true}' % client.epoch, IgnoredStore())
 
 
 def end_silent(connections: Iterable[Client], now: float) -> None:

@@ -10,21 +10,21 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.batch import in_turn
-from mqtt_nats.backbone.retry import patiently
+from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.base.logs import log_failure
 from mqtt_nats.client.qos_change import Wish, is_lowered
 from mqtt_nats.delivery.draining import stand_behind, still_bringing
-from mqtt_nats.delivery.position_recovery import bound
-from mqtt_nats.delivery.resume import descend, set_options
+from mqtt_nats.delivery.position_recovery import limit_in_flight
+from mqtt_nats.delivery.resume import leave_shared_reader, set_options
 from mqtt_nats.ingress.retained_replay import Replay
 from mqtt_nats.lifecycle.quotas import holder
-from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.overlap import patterns_meet
 from mqtt_nats.protocol.requeue import EVER
 from mqtt_nats.pubsub.filter_index import OverlapLimit
 from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED
 from mqtt_nats.pubsub.shared_filters import is_open, plain_filter
-from mqtt_nats.sessions.consumer_binding import Attachment, Came
+from mqtt_nats.sessions.consumer_binding import Came, ConsumerBinding
 from mqtt_nats.sessions.record import save_record
 from mqtt_nats.sessions.stream_head import Mark
 from mqtt_streams.api import ApiError
@@ -38,7 +38,7 @@ from mqtt_streams.sessions import second_sid
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
     from mqtt_nats.codec import Subscribe, Subscription
-    from mqtt_nats.delivery.durable import DurableSide
+    from mqtt_nats.delivery.durable import DurableDelivery
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -81,11 +81,11 @@ async def grant(
     assert record.v5 is not None
     lowered = {topic_filter for topic_filter, wish in wanted.items() if is_lowered(client, wish)}
     if lowered:
-        await descend(client, wholly=True)
-    created: list[tuple[str, Attachment]] = []
+        await leave_shared_reader(client, wholly=True)
+    created: list[tuple[str, ConsumerBinding]] = []
     if any(wish.qos == 2 for wish in wanted.values()) and not side.has_pubrels:
-        await patiently(client, side.attach_pubrels)
-    start_of = _Starts(side, await patiently(client, partial(place.position, broker)))
+        await retry_until_answered(client, side.attach_pubrels)
+    start_of = _Starts(side, await retry_until_answered(client, partial(place.position, broker)))
     older = still_bringing(side)
     for topic_filter, wish in wanted.items():
         if topic_filter in lowered:
@@ -107,7 +107,7 @@ async def grant(
             elif qos:
                 record.v5.start[key] = start = start_of(subject)
                 record.cons[key] = consumer = _consumer(client, side, subject, start, record.v5.expiry)
-                source = Source(qos, start, side.window())
+                source = SubscriptionState(qos, start, side.window())
                 set_options(source, described)
                 if key in replays:
                     replays[key].hold(source)
@@ -118,15 +118,15 @@ async def grant(
         record.v5.options[subjects[0]] = described
     await save_record(client, client.epoch)
     if created:
-        bound(side)  # each has a window of its own
-    results = await patiently(client, partial(_create, client, created))
+        limit_in_flight(side)  # each has a window of its own
+    results = await retry_until_answered(client, partial(_create, client, created))
     failed = {created[at][0]: error for at, error in enumerate(results) if error is not None}
     if failed:
         client.refuse_filters({"jetstream": len(failed)}, f": {next(iter(failed.values()))}")
     return set(failed)
 
 
-def _consumer(client: Client, side: DurableSide, subject: str, start: int, expiry: int | None) -> ConsumerRef:
+def _consumer(client: Client, side: DurableDelivery, subject: str, start: int, expiry: int | None) -> ConsumerRef:
     """What the record has of the consumer of a new subscription."""
     return subscription_consumer(
         client.hash,
@@ -146,7 +146,7 @@ class _Starts:
     That is not for the new one, since it would come twice.
     """
 
-    def __init__(self, side: DurableSide, position: int) -> None:
+    def __init__(self, side: DurableDelivery, position: int) -> None:
         side.settle()
         self._position = position
         self._later = [
@@ -160,13 +160,13 @@ class _Starts:
         return max([self._position, *(last for one, last in self._later if patterns_meet(one, subject))]) + 1
 
 
-async def _create(client: Client, wanted: list[tuple[str, Attachment]]) -> list[ApiError | None]:
+async def _create(client: Client, wanted: list[tuple[str, ConsumerBinding]]) -> list[ApiError | None]:
     """Create the consumers of these filters; for each why JetStream has not."""
     await client.broker.quotas.pace(client.hash)
     return await in_turn([partial(_create_one, client, *one) for one in wanted])
 
 
-async def _create_one(client: Client, topic_filter: str, attachment: Attachment) -> ApiError | None:
+async def _create_one(client: Client, topic_filter: str, attachment: ConsumerBinding) -> ApiError | None:
     try:
         await create_consumer(client.broker.inbox, MESSAGES, attachment.consumer)
     except ApiError as error:
@@ -182,7 +182,7 @@ async def room_for(client: Client, packet: Subscribe) -> Room:
         return Room(client, wanted)
     who = holder(client.user, client.connection.host)
     work = partial(client.broker.quotas.reserve, client.hash, quota, who, wanted)
-    return Room(client, await patiently(client, work))
+    return Room(client, await retry_until_answered(client, work))
 
 
 def known_room(client: Client, packet: Subscribe) -> Room | None:

@@ -46,10 +46,10 @@ class JobRunner(Member):
         "authentication",
         "broker",
         "connection",
-        "graceful",
         "hash",
         "path",
         "qos2",
+        "sent_disconnect",
         "state",
         "taken",
     )
@@ -58,7 +58,7 @@ class JobRunner(Member):
         super().__init__(connection.outlet, False, False)
         self.broker, self.path, self.connection, self.state = broker, broker.path, connection, State.NEW
         self.hash = ""
-        self.graceful = False
+        self.sent_disconnect = False
         """The client has sent DISCONNECT."""
         self.taken = False
         """The session belongs to another connection now: leave what is stored alone."""
@@ -86,18 +86,18 @@ class JobRunner(Member):
     @property
     def ended(self) -> bool:
         """True when nothing more is to be handled."""
-        return self.state is State.ENDED or self.graceful
+        return self.state is State.ENDED or self.sent_disconnect
 
     @property
     def unserved(self) -> bool:
         """True while something that it has sent is yet to be done, and will be."""
-        waits = self._order is not None or self.connection.keeps or (self.graceful and self.busy)
+        waits = self._order is not None or self.connection.keeps or (self.sent_disconnect and self.busy)
         return waits and self.alive and not self.taken
 
     @property
     def left(self) -> bool:
         """True when the client itself has ended the connection."""
-        return self.graceful or self.connection.hung_up
+        return self.sent_disconnect or self.connection.hung_up
 
     # -- what a client makes of it --------------------------------------------------------------
 
@@ -185,7 +185,7 @@ class JobRunner(Member):
             return False
         if self.state is State.OPENING and self.authentication is not None:
             return False
-        if (order is None or order.empty) and not (self.graceful and self.busy):  # a job that is running goes on
+        if (order is None or order.empty) and not (self.sent_disconnect and self.busy):  # a job that is running goes on
             return False
         self.order.leave(way or self.connection.inner(self))
         self.fall_silent()

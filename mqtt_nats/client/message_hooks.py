@@ -2,10 +2,11 @@
 """Hooks on the message path: what stands between a connection and its client while somebody wants to see messages.
 
 Without such hooks it is not there: a connection hands its packets to the client itself, and the client's bytes go to
-the socket as they are. With the first hook a :class:`Tap` takes the client's place as the connection's handler, and a
-:class:`Spout` that of the socket's ``write``; with the last one they are taken out again, while clients stay connected.
+the socket as they are. With the first hook a :class:`MessageHooks` takes the client's place as the connection's
+handler, and a :class:`DeliveryHooks` that of the socket's ``write``. With the last hook both are taken out again, while
+clients stay connected.
 
-A tap handles one packet after the other. While an async hook has one, those behind it wait, and nothing more is read
+It handles one packet after the other. While an async hook has one, those behind it wait, and nothing more is read
 from this client; so its messages, and all else that it sends, stay in their order.
 """
 
@@ -16,7 +17,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
-from mqtt_nats.backbone.pending import Op, TooLarge
+from mqtt_nats.backbone.pending import PendingStore, TooLarge
 from mqtt_nats.base.errors import ends_task
 from mqtt_nats.client.authorization import look_again
 from mqtt_nats.client.client import Client
@@ -52,11 +53,11 @@ from mqtt_nats.ingress.publish import (
     route_for,
     unalias,
 )
-from mqtt_nats.ingress.receipts import Passed, Receipt
+from mqtt_nats.ingress.receipts import Acknowledgement, UnheldPubrec
 from mqtt_nats.ingress.retained_store import may_retain
 from mqtt_nats.ingress.server_publish import Counting as CountingOp
 from mqtt_nats.ingress.server_publish import Lonely, check_size, inject
-from mqtt_nats.messages.delivery_hooks import Spout, fit_spout, lost
+from mqtt_nats.messages.delivery_hooks import DeliveryHooks, fit_spout, lost
 from mqtt_nats.protocol.qos2_receiver import Action
 from mqtt_nats.sessions.connection_state import State
 from mqtt_nats.transport.connection import Handler, Hold
@@ -100,7 +101,7 @@ def entered(client: Client) -> Handler:
     """What a new connection hands its packets to."""
     broker = client.broker
     fit_spout(client)
-    return Tap(client) if _tapped(broker) else client
+    return MessageHooks(client) if _tapped(broker) else client
 
 
 def _tapped(broker: Broker) -> bool:
@@ -115,8 +116,8 @@ def fit(client: Client) -> None:
     handler = place.handler
     wanted = _tapped(client.broker)
     if wanted and handler is client:
-        place.handler = Tap(client)
-    elif not wanted and isinstance(handler, Tap) and handler.idle:
+        place.handler = MessageHooks(client)
+    elif not wanted and isinstance(handler, MessageHooks) and handler.idle:
         place.handler = client
     fit_spout(client)
 
@@ -124,7 +125,7 @@ def fit(client: Client) -> None:
 # -- from clients -------------------------------------------------------------------------------------
 
 
-class Tap:
+class MessageHooks:
     """Takes the place of a client as its connection's handler."""
 
     __slots__ = ("_error", "_event", "_gone", "_waiting", "client")
@@ -421,21 +422,21 @@ class Tap:
             counting.left = 1
             operation.stored(b"")
 
-    def _operation(self, packet: Publish, key: bytes, topic: str) -> Op:
+    def _operation(self, packet: Publish, key: bytes, topic: str) -> PendingStore:
         """What the stores of a message end with."""
         client = self.client
         if not packet.qos:
             return Lonely(topic)
-        receipt = Receipt(client, PUBACK, packet.packet_id, 0) if packet.qos == 1 else self._passed(packet, key)
+        receipt = Acknowledgement(client, PUBACK, packet.packet_id, 0) if packet.qos == 1 else self._passed(packet, key)
         client.receipts.append(receipt)
         return receipt
 
-    def _passed(self, packet: Publish, key: bytes) -> Receipt:
+    def _passed(self, packet: Publish, key: bytes) -> Acknowledgement:
         """The PUBREC of a QoS 2 publish that goes on at once: its PUBREL only frees the packet identifier."""
         client = self.client
         if client.inbound.machine.publish(packet.packet_id) is not Action.HOLD:
             raise AssertionError("a publish that is held is not looked at again")
-        return Passed(client, client.inbound.passed(packet.packet_id, key))
+        return UnheldPubrec(client, client.inbound.passed(packet.packet_id, key))
 
     def _drop(self, packet: Publish, key: bytes, drop: Drop, counted: bool = False, identity: str = "") -> None:
         """Nobody gets the message; answer its publisher [MQTT-3.3.5-2] (3.1.1)."""
@@ -468,7 +469,7 @@ class Tap:
             return
         send = self.client.outlet.send
         for identifier in ids:
-            message = send.sent.pop(identifier, None) if isinstance(send, Spout) else None
+            message = send.sent.pop(identifier, None) if isinstance(send, DeliveryHooks) else None
             chain.emit(Acked(self._event.client, identifier, failed, message))
 
 

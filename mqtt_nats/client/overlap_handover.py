@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Set
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mqtt_nats.backbone.retry import patiently
+from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.protocol.overlap import patterns_meet
 from mqtt_nats.pubsub.filter_handover import Parting
 from mqtt_nats.pubsub.interest_propagation import fence
@@ -29,12 +29,12 @@ async def part(client: Client, filters: Set[str], end: Callable[[Client, Set[str
         return
     parting = Parting(client.broker.table, client, ending)
     try:
-        await patiently(client, partial(_passed, client))
+        await retry_until_answered(client, partial(_passed, client))
         parting.keep()
-        await patiently(client, partial(_passed, client))
+        await retry_until_answered(client, partial(_passed, client))
         await end(client, filters)
         parting.end()
-        await patiently(client, partial(_passed, client))
+        await retry_until_answered(client, partial(_passed, client))
     finally:
         parting.finish()
 

@@ -8,15 +8,15 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mqtt_nats.backbone.retry import patiently
+from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.delivery.draining import lower, meeting, watch
 from mqtt_nats.ingress.retained_replay import close_gate, open_gate
 from mqtt_nats.messages.headers import identity
-from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.overlap import patterns_meet, subject_matches
 from mqtt_nats.pubsub.interest_propagation import fence
 from mqtt_nats.pubsub.routing_table import PLAIN, Options
-from mqtt_nats.sessions.consumer_binding import Attachment
+from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.sessions.record import save_record
 from mqtt_nats.sessions.stream_head import Mark, mark
 from mqtt_streams.sessions import SubscriptionOptions, second_sid
@@ -93,14 +93,14 @@ class Lowering:
         self._wish = wish
         self._found: Filter = client.broker.table.filters[topic_filter]
         self._gates: list[Gate] = []
-        self._attachments: list[Attachment] = []
+        self._attachments: list[ConsumerBinding] = []
         side, record = client.durable_side, client.record
         assert side is not None
         assert record is not None
         self._keys = [key for key in (wish.subjects[0], *map(second_sid, wish.subjects[1:])) if key in record.cons]
         self._sources = [side.attachments[record.cons[key].durable_name].source for key in self._keys]
         for source in self._sources:
-            source.held += Source.REPLAYING
+            source.held += SubscriptionState.REPLAYING
 
     def open(self) -> None:
         """The client is about to join: whatever core NATS may bring, by whichever filter, waits."""
@@ -130,7 +130,7 @@ class Lowering:
             gate.discard_stored()  # the consumer brings all
         self.let_go()
 
-    def apply(self, last: int) -> list[Attachment]:
+    def apply(self, last: int) -> list[ConsumerBinding]:
         """The stream has got to ``last``; returns the consumers that go on up to there."""
         side, record = self._client.durable_side, self._client.record
         if side is None or record is None or record.v5 is None:
@@ -154,8 +154,8 @@ async def begin_lowering(client: Client, lowering: list[Lowering]) -> None:
         ApiError: JetStream does not say how far it is.
     """
     if lowering:
-        await patiently(client, partial(mark(client.broker).position, client.broker))
-        await patiently(client, partial(fence, client))
+        await retry_until_answered(client, partial(mark(client.broker).position, client.broker))
+        await retry_until_answered(client, partial(fence, client))
         for one in lowering:
             one.open()
 
@@ -178,8 +178,8 @@ class Raising:
 
     async def drain(self) -> None:
         """Wait until core NATS has brought whatever was stored before the first mark."""
-        await patiently(self._client, partial(self.place.position, self._client.broker))
-        await patiently(self._client, partial(fence, self._client))
+        await retry_until_answered(self._client, partial(self.place.position, self._client.broker))
+        await retry_until_answered(self._client, partial(fence, self._client))
 
     def change(self) -> None:
         """The client is about to join."""
@@ -189,7 +189,7 @@ class Raising:
     async def look(self) -> None:
         """Learn where the stream was then."""
         assert self._joined is not None
-        self._until = await patiently(self._client, partial(self._joined.position, self._client.broker))
+        self._until = await retry_until_answered(self._client, partial(self._joined.position, self._client.broker))
 
     def has_come(self, message: Stored, sequence: int) -> bool:
         """Whether core NATS has brought a message."""
@@ -208,11 +208,11 @@ async def finish_lowering(client: Client, lowering: list[Lowering]) -> None:
     side = client.durable_side
     if not lowering or side is None:
         return
-    attachments: list[Attachment] = []
-    last = await patiently(client, partial(mark(client.broker).position, client.broker))
+    attachments: list[ConsumerBinding] = []
+    last = await retry_until_answered(client, partial(mark(client.broker).position, client.broker))
     for one in lowering:
         attachments += one.apply(last)
-    await patiently(client, partial(fence, client))  # what core NATS brings of that has come
+    await retry_until_answered(client, partial(fence, client))  # what core NATS brings of that has come
     for one in lowering:
         one.let_go()  # before anything that stands behind it
     await save_record(client, client.epoch)

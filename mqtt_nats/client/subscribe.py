@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.access.acl import EVERYTHING
 from mqtt_nats.access.authenticator import ADMINISTRATOR
-from mqtt_nats.backbone.retry import patiently
+from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.base.logs import log_failure, shorten
 from mqtt_nats.client.grant import Room, grant, known_room, replays_of, room_for
 from mqtt_nats.client.overlap_handover import part
@@ -35,9 +35,9 @@ from mqtt_nats.codec import (
     validate_topic_filter,
 )
 from mqtt_nats.delivery.draining import drain
-from mqtt_nats.delivery.resume import descend, keep_taken
+from mqtt_nats.delivery.resume import keep_taken, leave_shared_reader
 from mqtt_nats.delivery.slow_clients import postponed
-from mqtt_nats.hooks.calls import asked, asked_to_end, subscribed, unsubscribed
+from mqtt_nats.hooks.calls import ask_hooks_to_subscribe, ask_hooks_to_unsubscribe, subscribed, unsubscribed
 from mqtt_nats.hooks.points import CLIENT_SUBSCRIBE
 from mqtt_nats.ingress.retained_replay import Replay, drop_gate, open_gate, prepare, start_replays
 from mqtt_nats.pubsub.interest_propagation import fence, fence_wild
@@ -157,17 +157,17 @@ class Subscribing:
         self.lowering = lowerings(client, wanted)
         await begin_lowering(client, self.lowering)
         await self._join_all()
-        await patiently(client, partial(fence_wild, client))
+        await retry_until_answered(client, partial(fence_wild, client))
         # Who has joined now gets what is published from now on; what was published before has to be there to be read.
         await client.broker.retained_so_far()
         # Read before SUBACK leaves: a newer message can then only come after these. The requests follow the
         # subscriptions on the same connection, so their replies also tell that the server has those; of the other
         # servers of a cluster only an echo tells.
-        await patiently(client, partial(_first_pages, replays))
+        await retry_until_answered(client, partial(_first_pages, replays))
         if not self.lowering:
             client.in_force()
         if not replays or client.broker.nodes.others:
-            await patiently(client, partial(fence, client))
+            await retry_until_answered(client, partial(fence, client))
         denied = {topic_filter for topic_filter, gate in self.gates.items() if gate.found.denied}
         self.lost |= denied
         await _abandon(client, wanted, replays, denied)
@@ -274,7 +274,7 @@ async def subscribe(client: Client, packet: Subscribe, begun: Subscribing | Mark
     if not isinstance(begun, Subscribing):
         _check_room(client, len(packet.filters))
         place = begun
-        packet, refused_by_hooks = await asked(client, packet)
+        packet, refused_by_hooks = await ask_hooks_to_subscribe(client, packet)
         begun = Subscribing(client, packet, await room_for(client, packet), refused_by_hooks, place)
     try:
         await begun.run()
@@ -384,7 +384,7 @@ async def unsubscribe(client: Client, packet: Unsubscribe) -> None:
         client.order.put_off()
         return
     _check_room(client, len(packet.filters))
-    packet = await asked_to_end(client, packet)
+    packet = await ask_hooks_to_unsubscribe(client, packet)
     present = {found.text for found in client.filters} | set(client.shares or ())
     shares = list(set(client.shares or ()).intersection(packet.filters))
     try:
@@ -431,19 +431,19 @@ async def _end(client: Client, filters: Set[str]) -> None:
         ApiError: the session record cannot be stored.
     """
     if filters:
-        await descend(client)
+        await leave_shared_reader(client)
     gone = _forget(client, filters)
     side = client.durable_side
     if side is not None and filters:
         await keep_taken(client)
         await save_record(client, client.epoch)
-        await patiently(client, partial(side.remove, gone))
+        await retry_until_answered(client, partial(side.remove, gone))
 
 
 async def _undo(client: Client, filters: Set[str], shares: list[str], begun: bool) -> bool:
     """End subscriptions that JetStream has not let begin; False when the session belongs to somebody else."""
     if filters and begun:  # else they never had consumers: those that are live have left nothing to them
-        await descend(client)
+        await leave_shared_reader(client)
     gone = _forget(client, filters)
     side = client.durable_side
     try:
@@ -458,7 +458,7 @@ async def _undo(client: Client, filters: Set[str], shares: list[str], begun: boo
         # Where there is no room for this one, there was none for the one that named them.
         log_failure(log, logging.WARNING, "store", "%s: its session record was not stored: %s", client, error)
     if side is not None and filters:
-        await patiently(client, partial(side.remove, gone))
+        await retry_until_answered(client, partial(side.remove, gone))
     return True
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from nats.errors import AuthorizationError, NoServersError
 from nats.errors import Error as NatsError
 
-from mqtt_nats.backbone.link import CONNECT_TIMEOUT, Link, open_link
+from mqtt_nats.backbone.link import CONNECT_TIMEOUT, NatsConnection, open_link
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config.nats_keys import creds_login, nkey_file
 from mqtt_nats.config.settings import Settings
@@ -26,8 +26,8 @@ async def connect_link(
     no_echo: bool,
     on_online: Callable[[], Awaitable[None]],
     on_offline: Callable[[], Awaitable[None]],
-) -> Link:
-    """Connect a :class:`Link`; the arguments are those of :func:`open_link`.
+) -> NatsConnection:
+    """Connect a :class:`NatsConnection`; the arguments are those of :func:`open_link`.
 
     Raises:
         StartupError: one line that says what is wrong.
@@ -104,7 +104,7 @@ def _tls(settings: Settings) -> ssl.SSLContext | None:
 MINIMUM_SERVER: Final = (2, 12)
 
 
-def check_version(link: Link, urls: str) -> None:
+def check_version(link: NatsConnection, urls: str) -> None:
     """Whether the nats-server that a gateway is connected to is new enough.
 
     Raises:
@@ -117,7 +117,7 @@ def check_version(link: Link, urls: str) -> None:
         )
 
 
-def server_version(link: Link) -> tuple[int, int]:
+def server_version(link: NatsConnection) -> tuple[int, int]:
     """Major and minor version of the nats-server that a gateway is connected to; 0.0 when it does not say."""
     parts = str(link.server.get("version", "0")).split(".")
     try:

@@ -13,7 +13,7 @@ NAME_LENGTH_MAX: Final = 60
 """Characters of a host's name that become the name of its gateway."""
 
 
-class Place(NamedTuple):
+class WorkerIdentity(NamedTuple):
     """One worker among its siblings."""
 
     group: str
@@ -24,7 +24,7 @@ class Place(NamedTuple):
     """How many there are."""
 
 
-PLACE: Final[ContextVar[Place | None]] = ContextVar("place", default=None)
+PLACE: Final[ContextVar[WorkerIdentity | None]] = ContextVar("place", default=None)
 """Set once, before the gateway of a worker is made."""
 
 
@@ -35,6 +35,6 @@ def default_name() -> str:
     return name if place is None or place.workers == 1 else f"{name}-{place.number}"
 
 
-def own_place() -> Place:
+def own_place() -> WorkerIdentity:
     """The place of a gateway that is made now; one without siblings is a group of its own."""
-    return PLACE.get() or Place(secrets.token_hex(8), 1, 1)
+    return PLACE.get() or WorkerIdentity(secrets.token_hex(8), 1, 1)

@@ -24,7 +24,7 @@ from mqtt_nats.codec import (
     Unsubscribe,
 )
 from mqtt_nats.codec.wire import PacketKind
-from mqtt_nats.messages.delivery_hooks import Spout, extent
+from mqtt_nats.messages.delivery_hooks import DeliveryHooks, extent
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
@@ -53,7 +53,7 @@ class Watch:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._reader = Spout(client, lambda data: None, False)
+        self._reader = DeliveryHooks(client, lambda data: None, False)
         self._begun: dict[tuple[bool, int, int], float] = {}
         """When something was sent (True) or received that is to be answered, by its kind and packet identifier."""
         self._aliases: dict[int, str] = {}

@@ -27,7 +27,7 @@ from mqtt_streams.gateway_subjects import ASK, COUNTERS, LOOK, PLUGINS, WHO
 
 if TYPE_CHECKING:
     from mqtt_nats.access.authenticator import Door
-    from mqtt_nats.backbone.link import Link
+    from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.lifecycle.lease import Lease
     from mqtt_nats.transport.listener import Listener
@@ -79,7 +79,7 @@ class Control:
         self._sids.append((subscribe(COUNTERS, partial(reported, broker)), COUNTERS))
         self._sids.append((subscribe(ASK, self._ask), ASK))
 
-    def renew(self, link: Link) -> None:
+    def renew(self, link: NatsConnection) -> None:
         """Subscribe again after a reconnect."""
         for sid, subject in self._sids:
             link.renew(sid, subject)

@@ -32,7 +32,7 @@ from mqtt_nats.hooks.points import (
     MESSAGE_DROPPED,
     MESSAGE_PUBLISH,
 )
-from mqtt_nats.messages.delivery_hooks import Spout
+from mqtt_nats.messages.delivery_hooks import DeliveryHooks
 from mqtt_nats.sessions.connection_state import State
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class ClientTrace(Trace):
         self._client, self._watch = client, Watch(client)
         connection.seen += (self._received,)
         send = outlet.send
-        if isinstance(send, Spout):
+        if isinstance(send, DeliveryHooks):
             send.send = WatchedSend(send.send, self._sent)
         elif send is not None:
             outlet.send = WatchedSend(send, self._sent)
@@ -208,7 +208,7 @@ class ClientTrace(Trace):
         connection.seen = tuple(see for see in connection.seen if see != self._received)
         # Another trace of the same client may have come between: then this one stays, and sees nothing any more.
         send = outlet.send
-        if isinstance(send, Spout):
+        if isinstance(send, DeliveryHooks):
             if isinstance(send.send, WatchedSend) and send.send.is_of(self._sent):
                 send.send = send.send.send
         elif isinstance(send, WatchedSend) and send.is_of(self._sent):

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Collection, Mapping
 from typing import Any, Final, NamedTuple
 
-from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.ctl.records import STREAM_NOT_FOUND, Found, consumers, pages
 from mqtt_nats.protocol.overlap import subject_matches
 from mqtt_streams import positions, stored
@@ -55,7 +55,7 @@ class Waits(NamedTuple):
     inflight: int
 
 
-async def queues(inbox: Inbox, names: Collection[str] | None = None) -> dict[str, State]:
+async def queues(inbox: RequestInbox, names: Collection[str] | None = None) -> dict[str, State]:
     """The consumers of sessions by name, all of them or some."""
     if names is None:
         return {
@@ -77,7 +77,9 @@ async def queues(inbox: Inbox, names: Collection[str] | None = None) -> dict[str
 class Waiting:
     """What waits for sessions, as it was when this was made."""
 
-    def __init__(self, inbox: Inbox, states: Mapping[str, State], found: Mapping[str, Position], first: int) -> None:
+    def __init__(
+        self, inbox: RequestInbox, states: Mapping[str, State], found: Mapping[str, Position], first: int
+    ) -> None:
         self.states = states
         self._inbox = inbox
         self._positions = found
@@ -85,7 +87,7 @@ class Waiting:
         """Sequence of the oldest message that is stored."""
 
     @classmethod
-    async def look(cls, inbox: Inbox, one: Found | None = None) -> Waiting:
+    async def look(cls, inbox: RequestInbox, one: Found | None = None) -> Waiting:
         """At everything, or at what belongs to one session. Raises ApiError, NoResponders, RequestTimeout."""
         record = one.record if one is not None else None
         own = [] if record is None else [each.durable_name for each in record.cons.values()]

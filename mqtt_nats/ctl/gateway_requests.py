@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from mqtt_nats.backbone.inbox import NO_RESPONDERS, Inbox
+from mqtt_nats.backbone.inbox import NO_RESPONDERS, RequestInbox
 from mqtt_nats.ctl.verb import Arguments, Refused, Verb
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.gateway_subjects import ASK, WHO
@@ -61,7 +61,7 @@ class Known(NamedTuple):
     lapsed: set[str]
 
 
-async def known(inbox: Inbox) -> Known | None:
+async def known(inbox: RequestInbox) -> Known | None:
     """The gateways that are registered; None: JetStream does not tell, or no gateway has ever run."""
     try:
         entries = [one for one in await GatewayStore(inbox).entries() if not one.reaper]
@@ -70,7 +70,7 @@ async def known(inbox: Inbox) -> Known | None:
     return Known(*({one.identity for one in entries if one.lapsed is lapsed} for lapsed in (False, True)))
 
 
-async def identified(inbox: Inbox, gateway: str) -> str:
+async def identified(inbox: RequestInbox, gateway: str) -> str:
     """The id of the gateway that has a name; an id, and a name that nobody has, as it is.
 
     Raises:
@@ -89,7 +89,7 @@ async def identified(inbox: Inbox, gateway: str) -> str:
     return found[0] if found else gateway
 
 
-async def run_verb(verb: Verb, inbox: Inbox, arguments: Arguments) -> Any:
+async def run_verb(verb: Verb, inbox: RequestInbox, arguments: Arguments) -> Any:
     """Run a verb; a gateway that it is about may be given by its name. Raises what ``verb.run`` does."""
     if gateway := getattr(arguments, "gateway", ""):
         arguments = arguments.model_copy(update={"gateway": await identified(inbox, gateway)})
@@ -97,7 +97,7 @@ async def run_verb(verb: Verb, inbox: Inbox, arguments: Arguments) -> Any:
 
 
 async def gather(
-    inbox: Inbox, subject: bytes, body: bytes, wanted: Collection[str] | None, patience: float
+    inbox: RequestInbox, subject: bytes, body: bytes, wanted: Collection[str] | None, patience: float
 ) -> dict[str, list[dict[str, Any]]]:
     """The messages of everybody who has answered to the end, by gateway.
 
@@ -152,7 +152,7 @@ async def gather(
     return {identity: each for identity, each in pages.items() if identity in complete}
 
 
-async def present(inbox: Inbox) -> list[dict[str, Any]]:
+async def present(inbox: RequestInbox) -> list[dict[str, Any]]:
     """What every gateway that answers says of itself."""
     there = await known(inbox)
     wanted = None if there is None else there.live | there.lapsed
@@ -160,7 +160,7 @@ async def present(inbox: Inbox) -> list[dict[str, Any]]:
     return [each[-1] for each in (await gather(inbox, WHO, b"", wanted, patience)).values()]
 
 
-async def ask(inbox: Inbox, what: str, arguments: dict[str, Any] | None = None, *, gateway: str = "") -> Answers:
+async def ask(inbox: RequestInbox, what: str, arguments: dict[str, Any] | None = None, *, gateway: str = "") -> Answers:
     """Ask one gateway, or all that run (``gateway`` empty).
 
     Raises:
@@ -187,7 +187,7 @@ async def ask(inbox: Inbox, what: str, arguments: dict[str, Any] | None = None, 
     return answers
 
 
-def tell(inbox: Inbox, what: str, arguments: dict[str, Any]) -> None:
+def tell(inbox: RequestInbox, what: str, arguments: dict[str, Any]) -> None:
     """Say something to all gateways; nobody waits for an answer."""
     body = orjson.dumps({**arguments, "ask": what, "gateway": ""})
     reply = inbox.prefix + b"all." + inbox.token()
@@ -195,7 +195,7 @@ def tell(inbox: Inbox, what: str, arguments: dict[str, Any]) -> None:
     inbox.link.kick()
 
 
-async def chosen(inbox: Inbox, gateway: str) -> set[str]:
+async def chosen(inbox: RequestInbox, gateway: str) -> set[str]:
     """The gateways that are there (``gateway`` empty), or the one that is named.
 
     Raises:
@@ -208,7 +208,9 @@ async def chosen(inbox: Inbox, gateway: str) -> set[str]:
     return wanted
 
 
-async def have_done(inbox: Inbox, subject: bytes, question: dict[str, Any], wanted: set[str]) -> list[dict[str, Any]]:
+async def have_done(
+    inbox: RequestInbox, subject: bytes, question: dict[str, Any], wanted: set[str]
+) -> list[dict[str, Any]]:
     """Have gateways do something, and what each says of it.
 
     Raises:
@@ -220,7 +222,7 @@ async def have_done(inbox: Inbox, subject: bytes, question: dict[str, Any], want
     return [pages[identity][-1] for identity in sorted(pages)]
 
 
-async def ask_one(inbox: Inbox, what: str, arguments: dict[str, Any], gateway: str = "") -> list[dict[str, Any]]:
+async def ask_one(inbox: RequestInbox, what: str, arguments: dict[str, Any], gateway: str = "") -> list[dict[str, Any]]:
     """Ask any gateway, or the one that is named.
 
     Raises:

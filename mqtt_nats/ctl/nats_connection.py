@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import orjson
 
-from mqtt_nats.backbone.inbox import NO_RESPONDERS, Inbox
+from mqtt_nats.backbone.inbox import NO_RESPONDERS, RequestInbox
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config.nats_connect import connect_link
 from mqtt_nats.config.settings import Settings
@@ -19,7 +19,7 @@ from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
 
 @contextlib.asynccontextmanager
-async def connected(settings: Settings) -> AsyncIterator[Inbox]:
+async def connected(settings: Settings) -> AsyncIterator[RequestInbox]:
     """Requests to NATS and JetStream, with the ``nats_*`` settings.
 
     Raises:
@@ -34,7 +34,7 @@ async def connected(settings: Settings) -> AsyncIterator[Inbox]:
         link.online = True
 
     link = await connect_link(settings, name="mqtt-nats ctl", no_echo=False, on_online=online, on_offline=offline)
-    inbox = Inbox(link)
+    inbox = RequestInbox(link)
     try:
         yield inbox
     except NoResponders:
@@ -47,7 +47,7 @@ async def connected(settings: Settings) -> AsyncIterator[Inbox]:
         await link.close()
 
 
-async def ask_all(inbox: Inbox, subject: bytes, seconds: float, body: bytes = b"") -> list[dict[str, Any]]:
+async def ask_all(inbox: RequestInbox, subject: bytes, seconds: float, body: bytes = b"") -> list[dict[str, Any]]:
     """What everybody answers who is there, in this time."""
     link = inbox.link
     answers: list[dict[str, Any]] = []
@@ -65,7 +65,7 @@ async def ask_all(inbox: Inbox, subject: bytes, seconds: float, body: bytes = b"
     return answers
 
 
-def run_connected(settings: Settings, work: Callable[[Inbox], Awaitable[Any]]) -> Any:
+def run_connected(settings: Settings, work: Callable[[RequestInbox], Awaitable[Any]]) -> Any:
     """Run something with a connection to NATS. Raises StartupError."""
 
     async def run() -> Any:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.ctl.records import consumers, records
 from mqtt_streams.consumers import consumer_info, delete_consumer
 from mqtt_streams.messages import DELIVER_PREFIX
@@ -33,7 +33,7 @@ _OWN: Final = re.compile(r"[A-Za-z0-9]{8}(?:[A-Za-z0-9]{8})?_[A-Za-z0-9]+")
 """Consumers of messages that are a session's: the hash of its client id, and an id."""
 
 
-async def find(inbox: Inbox, connected: Collection[str]) -> tuple[list[tuple[str, str]], list[str]]:
+async def find(inbox: RequestInbox, connected: Collection[str]) -> tuple[list[tuple[str, str]], list[str]]:
     """Consumers, as stream and name, and the clients whose sessions are broken.
 
     Raises:
@@ -53,7 +53,7 @@ async def find(inbox: Inbox, connected: Collection[str]) -> tuple[list[tuple[str
     return [one for one in first if one in set(second)], sure
 
 
-async def _look(inbox: Inbox, connected: Collection[str]) -> tuple[list[tuple[str, str]], dict[str, list[str]]]:
+async def _look(inbox: RequestInbox, connected: Collection[str]) -> tuple[list[tuple[str, str]], dict[str, list[str]]]:
     """Consumers that no record names; and sessions without consumers, by client, with the names of those."""
     there: dict[tuple[str, str], dict[str, Any]] = {}
     leaderless: set[tuple[str, str]] = set()
@@ -111,7 +111,7 @@ def _hash(stream: str, name: str) -> str:
     return name.removeprefix(PUBREL_CONSUMER) if stream == OUT else name.partition("_")[0]
 
 
-async def remove(inbox: Inbox, orphans: Sequence[tuple[str, str]]) -> AsyncIterator[str]:
+async def remove(inbox: RequestInbox, orphans: Sequence[tuple[str, str]]) -> AsyncIterator[str]:
     """Remove consumers to which nobody listens, even now; yields those that are gone."""
     for stream, name in orphans:
         info = await consumer_info(inbox, stream, name)

@@ -8,7 +8,7 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple
 
-from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_streams import headers, stored
 from mqtt_streams.api import ApiError, call
 from mqtt_streams.hashing import name_hash
@@ -40,7 +40,7 @@ def fits(pattern: str, client_id: str) -> bool:
     return not pattern or fnmatchcase(client_id, pattern)
 
 
-async def pages(inbox: Inbox, stream: str, subject: str) -> AsyncIterator[stored.StoredMessage]:
+async def pages(inbox: RequestInbox, stream: str, subject: str) -> AsyncIterator[stored.StoredMessage]:
     """All messages of a subject (wildcards allowed), oldest first. Raises ApiError, NoResponders, RequestTimeout."""
     start, more = 1, True
     while more:
@@ -50,7 +50,7 @@ async def pages(inbox: Inbox, stream: str, subject: str) -> AsyncIterator[stored
             yield message
 
 
-async def records(inbox: Inbox, client_id: str | None = None) -> AsyncIterator[Found]:
+async def records(inbox: RequestInbox, client_id: str | None = None) -> AsyncIterator[Found]:
     """All session records, or those of one client. Raises ApiError, NoResponders, RequestTimeout."""
     if client_id is not None:  # with a JetStream domain there is a token more
         key, there = name_hash(client_id), False
@@ -64,7 +64,7 @@ async def records(inbox: Inbox, client_id: str | None = None) -> AsyncIterator[F
         yield one
 
 
-async def _records(inbox: Inbox, subject: str, client_id: str | None) -> AsyncIterator[Found]:
+async def _records(inbox: RequestInbox, subject: str, client_id: str | None) -> AsyncIterator[Found]:
     async for message in pages(inbox, STREAM, subject):
         key = message.subject.rpartition(".")[2]
         own = key == name_hash(client_id or "")
@@ -78,7 +78,7 @@ async def _records(inbox: Inbox, subject: str, client_id: str | None) -> AsyncIt
             yield Found(name, key, message.seq, message.time_ns / 1e9, record, problem)
 
 
-async def deadlines(inbox: Inbox, client_hash: str = "*") -> dict[str, float]:
+async def deadlines(inbox: RequestInbox, client_hash: str = "*") -> dict[str, float]:
     """When sessions end whose clients are not connected (Unix time), by the hash of the client id."""
     found = {}
     async for message in pages(inbox, TIMERS, timer_subject(EXPIRY, client_hash)):
@@ -92,7 +92,7 @@ async def deadlines(inbox: Inbox, client_hash: str = "*") -> dict[str, float]:
 
 
 async def consumers(
-    inbox: Inbox, stream: str, missing: set[tuple[str, str]] | None = None
+    inbox: RequestInbox, stream: str, missing: set[tuple[str, str]] | None = None
 ) -> AsyncIterator[dict[str, Any]]:
     """All consumers of a stream, as nats-server describes them; none where there is no such stream.
 

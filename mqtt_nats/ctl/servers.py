@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import orjson
 
-from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.ctl.nats_connection import ask_all
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 
@@ -19,7 +19,7 @@ ADVISORY: Final = b"$JS.EVENT.ADVISORY.API"
 """Who has answered a request to JetStream."""
 
 
-async def servers(inbox: Inbox, seconds: float) -> list[dict[str, Any]]:
+async def servers(inbox: RequestInbox, seconds: float) -> list[dict[str, Any]]:
     """Every server that answers in this time, by name; ``leader``: it leads JetStream's meta group.
 
     A NATS user who may not ask sees the server that it is connected to.
@@ -52,7 +52,7 @@ async def servers(inbox: Inbox, seconds: float) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda one: str(one["name"]))
 
 
-async def _meta_leader(inbox: Inbox, seconds: float) -> str:
+async def _meta_leader(inbox: RequestInbox, seconds: float) -> str:
     """The name of the server that leads the meta group: it answers for the account; empty when nobody can tell."""
     link = inbox.link
     told: asyncio.Future[str] = asyncio.get_running_loop().create_future()

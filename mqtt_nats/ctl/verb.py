@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.base.errors import StartupError
 
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -59,7 +59,7 @@ class Verb:
     method: Literal["GET", "POST", "DELETE"]
     path: str
     arguments: type[Arguments]
-    run: Callable[[Inbox, Any], Awaitable[Any]]
+    run: Callable[[RequestInbox, Any], Awaitable[Any]]
     summary: str
     show: Callable[[Any], str]
     positional: tuple[str, ...] = ()

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mqtt_nats.backbone.link import Handler
-    from mqtt_nats.delivery.durable import DurableSide
-    from mqtt_nats.protocol.durable_sender import DurableOutbound
-    from mqtt_nats.sessions.consumer_binding import Attachment
+    from mqtt_nats.delivery.durable import DurableDelivery
+    from mqtt_nats.protocol.durable_sender import DurableSender
+    from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -27,7 +27,7 @@ SENT_MOST: Final = 10_000
 """Of what a gateway that has died may have sent, so many of the oldest are sent again."""
 
 
-async def pass_over(side: DurableSide, attachment: Attachment) -> None:
+async def pass_over(side: DurableDelivery, attachment: ConsumerBinding) -> None:
     """Have the oldest messages of a consumer passed over, where more than `max_backlog` wait. It is not attached yet.
 
     Raises:
@@ -61,8 +61,8 @@ async def pass_over(side: DurableSide, attachment: Attachment) -> None:
 
 
 def _without(
-    machine: DurableOutbound,
-    attachment: Attachment,
+    machine: DurableSender,
+    attachment: ConsumerBinding,
     handler: Handler,
     left: int,
     passed: Callable[[bool], None],

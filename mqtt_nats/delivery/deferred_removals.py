@@ -18,7 +18,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.pending import STALE, Op
+from mqtt_nats.backbone.pending import STALE, PendingStore
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.protocol.ack_tokens import ASSIGNED
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -54,7 +54,7 @@ class _Doubt:
 
     __slots__ = ("ack", "due", "operation", "record", "settled")
 
-    def __init__(self, record: bytes, ack: bytes, operation: Op) -> None:
+    def __init__(self, record: bytes, ack: bytes, operation: PendingStore) -> None:
         self.record = record
         self.ack = ack
         self.operation = operation
@@ -72,7 +72,7 @@ class _Doubt:
         self.settled = now
 
 
-class _Settled(Op):
+class _Settled(PendingStore):
     """The acknowledgement of a group's message that another gateway, or a nats-server before, may have lost."""
 
     __slots__ = ("doubt",)
@@ -91,12 +91,12 @@ class _Settled(Op):
         self.stored(b"")
 
 
-class _Removal(Op):
+class _Removal(PendingStore):
     """The removal of an assignment; what is not answered is not sent again before the consumer was looked at."""
 
     __slots__ = ("_ack", "_kept", "_operation", "_record")
 
-    def __init__(self, kept: Lingering, record: bytes, ack: bytes, operation: Op) -> None:
+    def __init__(self, kept: DeferredRemovals, record: bytes, ack: bytes, operation: PendingStore) -> None:
         self._kept = kept
         self._record = record
         self._ack = ack
@@ -118,7 +118,7 @@ class _Removal(Op):
         return True
 
 
-class Lingering:
+class DeferredRemovals:
     """The ends of one session's records, which are put off by `LINGER` seconds."""
 
     __slots__ = ("_broker", "_doubts", "_ended", "_loop", "_settling", "_waiting")
@@ -126,12 +126,12 @@ class Lingering:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[tuple[float, bytes, Op]] = deque()
+        self._waiting: deque[tuple[float, bytes, PendingStore]] = deque()
         self._doubts: list[_Doubt] = []
         self._settling = False
         self._ended = False
 
-    def add(self, token: bytes, operation: Op) -> None:
+    def add(self, token: bytes, operation: PendingStore) -> None:
         """Let go of a record later; ``operation`` hears of the end of an assignment.
 
         After the end of the connection it is left to the next owner, who may have read it already.
@@ -193,7 +193,7 @@ class Lingering:
 
     # -- assignments of which the consumer may not have heard ---------------------------------------
 
-    def doubt(self, record: bytes, ack: bytes, operation: Op) -> None:
+    def doubt(self, record: bytes, ack: bytes, operation: PendingStore) -> None:
         """Let go of an assignment when the group has heard for certain that its message is complete."""
         self._doubts.append(_Doubt(record, ack, operation))
         if not self._settling:

@@ -15,24 +15,24 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.link import Handler
-from mqtt_nats.backbone.pending import Op, Silent
-from mqtt_nats.backbone.retry import patiently
+from mqtt_nats.backbone.pending import IgnoredStore, PendingStore
+from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.delivery.backlog_limit import pass_over
-from mqtt_nats.delivery.deferred_removals import Lingering
+from mqtt_nats.delivery.deferred_removals import DeferredRemovals
 from mqtt_nats.delivery.draining import brought, finish, inherited, may_have, unmatch, was_sent, written_of
 from mqtt_nats.delivery.position_recovery import WINDOW
-from mqtt_nats.delivery.position_writer import Keeper
+from mqtt_nats.delivery.position_writer import PositionWriter
 from mqtt_nats.delivery.pubrels import ConfirmOp, PubrelOp, seek
 from mqtt_nats.messages.message import Stored
-from mqtt_nats.messages.publish_encoder import extras_of, pack
+from mqtt_nats.messages.publish_encoder import encode_publish, subscriber_properties
 from mqtt_nats.protocol.ack_tokens import KEPT, MARKS, RECORD, TAKEN
-from mqtt_nats.protocol.durable_sender import DurableOutbound
-from mqtt_nats.protocol.inflight import Delivery, Source
+from mqtt_nats.protocol.durable_sender import DurableSender
+from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
 from mqtt_nats.protocol.overlap import Overlap
 from mqtt_nats.protocol.owed_pubrels import ReleaseOrder
 from mqtt_nats.protocol.ports import NOWHERE
 from mqtt_nats.sessions.consumer_attach import attach_pubrels, take
-from mqtt_nats.sessions.consumer_binding import Attachment, Came
+from mqtt_nats.sessions.consumer_binding import Came, ConsumerBinding
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import ConsumerRef, backstop, consumer_info, delete_consumer, parse_ack
 from mqtt_streams.headers import get_int
@@ -44,8 +44,8 @@ from mqtt_streams.subjects import starts_with_wildcard, visible_to_wildcard
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
-    from mqtt_nats.delivery.slow_clients import Stall
-    from mqtt_nats.shared_reader.catch_up import Catching
+    from mqtt_nats.delivery.slow_clients import SlowClient
+    from mqtt_nats.shared_reader.catch_up import CatchUpReader
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -56,16 +56,16 @@ MARKED: Final = (*MARKS, *KEPT)
 COLLECT_PATIENCE: Final = 1.0
 
 
-class DurableSide:
+class DurableDelivery:
     """The sender's side of one durable session: the ports of its state machine."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        self.machine = DurableOutbound(min(WINDOW, client.terms.receive_maximum), self, client.version)
+        self.machine = DurableSender(min(WINDOW, client.terms.receive_maximum), self, client.version)
         self.machine.on_complete = self._completed
-        self.attachments: dict[str, Attachment] = {}
+        self.attachments: dict[str, ConsumerBinding] = {}
         """By consumer name."""
-        self.overlap: Overlap[Attachment] = Overlap()
+        self.overlap: Overlap[ConsumerBinding] = Overlap()
         self.headerless = 0
         """Stored messages without Nmqtt-Pub: acknowledged and counted."""
         self.damaged = False
@@ -76,7 +76,7 @@ class DurableSide:
         """How often in a row the consumers were attached anew for that."""
         self.kept = False
         """A consumer has kept its deliver subject: the record names another one."""
-        self.stall: Stall | None = None
+        self.stall: SlowClient | None = None
         """Nothing is sent: the client does not read."""
         self.former = 0
         """Sequence of the record that the connection before this one had replaced."""
@@ -86,21 +86,21 @@ class DurableSide:
         """Not 0: sequence of the note of what the client had half-way."""
         self.assigned: set[int] | None = None
         """Records that say that a group's message is the client's, as this connection has found them."""
-        self.lingering: Lingering | None = None
+        self.lingering: DeferredRemovals | None = None
         """Records of what is complete."""
-        self.keeper: Keeper | None = None
+        self.keeper: PositionWriter | None = None
         """Writes the position, where there is one."""
         self.live = False
         """Some subscriptions get their messages from the shared reader."""
-        self.catching: Catching | None = None
+        self.catching: CatchUpReader | None = None
         """They get what was missed from a reader of their own."""
         self.frozen = False
         """They did, and their consumers do not bring them yet."""
         self.falling = False
         """They did, and their consumers are being attached: the client is there."""
-        self.past: Source | None = None
+        self.past: SubscriptionState | None = None
         """Of what an earlier connection has taken."""
-        self.came_from = 0
+        self.resumed_from = 0
         """Up to where an earlier connection has taken everything."""
         self._seeking: asyncio.Task[None] | None = None
         """Looks for the records of owed PUBRELs that are not delivered."""
@@ -122,9 +122,9 @@ class DurableSide:
         qos = delivery.qos
         if client.guarded is not None and not may_have(self, delivery, message, dup):
             return False
-        if client.picky or client.options or client.bridge or message.timed or message.identifier != delivery.id:
-            ids, kept = extras_of(client, self.overlap, message, delivery)
-            data = pack(client, message, qos, delivery.id, ids=ids, retain=message.retain or kept, dup=dup)
+        if client.checks_each or client.options or client.bridge or message.timed or message.identifier != delivery.id:
+            ids, kept = subscriber_properties(client, self.overlap, message, delivery)
+            data = encode_publish(client, message, qos, delivery.id, ids=ids, retain=message.retain or kept, dup=dup)
             if not data:
                 return False
         else:
@@ -142,7 +142,7 @@ class DurableSide:
         """Acknowledge a message to JetStream."""
         if reply.startswith(MARKED):
             if reply.startswith(MARKS):
-                self._linger(reply, Silent())
+                self._linger(reply, IgnoredStore())
             elif self.keeper is not None:
                 self.keeper.forget(reply)
             return
@@ -163,9 +163,9 @@ class DurableSide:
         broker.store.call(reply, b"", operation)
         broker.link.kick()
 
-    def _linger(self, token: bytes, operation: Op) -> None:
+    def _linger(self, token: bytes, operation: PendingStore) -> None:
         if self.lingering is None:
-            self.lingering = Lingering(self.client.broker)
+            self.lingering = DeferredRemovals(self.client.broker)
         self.lingering.add(token, operation)
 
     def store_pubrel(self, identifier: int, sequence: int) -> None:
@@ -191,15 +191,16 @@ class DurableSide:
             else:
                 self.machine.pubrel_stored(one)
 
-    def look(self, source: Source, sequence: int) -> None:
+    def look(self, source: SubscriptionState, sequence: int) -> None:
         """Ask what a consumer has left to deliver."""
         self.client.do(self._look(source, sequence))
 
-    async def _look(self, source: Source, sequence: int) -> None:
+    async def _look(self, source: SubscriptionState, sequence: int) -> None:
         names = [name for name, attachment in self.attachments.items() if attachment.source is source]
         inbox = self.client.broker.inbox
         try:  # what waits for the answer waits for nothing else
-            info = await patiently(self.client, partial(consumer_info, inbox, MESSAGES, names[0])) if names else None
+            ask = partial(consumer_info, inbox, MESSAGES, names[0]) if names else None
+            info = await retry_until_answered(self.client, ask) if ask is not None else None
         except (ApiError, NoResponders, RequestTimeout):
             source.asked = False
             return
@@ -208,7 +209,7 @@ class DurableSide:
         else:
             self.machine.looked(source, sequence, info.delivered_seq, info.num_pending)
 
-    def written(self, source: Source) -> None:
+    def written(self, source: SubscriptionState) -> None:
         """A message that had waited is sent: something may stand behind it."""
         if source.whole or source is self.past:
             written_of(self, source)
@@ -223,7 +224,7 @@ class DurableSide:
 
     # -- messages -------------------------------------------------------------------------------
 
-    def arrival(self, attachment: Attachment) -> Handler:
+    def arrival(self, attachment: ConsumerBinding) -> Handler:
         """The handler of a consumer's deliver subject."""
         client = self.client
         broker = client.broker
@@ -232,7 +233,7 @@ class DurableSide:
         source = attachment.source
         shared = broker.stored
         wild = starts_with_wildcard(attachment.consumer.filter_subject.removeprefix(STORED_PREFIX))
-        looks = wild or client.bridge or client.picky or attachment.came is not None
+        looks = wild or client.bridge or client.checks_each or attachment.came is not None
         five = client.version == 5
         attachments = self.attachments
         overlap = self.overlap
@@ -283,7 +284,7 @@ class DurableSide:
         return arrived
 
     def _consider(
-        self, attachment: Attachment, wild: bool, subject: bytes, reply: bytes, headers: bytes, payload: bytes
+        self, attachment: ConsumerBinding, wild: bool, subject: bytes, reply: bytes, headers: bytes, payload: bytes
     ) -> None:
         """A message that is not simply the next one."""
         ack = parse_ack(reply)
@@ -376,7 +377,9 @@ class DurableSide:
                 consumer, deliver_subject=deliver, inactive_threshold=threshold, max_ack_pending=window
             )
 
-    def add(self, key: str, consumer: ConsumerRef, source: Source, came: Came | None = None) -> Attachment:
+    def add(
+        self, key: str, consumer: ConsumerRef, source: SubscriptionState, came: Came | None = None
+    ) -> ConsumerBinding:
         """Subscribe a consumer's deliver subject, to be created or updated; ``came`` says what of a new one's came."""
         link = self.client.broker.link
         known = self.attachments.get(consumer.durable_name)
@@ -387,7 +390,7 @@ class DurableSide:
             attachment.missed = attachment.passing = False
             attachment.source.place = 0
         else:
-            attachment = Attachment(key, consumer, source, came)
+            attachment = ConsumerBinding(key, consumer, source, came)
             self.attachments[consumer.durable_name] = attachment
             self.client.broker.attached[consumer.durable_name] = self.client
             self.machine.sources.append(source)
@@ -397,7 +400,7 @@ class DurableSide:
         attachment.wire = link.wire
         return attachment
 
-    async def attach(self, attachment: Attachment) -> None:
+    async def attach(self, attachment: ConsumerBinding) -> None:
         """Point an existing consumer at this connection.
 
         Raises:
@@ -405,7 +408,7 @@ class DurableSide:
         """
         source = attachment.source
         source.attaching()
-        attachment.returning = True
+        attachment.redelivering = True
         await pass_over(self, attachment)
         info, late = await take(self, attachment)
         if not self.machine.open:  # else what was lost on the way is still to come, and may be older

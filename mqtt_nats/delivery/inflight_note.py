@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from mqtt_nats.backbone.pending import Silent
+from mqtt_nats.backbone.pending import IgnoredStore
 from mqtt_nats.protocol.durable_sender import packet_id
 from mqtt_nats.protocol.unsequenced import retained_id
 from mqtt_streams import stored
@@ -21,13 +21,13 @@ from mqtt_streams.shared import HalfWay, halfway_subject
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
-    from mqtt_nats.delivery.durable import DurableSide
-    from mqtt_nats.protocol.durable_sender import DurableOutbound
+    from mqtt_nats.delivery.durable import DurableDelivery
+    from mqtt_nats.protocol.durable_sender import DurableSender
 
 log = logging.getLogger("mqtt_nats.broker")
 
 
-def note(client: Client, side: DurableSide) -> None:
+def note(client: Client, side: DurableDelivery) -> None:
     """The connection has ended: store what its client may know and has not had whole."""
     machine = side.machine
     known = [delivery for delivery in machine.queued if delivery.dup]
@@ -37,15 +37,15 @@ def note(client: Client, side: DurableSide) -> None:
     broker = client.broker
     if sequences:
         target = b"HPUB %b " % halfway_subject(client.hash).encode()
-        broker.store.put(target, b"NATS/1.0\r\n\r\n", b",".join(b"%d" % one for one in sequences), Silent())
+        broker.store.put(target, b"NATS/1.0\r\n\r\n", b",".join(b"%d" % one for one in sequences), IgnoredStore())
     elif side.noted:
-        broker.drop_assignment(b"%d" % side.noted, Silent())
+        broker.drop_assignment(b"%d" % side.noted, IgnoredStore())
     else:
         return
     broker.link.kick()
 
 
-async def gone(client: Client, side: DurableSide, found: HalfWay | None) -> list[int]:
+async def gone(client: Client, side: DurableDelivery, found: HalfWay | None) -> list[int]:
     """The identifiers of what was half-way and does not come again; the machine uses none before the client lets it go.
 
     Called when everything that is pending has come.
@@ -80,7 +80,7 @@ async def _comes(client: Client, sequence: int) -> bool:
     return await stored.get_sequence(client.broker.inbox, RETAINED, sequence) is not None
 
 
-def missing(machine: DurableOutbound, sequences: list[int]) -> list[int]:
+def missing(machine: DurableSender, sequences: list[int]) -> list[int]:
     """Those of which the client may still know the identifier, and nothing else has it.
 
     What was sent under the identifier later has it now: the client had let it go before.

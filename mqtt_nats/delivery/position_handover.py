@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.batch import all_done, parts
-from mqtt_nats.backbone.pending import Silent
+from mqtt_nats.backbone.pending import IgnoredStore
 from mqtt_nats.delivery.position_recovery import SETTING, stop
 from mqtt_nats.delivery.position_writer import PROOFS, Fresh
 from mqtt_nats.protocol.requeue import EVER
@@ -25,10 +25,10 @@ from mqtt_streams.pubrel import pubrel_block, pubrel_subject
 from mqtt_streams.sessions import PoisonedRecord
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.link import Link
+    from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.client.client import Client
-    from mqtt_nats.delivery.durable import DurableSide
-    from mqtt_nats.delivery.position_writer import Keeper
+    from mqtt_nats.delivery.durable import DurableDelivery
+    from mqtt_nats.delivery.position_writer import PositionWriter
     from mqtt_nats.gateway.broker import Broker
     from mqtt_streams.consumers import ConsumerRef
 
@@ -48,7 +48,7 @@ ELSEWHERE: Final = 1.0
 """The same where that is a connection of another gateway, which may stand still."""
 
 
-class Leaving:
+class PositionHandover:
     """Those of one gateway."""
 
     def __init__(self, broker: Broker) -> None:
@@ -65,7 +65,7 @@ class Leaving:
         subject = (LEFT + self._broker.identity).encode()
         self._sids[subject] = self._broker.link.subscribe_raw(subject, self._asked)
 
-    def renew(self, link: Link) -> None:
+    def renew(self, link: NatsConnection) -> None:
         """Subscribe again after a reconnect."""
         for subject, sid in self._sids.items():
             link.renew(sid, subject)
@@ -126,7 +126,7 @@ class Leaving:
         broker.link.kick()
 
 
-def leave_position(client: Client, side: DurableSide) -> None:
+def leave_position(client: Client, side: DurableDelivery) -> None:
     """The connection has ended: leave the session's position in order."""
     broker = client.broker
     keeper = side.keeper
@@ -145,7 +145,7 @@ def leave_position(client: Client, side: DurableSide) -> None:
     )
 
 
-async def _farewell(client: Client, keeper: Keeper, consumers: list[ConsumerRef]) -> None:
+async def _farewell(client: Client, keeper: PositionWriter, consumers: list[ConsumerRef]) -> None:
     keeper.clean = keeper.strict = True
     try:
         written = asyncio.get_running_loop().time()
@@ -158,7 +158,7 @@ async def _farewell(client: Client, keeper: Keeper, consumers: list[ConsumerRef]
         keeper.give_up()
 
 
-async def _for_listener(client: Client, keeper: Keeper, consumers: list[ConsumerRef], deadline: float) -> None:
+async def _for_listener(client: Client, keeper: PositionWriter, consumers: list[ConsumerRef], deadline: float) -> None:
     """Leave a session as nats-server's listener needs it, which knows nothing of positions."""
     broker = client.broker
     ledger = keeper.ledger
@@ -168,7 +168,7 @@ async def _for_listener(client: Client, keeper: Keeper, consumers: list[Consumer
         return
     for identifier, sequence in ledger.released.items():
         target = b"HPUB %b " % pubrel_subject(client.hash).encode()
-        broker.store.put(target, pubrel_block(identifier, sequence), b"", Silent())
+        broker.store.put(target, pubrel_block(identifier, sequence), b"", IgnoredStore())
     broker.link.kick()
     for some in parts(consumers if broker.resets else []):
         if not fresh:

@@ -15,11 +15,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.batch import all_done, parts
-from mqtt_nats.backbone.retry import patiently
+from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.base import server_clock as natstime
-from mqtt_nats.delivery.position_writer import Keeper
+from mqtt_nats.delivery.position_writer import PositionWriter
 from mqtt_nats.protocol.ack_tokens import OWED, TAKEN
-from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.requeue import EVER
 from mqtt_nats.sessions.consumer_attach import CREATE_FAILED, CREATE_TRIES, STEP
 from mqtt_nats.sessions.ownership import still_owner
@@ -41,7 +41,7 @@ from mqtt_streams.sessions import Conflict
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
-    from mqtt_nats.delivery.durable import DurableSide
+    from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -56,7 +56,7 @@ ROUNDS: Final = 10
 WINDOW: Final = 32768
 
 
-def stop(side: DurableSide) -> None:
+def stop(side: DurableDelivery) -> None:
     """Take nothing more from the shared reader."""
     keeper = side.keeper
     if keeper is None or not keeper.taking:
@@ -71,7 +71,7 @@ def stop(side: DurableSide) -> None:
     side.frozen = True
 
 
-def bound(side: DurableSide) -> None:
+def limit_in_flight(side: DurableDelivery) -> None:
     """Bound what is in flight where no consumer does: of what the shared reader brings, or has brought."""
     machine = side.machine
     machine.limit = min(WINDOW, side.client.terms.receive_maximum)
@@ -84,10 +84,10 @@ def bound(side: DurableSide) -> None:
         machine.on_room = partial(_widen, side) if taken else None
 
 
-def _widen(side: DurableSide) -> None:
+def _widen(side: DurableDelivery) -> None:
     """Leave it to consumers to bound what is in flight, once nothing is left of what the shared reader has brought."""
     if side.keeper is not None and not side.keeper.ledger.pending:
-        bound(side)
+        limit_in_flight(side)
         side.machine.pump()
 
 
@@ -129,7 +129,7 @@ async def set_position(broker: Broker, consumer: ConsumerRef, start: int) -> Con
     return consumer
 
 
-async def renew_dormant(client: Client, side: DurableSide) -> None:
+async def renew_dormant(client: Client, side: DurableDelivery) -> None:
     """Change consumers that lie dormant a little: nats-server removes those that nobody uses for long."""
     record = client.record
     assert record is not None
@@ -145,7 +145,7 @@ async def renew_dormant(client: Client, side: DurableSide) -> None:
                 log.debug("consumer %s: %s", one.consumer.durable_name, error)  # made again when it is needed
 
 
-async def ground(client: Client, side: DurableSide) -> bool:
+async def store_positions_in_consumers(client: Client, side: DurableDelivery) -> bool:
     """Make what was live plain; its consumers are still to be attached. False when the session has moved."""
     keeper = side.keeper
     assert keeper is not None
@@ -165,7 +165,7 @@ async def ground(client: Client, side: DurableSide) -> bool:
 
     for one in attachments:
         try:
-            one.consumer = await patiently(client, partial(set_back, one.consumer))
+            one.consumer = await retry_until_answered(client, partial(set_back, one.consumer))
         except Conflict:
             keeper.left()
             return False
@@ -182,11 +182,11 @@ async def ground(client: Client, side: DurableSide) -> bool:
         source.place = one.since = 0
         source.expected = source.again = 0
     side.frozen = False
-    bound(side)
+    limit_in_flight(side)
     return True
 
 
-async def recall(client: Client, side: DurableSide) -> set[str]:
+async def restore_position(client: Client, side: DurableDelivery) -> set[str]:
     """Read where the session is; returns the consumers that begin after what was taken.
 
     Raises:
@@ -221,7 +221,7 @@ async def recall(client: Client, side: DurableSide) -> set[str]:
         if unclear:
             sent = max(sent, int((await broker.latest.state())["last_seq"]))
         live = [key for key, one in record.cons.items() if one.durable_name in position.live]
-        keeper = Keeper(client, sequence)
+        keeper = PositionWriter(client, sequence)
         keeper.strict = True
         keeper.ledger.reached = reached
         keeper.ledger.pending = {one: qos for one, qos in position.pending.items() if one <= valid}
@@ -246,7 +246,7 @@ async def recall(client: Client, side: DurableSide) -> set[str]:
         machine.keep(identifier, OWED + b"%d" % identifier)
     went = {record.cons[key].durable_name for key in live}
     if went:
-        side.came_from = reached
+        side.resumed_from = reached
     if keeper.perhaps > reached:
         state = await broker.latest.state()  # again: an earlier owner may not have known at once
         last = min(int(state["last_seq"]), valid) if unclear and went else keeper.perhaps
@@ -256,7 +256,7 @@ async def recall(client: Client, side: DurableSide) -> set[str]:
     return went
 
 
-async def _set_consumers(client: Client, side: DurableSide, keeper: Keeper, keys: Sequence[str]) -> bool:
+async def _set_consumers(client: Client, side: DurableDelivery, keeper: PositionWriter, keys: Sequence[str]) -> bool:
     """Have the consumers of a session begin after what was taken; False when somebody else has written the position.
 
     Before that the position names this gateway: who goes on with the session next waits until it is left here.
@@ -279,7 +279,7 @@ async def _set_consumers(client: Client, side: DurableSide, keeper: Keeper, keys
     return True
 
 
-async def fetch_pending(client: Client, side: DurableSide) -> None:
+async def fetch_in_flight(client: Client, side: DurableDelivery) -> None:
     """Have again what was taken from the shared reader and is not complete.
 
     Raises:
@@ -298,7 +298,7 @@ async def fetch_pending(client: Client, side: DurableSide) -> None:
         else:
             missing.append((sequence, qos))
     if missing and side.past is None:
-        side.past = past = Source(0, 0, max(len(missing), 1))
+        side.past = past = SubscriptionState(0, 0, max(len(missing), 1))
         past.live = True
         past.clear = EVER
         past.expected = 0

@@ -11,18 +11,18 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.pending import Op, TooLarge
+from mqtt_nats.backbone.pending import PendingStore, TooLarge
 from mqtt_nats.backbone.pending import sequence as stored_sequence
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.protocol.ack_tokens import OWED, TAKEN
-from mqtt_nats.protocol.position import Ledger, Step
+from mqtt_nats.protocol.position import SessionPosition, Step
 from mqtt_nats.sessions.ownership import still_owner
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.positions import Position, expected_block, position_subject
 from mqtt_streams.sessions import WRONG_LAST_SEQUENCE
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.link import Link
+    from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.client.client import Client
     from mqtt_nats.gateway.broker import Broker
 
@@ -41,12 +41,12 @@ AT_ONCE: Final = 20
 """Positions written at each of them; more where there are so many that each is written once a second."""
 
 
-class PositionOp(Op):
+class PositionOp(PendingStore):
     """A write of a position."""
 
     __slots__ = ("keeper",)
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: PositionWriter) -> None:
         self.keeper = keeper
 
     def stored(self, ack: bytes) -> None:
@@ -66,7 +66,7 @@ class Fresh:
 
     __slots__ = ("_at", "_link", "_wire")
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: NatsConnection) -> None:
         self._link = link
         self._wire = link.wire
         self._at = asyncio.get_running_loop().time()
@@ -76,12 +76,12 @@ class Fresh:
         return passed < FRESH and self._wire is not None and self._wire is self._link.wire
 
 
-class Keeper:
+class PositionWriter:
     """Writes the position of one session."""
 
     def __init__(self, client: Client, expected: int) -> None:
         self.client = client
-        self.ledger = Ledger()
+        self.ledger = SessionPosition()
         self.live: set[str] = set()
         """Consumers for which the position speaks."""
         self.taking = False
@@ -276,7 +276,7 @@ class Keeper:
 
 async def keep(broker: Broker) -> None:
     """Write what has changed, for as long as the gateway runs: ten times a second, with many sessions less often."""
-    turn: list[Keeper] = []
+    turn: list[PositionWriter] = []
     while True:
         await asyncio.sleep(1 / STEPS)
         if not turn:

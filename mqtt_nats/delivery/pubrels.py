@@ -11,12 +11,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.pending import Op
+from mqtt_nats.backbone.pending import PendingStore
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
-    from mqtt_nats.protocol.durable_sender import DurableOutbound
+    from mqtt_nats.protocol.durable_sender import DurableSender
     from mqtt_streams.pubrel import Owed
 
 PATIENCE: Final = 1.0
@@ -24,7 +24,7 @@ PATIENCE_MOST: Final = 30.0
 """Seconds before a look at what there is: at first, and at most."""
 
 
-class PubrelOp(Op):
+class PubrelOp(PendingStore):
     """The store of an owed PUBREL."""
 
     __slots__ = ("client", "id")
@@ -43,7 +43,7 @@ class PubrelOp(Op):
         self.client.refused(error)
 
 
-class ConfirmOp(Op):
+class ConfirmOp(PendingStore):
     """An acknowledgement that JetStream confirms."""
 
     __slots__ = ("client", "id")
@@ -65,7 +65,7 @@ class ConfirmOp(Op):
 
 
 async def seek(
-    machine: DurableOutbound,
+    machine: DurableSender,
     owed: Callable[[], Awaitable[list[Owed]]],
     is_alive: Callable[[], bool],
     first_wait_s: float = PATIENCE,

@@ -13,11 +13,11 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.retry import Place, patiently
+from mqtt_nats.backbone.retry import TimedPermit, retry_until_answered
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.delivery.draining import finish, returned
-from mqtt_nats.delivery.resume import reattach
-from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.delivery.resume import rebind_consumers
+from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_attach import outstanding
 from mqtt_nats.sessions.shared_subscribe import ask_groups_again
 from mqtt_streams.consumers import ConsumerInfo, consumer_info
@@ -27,12 +27,12 @@ from mqtt_streams.pubrel import STREAM as OUT
 from mqtt_streams.shared import CONSUMER_PREFIX as SHARED_PREFIX
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.link import Link
+    from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.client.client import Client
-    from mqtt_nats.delivery.durable import DurableSide
+    from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.gateway.broker import Broker
-    from mqtt_nats.protocol.durable_sender import DurableOutbound
-    from mqtt_nats.sessions.consumer_binding import Attachment
+    from mqtt_nats.protocol.durable_sender import DurableSender
+    from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -58,7 +58,7 @@ class Reconciling:
         """Groups of shared subscriptions whose consumers have new leaders."""
         self._subscriptions = [(broker.link.subscribe_raw(subject, self._elected), subject) for subject in ELECTED]
 
-    def renew(self, link: Link) -> None:
+    def renew(self, link: NatsConnection) -> None:
         """Listen again, on a new connection."""
         for sid, subject in self._subscriptions:
             link.renew(sid, subject)
@@ -89,11 +89,11 @@ class Reconciling:
             asyncio.get_running_loop().call_later(SETTLE, self._begin, client, side)
         side.doubtful.add(name)
 
-    def _begin(self, client: Client, side: DurableSide) -> None:
+    def _begin(self, client: Client, side: DurableDelivery) -> None:
         client.do(self._reconcile(client, side))
 
-    async def _reconcile(self, client: Client, side: DurableSide) -> None:
-        async with Place(self._limit):
+    async def _reconcile(self, client: Client, side: DurableDelivery) -> None:
+        async with TimedPermit(self._limit):
             names, side.doubtful = side.doubtful, set()  # what happens from now on is a reason to look again
             if side.stall is not None:
                 return  # everything comes again when the client reads
@@ -103,26 +103,26 @@ class Reconciling:
                 self._let_go(client, side, names, unclear)
                 return
             log.info("%s: deliveries or acknowledgements were lost: they come again", client)
-            await reattach(client, side)
+            await rebind_consumers(client, side)
             side.attempts += 1
             if side.attempts < ATTEMPTS:  # servers that had just lost each other have answered what did not come to be
                 for name in side.attachments:
                     self.due(client, name)
 
-    def _let_go(self, client: Client, side: DurableSide, names: set[str], unclear: set[str]) -> None:
+    def _let_go(self, client: Client, side: DurableDelivery, names: set[str], unclear: set[str]) -> None:
         """What had not come again when a consumer was attached last has come since, or is complete."""
         for name in names if side.stall is None else ():
             one = side.attachments.get(name)
-            if one is None or one.source.live or not one.source.held & Source.RETURNING:
+            if one is None or one.source.live or not one.source.held & SubscriptionState.RETURNING:
                 continue
             if name in unclear or one.missed or one.wire is not client.broker.link.wire:
                 self.due(client, name)  # or what is new would wait for good
             else:
-                side.machine.release_held(one.source, Source.RETURNING)
+                side.machine.release_held(one.source, SubscriptionState.RETURNING)
                 returned(side, one)
                 finish(side, one)
 
-    async def _unclear(self, side: DurableSide, names: set[str]) -> set[str] | None:
+    async def _unclear(self, side: DurableDelivery, names: set[str]) -> set[str] | None:
         """Compare what JetStream and this gateway know that the session has been given and has acknowledged.
 
         Returns:
@@ -138,7 +138,7 @@ class Reconciling:
         # Where acknowledgements are only on their way, the oldest that is pending is another one by now.
         return None if any(again.get(name) == floor for name, floor in found.items()) else set(again)
 
-    async def _suspects(self, side: DurableSide, names: set[str]) -> dict[str, int]:
+    async def _suspects(self, side: DurableDelivery, names: set[str]) -> dict[str, int]:
         """Those that have more pending than is on its way, and up to where everything is acknowledged."""
         client = side.client
         inbox = client.broker.inbox
@@ -147,19 +147,19 @@ class Reconciling:
             attachment = side.attachments.get(name)
             if attachment is None or attachment.source.live:
                 continue
-            info = await patiently(client, partial(consumer_info, inbox, MESSAGES, name))
+            info = await retry_until_answered(client, partial(consumer_info, inbox, MESSAGES, name))
             if info is not None and _suspicious(info, side.machine, attachment):
                 found[name] = info.ack_floor_seq
         name = CONSUMER_PREFIX + client.hash
         if side.has_pubrels and name in names:
-            info = await patiently(client, partial(consumer_info, inbox, OUT, name))
+            info = await retry_until_answered(client, partial(consumer_info, inbox, OUT, name))
             records = sum(len(release.records) for release in side.machine.releases.values())
             if info is not None and info.num_ack_pending > records:
                 found[name] = info.ack_floor_seq
         return found
 
 
-def _suspicious(info: ConsumerInfo, machine: DurableOutbound, attachment: Attachment) -> bool:
+def _suspicious(info: ConsumerInfo, machine: DurableSender, attachment: ConsumerBinding) -> bool:
     source = attachment.source
     unseen = source.place and info.delivered_consumer_seq >= abs(source.place)
     astray = info.config["deliver_subject"] != attachment.consumer.deliver_subject or not info.push_bound

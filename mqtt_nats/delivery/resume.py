@@ -11,13 +11,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.batch import AT_ONCE, in_turn
-from mqtt_nats.backbone.retry import patiently
+from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.delivery.draining import finish, finished, meeting, returned, still_draining, watch, written
 from mqtt_nats.delivery.inflight_note import gone
-from mqtt_nats.delivery.position_recovery import bound, fetch_pending, ground, recall, stop
+from mqtt_nats.delivery.position_recovery import (
+    fetch_in_flight,
+    limit_in_flight,
+    restore_position,
+    stop,
+    store_positions_in_consumers,
+)
 from mqtt_nats.ingress.retained_replay import Replay, close_gate, open_gate, start_replays
-from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.unsequenced import RETAINED_BASE
 from mqtt_nats.pubsub.interest_propagation import fence
 from mqtt_nats.pubsub.routing_table import PLAIN, Options
@@ -36,9 +42,9 @@ from mqtt_streams.subjects import subject_to_filter
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
-    from mqtt_nats.delivery.durable import DurableSide
+    from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.pubsub.backlog import Gate
-    from mqtt_nats.sessions.consumer_binding import Attachment
+    from mqtt_nats.sessions.consumer_binding import ConsumerBinding
     from mqtt_streams.sessions import Draining
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -56,14 +62,14 @@ def is_large(client: Client) -> bool:
     return client.record is not None and len(client.record.cons) > MANY
 
 
-def set_options(source: Source, options: SubscriptionOptions) -> None:
+def set_options(source: SubscriptionState, options: SubscriptionOptions) -> None:
     """Have a subscription's messages sent as its options say."""
     source.no_local = options.nl
     source.kept = options.rap
     source.identifier = options.id
 
 
-async def rejoin(client: Client, denied: Set[str]) -> list[Gate]:
+async def resubscribe(client: Client, denied: Set[str]) -> list[Gate]:
     """Subscribe in core NATS again what a session has subscribed, and is not ``denied``.
 
     Returns:
@@ -91,7 +97,7 @@ async def rejoin(client: Client, denied: Set[str]) -> list[Gate]:
     return gates
 
 
-async def note_kept(client: Client, side: DurableSide) -> None:
+async def note_kept(client: Client, side: DurableDelivery) -> None:
     """Write the deliver subjects that consumers have kept into the record, for nats-server's listener."""
     if side.kept:
         side.kept = False
@@ -103,14 +109,14 @@ async def note_kept(client: Client, side: DurableSide) -> None:
 
 async def resume(
     client: Client,
-    side: DurableSide,
+    side: DurableDelivery,
     denied: Set[str],
     withdraw: Callable[[Set[str]], Awaitable[None]],
     gates: list[Gate],
-) -> list[Attachment]:
+) -> list[ConsumerBinding]:
     """Continue a durable session: owed PUBRELs, what was in flight, then what has come since.
 
-    Subscriptions that are ``denied`` end before anything new of them is sent. ``gates`` are of :func:`rejoin`.
+    Subscriptions that are ``denied`` end before anything new of them is sent. ``gates`` are of :func:`resubscribe`.
 
     Returns:
         Consumers that had nothing for the client, for :func:`attach_idle`.
@@ -128,7 +134,7 @@ async def resume(
         own = owed.packet_id < RETAINED_BASE
         former = own and side.replaced is not None and owed.message_seq > side.replaced
         machine.owe(owed.packet_id, owed.message_seq, former)
-    went = await recall(client, side)
+    went = await restore_position(client, side)
     assignments, halfway = await broker.groups.assigned(client.hash)
     await rejoin_shared(client)
     shares = {text for text in denied if text.startswith(SHARED)}
@@ -156,7 +162,7 @@ async def resume(
         if attachment.source.missing:
             machine.suspect(*attachment.gone)
         returned(side, attachment)
-    await fetch_pending(client, side)
+    await fetch_in_flight(client, side)
     done += [one.consumer.durable_name for one in attachments if finished(side, one)]
     if done:
         await side.remove(done)
@@ -173,19 +179,23 @@ async def resume(
 
 
 async def _start(
-    client: Client, side: DurableSide, attachments: list[Attachment], unfinished: list[Replay], given_up: list[int]
+    client: Client,
+    side: DurableDelivery,
+    attachments: list[ConsumerBinding],
+    unfinished: list[Replay],
+    given_up: list[int],
 ) -> None:
     """Send what was in flight, then what has come since; go on with replays of retained messages.
 
     ``given_up`` are packet identifiers of messages that do not come again: the client is asked for them.
     """
     machine = side.machine
-    bound(side)
+    limit_in_flight(side)
     machine.start()
     for identifier in given_up:
         machine.ask(identifier)
     for attachment in attachments:
-        if not attachment.spent:
+        if not attachment.drained:
             watch(side, attachment)
         elif attachment.source.whole:
             written(side, attachment)
@@ -200,20 +210,20 @@ async def _start(
     start_replays(client, unfinished, held)
 
 
-def _add_sources(client: Client, side: DurableSide, went: Set[str]) -> tuple[list[Attachment], list[Replay]]:
+def _add_sources(client: Client, side: DurableDelivery, went: Set[str]) -> tuple[list[ConsumerBinding], list[Replay]]:
     """Subscribe the deliver subjects of a session's consumers; also returns the replays that were interrupted."""
     record = client.record
     assert record is not None
     assert record.v5 is not None
-    attachments: list[Attachment] = []
+    attachments: list[ConsumerBinding] = []
     unfinished: list[Replay] = []
     for key, consumer in record.cons.items():
         subject = key.removesuffix(" fwc")
         first = subject if key == subject else f"{subject}.>"
         qos = record.subs.get(first, 0) or 1
-        source = Source(qos, record.v5.start.get(key, 0), consumer.max_ack_pending)
+        source = SubscriptionState(qos, record.v5.start.get(key, 0), consumer.max_ack_pending)
         if consumer.durable_name in went:
-            source.last = source.first = side.came_from
+            source.last = source.first = side.resumed_from
         was = record.v5.was.get(key)
         if was is not None:
             source.was_qos, source.until = was
@@ -228,12 +238,14 @@ def _add_sources(client: Client, side: DurableSide, went: Set[str]) -> tuple[lis
     return attachments, unfinished
 
 
-async def _add_ended(client: Client, side: DurableSide, gates: list[Gate]) -> tuple[list[Attachment], list[str]]:
+async def _add_ended(
+    client: Client, side: DurableDelivery, gates: list[Gate]
+) -> tuple[list[ConsumerBinding], list[str]]:
     """The same for subscriptions that had ended; also returns the names of consumers that bring nothing more."""
     record = client.record
     assert record is not None
     assert record.v5 is not None
-    attachments: list[Attachment] = []
+    attachments: list[ConsumerBinding] = []
     done: list[str] = []
     for entry in record.v5.draining:
         ended = await _ended(client, side, entry, gates)
@@ -244,7 +256,7 @@ async def _add_ended(client: Client, side: DurableSide, gates: list[Gate]) -> tu
     return attachments, done
 
 
-async def _find_idle(client: Client, attachments: list[Attachment]) -> list[Attachment]:
+async def _find_idle(client: Client, attachments: list[ConsumerBinding]) -> list[ConsumerBinding]:
     """Which of many consumers have nothing for the client, and deliver to nobody: they can be attached later.
 
     To ask takes nats-server a tenth of what a change of the deliver subject does, which it writes to its disk.
@@ -258,7 +270,7 @@ async def _find_idle(client: Client, attachments: list[Attachment]) -> list[Atta
     last = int((await client.broker.latest.state())["last_seq"])
     names = [attachment.consumer.durable_name for attachment in attachments]
     found = await in_turn([partial(consumer_info, inbox, MESSAGES, name) for name in names])
-    idle: list[Attachment] = []
+    idle: list[ConsumerBinding] = []
     for attachment, info in zip(attachments, found, strict=True):
         if info is not None and not (info.num_pending or info.num_ack_pending or info.push_bound):
             attachment.source.idle(info.delivered_seq, last)
@@ -266,7 +278,7 @@ async def _find_idle(client: Client, attachments: list[Attachment]) -> list[Atta
     return idle
 
 
-async def attach_idle(client: Client, side: DurableSide, idle: list[Attachment]) -> None:
+async def attach_idle(client: Client, side: DurableDelivery, idle: list[ConsumerBinding]) -> None:
     """Attach the consumers that :func:`resume` has left, while the client is served.
 
     It goes on when the client leaves: the session record names the new deliver subjects.
@@ -276,12 +288,12 @@ async def attach_idle(client: Client, side: DurableSide, idle: list[Attachment])
     """
     broker = client.broker
 
-    async def attach(attachment: Attachment) -> None:
+    async def attach(attachment: ConsumerBinding) -> None:
         known = side.attachments.get(attachment.consumer.durable_name) is attachment
         if not known or client.taken or side.stall is not None or attachment.wire is not broker.link.wire:
             return  # there is a job to come that attaches all
-        await patiently(client, partial(side.attach, attachment))
-        if await patiently(client, partial(bring_back, side, attachment, attempts=ATTEMPTS)):
+        await retry_until_answered(client, partial(side.attach, attachment))
+        if await retry_until_answered(client, partial(bring_back, side, attachment, attempts=ATTEMPTS)):
             returned(side, attachment)
             finish(side, attachment)
         elif broker.reconciling is not None:
@@ -292,14 +304,14 @@ async def attach_idle(client: Client, side: DurableSide, idle: list[Attachment])
     side.machine.pump()
 
 
-async def _ended(client: Client, side: DurableSide, entry: Draining, gates: list[Gate]) -> Attachment | None:
+async def _ended(client: Client, side: DurableDelivery, entry: Draining, gates: list[Gate]) -> ConsumerBinding | None:
     """What is left of a subscription that had ended; None: nothing, or its consumer is no more."""
     broker, record = client.broker, client.record
     draining = await existing_consumer(broker.inbox, MESSAGES, entry.name, client.client_id) if entry.qos else None
     if draining is None:
         return None
     draining = replace(draining, deliver_subject=DELIVER_PREFIX + broker.new_nuid())
-    source = Source(entry.qos, entry.start, draining.max_ack_pending, entry.end)
+    source = SubscriptionState(entry.qos, entry.start, draining.max_ack_pending, entry.end)
     source.whole = entry.whole
     subject = entry.filter_subject.removeprefix(STORED_PREFIX)
     options = record.v5.options if record is not None and record.v5 is not None else {}
@@ -311,7 +323,7 @@ async def _ended(client: Client, side: DurableSide, entry: Draining, gates: list
     return attachment
 
 
-async def reattach(client: Client, side: DurableSide) -> None:
+async def rebind_consumers(client: Client, side: DurableDelivery) -> None:
     """After the connection to NATS was lost: deliveries may have been missed, acknowledgements not have arrived.
 
     What does not come back, or is lost once more on its way, is seen to by a later attempt; until then nothing that is
@@ -327,28 +339,28 @@ async def reattach(client: Client, side: DurableSide) -> None:
             client.taken_over()
             return
     if side.has_pubrels:
-        await patiently(client, side.attach_pubrels)
+        await retry_until_answered(client, side.attach_pubrels)
     for attachment in list(side.attachments.values()):
         if side.stall is not None and not attachment.source.end:
-            attachment.source.held &= ~Source.RETURNING
+            attachment.source.held &= ~SubscriptionState.RETURNING
             continue  # it has nobody to deliver to
         if attachment.source.live:
-            if attachment.source.held & Source.RETURNING and not side.frozen:
+            if attachment.source.held & SubscriptionState.RETURNING and not side.frozen:
                 # NATS was away: only who may write the session's position goes on.
                 if side.keeper is None or not await side.keeper.flush():
                     if side.keeper is not None:
                         side.keeper.left()
                     return
-                side.machine.release_held(attachment.source, Source.RETURNING)
+                side.machine.release_held(attachment.source, SubscriptionState.RETURNING)
             continue
         consumer = record.cons.get(attachment.key)
         if consumer is None:
             consumer = replace(attachment.consumer, deliver_subject=DELIVER_PREFIX + client.broker.new_nuid())
-        attachment.source.held |= Source.RETURNING  # or new messages would overtake those that were lost
+        attachment.source.held |= SubscriptionState.RETURNING  # or new messages would overtake those that were lost
         side.add(attachment.key, consumer, attachment.source)
-        await patiently(client, partial(side.attach, attachment))
-        if await patiently(client, partial(bring_back, side, attachment, attempts=ATTEMPTS)):
-            side.machine.release_held(attachment.source, Source.RETURNING)
+        await retry_until_answered(client, partial(side.attach, attachment))
+        if await retry_until_answered(client, partial(bring_back, side, attachment, attempts=ATTEMPTS)):
+            side.machine.release_held(attachment.source, SubscriptionState.RETURNING)
             returned(side, attachment)
             finish(side, attachment)
         elif client.broker.reconciling is not None:
@@ -357,21 +369,21 @@ async def reattach(client: Client, side: DurableSide) -> None:
     side.machine.pump()
 
 
-async def demote(client: Client, side: DurableSide) -> None:
+async def return_to_consumers(client: Client, side: DurableDelivery) -> None:
     """Have a session's own consumers bring what the shared reader has brought."""
     if not side.frozen or side.stall is not None:
         return
     if client.broker.live is not None:
         client.broker.live.later(client)
-    if await ground(client, side):
+    if await store_positions_in_consumers(client, side):
         side.falling = True
         try:
-            await reattach(client, side)
+            await rebind_consumers(client, side)
         finally:
             side.falling = False
 
 
-async def descend(client: Client, *, wholly: bool = False) -> None:
+async def leave_shared_reader(client: Client, *, wholly: bool = False) -> None:
     """Before subscriptions end: where only some are live, none is, since what one has left to another may be lost.
 
     Args:
@@ -384,9 +396,9 @@ async def descend(client: Client, *, wholly: bool = False) -> None:
         return
     stop(side)
     if side.stall is None:
-        await demote(client, side)
+        await return_to_consumers(client, side)
     elif side.frozen:
-        await ground(client, side)  # it is attached when the client reads again
+        await store_positions_in_consumers(client, side)  # it is attached when the client reads again
 
 
 async def keep_taken(client: Client) -> None:

@@ -18,12 +18,12 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from mqtt_nats.backbone.retry import patiently
+from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.delivery.draining import returned
-from mqtt_nats.delivery.position_recovery import bound, fetch_pending, ground, stop
+from mqtt_nats.delivery.position_recovery import fetch_in_flight, limit_in_flight, stop, store_positions_in_consumers
 from mqtt_nats.delivery.resume import note_kept
-from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_attach import bring_back
 from mqtt_nats.sessions.record import save_record
 from mqtt_nats.sessions.shared_subscribe import acknowledged as ask_again
@@ -33,7 +33,7 @@ from mqtt_streams.sessions import Conflict
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
-    from mqtt_nats.delivery.durable import DurableSide
+    from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -48,7 +48,7 @@ LOOK_MOST: Final = 50_000
 """Packets that are looked at per turn, so that nobody else waits."""
 
 
-class Stall:
+class SlowClient:
     """A session of which nothing is sent."""
 
     __slots__ = ("postponed", "since", "waking")
@@ -107,7 +107,7 @@ def look_after(broker: Broker) -> None:
         relieve(broker)
 
 
-def give_up(client: Client, side: DurableSide) -> None:
+def give_up(client: Client, side: DurableDelivery) -> None:
     """Leave to JetStream what a client has not read."""
     machine = side.machine
     stall = side.stall
@@ -115,7 +115,7 @@ def give_up(client: Client, side: DurableSide) -> None:
         if not machine.open:  # the session is being resumed
             return
         log.info("%s does not read: its messages are left to JetStream", client)
-        side.stall = Stall()
+        side.stall = SlowClient()
         stop(side)
     elif stall.waking:
         return
@@ -128,13 +128,13 @@ def give_up(client: Client, side: DurableSide) -> None:
     machine.stall()
 
 
-def _listens(side: DurableSide) -> bool:
+def _listens(side: DurableDelivery) -> bool:
     """Whether a stalled session has been given a consumer since."""
     handlers = side.client.broker.link.handlers
     return any(one.sid in handlers and not one.source.end for one in side.attachments.values())
 
 
-def _take_back(client: Client, side: DurableSide) -> None:
+def _take_back(client: Client, side: DurableDelivery) -> None:
     """Take messages that come again out of what waits for the client's socket."""
     machine = side.machine
     outlet = client.outlet
@@ -169,7 +169,7 @@ def publish_id(data: bytes) -> int:
     return int.from_bytes(data[pos : pos + 2], "big")
 
 
-def _queued(side: DurableSide | None) -> int:
+def _queued(side: DurableDelivery | None) -> int:
     """Bytes that wait for a place in a client's window."""
     return sum(len(one.body.payload) for one in side.machine.queued) if side is not None else 0
 
@@ -185,11 +185,11 @@ def postponed(client: Client, work: Callable[[], Coroutine[Any, Any, None]]) -> 
     return True
 
 
-async def _wake(client: Client, side: DurableSide, stall: Stall) -> None:
+async def _wake(client: Client, side: DurableDelivery, stall: SlowClient) -> None:
     """The client reads again: attach its consumers, collect what was given up, and go on."""
     record = client.record
     assert record is not None
-    if side.frozen and not await ground(client, side):
+    if side.frozen and not await store_positions_in_consumers(client, side):
         return
     side.point_anew()
     try:
@@ -199,27 +199,27 @@ async def _wake(client: Client, side: DurableSide, stall: Stall) -> None:
             side.add(one.key, record.cons[one.key], one.source)
         for start in range(0, len(attachments), 32):
             some = attachments[start : start + 32]
-            await asyncio.gather(*(patiently(client, partial(side.attach, one)) for one in some))
+            await asyncio.gather(*(retry_until_answered(client, partial(side.attach, one)) for one in some))
         await note_kept(client, side)
     except Conflict:
         client.taken_over()
         return
     await side.collect()
     await asyncio.gather(*(bring_back(side, one, 0.0) for one in attachments if one.source.missing))
-    await patiently(client, partial(fetch_pending, client, side))
+    await retry_until_answered(client, partial(fetch_in_flight, client, side))
     for one in attachments:
         # What had to come again after a loss has come with everything else.
-        side.machine.release_held(one.source, Source.RETURNING)
+        side.machine.release_held(one.source, SubscriptionState.RETURNING)
         if not one.missed:
             returned(side, one)
     if not client.alive:
         return
     side.stall = None
     log.info("%s reads again", client)
-    bound(side)
+    limit_in_flight(side)
     side.machine.go_on()
     for name, one in side.attachments.items():
-        if one.source.end and (one.missed or one.returning) and client.broker.reconciling is not None:
+        if one.source.end and (one.missed or one.redelivering) and client.broker.reconciling is not None:
             client.broker.reconciling.due(client, name)  # nobody has looked meanwhile, and others wait for it
     ask_again(client)
     client.connection.release(Hold.JOBS)

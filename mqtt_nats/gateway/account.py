@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import anyio
 
-from mqtt_nats.backbone.acked_publisher import Store
-from mqtt_nats.backbone.inbox import Inbox
-from mqtt_nats.backbone.link import Link
+from mqtt_nats.backbone.acked_publisher import AckedPublisher
+from mqtt_nats.backbone.inbox import RequestInbox
+from mqtt_nats.backbone.link import NatsConnection
 from mqtt_nats.base import logs
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.base.logs import GATEWAY
@@ -95,11 +95,11 @@ class Tenant:
         self.name = name
         self.settings = settings
         self.identity = name_hash(secrets.token_hex(16))
-        self.link = Link()
-        self.wild = Link()
-        self.shared = Link()
-        self.inbox: Inbox | None = None
-        self.store: Store | None = None
+        self.link = NatsConnection()
+        self.wild = NatsConnection()
+        self.shared = NatsConnection()
+        self.inbox: RequestInbox | None = None
+        self.store: AckedPublisher | None = None
         self.broker: Broker | None = None
         self.lease: Lease | None = None
         self.domain = ""
@@ -107,7 +107,7 @@ class Tenant:
         """Beginning of what is logged about it."""
         self._configs: dict[str, dict[str, Any]] = {}
         """The configurations of the streams, by their names."""
-        self._company: company.Company | None = None
+        self._company: company.PositionSupport | None = None
         """Which gateways can go on with positions; None: this gateway does not keep positions."""
         self._ending = False
         self._looking = False
@@ -156,7 +156,7 @@ class Tenant:
             no_echo=False,
         )
         check_version(self.link, urls)
-        self.inbox = Inbox(self.link)
+        self.inbox = RequestInbox(self.link)
         try:
             report = await self._first_look(self.inbox)
         except StreamSetupError as error:
@@ -172,7 +172,7 @@ class Tenant:
         self._tell(report)
         self.domain = report.domain
 
-    async def _first_look(self, inbox: Inbox) -> EnsureReport:
+    async def _first_look(self, inbox: RequestInbox) -> EnsureReport:
         """Prepare the streams, as soon as a cluster that is just being started has elected its leaders."""
         begun = asyncio.get_running_loop().time()
         while True:
@@ -217,7 +217,7 @@ class Tenant:
             changes = ", ".join(f"{name} = {shown(name, report.configs[stream][name])}" for name in names)
             log.warning("%schanged stream %s: %s", self._of, stream, changes)
 
-    async def _ensure_streams(self, inbox: Inbox) -> EnsureReport:
+    async def _ensure_streams(self, inbox: RequestInbox) -> EnsureReport:
         settings = self.settings
         report = await ensure_streams(
             inbox,
@@ -308,7 +308,7 @@ class Tenant:
             powers: what can be asked for there; from a tenant's account a gateway cannot be stopped.
         """
         assert self.inbox is not None
-        self.store = Store(self.link, self._pressure)
+        self.store = AckedPublisher(self.link, self._pressure)
         broker = self.broker = Broker(
             self.settings,
             self.identity,
@@ -407,7 +407,7 @@ class Tenant:
         if self.broker is not None:
             self.broker.pressure(not writable)
 
-    def _denied(self, link: Link, publish: bool, subject: bytes) -> None:
+    def _denied(self, link: NatsConnection, publish: bool, subject: bytes) -> None:
         """The NATS user may not do something: whoever waits for it has to know."""
         broker = self.broker
         if broker is None:

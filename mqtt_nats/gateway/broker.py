@@ -12,16 +12,16 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.access.acl import Rules
-from mqtt_nats.backbone.acked_publisher import Store
-from mqtt_nats.backbone.doubtful_stores import Unheard, find_stored
-from mqtt_nats.backbone.inbox import Inbox
-from mqtt_nats.backbone.link import Link
-from mqtt_nats.backbone.pending import Op
+from mqtt_nats.backbone.acked_publisher import AckedPublisher
+from mqtt_nats.backbone.doubtful_stores import DoubtfulStores, find_stored
+from mqtt_nats.backbone.inbox import RequestInbox
+from mqtt_nats.backbone.link import NatsConnection
+from mqtt_nats.backbone.pending import PendingStore
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.base.bucket import MemoryBudget
 from mqtt_nats.base.tasks import rooted
 from mqtt_nats.config.worker_identity import own_place
-from mqtt_nats.delivery.position_handover import Leaving
+from mqtt_nats.delivery.position_handover import PositionHandover
 from mqtt_nats.hooks.registry import Hooks
 from mqtt_nats.ingress.interceptors import Takers
 from mqtt_nats.ingress.request_reply import Replying
@@ -41,12 +41,12 @@ from mqtt_nats.pubsub.fanout import Fanout
 from mqtt_nats.pubsub.interest_propagation import Nodes
 from mqtt_nats.pubsub.routing_table import Table
 from mqtt_nats.pubsub.subject_mapping import parse_mappings
-from mqtt_nats.sessions.shared_assignment import Belated
-from mqtt_nats.sessions.stream_head import Latest
-from mqtt_nats.sessions.stream_identity import Generation
+from mqtt_nats.sessions.shared_assignment import LateAssignments
+from mqtt_nats.sessions.stream_head import StreamHead
+from mqtt_nats.sessions.stream_identity import StreamIdentity
 from mqtt_nats.sessions.takeover import Claims
 from mqtt_nats.transport.connection import Clock, Hold
-from mqtt_nats.transport.write_buffer import Round
+from mqtt_nats.transport.write_buffer import FlushRound
 from mqtt_streams.hashing import nuid
 from mqtt_streams.positions import PositionStore
 from mqtt_streams.pubrel import PubrelStore
@@ -62,13 +62,13 @@ if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
     from mqtt_nats.config.settings import Settings
     from mqtt_nats.control.server import Control
-    from mqtt_nats.delivery.position_writer import Keeper
+    from mqtt_nats.delivery.position_writer import PositionWriter
     from mqtt_nats.delivery.reconcile import Reconciling
     from mqtt_nats.gateway.desired_state import Fleet
     from mqtt_nats.lifecycle.lease import Lease
     from mqtt_nats.lifecycle.will import Done
     from mqtt_nats.plugins.manager import Plugins
-    from mqtt_nats.shared_reader.sessions import Live
+    from mqtt_nats.shared_reader.sessions import SharedReaderSessions
     from mqtt_streams.wills import StoredWill
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -93,11 +93,11 @@ class Broker:
         settings: Settings,
         identity: str,
         domain: str,
-        link: Link,
-        wild: Link,
-        shared: Link,
-        inbox: Inbox,
-        store: Store,
+        link: NatsConnection,
+        wild: NatsConnection,
+        shared: NatsConnection,
+        inbox: RequestInbox,
+        store: AckedPublisher,
         spawn: asyncio.TaskGroup,
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -115,7 +115,7 @@ class Broker:
         self.shared = shared
         self.inbox = inbox
         self.store = store
-        unheard = Unheard(self)
+        unheard = DoubtfulStores(self)
         store.on_absent, store.on_silent = unheard.absent, unheard.silent
         store.find = partial(find_stored, inbox)
         self.rules: Rules | None = None
@@ -130,7 +130,7 @@ class Broker:
         """Time of the loop when that has changed."""
         self.standing = False
         """The gateway stood still, and has not found out yet what has moved."""
-        self.round = Round(loop.call_soon)
+        self.round = FlushRound(loop.call_soon)
         self.round.ahead = link.write_out
         memory = MemoryBudget(settings.max_cache_bytes, settings.max_client_cache_bytes)
         longest, mappings = (settings.max_topic_levels, settings.max_topic_length), parse_mappings(settings.mappings)
@@ -159,17 +159,17 @@ class Broker:
         self.wills, self.groups = WillStore(inbox), SharedStore(inbox)
         self.positions = PositionStore(inbox)
         self.quotas = Quotas(settings, QuotaStore(inbox), self.sessions, store, self.counters.limit)
-        self.latest = Latest(self)
-        self.keepers: set[Keeper] = set()
+        self.latest = StreamHead(self)
+        self.keepers: set[PositionWriter] = set()
         """What writes positions of sessions."""
         self.claims = Claims(self)
-        self.leaving = Leaving(self)
-        self.belated = Belated(self)
-        self.live: Live | None = None
+        self.leaving = PositionHandover(self)
+        self.belated = LateAssignments(self)
+        self.live: SharedReaderSessions | None = None
         """The sessions that the shared reader serves; None: it is not used."""
         self.resets = False
         """Whether nats-server can set the position of a consumer."""
-        self.generation = Generation(self)
+        self.generation = StreamIdentity(self)
         self.welcomes: dict[tuple[int, ...], bytes] = {}
         """CONNACK of most 5.0 connections, by Session Present and limits."""
         self.banning = Banning(self)
@@ -185,7 +185,7 @@ class Broker:
         """Everything with an open socket, also before CONNECT."""
         self.left = asyncio.Event()
         """Set when a client has left."""
-        self.retaining: set[Op] = set()
+        self.retaining: set[PendingStore] = set()
         """Stores of retained messages that are not acknowledged."""
         self.withholding: set[Client] | None = None
         """They wait until it is known whether the sessions of these are here still; None: they do not wait."""
@@ -215,7 +215,7 @@ class Broker:
         self.online.set()
         self.copies = Copies(link, inbox, store, self.online, self.spawn, self.fanout.acquaint, self.counters.drop)
         self.fanout.begin_looking(self.ids.own, self.copies.suspect)
-        self.gaps: dict[Link, float] = {}
+        self.gaps: dict[NatsConnection, float] = {}
         """Since when (Unix time of nats-server) messages of a connection may have been missed."""
         self.repairing = 0
         """Gaps that are being repaired."""
@@ -258,7 +258,7 @@ class Broker:
         """As :meth:`spawn`, for work that lets no exception out."""
         return self._tasks.create_task(rooted(work), name=name)
 
-    def retained_now(self, operation: Op) -> None:
+    def retained_now(self, operation: PendingStore) -> None:
         """The store of a retained message has ended."""
         self.retaining.discard(operation)
         self._retained.set()
@@ -270,7 +270,7 @@ class Broker:
             self._retained.clear()
             await self._retained.wait()
 
-    def drop_assignment(self, record: bytes, operation: Op) -> None:
+    def drop_assignment(self, record: bytes, operation: PendingStore) -> None:
         """A QoS 2 message of a shared subscription is complete, or goes to nobody: its assignment is not needed."""
         self.store.call(self.delete_shared, b'{"seq":%b,"no_erase":true}' % record, operation)
 
@@ -287,7 +287,7 @@ class Broker:
             for client in clients:
                 client.connection.release(Hold.NATS)
 
-    def lost(self, link: Link) -> None:
+    def lost(self, link: NatsConnection) -> None:
         """A connection is lost, and with it whatever the server sent after it was last heard."""
         self.gaps.setdefault(link, natstime.converted(link.heard))
 

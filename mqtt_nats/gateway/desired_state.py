@@ -20,7 +20,7 @@ from mqtt_streams.fleet import PREFIX, FleetStore, Wish, read_wish
 from mqtt_streams.gateway_subjects import RELOAD
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.link import Link
+    from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -54,7 +54,7 @@ class Fleet:
         subscribe = broker.link.subscribe_raw
         self._sids = [(subscribe(SUBJECTS, self._arrived), SUBJECTS), (subscribe(RELOAD, self._asked), RELOAD)]
 
-    def renew(self, link: Link) -> None:
+    def renew(self, link: NatsConnection) -> None:
         """Subscribe again after a reconnect, and read what was missed."""
         for sid, subject in self._sids:
             link.renew(sid, subject)

@@ -14,7 +14,7 @@ import anyio
 
 from mqtt_nats.access.acl import Rules
 from mqtt_nats.admin import administered
-from mqtt_nats.authenticators.access_control import Doors
+from mqtt_nats.authenticators.access_control import AccessControl
 from mqtt_nats.base.admission import House
 from mqtt_nats.base.errors import StartupError, describe
 from mqtt_nats.base.logs import GATEWAY
@@ -29,7 +29,7 @@ from mqtt_nats.config.settings import Settings, cannot_listen
 from mqtt_nats.control.server import Powers
 from mqtt_nats.gateway.account import Tenant
 from mqtt_nats.gateway.broker import Broker
-from mqtt_nats.gateway.sighup import Hangup
+from mqtt_nats.gateway.sighup import ReloadSignal
 from mqtt_nats.transport.connection import Connection, Handler
 from mqtt_nats.transport.listener import Listener
 from mqtt_nats.transport.listener_settings import Bound
@@ -45,7 +45,11 @@ DRAIN_STEP: Final = 0.01
 
 
 async def serve(
-    settings: Settings, *, on_ready: Callable[[list[Bound]], None], stop: anyio.Event, hangup: Hangup | None = None
+    settings: Settings,
+    *,
+    on_ready: Callable[[list[Bound]], None],
+    stop: anyio.Event,
+    hangup: ReloadSignal | None = None,
 ) -> None:
     """Run a gateway until ``stop`` is set.
 
@@ -72,7 +76,7 @@ class Gateway:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings = within_process(settings)
-        self.access = Doors(settings, nats_access)
+        self.access = AccessControl(settings, nats_access)
         self.house = House(settings)
         self.listeners = [Listener(one, settings, self.house) for one in settings.all_listeners]
         self.doors = {one: self.access.door(one.settings) for one in self.listeners}

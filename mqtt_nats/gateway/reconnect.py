@@ -9,11 +9,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.link import Link
-from mqtt_nats.backbone.retry import Place, patiently
+from mqtt_nats.backbone.link import NatsConnection
+from mqtt_nats.backbone.retry import TimedPermit, retry_until_answered
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.delivery.reconcile import Reconciling
-from mqtt_nats.delivery.resume import reattach
+from mqtt_nats.delivery.resume import rebind_consumers
 from mqtt_nats.pubsub.backfill import expect_gap, repair
 from mqtt_nats.sessions.ownership import still_owner
 from mqtt_nats.sessions.record import save_record
@@ -25,7 +25,7 @@ from mqtt_streams.sessions import Conflict
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
-    from mqtt_nats.delivery.durable import DurableSide
+    from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -58,7 +58,7 @@ def watch_consumers(broker: Broker) -> None:
     broker.generation.watch()
 
 
-async def _mend(client: Client, side: DurableSide) -> None:
+async def _mend(client: Client, side: DurableDelivery) -> None:
     side.damaged = False
     record = client.record
     inbox = client.broker.inbox
@@ -66,11 +66,14 @@ async def _mend(client: Client, side: DurableSide) -> None:
     for one in list(side.attachments.values()):
         if not one.source.live or record is None:
             continue
-        if await patiently(client, partial(consumer_info, inbox, MESSAGES, one.consumer.durable_name)) is None:
+        if (
+            await retry_until_answered(client, partial(consumer_info, inbox, MESSAGES, one.consumer.durable_name))
+            is None
+        ):
             side.settle()
             again = replace(one.consumer, start_seq=one.source.last + 1)
             try:
-                await patiently(client, partial(create_consumer, inbox, MESSAGES, again))
+                await retry_until_answered(client, partial(create_consumer, inbox, MESSAGES, again))
             except ConsumerExists:  # the stream was restored from a backup meanwhile, and it with that
                 continue
             record.cons[one.key] = one.consumer = again
@@ -81,10 +84,10 @@ async def _mend(client: Client, side: DurableSide) -> None:
         except Conflict:
             client.taken_over()
             return
-    await reattach(client, side)
+    await rebind_consumers(client, side)
 
 
-async def recover(broker: Broker, link: Link) -> None:
+async def recover(broker: Broker, link: NatsConnection) -> None:
     """Bring everything back: takeover signals first, then what clients have subscribed, then durable sessions."""
     broker.linked, broker.relinked = natstime.elapsed(), asyncio.get_running_loop().time()
     broker.claims.renew(link)
@@ -118,7 +121,7 @@ async def recover(broker: Broker, link: Link) -> None:
     limit = asyncio.Semaphore(AT_ONCE)
 
     async def check(client: Client) -> None:
-        async with Place(limit):
+        async with TimedPermit(limit):
             try:
                 await _check(client)
             finally:
@@ -130,7 +133,7 @@ async def recover(broker: Broker, link: Link) -> None:
     await repair(broker, link)
 
 
-async def _passed(link: Link) -> bool:
+async def _passed(link: NatsConnection) -> bool:
     """Wait until the server has handled everything sent so far; False: lost again, the next connection starts over.
 
     Behind much that was sent again the answer may take longer than one fence waits.
@@ -145,7 +148,7 @@ async def _passed(link: Link) -> bool:
     return False
 
 
-async def recover_wild(broker: Broker, link: Link) -> None:
+async def recover_wild(broker: Broker, link: NatsConnection) -> None:
     """Bring back the filters that start with a wildcard."""
     broker.nodes.renew(link)
     expect_gap(broker, link)
@@ -160,4 +163,4 @@ async def _check(client: Client) -> None:
     if await still_owner(client):
         client.broker.unchecked.discard(client)
         if client.durable_side is not None:
-            await reattach(client, client.durable_side)
+            await rebind_consumers(client, client.durable_side)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 
 
-class Hangup:
+class ReloadSignal:
     """Brings SIGHUP from who receives it to who can do something about it."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ from pydantic import BaseModel, SecretStr
 
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config.settings import Settings, cannot_listen
-from mqtt_nats.gateway.sighup import Hangup
+from mqtt_nats.gateway.sighup import ReloadSignal
 from mqtt_nats.transport.listener_settings import Bound, join_address, parse_address
 
 log = logging.getLogger("mqtt_nats.workers")
@@ -48,7 +48,7 @@ STEADY: Final = 10.0
 
 
 async def supervise(
-    settings: Settings, *, on_ready: Callable[[list[Bound]], None], stop: anyio.Event, hangup: Hangup
+    settings: Settings, *, on_ready: Callable[[list[Bound]], None], stop: anyio.Event, hangup: ReloadSignal
 ) -> None:
     """Run ``settings.workers`` gateways until ``stop`` is set.
 

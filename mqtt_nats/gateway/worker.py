@@ -15,9 +15,9 @@ from anyio.abc import TaskStatus
 from mqtt_nats.base.errors import StartupError, first_error
 from mqtt_nats.base.logs import configure
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.config.worker_identity import PLACE, Place
+from mqtt_nats.config.worker_identity import PLACE, WorkerIdentity
 from mqtt_nats.gateway.shutdown import run_to_end
-from mqtt_nats.gateway.sighup import Hangup
+from mqtt_nats.gateway.sighup import ReloadSignal
 from mqtt_nats.gateway.supervisor import DRAINED, FAILED, READY
 from mqtt_nats.transport.listener_settings import Bound
 
@@ -46,7 +46,7 @@ async def run(report: Report, settings: Settings) -> bool:
     from mqtt_nats.gateway.gateway import serve
 
     stop = anyio.Event()
-    hangup = Hangup()
+    hangup = ReloadSignal()
     told = False
 
     def say_ready(addresses: list[Bound]) -> None:
@@ -84,7 +84,7 @@ def main() -> int:
     given = json.loads(sys.stdin.readline())
     report = Report(given["tell"])
     settings = Settings(**given["settings"])
-    PLACE.set(Place(given["group"], given["number"], settings.workers))
+    PLACE.set(WorkerIdentity(given["group"], given["number"], settings.workers))
     configure(settings.log_level, settings.log_format, given["number"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     failure: BaseException | None = None

@@ -94,7 +94,7 @@ async def verdict_of_hooks(client: Client, credentials: Credentials) -> Verdict:
         return Denied(str(error))
 
 
-async def looked_at(client: Client, will: Will) -> Will | None:
+async def ask_hooks_about_will(client: Client, will: Will) -> Will | None:
     """A will as the hooks of published messages leave it; None: there is to be none.
 
     Raises:
@@ -141,7 +141,7 @@ def disconnected(client: Client) -> None:
         return
     if client.taken:
         how, reason, text = "taken over", ReasonCode.SESSION_TAKEN_OVER, "another connection has claimed the session"
-    elif client.graceful:
+    elif client.sent_disconnect:
         how, reason, text = "client", ReasonCode.NORMAL_DISCONNECTION, "the client has left"
     elif client.why is not None:
         how, reason, text = "error", client.why.reason, str(client.why)
@@ -164,7 +164,7 @@ def session(broker: Broker, point: Notice[Session], client_id: str, epoch: int) 
 # -- subscriptions ------------------------------------------------------------------------------------
 
 
-async def asked(client: Client, packet: Subscribe) -> tuple[Subscribe, dict[int, int]]:
+async def ask_hooks_to_subscribe(client: Client, packet: Subscribe) -> tuple[Subscribe, dict[int, int]]:
     """A SUBSCRIBE packet as the hooks leave it, and what they refuse, by place."""
     chain = client.broker.hooks.deciding(CLIENT_SUBSCRIBE)
     if chain is None or not packet.packet_id:
@@ -180,7 +180,7 @@ async def asked(client: Client, packet: Subscribe) -> tuple[Subscribe, dict[int,
     return replace(packet, filters=filters), refused
 
 
-async def asked_to_end(client: Client, packet: Unsubscribe) -> Unsubscribe:
+async def ask_hooks_to_unsubscribe(client: Client, packet: Unsubscribe) -> Unsubscribe:
     """An UNSUBSCRIBE packet as the hooks leave it."""
     chain = client.broker.hooks.deciding(CLIENT_UNSUBSCRIBE)
     if chain is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.pending import Op
+    from mqtt_nats.backbone.pending import PendingStore
     from mqtt_nats.ingress.publish import Extras
     from mqtt_nats.pubsub.routing_table import Route
 
@@ -43,7 +43,7 @@ class Taker(Protocol):
             MqttError: there is none.
         """
 
-    def take(self, taken: Taken, operation: Op) -> None:
+    def take(self, taken: Taken, operation: PendingStore) -> None:
         """Store a message; ``operation`` is a :class:`~mqtt_nats.ingress.server_publish.Counting` that ends with that.
 
         Raises:

@@ -19,7 +19,7 @@ from mqtt_nats.codec import (
     ReceiveMaximumExceeded,
     TopicAliasInvalid,
 )
-from mqtt_nats.ingress.receipts import Receipt
+from mqtt_nats.ingress.receipts import Acknowledgement
 from mqtt_nats.ingress.retained_ops import RetainedOp
 from mqtt_nats.ingress.retained_store import may_retain, store_retained
 from mqtt_nats.messages.message import Message, Rich
@@ -217,7 +217,7 @@ def publish(
                 path.fanout.group(route.local, message(client, route, payload, 0, retain, more))
         elif qos == 1:
             # [MQTT-3.3.1-12] [MQTT-4.3.2-2] (3.1.1), [MQTT-4.3.2-4] [MQTT-4.3.2-5] (5.0)
-            receipt = Receipt(client, 4, packet_id, 2 if retain else 1)
+            receipt = Acknowledgement(client, 4, packet_id, 2 if retain else 1)
             client.receipts.append(receipt)
             if retain:
                 operation = RetainedOp(client.broker, receipt, not payload, client)
@@ -268,7 +268,7 @@ def _permitted(client: Client, guard: Guard, key: bytes, qos: int, retain: bool,
     if guard.may_publish(key, qos, retain):
         return True
     if qos:
-        receipt = Receipt(client, 4 if qos == 1 else 5, packet_id, 0)
+        receipt = Acknowledgement(client, 4 if qos == 1 else 5, packet_id, 0)
         if client.version == 5:
             receipt.refuse(ReasonCode.NOT_AUTHORIZED, "not authorized")
         client.receipts.append(receipt)
@@ -343,7 +343,7 @@ def publish5(client: Client, packet: Publish) -> None:
 
 def refuse_publish(client: Client, packet: Publish, error: MqttError) -> None:
     """Tell a 5.0 client in its PUBACK or PUBREC why a publish is not accepted [MQTT-4.3.3-9] (5.0)."""
-    receipt = Receipt(client, 4 if packet.qos == 1 else 5, packet.packet_id, 0)
+    receipt = Acknowledgement(client, 4 if packet.qos == 1 else 5, packet.packet_id, 0)
     receipt.refuse(error.reason, str(error))
     client.receipts.append(receipt)
     client.settle()

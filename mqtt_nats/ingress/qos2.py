@@ -14,13 +14,13 @@ from collections.abc import Set
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.pending import Op, Silent
-from mqtt_nats.backbone.retry import PAUSE, patiently
+from mqtt_nats.backbone.pending import IgnoredStore, PendingStore
+from mqtt_nats.backbone.retry import PAUSE, retry_until_answered
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import MqttError, QuotaExceeded, ReasonCode
 from mqtt_nats.ingress.interceptors import Taken, Taker
 from mqtt_nats.ingress.publish import RETAIN_LINE, aged, bare, bound, message, restored, route_for
-from mqtt_nats.ingress.receipts import HoldOp, Receipt, ReleaseOp, RemoveOp
+from mqtt_nats.ingress.receipts import Acknowledgement, DeleteHeld, PublishHeld, StoreHeld
 from mqtt_nats.ingress.retained_ops import RetainedOp
 from mqtt_nats.ingress.retained_store import is_retained, store_retained
 from mqtt_nats.ingress.scheduled import release_of
@@ -90,13 +90,13 @@ class Removals:
     __slots__ = ("_done", "_requests", "clearance")
 
     def __init__(self) -> None:
-        self._done: list[tuple[HeldPublish, Receipt]] = []
+        self._done: list[tuple[HeldPublish, Acknowledgement]] = []
         """Released, and the record is still there."""
         self._requests = 0
         """To be answered, or the one that is to be made at the end of the turn."""
         self.clearance = Clearance()
 
-    def add(self, client: Client, held: HeldPublish, receipt: Receipt) -> None:
+    def add(self, client: Client, held: HeldPublish, receipt: Acknowledgement) -> None:
         """A record may go."""
         self.clearance.done(held.id)
         self._done.append((held, receipt))
@@ -118,12 +118,12 @@ class Removals:
         together = [one for one in done if one[0].sequence <= bound]
         if len(together) >= TOGETHER:
             self._requests = 1
-            store.call(broker.purge_held, held_up_to(client.token, bound), RemoveOp(client, self, together))
+            store.call(broker.purge_held, held_up_to(client.token, bound), DeleteHeld(client, self, together))
             done = [one for one in done if one[0].sequence > bound]
         for one in done:
             self._requests += 1
             body = b'{"seq":%d,"no_erase":true}' % one[0].sequence
-            store.call(broker.delete_held, body, RemoveOp(client, self, [one]))
+            store.call(broker.delete_held, body, DeleteHeld(client, self, [one]))
         broker.link.kick()
 
 
@@ -206,10 +206,10 @@ class Inbound:
             epoch: of the claim; what this connection holds has it, or a later one.
         """
         broker = client.broker
-        for record in await patiently(client, lambda: broker.held.held(client.token)):
+        for record in await retry_until_answered(client, lambda: broker.held.held(client.token)):
             if record.epoch < epoch and record.seq not in known:
                 log.info("%s: removing a publish that came too late (sequence %d)", client, record.seq)
-                await patiently(client, partial(broker.held.delete, record.seq))
+                await retry_until_answered(client, partial(broker.held.delete, record.seq))
 
     def publish(
         self,
@@ -233,7 +233,7 @@ class Inbound:
                 keep = self._kept + len(payload) <= KEEP_BYTES
                 held = HeldPublish(identifier, key, payload, retain, path.ids.next(), more)
                 self._publishes[identifier] = held
-                operation = HoldOp(client, held)
+                operation = StoreHeld(client, held)
                 client.receipts.append(operation)
                 self.hold(client, operation, route, payload)
                 self.removals.clearance.send(identifier, path.store.attempt)
@@ -242,7 +242,7 @@ class Inbound:
                 else:
                     held.payload = None
             case Action.REPEAT:
-                receipt = Receipt(client, 5, identifier, 0)
+                receipt = Acknowledgement(client, 5, identifier, 0)
                 client.receipts.append(receipt)
                 if client.receipts[0] is receipt:
                     client.settle()
@@ -254,7 +254,7 @@ class Inbound:
         held = self._publishes[identifier] = HeldPublish(identifier, key, b"", False, b"")
         return held
 
-    def hold(self, client: Client, operation: HoldOp, route: Route, payload: bytes) -> None:
+    def hold(self, client: Client, operation: StoreHeld, route: Route, payload: bytes) -> None:
         """Store the publish until its PUBREL."""
         held = operation.held
         lines = client.sender_header + (held.more.recorded if held.more is not None else b"")
@@ -267,7 +267,9 @@ class Inbound:
     def held(self, client: Client, held: HeldPublish, sequence: int) -> None:
         """The publish is stored."""
         if not client.alive and not client.durable:  # the session ended before its publish was held
-            client.broker.store.call(client.broker.delete_held, b'{"seq":%d,"no_erase":true}' % sequence, Silent())
+            client.broker.store.call(
+                client.broker.delete_held, b'{"seq":%d,"no_erase":true}' % sequence, IgnoredStore()
+            )
             client.broker.link.kick()
             return
         held.sequence = sequence
@@ -275,7 +277,7 @@ class Inbound:
         self.newest = max(self.newest, sequence)
         self.machine.stored(held.id)
 
-    def stray(self, client: Client, operation: HoldOp) -> None:
+    def stray(self, client: Client, operation: StoreHeld) -> None:
         """Something that is not this session's is held under the identifier: remove it and store again."""
         if not client.alive:
             if not client.durable:
@@ -286,18 +288,20 @@ class Inbound:
         async def replace() -> None:
             broker = client.broker
             held = operation.held
-            found = await patiently(client, lambda: broker.held.find(client.token, held.id))
+            found = await retry_until_answered(client, lambda: broker.held.find(client.token, held.id))
             if found is not None and found.message_id.encode() == held.message_id:
                 # Our own store, sent twice over a reconnect: its first PubAck was lost.
                 self.held(client, held, found.seq)
-                Receipt.stored(operation, b"")
+                Acknowledgement.stored(operation, b"")
                 return
             if found is not None:
                 log.info("removing a stray held publish of %r (sequence %d)", client.client_id, found.seq)
                 stray = found.seq
-                await patiently(client, lambda: broker.held.delete(stray))
+                await retry_until_answered(client, lambda: broker.held.delete(stray))
             else:
-                await patiently(client, lambda: purge(broker.inbox, STREAM, held_subject(client.token, held.id)))
+                await retry_until_answered(
+                    client, lambda: purge(broker.inbox, STREAM, held_subject(client.token, held.id))
+                )
             if held.payload is None:
                 client.end(MqttError("a held publish has to be sent again", ReasonCode.UNSPECIFIED_ERROR))
                 return
@@ -325,7 +329,7 @@ class Inbound:
         """A PUBREL."""
         match self.machine.pubrel(identifier):
             case Action.FINISHED:
-                receipt = Receipt(client, 7, identifier, 0)
+                receipt = Acknowledgement(client, 7, identifier, 0)
                 if client.version == 5:
                     receipt.reason = ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
                 client.receipts.append(receipt)
@@ -333,7 +337,7 @@ class Inbound:
                     client.settle()
             case Action.RELEASE:
                 held = self._publishes[identifier]
-                receipt = Receipt(client, 7, identifier, 1)
+                receipt = Acknowledgement(client, 7, identifier, 1)
                 client.receipts.append(receipt)
                 if held.payload is not None and not held.since and not self._reloading:
                     self._release(client, held, receipt)
@@ -344,7 +348,7 @@ class Inbound:
                 pass
         bound(client)
 
-    def _release(self, client: Client, held: HeldPublish, receipt: Receipt) -> None:
+    def _release(self, client: Client, held: HeldPublish, receipt: Acknowledgement) -> None:
         broker = client.broker
         if not held.sequence:  # an answer to a NATS client, which has gone to it
             broker.replying.released(client, held.id)
@@ -365,7 +369,7 @@ class Inbound:
             if more is None:  # [MQTT-3.3.2-5] [MQTT-4.3.3-13] (5.0)
                 self.stored(client, held, receipt)
                 return
-        operation = ReleaseOp(client, held, receipt, 2 if held.retain else 1)
+        operation = PublishHeld(client, held, receipt, 2 if held.retain else 1)
         lines = client.sender_header + (more.lines if more is not None else b"")
         if held.retain:
             self._retain(client, held, operation, more)
@@ -376,18 +380,18 @@ class Inbound:
         broker.store.put(route.msgs, b"%b%b\r\n" % (first, ttl), payload, operation)
         broker.fanout.released(route, message(client, route, payload, 2, held.retain, more), release)
 
-    def _give(self, client: Client, taker: Taker, held: HeldPublish, receipt: Receipt) -> None:
+    def _give(self, client: Client, taker: Taker, held: HeldPublish, receipt: Acknowledgement) -> None:
         """Release a publish to whoever takes it."""
         broker = client.broker
         topic = held.key[2:].decode()
         target = taker.target(topic).encode()
         route = broker.table.route(len(target).to_bytes(2) + target)
-        operation = ReleaseOp(client, held, receipt, 0)
+        operation = PublishHeld(client, held, receipt, 0)
         payload = held.payload or b""
         sender = client.sender_header
         taker.take(Taken(topic, route, payload, 2, held.retain, sender, held.more, held.message_id), operation)
 
-    async def _release_later(self, client: Client, held: HeldPublish, receipt: Receipt) -> None:
+    async def _release_later(self, client: Client, held: HeldPublish, receipt: Acknowledgement) -> None:
         """Release a publish behind others that had to be read back."""
         if held.payload is None or held.since:
             await self._reload(client, held, receipt)
@@ -398,10 +402,10 @@ class Inbound:
         client.broker.link.kick()
         client.broker.round.start()
 
-    async def _reload(self, client: Client, held: HeldPublish, receipt: Receipt) -> None:
+    async def _reload(self, client: Client, held: HeldPublish, receipt: Acknowledgement) -> None:
         """Release what this connection does not have in memory, unless it has been released before."""
         broker = client.broker
-        loaded = await patiently(client, lambda: broker.held.load(held.sequence))
+        loaded = await retry_until_answered(client, lambda: broker.held.load(held.sequence))
         if loaded is None:
             self.deleted(held)
             receipt.stored(b"")
@@ -417,9 +421,9 @@ class Inbound:
             gone = partial(release_stored, broker.inbox, subject, release.decode(), record.time_ns)
         else:
             gone = partial(broker.held.was_released, record)
-        if doubtful and await patiently(client, gone):
+        if doubtful and await retry_until_answered(client, gone):
             if held.retain and taker is None:
-                await self._retain_again(client, held, record, ReleaseOp(client, held, receipt, 1))
+                await self._retain_again(client, held, record, PublishHeld(client, held, receipt, 1))
             else:
                 self.stored(client, held, receipt)
             return
@@ -428,7 +432,7 @@ class Inbound:
             held.more = broker.replying.addressed(held.more, record.headers)
         self._release(client, held, receipt)
 
-    async def _retain_again(self, client: Client, held: HeldPublish, record: Held, operation: Op) -> None:
+    async def _retain_again(self, client: Client, held: HeldPublish, record: Held, operation: PendingStore) -> None:
         """Retain what was released, unless that, or something newer, is retained.
 
         The gateway that has released it may have withheld that; see docs/internals/rules.md#withheld-messages.
@@ -436,7 +440,7 @@ class Inbound:
         broker = client.broker
         subject = route_for(client, held.key).subject
         payload = held.payload or b""
-        done = await patiently(client, lambda: is_retained(broker, subject, payload, record.time_ns))
+        done = await retry_until_answered(client, lambda: is_retained(broker, subject, payload, record.time_ns))
         more = restored(record.headers, record.time_ns / 1e9)
         expired = False
         if more is not None and more.expiry >= 0:
@@ -447,14 +451,14 @@ class Inbound:
         else:
             self._retain(client, held, operation, more)
 
-    def _retain(self, client: Client, held: HeldPublish, operation: Op, more: Extras | None) -> None:
+    def _retain(self, client: Client, held: HeldPublish, operation: PendingStore, more: Extras | None) -> None:
         payload = held.payload
         assert payload is not None
         route = route_for(client, held.key)
         retained = RetainedOp(client.broker, operation, not payload, client)
         store_retained(client, route, payload, 2, retained, release_id(held.sequence).encode(), more)
 
-    def stored(self, client: Client, held: HeldPublish, receipt: Receipt) -> None:
+    def stored(self, client: Client, held: HeldPublish, receipt: Acknowledgement) -> None:
         """The release is stored: remove the held record."""
         self.removals.add(client, held, receipt)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a client waits for: stores, and the acknowledgements that leave in the order of its packets.
 
-Each connection has one first-in-first-out queue of :class:`Receipt`; an acknowledgement that is due early
+Each connection has one first-in-first-out queue of :class:`Acknowledgement`; an acknowledgement that is due early
 waits for those before it [MQTT-4.6.0-2].
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.pending import Op, sequence
+from mqtt_nats.backbone.pending import PendingStore, sequence
 from mqtt_nats.base.logs import log_failure
 from mqtt_nats.codec import Ack, ReasonCode, ack_bytes, encode
 from mqtt_streams.api import ApiError
@@ -28,7 +28,7 @@ TOO_MANY_PER_SUBJECT: Final = "maximum messages per subject exceeded"
 """JetStream's words; its error code, 10077, is that of every store that a limit of the stream forbids."""
 
 
-class Receipt(Op):
+class Acknowledgement(PendingStore):
     """A PUBACK, PUBREC or PUBCOMP to come, due when ``left`` stores are acknowledged."""
 
     __slots__ = ("client", "id", "kind", "left", "reason", "text")
@@ -84,7 +84,7 @@ class Receipt(Op):
         return encode(Ack(self.kind, self.id, self.reason), 5)
 
 
-class Passed(Receipt):
+class UnheldPubrec(Acknowledgement):
     """The PUBREC of a QoS 2 publish that is not held."""
 
     __slots__ = ("_held",)
@@ -105,7 +105,7 @@ class Passed(Receipt):
         super().stored(ack)
 
 
-class HoldOp(Receipt):
+class StoreHeld(Acknowledgement):
     """The store of a QoS 2 publish until its PUBREL; the receipt is its PUBREC."""
 
     __slots__ = ("held",)
@@ -128,12 +128,12 @@ class HoldOp(Receipt):
             super().failed(error)
 
 
-class ReleaseOp(Op):
+class PublishHeld(PendingStore):
     """The stores of a released QoS 2 publish; then the held record is deleted."""
 
     __slots__ = ("client", "held", "left", "receipt")
 
-    def __init__(self, client: Client, held: HeldPublish, receipt: Receipt, left: int) -> None:
+    def __init__(self, client: Client, held: HeldPublish, receipt: Acknowledgement, left: int) -> None:
         self.client = client
         self.held = held
         self.receipt = receipt
@@ -150,12 +150,12 @@ class ReleaseOp(Op):
         self.client.refused(error)
 
 
-class RemoveOp(Op):
+class DeleteHeld(PendingStore):
     """The removal of held records; then their PUBCOMPs."""
 
     __slots__ = ("client", "done", "removals")
 
-    def __init__(self, client: Client, removals: Removals, done: list[tuple[HeldPublish, Receipt]]) -> None:
+    def __init__(self, client: Client, removals: Removals, done: list[tuple[HeldPublish, Acknowledgement]]) -> None:
         self.client = client
         self.removals = removals
         self.done = done

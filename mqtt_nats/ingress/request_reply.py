@@ -31,7 +31,7 @@ from mqtt_nats.codec import (
 from mqtt_nats.codec.properties import place, read_properties
 from mqtt_nats.codec.wire import Reader
 from mqtt_nats.ingress.publish import ANSWER_LINE, ANSWERS, HEADERS, Extras, bound, extras, message
-from mqtt_nats.ingress.receipts import Receipt
+from mqtt_nats.ingress.receipts import Acknowledgement
 from mqtt_nats.messages.headers import is_status
 from mqtt_nats.messages.message import Message, Rich
 from mqtt_nats.messages.properties import RESPONSE_TOPIC, SHOWN_MOST, from_headers
@@ -39,7 +39,7 @@ from mqtt_nats.protocol.qos2_receiver import Action
 from mqtt_streams.subjects import MAX_SUBJECT_BYTES, RESERVED_ROOTS, wire_topic
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.link import Link
+    from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.client.client import Client
     from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.ingress.qos2 import HeldPublish
@@ -92,7 +92,7 @@ class Question(NamedTuple):
 class Unconfirmed(NamedTuple):
     """An answer whose PUBACK or PUBREC waits until the server has it."""
 
-    receipt: Receipt
+    receipt: Acknowledgement
     held: HeldPublish | None
     """At QoS 2."""
     wire: object
@@ -173,7 +173,7 @@ class Replying:
         self._unconfirmed: list[Unconfirmed] = []
         self._confirming = False
 
-    def renew(self, link: Link) -> None:
+    def renew(self, link: NatsConnection) -> None:
         """Subscribe again after a reconnect."""
         link.renew(self._sid, self._prefix + b"*")
 
@@ -233,7 +233,7 @@ class Replying:
                 case Action.HOLD:
                     held = client.inbound.passed(identifier, key)
                 case Action.REPEAT:
-                    receipt = Receipt(client, 5, identifier, 0)
+                    receipt = Acknowledgement(client, 5, identifier, 0)
                     client.receipts.append(receipt)
                     client.settle()
                     return
@@ -248,7 +248,7 @@ class Replying:
         else:
             self._send(client, request, packet, more)
         if qos:
-            receipt = Receipt(client, 3 + qos, identifier, 1)
+            receipt = Acknowledgement(client, 3 + qos, identifier, 1)
             client.receipts.append(receipt)
             self._confirm(Unconfirmed(receipt, held, broker.link.wire))
             bound(client)

@@ -19,7 +19,7 @@ from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.sessions import NewerRecord, PoisonedRecord
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.pending import Op
+    from mqtt_nats.backbone.pending import PendingStore
     from mqtt_nats.client.client import Client
     from mqtt_nats.gateway.broker import Broker
 
@@ -42,7 +42,7 @@ def withhold(broker: Broker) -> None:
         _withhold(broker, operation, True)
 
 
-def consider(broker: Broker, operation: Op) -> None:
+def consider(broker: Broker, operation: PendingStore) -> None:
     """Something is to be retained while it is not known whose some of the sessions are."""
     client = _client(operation)
     doubtful = client is not None and client in broker.unchecked
@@ -50,7 +50,7 @@ def consider(broker: Broker, operation: Op) -> None:
         _withhold(broker, operation, doubtful)
 
 
-def _withhold(broker: Broker, operation: Op, doubtful: bool) -> None:
+def _withhold(broker: Broker, operation: PendingStore, doubtful: bool) -> None:
     broker.store.withhold(operation)
     if broker.withholding is None:
         broker.withholding = set()
@@ -60,7 +60,7 @@ def _withhold(broker: Broker, operation: Op, doubtful: bool) -> None:
         broker.withholding.add(client)
 
 
-def _client(operation: Op) -> Client | None:
+def _client(operation: PendingStore) -> Client | None:
     return operation.client if isinstance(operation, RetainedOp) else None
 
 
@@ -85,7 +85,7 @@ async def _look(broker: Broker, doubted: set[Client]) -> None:
         here.clear()  # who was here may have moved until the rest can be read
         await asyncio.sleep(RETRY)
     broker.withholding = None
-    dropped: set[Op] = {one for one in broker.retaining if not _may(here, one)}
+    dropped: set[PendingStore] = {one for one in broker.retaining if not _may(here, one)}
     broker.store.let_go(dropped)
     for operation in dropped:
         broker.retained_now(operation)
@@ -98,7 +98,7 @@ async def _look(broker: Broker, doubted: set[Client]) -> None:
             client.taken_over()
 
 
-def _may(here: dict[Client, bool | None], operation: Op) -> bool:
+def _may(here: dict[Client, bool | None], operation: PendingStore) -> bool:
     client = _client(operation)
     return client is None or bool(here.get(client, True) and not client.taken)
 

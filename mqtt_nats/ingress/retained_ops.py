@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.pending import Op, sequence
+from mqtt_nats.backbone.pending import PendingStore, sequence
 from mqtt_nats.base.logs import log_failure
 
 if TYPE_CHECKING:
@@ -20,12 +20,14 @@ NO_ROOM: Final = "maximum messages exceeded"
 """JetStream's words, of a stream that has as many messages as it may."""
 
 
-class RetainedOp(Op):
+class RetainedOp(PendingStore):
     """The store of a retained message, part of ``parent`` (or of nothing that anybody waits for)."""
 
     __slots__ = ("broker", "client", "parent", "tombstone")
 
-    def __init__(self, broker: Broker, parent: Op | None, tombstone: bool, client: Client | None = None) -> None:
+    def __init__(
+        self, broker: Broker, parent: PendingStore | None, tombstone: bool, client: Client | None = None
+    ) -> None:
         self.broker = broker
         self.client = client
         """Who has published it; None = nobody who may be elsewhere by now."""

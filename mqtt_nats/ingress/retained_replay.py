@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from mqtt_nats.client.client import Client
-    from mqtt_nats.protocol.inflight import Source
+    from mqtt_nats.protocol.inflight import SubscriptionState
     from mqtt_nats.pubsub.routing_table import Filter
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -81,10 +81,10 @@ class Replay:
         self._subject = subject
         self._literal = "" if "*" in subject or ">" in subject else subject
         self._pages: AsyncGenerator[list[RetainedMessage], None] | None = None
-        self._source: Source | None = None
+        self._source: SubscriptionState | None = None
         self._holding = False
 
-    def hold(self, source: Source) -> None:
+    def hold(self, source: SubscriptionState) -> None:
         """Keep back the new messages of the consumer of this subscription until :meth:`finish`."""
         self._source = source
         self._holding = True
@@ -118,7 +118,7 @@ class Replay:
                 self.page += following
 
     @property
-    def source(self) -> Source | None:
+    def source(self) -> SubscriptionState | None:
         """The consumer of the subscription that this replay is for, until that ends, whatever comes in its place."""
         source = self._source
         return source if source is not None and not source.end else None

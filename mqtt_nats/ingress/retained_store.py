@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.pending import Op
+from mqtt_nats.backbone.pending import PendingStore
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.ingress.retained_deferral import consider
 from mqtt_streams.retained import retained_subject, set_block, tombstone_block
@@ -45,7 +45,13 @@ def not_retained(client: Client, why: str) -> None:
 
 
 def store_retained(
-    client: Client, route: Route, payload: bytes, qos: int, operation: Op, release: bytes, more: Extras | None = None
+    client: Client,
+    route: Route,
+    payload: bytes,
+    qos: int,
+    operation: PendingStore,
+    release: bytes,
+    more: Extras | None = None,
 ) -> None:
     """Retain a message, or with an empty payload remove the retained message of the topic.
 
@@ -60,7 +66,7 @@ def store_retained(
 
 
 def retain(
-    broker: Broker, route: Route, payload: bytes, qos: int, operation: Op, lines: bytes, known_by: bytes = b""
+    broker: Broker, route: Route, payload: bytes, qos: int, operation: PendingStore, lines: bytes, known_by: bytes = b""
 ) -> None:
     """Retain a message with these header lines, or with an empty payload remove the retained message of the topic.
 

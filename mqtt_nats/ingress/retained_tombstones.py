@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.pending import Op, Silent
+from mqtt_nats.backbone.pending import IgnoredStore, PendingStore
 
 if TYPE_CHECKING:
     from mqtt_nats.gateway.broker import Broker
@@ -21,12 +21,12 @@ HEARD: Final = 1.0
 """Seconds after which every listener has heard of it."""
 
 
-class Removal(Op):
+class Removal(PendingStore):
     """The removal of a tombstone, which ``parent`` waits for."""
 
     __slots__ = ("_ack", "_parent")
 
-    def __init__(self, parent: Op, ack: bytes) -> None:
+    def __init__(self, parent: PendingStore, ack: bytes) -> None:
         self._parent, self._ack = parent, ack
 
     def stored(self, ack: bytes) -> None:
@@ -48,7 +48,7 @@ class Tombstones:
         self._ended = False
         self._waiting: deque[tuple[float, int]] = deque()
 
-    def add(self, sequence: int, parent: Op | None, ack: bytes) -> None:
+    def add(self, sequence: int, parent: PendingStore | None, ack: bytes) -> None:
         """Remove one soon, or at once where it takes a place that a message on another topic may need.
 
         Args:
@@ -56,13 +56,13 @@ class Tombstones:
             ack: PubAck of the tombstone.
         """
         if self._broker.settings.max_retained is not None:
-            self._remove(sequence, Silent() if parent is None else Removal(parent, ack))
+            self._remove(sequence, IgnoredStore() if parent is None else Removal(parent, ack))
             self._broker.link.kick()
             return
         if parent is not None:
             parent.stored(ack)
         if self._ended:
-            self._remove(sequence, Silent())
+            self._remove(sequence, IgnoredStore())
             self._broker.link.kick()
             return
         loop = asyncio.get_running_loop()
@@ -74,18 +74,18 @@ class Tombstones:
         """The gateway ends: remove all of them, and what is stored after this at once."""
         self._ended = True
         while self._waiting:
-            self._remove(self._waiting.popleft()[1], Silent())
+            self._remove(self._waiting.popleft()[1], IgnoredStore())
         self._broker.link.kick()
 
     def _flush(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
         while self._waiting and self._waiting[0][0] <= now:
-            self._remove(self._waiting.popleft()[1], Silent())
+            self._remove(self._waiting.popleft()[1], IgnoredStore())
         self._broker.link.kick()
         if self._waiting:
             loop.call_at(self._waiting[0][0], self._flush)
 
-    def _remove(self, sequence: int, operation: Op) -> None:
+    def _remove(self, sequence: int, operation: PendingStore) -> None:
         broker = self._broker
         broker.store.call(broker.delete_retained, b'{"seq":%d,"no_erase":true}' % sequence, operation)

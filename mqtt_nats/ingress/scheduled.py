@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from mqtt_nats.backbone.pending import Op, TooLarge
+from mqtt_nats.backbone.pending import PendingStore, TooLarge
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.ingress.publish import aged, restored
 from mqtt_nats.ingress.retained_ops import RetainedOp
@@ -39,7 +39,7 @@ def release_of(identity: str) -> bytes:
     return b"q2-later-%b" % identity.encode()
 
 
-def schedule(broker: Broker, taken: Taken, at: float, operation: Op) -> None:
+def schedule(broker: Broker, taken: Taken, at: float, operation: PendingStore) -> None:
     """Have a message published at Unix time ``at``; scheduling it again moves it.
 
     Raises:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from mqtt_nats.backbone.pending import Future, Op, TooLarge
+from mqtt_nats.backbone.pending import AwaitedStore, PendingStore, TooLarge
 from mqtt_nats.codec import PacketTooLarge, TopicNameInvalid
 from mqtt_nats.ingress.publish import HEADERS, RETAIN_LINE, STATES, Extras, checked
 from mqtt_nats.ingress.retained_ops import RetainedOp
@@ -35,7 +35,7 @@ class Counting(Protocol):
         """One of them is refused."""
 
 
-class Lonely(Op):
+class Lonely(PendingStore):
     """Stores whose end nobody waits for, but the log."""
 
     __slots__ = ("left", "topic")
@@ -52,7 +52,7 @@ class Lonely(Op):
         log.error("a message on %r was not stored: %s", self.topic, error)
 
 
-class Awaited(Future):
+class Awaited(AwaitedStore):
     """Stores that somebody waits for."""
 
     __slots__ = ("left",)
@@ -90,7 +90,7 @@ def inject(
     sender: bytes,
     more: Extras | None,
     release: bytes,
-    operation: Op,
+    operation: PendingStore,
 ) -> None:
     """Publish a message to everybody.
 

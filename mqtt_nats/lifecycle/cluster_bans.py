@@ -21,7 +21,7 @@ from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.bans import PREFIX, BanStore, read_ban
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.link import Link
+    from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.client.client import Client
     from mqtt_nats.gateway.broker import Broker
 
@@ -156,7 +156,7 @@ class Banning:
         else:
             self._set(one)
 
-    def renew(self, link: Link) -> None:
+    def renew(self, link: NatsConnection) -> None:
         """Subscribe again after a reconnect, and read what was missed."""
         link.renew(self._sid, SUBJECTS)
         self._heard.clear()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.pending import Op
+from mqtt_nats.backbone.pending import PendingStore
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.headers import EXPECTED_LAST_SUBJECT_SEQUENCE
 from mqtt_streams.sessions import WRONG_LAST_SEQUENCE, PoisonedRecord
@@ -28,7 +28,7 @@ def set_deadline(client: Client, at: float, pairs: tuple[tuple[str, str], ...] =
     client.broker.store.put(target, headers, client.client_id.encode(), DeadlineOp(client, at))
 
 
-class DeadlineOp(Op):
+class DeadlineOp(PendingStore):
     """The store of the timer of a session whose connection has ended.
 
     It is stored only where there is none: a gateway that was cut off may learn late that the session has moved, and

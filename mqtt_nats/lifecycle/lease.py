@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats import __version__
 from mqtt_nats.backbone.acked_publisher import TRANSIENT
-from mqtt_nats.backbone.retry import elected
+from mqtt_nats.backbone.retry import ask_once_for_all
 from mqtt_nats.base.server_clock import converted, elapsed
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.config.worker_identity import default_name
@@ -95,11 +95,11 @@ class Lease:
         Raises:
             ApiError, NoResponders, RequestTimeout: JetStream does not answer.
         """
-        await elected(self.broker.generation.check)  # which tells what time it is, too
-        former = await elected(self._take_name)
-        await elected(self._renew)
+        await ask_once_for_all(self.broker.generation.check)  # which tells what time it is, too
+        former = await ask_once_for_all(self._take_name)
+        await ask_once_for_all(self._renew)
         for entry in former:
-            await elected(partial(self._succeed, entry))
+            await ask_once_for_all(partial(self._succeed, entry))
 
     async def _take_name(self) -> list[Entry]:
         """Choose the name of this gateway; returns the dead gateways that had it before."""

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mqtt_nats.backbone.pending import Silent
+from mqtt_nats.backbone.pending import IgnoredStore
 from mqtt_nats.base.bucket import Buckets, depth
 from mqtt_nats.base.logs import log_failure, once
 from mqtt_nats.codec import QuotaExceeded
@@ -21,7 +21,7 @@ from mqtt_streams.quotas import note_subject
 from mqtt_streams.sessions import PoisonedRecord
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.acked_publisher import Store
+    from mqtt_nats.backbone.acked_publisher import AckedPublisher
     from mqtt_nats.base.limit_settings import ClientLimits
     from mqtt_streams.quotas import QuotaStore
     from mqtt_streams.sessions import SessionRecord, SessionStore
@@ -81,7 +81,7 @@ class Quotas:
         settings: ClientLimits,
         notes: QuotaStore,
         sessions: SessionStore,
-        store: Store,
+        store: AckedPublisher,
         counted: Callable[[str], None],
     ) -> None:
         self._settings = settings
@@ -139,7 +139,7 @@ class Quotas:
         if quota in self._uses:
             self._uses[quota].add(0, count - (known[1] if known is not None and known[0] == quota else 0))
         target = b"HPUB %b " % note_subject(quota, record.key).encode()
-        self._store.put(target, b"NATS/1.0\r\n\r\n", b"%d" % count, Silent())
+        self._store.put(target, b"NATS/1.0\r\n\r\n", b"%d" % count, IgnoredStore())
 
     def left(self, key: str) -> None:
         """The connection of a session has ended."""

@@ -18,7 +18,7 @@ from mqtt_streams.gateways import STREAM as GATEWAYS
 from mqtt_streams.messages import STREAM as MESSAGES
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.acked_publisher import Store
+    from mqtt_nats.backbone.acked_publisher import AckedPublisher
     from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.gateway")
@@ -104,5 +104,5 @@ def explain(error: ApiError | NoResponders | RequestTimeout) -> str:
     return f"{FULL}: {said}" if isinstance(error, ApiError) and error.err_code in FULL_CODES else said
 
 
-def _outages(store: Store) -> str:
+def _outages(store: AckedPublisher) -> str:
     return f"JetStream does not store to {', '.join(store.outages)}" if store.outages else ""

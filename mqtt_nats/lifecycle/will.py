@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from mqtt_nats.backbone.pending import Future, Op, Silent, TooLarge, sequence
+from mqtt_nats.backbone.pending import AwaitedStore, IgnoredStore, PendingStore, TooLarge, sequence
 from mqtt_nats.backbone.retry import PAUSE
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import NotAuthorized, PacketTooLarge, QuotaExceeded, Will
@@ -106,7 +106,7 @@ async def keep_will(client: Client, will: Will) -> None:
     await operation.done
 
 
-class KeepOp(Future):
+class KeepOp(AwaitedStore):
     """The store of a will, which may be stored after its connection has ended: nobody deals with it then."""
 
     __slots__ = ("client", "guard", "will")
@@ -298,7 +298,7 @@ def publish_will(broker: Broker, will: StoredWill, then: Done | None = None) -> 
     broker.link.kick()
 
 
-def _delete(broker: Broker, will: StoredWill, operation: Op) -> None:
+def _delete(broker: Broker, will: StoredWill, operation: PendingStore) -> None:
     broker.store.call(broker.delete_will, b'{"seq":%d,"no_erase":true}' % will.seq, operation)
 
 
@@ -320,7 +320,7 @@ def _publish(broker: Broker, will: StoredWill, then: Done | None) -> None:
         operation.end()
 
 
-class Done(Op):
+class Done(PendingStore):
     """Something that is waited for; its failure is the end of it too."""
 
     __slots__ = ("event",)
@@ -337,7 +337,7 @@ class Done(Op):
         self.event.set()
 
 
-class WillOp(Op):
+class WillOp(PendingStore):
     """The stores of a will; then the stored will is deleted."""
 
     __slots__ = ("broker", "left", "then", "will")
@@ -362,13 +362,13 @@ class WillOp(Op):
     def end(self) -> None:
         """The will has been published."""
         if self.will.qos:
-            _delete(self.broker, self.will, self.then or Silent())
+            _delete(self.broker, self.will, self.then or IgnoredStore())
             self.broker.link.kick()
         elif self.then is not None:
             self.then.event.set()
 
 
-class ZeroOp(Op):
+class ZeroOp(PendingStore):
     """The deletion of a stored will at QoS 0: who has deleted it publishes it."""
 
     __slots__ = ("broker", "then", "will")
@@ -390,7 +390,7 @@ class ZeroOp(Op):
             self.then.event.set()
 
 
-class TimerOp(Op):
+class TimerOp(PendingStore):
     """The store of the timer of a delayed will."""
 
     __slots__ = ("will",)

@@ -15,10 +15,10 @@ from collections.abc import Callable, Coroutine
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
-from mqtt_nats.backbone.acked_publisher import Store
-from mqtt_nats.backbone.inbox import Inbox
-from mqtt_nats.backbone.link import Link
-from mqtt_nats.backbone.pending import Op, TooLarge
+from mqtt_nats.backbone.acked_publisher import AckedPublisher
+from mqtt_nats.backbone.inbox import RequestInbox
+from mqtt_nats.backbone.link import NatsConnection
+from mqtt_nats.backbone.pending import PendingStore, TooLarge
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.base.logs import log_failure
 from mqtt_nats.messages.headers import header
@@ -82,9 +82,9 @@ class Copies:
 
     def __init__(
         self,
-        link: Link,
-        inbox: Inbox,
-        store: Store,
+        link: NatsConnection,
+        inbox: RequestInbox,
+        store: AckedPublisher,
         online: asyncio.Event,
         spawn: Callable[[Coroutine[Any, Any, None], str], object],
         acquaint: Callable[[bytes], None],
@@ -203,7 +203,7 @@ class Copies:
             self.stored += 1
 
 
-class CopyOp(Op):
+class CopyOp(PendingStore):
     """The store of a copy."""
 
     __slots__ = ("_copies", "_copy")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mqtt_nats.hooks.calls import dropped
 from mqtt_nats.hooks.events import ClientView, Delivered
 from mqtt_nats.hooks.points import MESSAGE_ACKED, MESSAGE_DELIVERED, MESSAGE_DROPPED
-from mqtt_nats.transport.write_buffer import Outlet
+from mqtt_nats.transport.write_buffer import WriteBuffer
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
@@ -23,15 +23,15 @@ def fit_spout(client: Client) -> None:
     looks = bool(hooks.noticing(MESSAGE_DELIVERED) or hooks.noticing(MESSAGE_ACKED))
     wanted = looks or hooks.noticing(MESSAGE_DROPPED) is not None
     send = outlet.send
-    if isinstance(send, Spout):
+    if isinstance(send, DeliveryHooks):
         send.looks = looks
         if not wanted:
             outlet.send = send.send
     elif wanted and send is not None:
-        outlet.send = Spout(client, send, looks)
+        outlet.send = DeliveryHooks(client, send, looks)
 
 
-class Spout:
+class DeliveryHooks:
     """Takes the place of a socket's ``write``: sees what is sent."""
 
     __slots__ = ("_aliases", "_view", "client", "looks", "send", "sent")
@@ -119,10 +119,10 @@ def _alias(data: bytes, at: int, end: int) -> int:
     return data[at + 1] << 8 | data[at + 2] if at + 3 <= end and data[at] == 0x23 else 0
 
 
-def lost(outlet: Outlet, data: bytes) -> None:
+def lost(outlet: WriteBuffer, data: bytes) -> None:
     """QoS 0 messages are dropped, because their client does not read."""
     spout = outlet.send
-    if not isinstance(spout, Spout):
+    if not isinstance(spout, DeliveryHooks):
         return
     at = 0
     while at < len(data):

@@ -56,7 +56,7 @@ class Aliases:
         self._given.clear()
 
 
-def pack(
+def encode_publish(
     client: Client, message: Message | Stored, qos: int, identifier: int, *, ids: bytes, retain: bool, dup: bool = False
 ) -> bytes:
     """A PUBLISH packet for one client; empty when it must not be sent: expired, or too large for the client.
@@ -85,7 +85,9 @@ def pack(
     return data
 
 
-def tailor(client: Client, message: Message | Stored, qos: int, choice: Choice | None = None) -> Callable[[int], bytes]:
+def encode_for_subscriber(
+    client: Client, message: Message | Stored, qos: int, choice: Choice | None = None
+) -> Callable[[int], bytes]:
     """What makes the packet of a message once its packet identifier is known; it gives nothing when it is too late."""
     ids = choice.ids if choice is not None else b""
     retain = message.retain or (choice is not None and choice.kept and message.kept)
@@ -93,14 +95,16 @@ def tailor(client: Client, message: Message | Stored, qos: int, choice: Choice |
     granted = choice.qos if choice is not None else qos
 
     def late(identifier: int) -> bytes:
-        if client.picky and client.withheld(message.key, granted, message.identity):
+        if client.checks_each and client.withheld(message.key, granted, message.identity):
             return b""
-        return pack(client, message, qos, identifier, ids=ids, retain=retain)
+        return encode_publish(client, message, qos, identifier, ids=ids, retain=retain)
 
     return late
 
 
-def extras_of(client: Client, overlap: Overlap[Any], message: Stored, delivery: Delivery) -> tuple[bytes, bool]:
+def subscriber_properties(
+    client: Client, overlap: Overlap[Any], message: Stored, delivery: Delivery
+) -> tuple[bytes, bool]:
     """Subscription identifiers for a stored message, and whether its RETAIN flag stays [MQTT-3.3.4-4] (5.0).
 
     A bridge of 3.1.1 gets RETAIN as it was published.

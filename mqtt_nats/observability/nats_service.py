@@ -19,7 +19,7 @@ from mqtt_nats.observability.counters import snapshot
 from mqtt_streams.gateway_subjects import STATUS
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.link import Link
+    from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.gateway.broker import Broker
 
 NAME: Final = "mqtt-nats"
@@ -40,7 +40,7 @@ class Service:
         status = STATUS + b"*"
         self._sids.append((subscribe(status, self._status), status))
 
-    def renew(self, link: Link) -> None:
+    def renew(self, link: NatsConnection) -> None:
         """Subscribe again after a reconnect."""
         for sid, subject in self._sids:
             link.renew(sid, subject)

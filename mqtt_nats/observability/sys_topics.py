@@ -30,7 +30,7 @@ from mqtt_streams.sessions import STREAM as SESSIONS
 from mqtt_streams.subjects import SYSTEM_LEVEL, system_subject
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.link import Link
+    from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -88,7 +88,7 @@ class System:
             for subject in (REPORTS, b"%b.%b" % (REPORTS, broker.identity.encode())):
                 self._subjects.append((broker.link.subscribe_raw(subject, self._heard), subject))
 
-    def renew(self, link: Link) -> None:
+    def renew(self, link: NatsConnection) -> None:
         """Subscribe again after a reconnect."""
         for sid, subject in self._subjects:
             link.renew(sid, subject)

@@ -7,7 +7,7 @@ from typing import Final
 
 from pydantic import Field
 
-from mqtt_nats.backbone.pending import Op
+from mqtt_nats.backbone.pending import PendingStore
 from mqtt_nats.codec import TopicNameInvalid
 from mqtt_nats.ingress.interceptors import Taken
 from mqtt_nats.plugins.base import Options, Plugin
@@ -40,7 +40,7 @@ class Delayed(Plugin[DelayedOptions]):
         """
         return parse(topic, self.options.max_delay)[1]
 
-    def take(self, taken: Taken, operation: Op) -> None:
+    def take(self, taken: Taken, operation: PendingStore) -> None:
         """Schedule a message."""
         self.gateway.schedule(taken, parse(taken.topic, self.options.max_delay)[0], operation)
 

@@ -20,7 +20,7 @@ from mqtt_nats.ingress.scheduled import schedule
 from mqtt_nats.ingress.server_publish import Awaited, check_size, inject
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.pending import Op
+    from mqtt_nats.backbone.pending import PendingStore
     from mqtt_nats.gateway.broker import Broker
 
 E = TypeVar("E")
@@ -115,7 +115,7 @@ class Host:
         self._taken.append(beginning)
         arrange(self._broker)
 
-    def schedule(self, taken: Taken, seconds: float, operation: Op) -> None:
+    def schedule(self, taken: Taken, seconds: float, operation: PendingStore) -> None:
         """Have a message that was taken published in so many seconds, whatever becomes of this gateway.
 
         Raises:

@@ -29,8 +29,8 @@ import heapq
 from typing import Any, Final
 
 from mqtt_nats.codec import ProtocolError, ack_bytes
-from mqtt_nats.protocol.inflight import SENT, STORING, Delivery, Release, Source
-from mqtt_nats.protocol.owed_pubrels import Releasing
+from mqtt_nats.protocol.inflight import SENT, STORING, Delivery, Release, SubscriptionState
+from mqtt_nats.protocol.owed_pubrels import OwedPubrels
 from mqtt_nats.protocol.ports import Ports
 from mqtt_nats.protocol.transient_sender import unknown_pubrel
 
@@ -45,7 +45,7 @@ def packet_id(sequence: int) -> int:
     return sequence % ID_SPACE + 1
 
 
-class DurableOutbound(Releasing):
+class DurableSender(OwedPubrels):
     """The sender's side of a durable session.
 
     Args:
@@ -67,10 +67,11 @@ class DurableOutbound(Releasing):
 
     # -- what JetStream delivers --------------------------------------------------------------
 
-    def arrived(self, source: Source, sequence: int, attempt: int, reply: bytes, body: Any, qos: int) -> None:
+    def arrived(
+        self, source: SubscriptionState, sequence: int, attempt: int, reply: bytes, body: Any, qos: int
+    ) -> None:
         """A consumer has delivered a message that this session takes through this source at ``qos``."""
-        # JetStream has forgotten that it delivered this, as a server that was killed does.
-        forgotten = attempt == 1 and sequence <= source.first
+        forgotten = attempt == 1 and sequence <= source.first  # JetStream does not know that it has delivered this
         passed = sequence <= max(source.last, self.ended)
         again = forgotten or attempt > 1 or passed or sequence in self._owed
         self._seen(source, sequence, attempt)
@@ -81,8 +82,7 @@ class DurableOutbound(Releasing):
             return
         release = self.releases.get(identifier)
         if release is not None and release.sequence == sequence and not release.former:
-            # The client has it; only the acknowledgement was lost.
-            release.unconfirmed += 1
+            release.unconfirmed += 1  # the client has the message; only the acknowledgement was lost
             self.ports.ack_confirmed(reply, identifier)
             return
         if again and (
@@ -118,7 +118,7 @@ class DurableOutbound(Releasing):
             if self.open:
                 self.pump()
 
-    def sent_at_once(self, source: Source, sequence: int, qos: int, reply: bytes) -> bool:
+    def sent_at_once(self, source: SubscriptionState, sequence: int, qos: int, reply: bytes) -> bool:
         """Take a message that needs no thought: a first delivery, in order, that may be sent now.
 
         Returns:
@@ -161,7 +161,7 @@ class DurableOutbound(Releasing):
         release = self.releases.get(sequence % ID_SPACE + 1)
         return self._find(sequence) is not None or (release is not None and release.sequence == sequence)
 
-    def _repeated(self, known: Delivery, source: Source, attempt: int, reply: bytes, qos: int) -> None:
+    def _repeated(self, known: Delivery, source: SubscriptionState, attempt: int, reply: bytes, qos: int) -> None:
         """A message that is on its way has come again: through the same consumer or a second one."""
         if known.source is source:
             known.reply = reply
@@ -171,7 +171,7 @@ class DurableOutbound(Releasing):
         if before and self._perhaps_sent(known) and not source.been(known.sequence):
             known.dup, known.qos = True, qos
 
-    def passed_over(self, source: Source, sequence: int, attempt: int, reply: bytes) -> None:
+    def passed_over(self, source: SubscriptionState, sequence: int, attempt: int, reply: bytes) -> None:
         """A consumer has delivered a message that the client does not get through this source."""
         self._seen(source, sequence, attempt)
         source.left.append(sequence)
@@ -179,7 +179,7 @@ class DurableOutbound(Releasing):
         if self._waiting:  # perhaps for this consumer to get past it
             self.pump()
 
-    def _seen(self, source: Source, sequence: int, attempt: int) -> None:
+    def _seen(self, source: SubscriptionState, sequence: int, attempt: int) -> None:
         if sequence > source.last:
             source.last = sequence
         if attempt > 1:
@@ -208,7 +208,7 @@ class DurableOutbound(Releasing):
                 source.asked = True
                 self.ports.look(source, sequence)
 
-    def looked(self, source: Source, sequence: int, last: int, pending: int) -> None:
+    def looked(self, source: SubscriptionState, sequence: int, last: int, pending: int) -> None:
         """The state of a consumer after ``sequence`` was stored: delivered up to ``last``, ``pending`` to come."""
         source.asked = False
         # A consumer that has delivered nothing says that it is just before the message with which it begins.
@@ -267,9 +267,9 @@ class DurableOutbound(Releasing):
         waiting = len(self._waiting) + len(self.others) + len(self.reserved)
         return max(self.limit - len(self.inflight) - self.released - waiting, 0) if self.open else 0
 
-    def release_held(self, source: Source, reason: int = Source.REPLAYING) -> None:
+    def release_held(self, source: SubscriptionState, reason: int = SubscriptionState.REPLAYING) -> None:
         """One thing that new messages of a subscription had to wait for is over: let them go after the last."""
-        if reason == Source.RETURNING:  # all that is pending, whoever waits for it
+        if reason == SubscriptionState.RETURNING:  # all that is pending, whoever waits for it
             source.held &= ~reason
         else:
             source.held -= reason

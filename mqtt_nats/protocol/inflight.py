@@ -11,7 +11,7 @@ SENT: Final = 1
 STORING: Final = 2
 
 
-class Source:
+class SubscriptionState:
     """One durable consumer of the session, attached to this connection."""
 
     REPLAYING: Final = 1
@@ -32,7 +32,7 @@ class Source:
         "end",
         "expected",
         "first",
-        "forgone",
+        "forgotten_from",
         "held",
         "identifier",
         "kept",
@@ -87,7 +87,7 @@ class Source:
         """The consumer has nothing left to deliver before this sequence, for all that ``last`` says."""
         self.asked = False
         """JetStream has been asked for that."""
-        self.forgone = 0
+        self.forgotten_from = 0
         """The lowest sequence that was given up since the client has read last; 0 = none."""
         self.expected: int | None = None
         """Redeliveries to come after the consumer was attached; None = not known yet."""
@@ -99,7 +99,7 @@ class Source:
         until what was pending has come again."""
         self.backlog: deque[Delivery] = deque()
         self.live = False
-        """Its messages come through the shared reader: see :attr:`DurableOutbound.reached`."""
+        """Its messages come through the shared reader: see :attr:`DurableSender.reached`."""
         self.done: deque[int] = deque(maxlen=max(window, self.KNOWN_LEAST))
         """Sequences completed last. The acknowledgements that can be lost are those of the consumer's window; and of a
         few more where its next leader lags behind."""
@@ -109,7 +109,7 @@ class Source:
     def begin_anew(self) -> None:
         """The stream counts from 1 again."""
         self.start = 1
-        self.last = self.first = self.base = self.clear = self.forgone = 0
+        self.last = self.first = self.base = self.clear = self.forgotten_from = 0
         self.was_qos = self.until = 0
         self.done.clear()
         self.left.clear()
@@ -138,9 +138,9 @@ class Source:
 
     def given_up(self, sequence: int) -> None:
         """A message was forgotten, to come again: it is not done, for all that has been here."""
-        if 0 < self.forgone <= sequence and sequence > self.first:
+        if 0 < self.forgotten_from <= sequence and sequence > self.first:
             return  # every range ends before it: thousands are given up at once
-        self.forgone = min(self.forgone or sequence, sequence)
+        self.forgotten_from = min(self.forgotten_from or sequence, sequence)
         self.first = min(self.first, sequence - 1)
         self._end_range()
         for place, (low, high) in enumerate(self.past):
@@ -196,7 +196,7 @@ class Delivery:
     __slots__ = ("body", "dup", "id", "others", "qos", "reply", "sequence", "source", "state")
 
     def __init__(
-        self, source: Source, sequence: int, identifier: int, qos: int, body: Any, reply: bytes, dup: bool
+        self, source: SubscriptionState, sequence: int, identifier: int, qos: int, body: Any, reply: bytes, dup: bool
     ) -> None:
         self.source = source
         self.sequence = sequence
@@ -230,11 +230,11 @@ class Release:
         """Acknowledgements of the message that JetStream has yet to confirm."""
         self.delivery: Delivery | None = None
         """The message, when this connection has sent it."""
-        self.source: Source | None = None
+        self.source: SubscriptionState | None = None
         """Of a retained message: the subscription that it was sent for, where that is known."""
         self.comp = False
         self.stays = False
-        """Its identifier is taken until :meth:`DurableOutbound.freed`, also when all is complete."""
+        """Its identifier is taken until :meth:`DurableSender.freed`, also when all is complete."""
         self.records: list[bytes] = []
         """The acknowledgement subject of the PUBREL record, once it has been delivered; several when it was
         stored again after a reconnect."""

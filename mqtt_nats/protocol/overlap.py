@@ -12,7 +12,7 @@ from bisect import insort
 from itertools import zip_longest
 from typing import Generic, TypeVar
 
-from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.protocol.inflight import SubscriptionState
 
 T = TypeVar("T")
 
@@ -25,10 +25,10 @@ class Overlap(Generic[T]):
     __slots__ = ("_entries", "_matching")
 
     def __init__(self) -> None:
-        self._entries: list[tuple[int, str, T, Source]] = []
-        self._matching: dict[str, list[tuple[int, str, T, Source]]] = {}
+        self._entries: list[tuple[int, str, T, SubscriptionState]] = []
+        self._matching: dict[str, list[tuple[int, str, T, SubscriptionState]]] = {}
 
-    def add(self, pattern: str, value: T, source: Source) -> None:
+    def add(self, pattern: str, value: T, source: SubscriptionState) -> None:
         """A subscription on the NATS subject ``pattern``."""
         insort(self._entries, (source.start, pattern, value, source), key=lambda entry: entry[:2])
         self._matching.clear()
@@ -60,13 +60,13 @@ class Overlap(Generic[T]):
         self._entries.sort(key=lambda entry: entry[:2])
         self._matching.clear()
 
-    def after(self, value: T) -> list[Source]:
+    def after(self, value: T) -> list[SubscriptionState]:
         """Those that may have left messages to a subscription: they may match the same, and come after it."""
         at = next(number for number, entry in enumerate(self._entries) if entry[2] is value)
         pattern = self._entries[at][1]
         return [source for _, other, _, source in self._entries[at + 1 :] if patterns_meet(other, pattern)]
 
-    def after_ended(self, start: int, pattern: str) -> list[Source]:
+    def after_ended(self, start: int, pattern: str) -> list[SubscriptionState]:
         """The same of one that has ended, by its start; 0 = not known, then all that may match the same."""
         return [
             source
@@ -111,7 +111,7 @@ class Overlap(Generic[T]):
                     identifiers.append(source.identifier)
         return identifiers, kept
 
-    def _match(self, subject: str) -> list[tuple[int, str, T, Source]]:
+    def _match(self, subject: str) -> list[tuple[int, str, T, SubscriptionState]]:
         matching = self._matching.get(subject)
         if matching is None:
             if len(self._matching) >= MAX_TOPICS:
@@ -122,7 +122,7 @@ class Overlap(Generic[T]):
         return matching
 
 
-def _reaches(source: Source, sequence: int) -> bool:
+def _reaches(source: SubscriptionState, sequence: int) -> bool:
     """Whether a subscription had not ended, in favour of one at QoS 0, when a message was stored."""
     return not source.end or sequence <= source.end
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from mqtt_nats.protocol.inflight import STORING, Delivery, Release, Source
-from mqtt_nats.protocol.requeue import EVER, Recalling
+from mqtt_nats.protocol.inflight import STORING, Delivery, Release, SubscriptionState
+from mqtt_nats.protocol.requeue import EVER, Requeue
 from mqtt_nats.protocol.unsequenced import RETAINED_BASE
 
 
-class Releasing(Recalling):
+class OwedPubrels(Requeue):
     """The part of a durable session's sender that deals with them."""
 
     def __init__(self, version: int) -> None:
@@ -29,7 +29,7 @@ class Releasing(Recalling):
         self._cleared: set[int] = set()
 
     def owe(self, identifier: int, sequence: int, former: bool = False) -> None:
-        """A PUBREL record was found: reserve the identifier; the PUBREL is sent by :meth:`DurableOutbound.start`.
+        """A PUBREL record was found: reserve the identifier; the PUBREL is sent by :meth:`DurableSender.start`.
 
         Args:
             former: the sequence counts in a stream that was replaced.
@@ -117,7 +117,7 @@ class Releasing(Recalling):
                 self._cleared.add(identifier)
             self._finish(identifier, release)
 
-    def replayed(self, source: Source, cursor: int | None) -> None:
+    def replayed(self, source: SubscriptionState, cursor: int | None) -> None:
         """The session record says how far a subscription's retained messages are: what is before it needs no record."""
         if cursor is None or source.end:
             self.cursors.pop(source, None)

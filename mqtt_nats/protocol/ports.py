@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from mqtt_nats.protocol.inflight import Delivery, Source
+from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
 
 
 class Ports(Protocol):
@@ -21,15 +21,15 @@ class Ports(Protocol):
         """Acknowledge a message to JetStream."""
 
     def ack_confirmed(self, reply: bytes, identifier: int) -> None:
-        """Acknowledge a message to JetStream and report it with :meth:`DurableOutbound.confirmed`."""
+        """Acknowledge a message to JetStream and report it with :meth:`DurableSender.confirmed`."""
 
     def store_pubrel(self, identifier: int, sequence: int) -> None:
-        """Store a PUBREL record and report it with :meth:`DurableOutbound.pubrel_stored`."""
+        """Store a PUBREL record and report it with :meth:`DurableSender.pubrel_stored`."""
 
-    def look(self, source: Source, sequence: int) -> None:
-        """Ask JetStream for the state of a consumer and report it with :meth:`DurableOutbound.looked`."""
+    def look(self, source: SubscriptionState, sequence: int) -> None:
+        """Ask JetStream for the state of a consumer and report it with :meth:`DurableSender.looked`."""
 
-    def written(self, source: Source) -> None:
+    def written(self, source: SubscriptionState) -> None:
         """A message that had waited is sent, of a subscription of which QoS 0 has taken the place, or that is live."""
 
     def seek(self) -> None:
@@ -55,10 +55,10 @@ class Nowhere:
     def store_pubrel(self, identifier: int, sequence: int) -> None:
         """Leave a message to be delivered again."""
 
-    def look(self, source: Source, sequence: int) -> None:
+    def look(self, source: SubscriptionState, sequence: int) -> None:
         """Ask nothing."""
 
-    def written(self, source: Source) -> None:
+    def written(self, source: SubscriptionState) -> None:
         """Nobody waits for it."""
 
     def seek(self) -> None:

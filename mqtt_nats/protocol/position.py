@@ -34,7 +34,7 @@ class Content(NamedTuple):
     released: dict[int, int]
 
 
-class Ledger:
+class SessionPosition:
     """One session's."""
 
     __slots__ = ("_steps", "_under_way", "dirty", "pending", "reached", "released")

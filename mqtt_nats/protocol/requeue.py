@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from mqtt_nats.protocol.inflight import SENT, WAITING, Delivery, Source
+from mqtt_nats.protocol.inflight import SENT, WAITING, Delivery, SubscriptionState
 from mqtt_nats.protocol.ports import NOWHERE, Ports
-from mqtt_nats.protocol.unsequenced import Unsequenced
+from mqtt_nats.protocol.unsequenced import UnsequencedQueue
 
 EVER: Final = 1 << 62
 
@@ -21,7 +21,7 @@ PAST: Final = 4096
 """Sequences that are remembered of subscriptions that are no more."""
 
 
-class Recalling(Unsequenced):
+class Requeue(UnsequencedQueue):
     """The part of a durable session's sender that does so.
 
     Subscriptions that have ended are left alone: there is little of them, and others may depend on it.
@@ -30,7 +30,7 @@ class Recalling(Unsequenced):
     def __init__(self) -> None:
         super().__init__()
         self.ports: Ports = NOWHERE
-        self.sources: list[Source] = []
+        self.sources: list[SubscriptionState] = []
         self._queued: dict[int, Delivery] = {}
         """What is WAITING, by stream sequence."""
         self._waiting: list[tuple[int, Delivery]] = []
@@ -166,13 +166,13 @@ class Recalling(Unsequenced):
         """Send again: first what had been given up, in order."""
         self._unsent.clear()
         for source in self.sources:
-            source.forgone = 0
+            source.forgotten_from = 0
         self.open = True
         self.pump()
 
     # -- changes of subscriptions ---------------------------------------------------------------
 
-    def forget(self, source: Source) -> None:
+    def forget(self, source: SubscriptionState) -> None:
         """A subscription that has ended is complete: its consumer is no more."""
         if source in self.sources:
             self.sources.remove(source)
@@ -190,7 +190,7 @@ class Recalling(Unsequenced):
         """Whether the client has had a message whole, by whichever subscription, of those that were lately."""
         return any(sequence in source.done for source in self.sources) or sequence in self._past
 
-    def holds(self, source: Source) -> bool:
+    def holds(self, source: SubscriptionState) -> bool:
         """True while a message of ``source`` is on its way, or JetStream has to confirm that it is complete."""
         return (
             self.waits(source)
@@ -201,11 +201,11 @@ class Recalling(Unsequenced):
             )
         )
 
-    def waits(self, source: Source) -> bool:
+    def waits(self, source: SubscriptionState) -> bool:
         """True while a message of ``source`` waits for its place, and is not sent."""
         return bool(source.backlog) or any(delivery.source is source for _, delivery in self._waiting)
 
-    def lower(self, source: Source, end: int, retained: bool) -> None:
+    def lower(self, source: SubscriptionState, end: int, retained: bool) -> None:
         """QoS 0 takes the place of a subscription: what its consumer brings up to ``end`` is still sent.
 
         Args:
@@ -216,7 +216,9 @@ class Recalling(Unsequenced):
         self.others = deque(d for d in self.others if d.source is not source or d.dup or retained)
         self.replayed(source, None)
 
-    def drain(self, source: Source, keep: Callable[[Delivery], bool] = lambda delivery: False) -> list[Delivery]:
+    def drain(
+        self, source: SubscriptionState, keep: Callable[[Delivery], bool] = lambda delivery: False
+    ) -> list[Delivery]:
         """A subscription ends: forget what its source has brought and was not sent yet.
 
         Args:

@@ -36,7 +36,7 @@ Late = Callable[[int], bytes]
 """Makes a PUBLISH packet when it is sent, from its packet identifier; empty = it must not be sent any more."""
 
 
-class RegularOutbound:
+class TransientSender:
     """The sender's side of a regular session.
 
     Args:

@@ -11,7 +11,7 @@ from collections import deque
 from typing import Any, Final
 
 from mqtt_nats.codec import ProtocolError
-from mqtt_nats.protocol.inflight import Delivery, Release, Source
+from mqtt_nats.protocol.inflight import Delivery, Release, SubscriptionState
 
 RETAINED_BASE: Final = 49152
 RETAINED_SPACE: Final = 16384
@@ -22,7 +22,7 @@ def retained_id(sequence: int) -> int:
     return RETAINED_BASE + sequence % RETAINED_SPACE
 
 
-class Unsequenced:
+class UnsequencedQueue:
     """The part of a durable session's sender that deals with them."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Unsequenced:
         """Identifiers of messages of shared subscriptions that are not sent yet."""
         self._asked: set[int] = set()
         """Identifiers that the client is to give up first, where the next message is at QoS 2."""
-        self.cursors: dict[Source, int] = {}
+        self.cursors: dict[SubscriptionState, int] = {}
         """Where the next connection would go on with retained messages, by subscription whose replay is unfinished."""
         self._last_free = 0
 
@@ -44,11 +44,11 @@ class Unsequenced:
         """Send what may be sent now."""
         raise NotImplementedError
 
-    def replayed(self, source: Source, cursor: int | None) -> None:
+    def replayed(self, source: SubscriptionState, cursor: int | None) -> None:
         """The next connection would go on with a subscription's retained messages here; None = they are complete."""
         raise NotImplementedError
 
-    def replay(self, source: Source, sequence: int, qos: int, body: Any, dup: bool) -> None:
+    def replay(self, source: SubscriptionState, sequence: int, qos: int, body: Any, dup: bool) -> None:
         """Send a retained message at QoS 1 or 2, once there is a place in the window."""
         identifier = retained_id(sequence)
         release = self.releases.get(identifier)
@@ -70,7 +70,14 @@ class Unsequenced:
         raise ProtocolError("no packet identifier is free")
 
     def share(
-        self, source: Source, sequence: int, identifier: int, qos: int, body: Any, reply: bytes, dup: bool = False
+        self,
+        source: SubscriptionState,
+        sequence: int,
+        identifier: int,
+        qos: int,
+        body: Any,
+        reply: bytes,
+        dup: bool = False,
     ) -> None:
         """Send a message of a shared subscription, under an identifier of :meth:`free_id`, or the one it had before."""
         self.reserved.add(identifier)
@@ -78,12 +85,12 @@ class Unsequenced:
         if self.open:
             self.pump()
 
-    def shared(self, source: Source) -> list[bytes]:
+    def shared(self, source: SubscriptionState) -> list[bytes]:
         """The acknowledgement subjects of a shared subscription's messages at QoS 1 that are not acknowledged."""
         known = [*self.inflight.values(), *self.others]
         return [one.reply for one in known if one.source is source and one.qos == 1 and one.reply]
 
-    def unshare(self, source: Source, *, all_: bool) -> list[bytes]:
+    def unshare(self, source: SubscriptionState, *, all_: bool) -> list[bytes]:
         """A shared subscription, or with ``all_`` its connection, has ended: what of it others may have at QoS 1.
 
         Returns:
@@ -101,7 +108,7 @@ class Unsequenced:
         """Retained messages that wait for a place in the window."""
         return len(self.others)
 
-    def oldest_replayed(self, source: Source) -> int | None:
+    def oldest_replayed(self, source: SubscriptionState) -> int | None:
         """The lowest retained sequence of a source that waits or is not acknowledged; None when there is none."""
         sequences = [-one.sequence for one in self.inflight.values() if one.sequence < 0 and one.source is source]
         sequences += [-one.sequence for one in self.others if one.source is source]

@@ -23,7 +23,7 @@ from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.stored import time_ns
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.link import Link
+    from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.pubsub.routing_table import Filter, Group
 
@@ -42,7 +42,7 @@ RETRY: Final = 0.25
 BACKLOG_BYTES: Final = 4 * 1024 * 1024
 
 
-def expect_gap(broker: Broker, link: Link) -> None:
+def expect_gap(broker: Broker, link: NatsConnection) -> None:
     """Let what comes through the subscriptions of ``link`` wait for what it has missed; they are renewed next."""
     if link not in broker.gaps:
         return
@@ -51,7 +51,7 @@ def expect_gap(broker: Broker, link: Link) -> None:
             found.backlog = Backlog(BACKLOG_BYTES)
 
 
-async def repair(broker: Broker, link: Link) -> None:
+async def repair(broker: Broker, link: NatsConnection) -> None:
     """Deliver what was stored since ``link`` was lost and has not come through it."""
     since = broker.gaps.pop(link, None)
     if since is None:

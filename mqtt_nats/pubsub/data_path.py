@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.acked_publisher import Store
+from mqtt_nats.backbone.acked_publisher import AckedPublisher
 from mqtt_nats.backbone.link import ENOUGH
 from mqtt_nats.base.bucket import MemoryBudget, Share
 from mqtt_nats.messages.ids import MessageIds
 from mqtt_nats.pubsub.fanout import Fanout
 from mqtt_nats.pubsub.routing_table import Route, Table
-from mqtt_nats.transport.write_buffer import Round
+from mqtt_nats.transport.write_buffer import FlushRound
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.link import Link
+    from mqtt_nats.backbone.link import NatsConnection
 
 
 ALIAS_BYTES: Final = 200
@@ -146,11 +146,11 @@ class Path:
 
     def __init__(
         self,
-        link: Link,
-        store: Store,
+        link: NatsConnection,
+        store: AckedPublisher,
         table: Table,
         fanout: Fanout,
-        round_: Round,
+        round_: FlushRound,
         received: list[int],
         received_bytes: list[int],
         ids: MessageIds,

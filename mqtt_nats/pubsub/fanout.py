@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from mqtt_nats.backbone.link import Handler, Link, RunHandler
+from mqtt_nats.backbone.link import Handler, NatsConnection, RunHandler
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import PublishRun, publish_head
 from mqtt_nats.messages.headers import identity, is_status, publish_qos, publisher
 from mqtt_nats.messages.message import Message, Rich
 from mqtt_nats.messages.properties import from_headers
 from mqtt_nats.pubsub.routing_table import Filter, Group, Member, Route, Table
-from mqtt_nats.transport.write_buffer import Outlet, Round
+from mqtt_nats.transport.write_buffer import FlushRound, WriteBuffer
 from mqtt_streams.subjects import visible_to_wildcard
 
 # Identifiers of QoS 1 and 2 messages are remembered this long, in two halves (seconds). When a connection falls
@@ -36,7 +36,7 @@ class Fanout:
     Nothing overtakes anything on its way [MQTT-4.6.0-5] [MQTT-4.6.0-6] (3.1.1, 5.0).
     """
 
-    def __init__(self, table: Table, link: Link, round_: Round) -> None:
+    def __init__(self, table: Table, link: NatsConnection, round_: FlushRound) -> None:
         self.table = table
         self.out: list[bytes | memoryview] = link.out
         """Frames for NATS; the link has no other list."""
@@ -106,7 +106,7 @@ class Fanout:
         for member, choice in group.guarded:
             member.guard(choice, Message(route.key, run.payloads()[0], 0, sender.client_id))
 
-    def _zero(self, outlets: list[Outlet], data: bytes, count: int, size: int) -> None:
+    def _zero(self, outlets: list[WriteBuffer], data: bytes, count: int, size: int) -> None:
         """Send ``count`` QoS 0 messages, with ``size`` bytes of payload in all, to everybody in a list."""
         dirty = self.round.dirty
         for outlet in outlets:

@@ -72,9 +72,9 @@ def place(group: Group, member: Member, qos: int, found: Filter, matching: Seque
     if qos and member.durable:
         group.await_stored()
     gated = member.gates and found in member.gates
-    if member.options or member.picky or member.bridge or gated or renamed:
+    if member.options or member.checks_each or member.bridge or gated or renamed:
         choice = choose(member, qos, found, matching)
-        if gated or renamed or member.picky or choice.own is not choice or choice.ids or choice.kept:
+        if gated or renamed or member.checks_each or choice.own is not choice or choice.ids or choice.kept:
             group.guarded.append((member, choice))
             return
     if member.version == 5:

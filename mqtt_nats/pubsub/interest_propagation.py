@@ -21,7 +21,7 @@ from mqtt_nats.backbone.inbox import NO_RESPONDERS
 from mqtt_streams.gateway_subjects import ECHO, HERE
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.link import Link
+    from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.client.client import Client
     from mqtt_nats.gateway.broker import Broker
 
@@ -56,9 +56,9 @@ class Nodes:
         self._broker = broker
         self.others: set[bytes] = set()
         """Ids of servers on which gateways publish, without the own one."""
-        self._prefixes: dict[Link, bytes] = {}
-        self._sids: dict[Link, bytes] = {}
-        self._coming: dict[Link, _Echo] = {}
+        self._prefixes: dict[NatsConnection, bytes] = {}
+        self._sids: dict[NatsConnection, bytes] = {}
+        self._coming: dict[NatsConnection, _Echo] = {}
         self._open: dict[bytes, _Echo] = {}
         self._count = 0
         self._said = 0.0
@@ -69,7 +69,7 @@ class Nodes:
         self._echo_sid = broker.link.subscribe_raw(ECHO + _server(broker.link), self._asked, b"echo")
         self._say(self._prefixes[broker.link] + b"here")
 
-    def renew(self, link: Link) -> None:
+    def renew(self, link: NatsConnection) -> None:
         """Subscribe again after a reconnect, maybe to another server."""
         link.renew(self._sids[link], self._prefixes[link] + b">")
         if link is self._broker.link:
@@ -84,7 +84,7 @@ class Nodes:
             self._said = now
             self._say(b"")
 
-    async def fence(self, link: Link) -> None:
+    async def fence(self, link: NatsConnection) -> None:
         """Return when every server on which a gateway publishes knows what ``link`` has subscribed so far.
 
         Raises:
@@ -100,10 +100,10 @@ class Nodes:
         await link.fence()
         await asyncio.wait([echo.done])
 
-    def _missing(self, link: Link) -> set[bytes]:
+    def _missing(self, link: NatsConnection) -> set[bytes]:
         return {*self.others, _server(self._broker.link)} - {_server(link)}
 
-    def _ask(self, link: Link) -> None:
+    def _ask(self, link: NatsConnection) -> None:
         echo = self._coming.pop(link)
         echo.missing = self._missing(link)
         self._count += 1
@@ -193,6 +193,6 @@ async def fence_wild(client: Client) -> None:
         await wild.fence()
 
 
-def _server(link: Link) -> bytes:
+def _server(link: NatsConnection) -> bytes:
     """The id of the server that a link is, or was last, connected to."""
     return str(link.server.get("server_id", "")).encode()

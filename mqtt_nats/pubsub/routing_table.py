@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.link import Handler, Link, RunHandler
+from mqtt_nats.backbone.link import Handler, NatsConnection, RunHandler
 from mqtt_nats.base.bucket import MemoryBudget, Share
 from mqtt_nats.codec import MqttError, NotAuthorized, TopicNameInvalid, validate_topic_name
 from mqtt_nats.codec.wire import put_string
@@ -135,7 +135,7 @@ class Table:
         text: str,
         qos: int,
         subjects: tuple[str, ...],
-        link: Link,
+        link: NatsConnection,
         arrived: Callable[[Filter], tuple[Handler, RunHandler]],
         options: Options = PLAIN,
     ) -> Filter:
@@ -178,7 +178,7 @@ class Table:
             member.options.pop(found, None)
         return found
 
-    def _carrier(self, member: Member, text: str, link: Link) -> Carrier | None:
+    def _carrier(self, member: Member, text: str, link: NatsConnection) -> Carrier | None:
         """What brings the messages of a new filter that overlaps many others of its member."""
         if not ("+" in text or "#" in text) or not member.overlapped(text):
             return None
@@ -249,7 +249,7 @@ class Table:
             carrier.end()
             self.carriers = {text: one for text, one in self.carriers.items() if one is not carrier}
 
-    def renew(self, link: Link) -> None:
+    def renew(self, link: NatsConnection) -> None:
         """Subscribe everything of ``link`` again after a reconnect."""
         for carrier in self.carriers.values():
             if carrier.link is link:
@@ -264,7 +264,7 @@ class Table:
             for sid, subject in zip(found.sids, found.subjects, strict=True):
                 found.link.renew(sid, subject)
 
-    def deny(self, link: Link, subject: bytes) -> None:
+    def deny(self, link: NatsConnection, subject: bytes) -> None:
         """NATS does not allow ``link`` to subscribe to ``subject``."""
         for found in self.filters.values():
             subjects = found.subjects if found.carrier is None else found.carrier.subjects

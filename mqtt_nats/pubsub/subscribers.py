@@ -8,12 +8,12 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from mqtt_nats.backbone.link import Handler, Link
+from mqtt_nats.backbone.link import Handler, NatsConnection
 from mqtt_nats.messages.message import Message
 from mqtt_nats.pubsub.backlog import Backlog, Gate
 from mqtt_nats.pubsub.filter_index import Overlaps
 from mqtt_nats.pubsub.granted_options import Choice, Options
-from mqtt_nats.transport.write_buffer import Outlet
+from mqtt_nats.transport.write_buffer import WriteBuffer
 from mqtt_streams.subjects import filter_to_subjects
 
 OVERLAPS_MOST: Final = 16
@@ -28,17 +28,17 @@ class Member:
         "_overlaps",
         "_ranks",
         "bridge",
+        "checks_each",
         "client_id",
         "durable",
         "filters",
         "gates",
         "options",
         "outlet",
-        "picky",
         "version",
     )
 
-    def __init__(self, outlet: Outlet, durable: bool, bridge: bool) -> None:
+    def __init__(self, outlet: WriteBuffer, durable: bool, bridge: bool) -> None:
         self.outlet = outlet
         self.durable = durable
         self.client_id = ""
@@ -46,7 +46,7 @@ class Member:
         """Protocol version, 4 (MQTT 3.1.1) or 5."""
         self.bridge = bridge
         """It gets none of its own messages, and RETAIN as it was published: a bridge of 3.1.1, which cannot ask."""
-        self.picky = False
+        self.checks_each = False
         """Its packets are its own: it allows topic aliases, limits the size of packets, or may not have each."""
         self.filters: dict[Filter, int] = {}
         """Granted QoS per filter, in the order of confirmation."""
@@ -113,13 +113,13 @@ class Group:
     __slots__ = ("guarded", "high", "low", "low5", "stored", "zero", "zero5")
 
     def __init__(self) -> None:
-        self.zero: list[Outlet] = []
+        self.zero: list[WriteBuffer] = []
         """Who gets a QoS 0 message in the encoding of 3.1.1."""
-        self.zero5: list[Outlet] = []
+        self.zero5: list[WriteBuffer] = []
         """Who gets it in that of 5.0."""
-        self.low: list[Outlet] = []
+        self.low: list[WriteBuffer] = []
         """Who gets a QoS 1 or 2 message at QoS 0."""
-        self.low5: list[Outlet] = []
+        self.low5: list[WriteBuffer] = []
         self.high: list[tuple[Member, int]] = []
         """Who gets a QoS 1 or 2 message at up to the QoS named."""
         self.guarded: list[tuple[Member, Choice]] = []
@@ -170,7 +170,7 @@ class Filter:
     )
 
     def __init__(
-        self, text: str, subjects: tuple[bytes, ...], link: Link, local: bool, carrier: Carrier | None = None
+        self, text: str, subjects: tuple[bytes, ...], link: NatsConnection, local: bool, carrier: Carrier | None = None
     ) -> None:
         self.text = text
         self.open = "+" in text or "#" in text
@@ -200,7 +200,7 @@ class Carrier:
 
     __slots__ = ("carried", "find", "link", "sids", "subjects")
 
-    def __init__(self, text: str, link: Link, find: Callable[[bytes], Collection[Filter]]) -> None:
+    def __init__(self, text: str, link: NatsConnection, find: Callable[[bytes], Collection[Filter]]) -> None:
         """``text`` is a filter that matches whatever the carried ones do; ``find``: who gets a subject's messages."""
         self.link = link
         self.find = find

@@ -33,11 +33,11 @@ from mqtt_streams.pubrel import pubrel_consumer
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
-    from mqtt_nats.delivery.durable import DurableSide
+    from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.gateway.broker import Broker
-    from mqtt_nats.protocol.durable_sender import DurableOutbound
-    from mqtt_nats.protocol.inflight import Source
-    from mqtt_nats.sessions.consumer_binding import Attachment
+    from mqtt_nats.protocol.durable_sender import DurableSender
+    from mqtt_nats.protocol.inflight import SubscriptionState
+    from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -99,7 +99,7 @@ def outdated(info: ConsumerInfo, consumer: ConsumerRef) -> bool:
     return bool(config["deliver_subject"] != consumer.deliver_subject or config["ack_wait"] != consumer.ack_wait)
 
 
-async def take(side: DurableSide, attachment: Attachment) -> tuple[ConsumerInfo, bool]:
+async def take(side: DurableDelivery, attachment: ConsumerBinding) -> tuple[ConsumerInfo, bool]:
     """Have a consumer deliver to this connection.
 
     Returns:
@@ -131,7 +131,7 @@ async def take(side: DurableSide, attachment: Attachment) -> tuple[ConsumerInfo,
     return info, False
 
 
-async def _adopt_start(side: DurableSide, attachment: Attachment) -> bool:
+async def _adopt_start(side: DurableDelivery, attachment: ConsumerBinding) -> bool:
     """A consumer that was made again may begin elsewhere than the record says, which was to be written next."""
     consumer = attachment.consumer
     found = await existing_consumer(side.client.broker.inbox, MESSAGES, consumer.durable_name, side.client.client_id)
@@ -145,7 +145,7 @@ async def _adopt_start(side: DurableSide, attachment: Attachment) -> bool:
     return True
 
 
-async def attach_in_place(side: DurableSide, attachment: Attachment) -> ConsumerInfo:
+async def attach_in_place(side: DurableDelivery, attachment: ConsumerBinding) -> ConsumerInfo:
     """Attach a consumer without a change of its deliver subject.
 
     Raises:
@@ -174,7 +174,7 @@ async def attach_in_place(side: DurableSide, attachment: Attachment) -> Consumer
         side.machine.release_held(source)
 
 
-async def make_anew(client: Client, side: DurableSide, attachment: Attachment) -> ConsumerInfo:
+async def make_anew(client: Client, side: DurableDelivery, attachment: ConsumerBinding) -> ConsumerInfo:
     """Create a consumer that somebody has deleted, to go on where it was, as far as that is known.
 
     Raises:
@@ -203,7 +203,7 @@ async def make_anew(client: Client, side: DurableSide, attachment: Attachment) -
         record.v5.was.pop(attachment.key, None)
     elif source.last:
         lost = "what the client has not acknowledged would not be sent again"
-        start = min(source.last + 1, source.forgone or source.last + 1)
+        start = min(source.last + 1, source.forgotten_from or source.last + 1)
     else:
         lost = "messages since it was removed are lost"
         start = None
@@ -249,7 +249,7 @@ async def send_again(broker: Broker, stream: str, consumer: ConsumerRef, come: C
 
 
 async def bring_back(
-    side: DurableSide, attachment: Attachment, patience: float = RETURN, attempts: int = BRING_BACK
+    side: DurableDelivery, attachment: ConsumerBinding, patience: float = RETURN, attempts: int = BRING_BACK
 ) -> bool:
     """Wait until what a consumer had pending has come again; see to it when it does not come by itself.
 
@@ -305,7 +305,7 @@ async def bring_back(
     return False
 
 
-def outstanding(machine: DurableOutbound, source: Source) -> int:
+def outstanding(machine: DurableSender, source: SubscriptionState) -> int:
     """How many messages of a consumer are on their way to the client, or acknowledged and not confirmed."""
     on_their_way = [*machine.inflight.values(), *machine.queued]
     return sum(delivery.source is source for delivery in on_their_way) + sum(
@@ -315,7 +315,7 @@ def outstanding(machine: DurableOutbound, source: Source) -> int:
     )
 
 
-async def attach_pubrels(client: Client, side: DurableSide) -> None:
+async def attach_pubrels(client: Client, side: DurableDelivery) -> None:
     """Make sure that the consumer of PUBREL records exists and delivers here.
 
     Its deliver subject is the one that nats-server's listener uses, which subscribes it and leaves the consumer

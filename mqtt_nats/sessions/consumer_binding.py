@@ -9,11 +9,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from mqtt_nats.messages.headers import identity
-from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_streams.consumers import ConsumerRef
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.transport import Wire
+    from mqtt_nats.backbone.transport import NatsTransport
     from mqtt_nats.messages.message import Stored
     from mqtt_nats.pubsub.backlog import Gate
 
@@ -22,7 +22,7 @@ Came = Callable[["Stored", int], bool]
 """``came(message, sequence)``: whether core NATS has brought a stored message to the client."""
 
 
-class Attachment:
+class ConsumerBinding:
     """One consumer, attached."""
 
     __slots__ = (
@@ -30,17 +30,17 @@ class Attachment:
         "behind",
         "came",
         "consumer",
+        "drained",
         "gates",
         "gone",
-        "heirs",
+        "handover_limits",
         "key",
         "missed",
         "passing",
-        "returning",
+        "redelivering",
         "sid",
         "since",
         "source",
-        "spent",
         "through",
         "wire",
     )
@@ -49,7 +49,7 @@ class Attachment:
         self,
         key: str,
         consumer: ConsumerRef,
-        source: Source,
+        source: SubscriptionState,
         came: Came | None = None,
     ) -> None:
         self.key = key
@@ -57,17 +57,17 @@ class Attachment:
         self.consumer = consumer
         self.source = source
         self.sid = b""
-        self.wire: Wire | None = None
+        self.wire: NatsTransport | None = None
         """The connection to NATS on which the deliver subject was subscribed."""
-        self.heirs: dict[Source, int] = {}
+        self.handover_limits: dict[SubscriptionState, int] = {}
         """Once the subscription has ended: those that match the same, and how far they have left messages to it."""
-        self.spent = True
+        self.drained = True
         """Once the subscription has ended: nothing more comes that another subscription wants."""
         self.through = False
         """Once the subscription has ended: so it is, but for what was pending and has yet to come again."""
-        self.returning = False
+        self.redelivering = False
         """What was pending when it was attached last may have yet to come again: see `draining.returned`."""
-        self.behind: list[Source] = []
+        self.behind: list[SubscriptionState] = []
         """Once the subscription has ended: those whose new messages wait until this is spent."""
         self.came = came
         """Where it has taken the place of QoS 0: whether a message has come by that."""

@@ -8,7 +8,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.retry import patiently
+from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.pubsub.shared_filters import groups_of
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import delete_consumer
@@ -59,7 +59,7 @@ async def save_record(client: Client, expected: int) -> int:
     try:
         sequence = await broker.sessions.save(record, expected=expected, reply=reply)
     except (RequestTimeout, NoResponders):
-        sequence = await patiently(client, partial(_save_again, client, record, expected, nonce, reply))
+        sequence = await retry_until_answered(client, partial(_save_again, client, record, expected, nonce, reply))
     client.epoch = sequence
     broker.quotas.written(record)
     return sequence

@@ -10,27 +10,27 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mqtt_nats.backbone.pending import Silent
-from mqtt_nats.backbone.retry import patiently
+from mqtt_nats.backbone.pending import IgnoredStore
+from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.sessions.shared_subscribe import send_assigned
 from mqtt_streams.gateway_subjects import ASSIGNED
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.stored import get_sequence
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.link import Link
+    from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.client.client import Client
     from mqtt_nats.gateway.broker import Broker
 
 
-class Belated:
+class LateAssignments:
     """Those of which one gateway tells, or is told."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._sid = broker.link.subscribe_raw(ASSIGNED, self._heard)
 
-    def renew(self, link: Link) -> None:
+    def renew(self, link: NatsConnection) -> None:
         """Subscribe again after a reconnect."""
         link.renew(self._sid, ASSIGNED)
 
@@ -59,16 +59,16 @@ async def _look(client: Client, record: int) -> None:
     side = client.durable_side
     if side is None or record in (side.assigned or ()):
         return
-    assignments, _ = await patiently(client, partial(broker.groups.assigned, client.hash))
+    assignments, _ = await retry_until_answered(client, partial(broker.groups.assigned, client.hash))
     one = next((one for one in assignments if one.seq == record), None)
     if one is None or one.subscription not in (client.shares or {}):  # what has ended is seen to at the next resume
         return
-    found = await patiently(client, partial(get_sequence, broker.inbox, MESSAGES, one.message_seq))
+    found = await retry_until_answered(client, partial(get_sequence, broker.inbox, MESSAGES, one.message_seq))
     if not client.alive:
         return
     side.assigned = {record, *(side.assigned or ())}
     if found is None:  # the stream has let it go, and the client was not sent it
-        broker.drop_assignment(b"%d" % record, Silent())
+        broker.drop_assignment(b"%d" % record, IgnoredStore())
     else:
         send_assigned(client, side, one, found, dup=False)
         broker.round.start()

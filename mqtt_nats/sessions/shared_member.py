@@ -26,19 +26,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.backbone.inbox import frame
-from mqtt_nats.backbone.pending import STALE, Op, Silent, sequence
-from mqtt_nats.backbone.retry import elected, patiently
+from mqtt_nats.backbone.pending import STALE, IgnoredStore, PendingStore, sequence
+from mqtt_nats.backbone.retry import ask_once_for_all, retry_until_answered
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.messages.headers import is_status, publish_qos
 from mqtt_nats.messages.message import Stored, encoded_id
-from mqtt_nats.messages.publish_encoder import tailor
+from mqtt_nats.messages.publish_encoder import encode_for_subscriber
 from mqtt_nats.protocol.ack_tokens import assigned
-from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.pubsub.fanout import received
 from mqtt_nats.pubsub.routing_table import Choice, Filter
 from mqtt_nats.pubsub.shared_filters import parse_shared
-from mqtt_nats.sessions.shared_ownership import NAK, Doubtful, answer, room_of
+from mqtt_nats.sessions.shared_ownership import NAK, OwnershipChecks, answer, room_of
 from mqtt_streams.api import ApiError
 from mqtt_streams.consumers import Ack, backstop, parse_ack
 from mqtt_streams.hashing import registered_as
@@ -103,7 +103,7 @@ class Membership:
         subjects = tuple(subject.encode() for subject in filter_to_subjects(self.filter))
         self.found = Filter(self.filter, subjects, broker.shared, False)
         """Stands for the subscription in requests that are answered."""
-        self.source = Source(wanted.qos, 0, 1)
+        self.source = SubscriptionState(wanted.qos, 0, 1)
         self.choice = Choice(self.found, wanted.qos, b"", False)
         self.queues: list[bytes] = []
         # Never used again: a request of a member that has left waits at its consumer for as long as there is interest.
@@ -119,7 +119,7 @@ class Membership:
         """Sequence of what says that the client is a member; 0 = not stored yet."""
         self.held: set[bytes] = set()
         """Acknowledgement subjects of what a regular session's client has not acknowledged."""
-        self.doubtful = Doubtful(self)
+        self.doubtful = OwnershipChecks(self)
         self.change(wanted)
 
     def change(self, wanted: SharedSubscription) -> None:
@@ -280,7 +280,7 @@ class Membership:
             message = broker.stored_message(ack.stream_seq, b"%d" % ack.timestamp_ns, subject, headers, payload)
             qos = min(qos, self.choice.qos)  # [MQTT-4.8.2-3] (5.0)
             doubtful = qos == 2 and client.durable_side is None and self._doubtful(ack)
-            if client.picky and client.withheld(message.key, self.choice.qos, message.identity):
+            if client.checks_each and client.withheld(message.key, self.choice.qos, message.identity):
                 answer(broker, reply, b"")
             elif doubtful or self.doubtful.waiting:
                 self.doubtful.add(message, ack.stream_seq, qos, reply, doubtful)
@@ -325,7 +325,7 @@ class Membership:
         client = self.client
         if not client.alive:
             return
-        late = tailor(client, message, qos, self.choice)
+        late = encode_for_subscriber(client, message, qos, self.choice)
         client.broker.counters.send(qos, len(message.payload))
         if qos == 0:
             data = late(0)
@@ -340,7 +340,7 @@ class Membership:
     async def _restore(self) -> None:
         """The consumer is gone: somebody has removed it."""
         try:
-            await patiently(self.client, self.enter)
+            await retry_until_answered(self.client, self.enter)
         finally:
             self.restoring = False
         self.ask()
@@ -351,7 +351,7 @@ class Membership:
         return list(self.held) if side is None else side.machine.shared(self.source)
 
 
-class TakenOp(Silent):
+class TakenOp(IgnoredStore):
     """The acknowledgement of a QoS 2 message that was sent to a regular session: nobody else may get it."""
 
     __slots__ = ()
@@ -359,7 +359,7 @@ class TakenOp(Silent):
     optional = True
 
 
-class AssignOp(Op):
+class AssignOp(PendingStore):
     """The store of what says that a QoS 2 message is this client's, and no other's [MQTT-4.8.2-4] (5.0)."""
 
     __slots__ = ("arrived", "identifier", "member", "message", "number", "reply")
@@ -398,15 +398,17 @@ class AssignOp(Op):
         if client.alive:
             client.do(look())
         else:
-            client.broker.spawn(elected(look), f"message of {client.client_id}")
+            client.broker.spawn(ask_once_for_all(look), f"message of {client.client_id}")
 
     async def _late(self, record: int) -> None:
         """Keep the message where only the answer was late; else give it back."""
         client = self.member.client
         inbox = client.broker.inbox
-        found = await patiently(client, lambda: get_sequence(inbox, SHARED, record))
+        found = await retry_until_answered(client, lambda: get_sequence(inbox, SHARED, record))
         if found is not None and found.time_ns - self.arrived > IN_TIME_NS:
-            await patiently(client, lambda: delete(inbox, SHARED, record))  # else the next member would find an owner
+            await retry_until_answered(
+                client, lambda: delete(inbox, SHARED, record)
+            )  # else the next member would find an owner
             self._leave(NAK)
         else:
             self._own(record)
@@ -437,7 +439,7 @@ class AssignOp(Op):
         """
         client = self.member.client
         broker = client.broker
-        found = await patiently(client, lambda: broker.groups.owner(self.number, int(self.message.stamp)))
+        found = await retry_until_answered(client, lambda: broker.groups.owner(self.number, int(self.message.stamp)))
         if found is None and decided and client.alive:
             self.put(sole=False)
         elif found is None:
@@ -454,7 +456,7 @@ class AssignOp(Op):
         answer(client.broker, self.reply, body)
 
 
-class AssignedOp(Op):
+class AssignedOp(PendingStore):
     """The acknowledgement of a QoS 2 message that is a durable session's."""
 
     __slots__ = ("assignment", "record")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mqtt_nats.backbone.retry import patiently
+from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.base import server_clock as natstime
 from mqtt_streams.shared import IN_TIME_NS
 
@@ -35,7 +35,7 @@ class Waiting(NamedTuple):
     arrived: int
 
 
-class Doubtful:
+class OwnershipChecks:
     """Those of one member, in the order in which they came."""
 
     __slots__ = ("_member", "waiting")
@@ -65,7 +65,9 @@ class Doubtful:
             one = waiting[0]
             owner = None
             if one.doubtful:
-                owner = await patiently(client, partial(broker.groups.owner, one.number, int(one.message.stamp)))
+                owner = await retry_until_answered(
+                    client, partial(broker.groups.owner, one.number, int(one.message.stamp))
+                )
             if not waiting or waiting[0] is not one:  # given back meanwhile
                 return
             del waiting[0]

@@ -12,10 +12,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.retry import patiently
+from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.codec import TopicFilterInvalid
 from mqtt_nats.protocol.ack_tokens import assigned, removed
-from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.record import save_record
 from mqtt_nats.sessions.shared_member import OVERDUE, Membership
 from mqtt_nats.sessions.shared_ownership import answer
@@ -27,7 +27,7 @@ from mqtt_streams.shared import Assignment
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
-    from mqtt_nats.delivery.durable import DurableSide
+    from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.gateway.broker import Broker
     from mqtt_streams.sessions import SharedSubscription
     from mqtt_streams.stored import StoredMessage
@@ -75,7 +75,7 @@ async def subscribe_shared(client: Client, wanted: dict[str, SharedSubscription]
     if client.shares is None:
         client.shares = {}
     shares = client.shares
-    start = await patiently(client, partial(mark(broker).position, broker)) + 1
+    start = await retry_until_answered(client, partial(mark(broker).position, broker)) + 1
     members = []
     for text, one in wanted.items():
         known = record.v5.shared.get(text)
@@ -86,7 +86,7 @@ async def subscribe_shared(client: Client, wanted: dict[str, SharedSubscription]
         member.change(one)
         members.append(member)
     await save_record(client, client.epoch)
-    await patiently(client, lambda: join(client, members))
+    await retry_until_answered(client, lambda: join(client, members))
 
 
 async def unsubscribe_shared(client: Client, texts: list[str]) -> None:
@@ -110,7 +110,7 @@ async def unsubscribe_shared(client: Client, texts: list[str]) -> None:
         record.v5.shared.pop(text, None)
     await save_record(client, client.epoch)
     for member in members:
-        await patiently(client, partial(client.broker.groups.leave, member.group, client.hash, member.note))
+        await retry_until_answered(client, partial(client.broker.groups.leave, member.group, client.hash, member.note))
 
 
 def settled(client: Client, token: bytes) -> None:
@@ -186,12 +186,12 @@ async def resend(client: Client, assignments: list[Assignment]) -> None:
         send_assigned(client, side, one, found, dup=True)
 
 
-def send_assigned(client: Client, side: DurableSide, one: Assignment, found: StoredMessage, *, dup: bool) -> None:
+def send_assigned(client: Client, side: DurableDelivery, one: Assignment, found: StoredMessage, *, dup: bool) -> None:
     """Send a QoS 2 message that belongs to this client, under the identifier that it has."""
     stamp = b"%d" % found.time_ns
     message = client.broker.stored_message(found.seq, stamp, found.subject.encode(), found.headers, found.payload)
     member = (client.shares or {}).get(one.subscription)
-    source = member.source if member is not None else Source(2, 0, 1)
+    source = member.source if member is not None else SubscriptionState(2, 0, 1)
     token = assigned(one.seq, one.ack, 0.0)
     side.machine.share(source, one.message_seq, one.packet_id, 2, message, token, dup)
 

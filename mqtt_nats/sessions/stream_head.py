@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.backbone.acked_publisher import TRANSIENT
 from mqtt_nats.backbone.batch import parts
-from mqtt_nats.backbone.pending import Future
+from mqtt_nats.backbone.pending import AwaitedStore
 from mqtt_streams.api import ApiError, call
 from mqtt_streams.messages import PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -36,7 +36,7 @@ NONE: Final = 1 << 62
 """A sequence that no message has."""
 
 
-class Mark(Future):
+class Mark(AwaitedStore):
     """The place in the stream between what this gateway has sent to it before and what it sends afterwards.
 
     It is asked for by a store that is always refused: stores of one connection are dealt with in their order, requests
@@ -70,7 +70,7 @@ def mark(broker: Broker) -> Mark:
     return asked
 
 
-class Latest:
+class StreamHead:
     """Looks at the stream, once for all who ask at the same time."""
 
     def __init__(self, broker: Broker) -> None:

@@ -21,9 +21,9 @@ from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import V5
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.link import Link
+    from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.client.client import Client
-    from mqtt_nats.delivery.durable import DurableSide
+    from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -34,7 +34,7 @@ CATCH_UP: Final = 2.0
 ADVISORIES: Final = f"$JS.EVENT.ADVISORY.STREAM.*.{MESSAGES}".encode()
 
 
-class Generation:
+class StreamIdentity:
     """Which ``$MQTT_msgs`` the gateway knows."""
 
     def __init__(self, broker: Broker) -> None:
@@ -50,7 +50,7 @@ class Generation:
         """Look when something happens to the stream."""
         self._sid = self._broker.link.subscribe_raw(ADVISORIES, self._advised)
 
-    def renew(self, link: Link) -> None:
+    def renew(self, link: NatsConnection) -> None:
         """The connection is a new one."""
         link.renew(self._sid, ADVISORIES)
         self._broker.spawn(self._look(), "generation")
@@ -96,7 +96,7 @@ class Generation:
                 client.end(MqttError("the stream of messages was replaced", ReasonCode.SERVER_BUSY))
 
 
-def adopt(client: Client, side: DurableSide) -> None:
+def adopt(client: Client, side: DurableDelivery) -> None:
     """A session goes on: with its stream, or with the one in its place."""
     generation = client.broker.generation
     assert client.record is not None

@@ -17,7 +17,7 @@ import orjson
 from mqtt_streams.hashing import SECOND_KEY_LENGTH
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.link import Link
+    from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.client.client import Client
     from mqtt_nats.gateway.broker import Broker
 
@@ -52,7 +52,7 @@ class Claims:
         """The gateway has another id."""
         self._own.add(self._broker.identity.encode())
 
-    def renew(self, link: Link) -> None:
+    def renew(self, link: NatsConnection) -> None:
         """Subscribe again after a reconnect."""
         link.renew(self._sid, SIGNALS)
         self.second_keys = True  # what was written meanwhile was not heard

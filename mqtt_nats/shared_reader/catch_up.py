@@ -18,7 +18,7 @@ from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.sessions.consumer_attach import STEP
 from mqtt_nats.sessions.stream_head import nothing_left
 from mqtt_nats.shared_reader.index import shown
-from mqtt_nats.shared_reader.promotion import Joining, Member
+from mqtt_nats.shared_reader.promotion import Member, Promotion
 from mqtt_nats.shared_reader.reader import chosen
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.consumers import delete_consumer, describe, reader_request
@@ -28,7 +28,7 @@ from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.subjects import starts_with_wildcard
 
 if TYPE_CHECKING:
-    from mqtt_nats.shared_reader.sessions import Live
+    from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -60,10 +60,10 @@ TOO_MUCH: Final = b"MaxBytes"
 """Of a status of a pull request."""
 
 
-class Catching:
+class CatchUpReader:
     """Brings one session what it has missed, in order and none twice."""
 
-    def __init__(self, live: Live, member: Member, position: int) -> None:
+    def __init__(self, live: SharedReaderSessions, member: Member, position: int) -> None:
         self.position = position
         """Everything up to this sequence that matches the session's live subscriptions has been brought."""
         self._live = live
@@ -282,7 +282,7 @@ class Catching:
         """Leave the session to the shared reader; False when there is more to read first."""
         live, member = self._live, self._member
         self._end = False
-        member.joining = joining = Joining([], 0)
+        member.joining = joining = Promotion([], 0)
         live.interest.put(member)
         try:
             async with asyncio.timeout(HANDOVER):

@@ -12,11 +12,11 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
-from mqtt_nats.backbone.retry import elected
+from mqtt_nats.backbone.retry import ask_once_for_all
 from mqtt_nats.base.tasks import rooted
 from mqtt_nats.delivery.position_writer import keep
 from mqtt_nats.shared_reader.housekeeping import keep_up
-from mqtt_nats.shared_reader.sessions import Live
+from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import consumer_info, consumer_names
 from mqtt_streams.gateways import POSITIONS
@@ -24,7 +24,7 @@ from mqtt_streams.retained import STREAM as RETAINED
 from mqtt_streams.sessions import V5_POSITION
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.link import Link
+    from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.lifecycle.lease import Lease
 
@@ -40,10 +40,10 @@ CREATED: Final = f"$JS.EVENT.ADVISORY.CONSUMER.CREATED.{RETAINED}.*".encode()
 """Heard when nats-server's listener begins to serve somebody: gateways have no consumer of retained messages."""
 
 
-class Company:
+class PositionSupport:
     """Whether sessions may be served by the shared reader."""
 
-    def __init__(self, live: Live, lease: Lease) -> None:
+    def __init__(self, live: SharedReaderSessions, lease: Lease) -> None:
         self._live = live
         self._lease = lease
         self._wanted = live.broker.settings.shared_reader
@@ -53,7 +53,7 @@ class Company:
         self._sid = b""
         live.company = self
 
-    def renew(self, link: Link) -> None:
+    def renew(self, link: NatsConnection) -> None:
         """There is a new connection to NATS."""
         if self._sid:
             link.renew(self._sid, CREATED)
@@ -70,7 +70,7 @@ class Company:
         """
         if self._wanted == "auto":
             self._sid = self._live.broker.link.subscribe_raw(CREATED, self._created)
-        await elected(self._look)
+        await ask_once_for_all(self._look)
         if not self._why:
             self._lease.may_write(V5_POSITION)
             self._live.allowed = True
@@ -115,7 +115,7 @@ class Company:
         return ""
 
 
-def make(broker: Broker, lease: Lease, config: dict[str, Any]) -> Company | None:
+def make(broker: Broker, lease: Lease, config: dict[str, Any]) -> PositionSupport | None:
     """What makes sure that the shared reader is used only where it may be; None where it never is.
 
     Args:
@@ -123,11 +123,11 @@ def make(broker: Broker, lease: Lease, config: dict[str, Any]) -> Company | None
     """
     if broker.settings.shared_reader == "never" or config.get("retention") != "limits":
         return None
-    broker.live = Live(broker)
-    return Company(broker.live, lease)
+    broker.live = SharedReaderSessions(broker)
+    return PositionSupport(broker.live, lease)
 
 
-def keep_company(broker: Broker, company: Company | None, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+def keep_company(broker: Broker, company: PositionSupport | None, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
     """Have positions written, and where it is wanted sessions served by the shared reader, from now on."""
     background = [tasks.create_task(rooted(keep(broker)), name="positions")]
     if broker.live is not None and company is not None:

@@ -13,8 +13,8 @@ from mqtt_nats.shared_reader.sessions import RENEWAL
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
-    from mqtt_nats.delivery.durable import DurableSide
-    from mqtt_nats.shared_reader.sessions import Live
+    from mqtt_nats.delivery.durable import DurableDelivery
+    from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -34,7 +34,7 @@ RENEWED_MOST: Final = 16
 """Sessions whose dormant consumers are renewed in one look."""
 
 
-async def keep_up(live: Live) -> None:
+async def keep_up(live: SharedReaderSessions) -> None:
     """Look every half second, for as long as the gateway runs."""
     while True:
         await asyncio.sleep(EVERY)
@@ -44,7 +44,7 @@ async def keep_up(live: Live) -> None:
             log.exception("looking for sessions that keep up")
 
 
-def look(live: Live) -> None:
+def look(live: SharedReaderSessions) -> None:
     """Find sessions that may become live, and those that cannot stay it."""
     now = asyncio.get_running_loop().time()
     reader = live.reader
@@ -72,7 +72,7 @@ def look(live: Live) -> None:
         live.begin(client, side, now)
 
 
-def _renew(live: Live, client: Client, side: DurableSide, now: float, renewed: int) -> int:
+def _renew(live: SharedReaderSessions, client: Client, side: DurableDelivery, now: float, renewed: int) -> int:
     """Renew a session's dormant consumers where it is time; how many sessions that was."""
     member = live.members.get(client)
     if member is None or now < member.renewal or renewed >= RENEWED_MOST or not settled(client):

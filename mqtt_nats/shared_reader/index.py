@@ -19,7 +19,7 @@ SWAPPED: Final = {ord("."): "/", ord("/"): "."}
 """From a NATS subject, in whose tokens there may be slashes, to the levels of a topic."""
 
 
-class Interest:
+class ServedFilters:
     """The filters of the sessions that the shared reader serves; ``wanted`` counts them for it."""
 
     def __init__(self, wanted: Counter[str]) -> None:

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from mqtt_nats.backbone.link import Handler
     from mqtt_nats.client.client import Client
-    from mqtt_nats.delivery.durable import DurableSide
+    from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.messages.message import Stored
-    from mqtt_nats.protocol.durable_sender import DurableOutbound
-    from mqtt_nats.protocol.position import Ledger
-    from mqtt_nats.sessions.consumer_binding import Attachment
+    from mqtt_nats.protocol.durable_sender import DurableSender
+    from mqtt_nats.protocol.position import SessionPosition
+    from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 
 KEPT_BACK: Final = 10_000
 """Messages that are kept back for a session meanwhile, at most."""
@@ -40,7 +40,7 @@ RETRY_MOST: Final = 60.0
 """Seconds until a session that has fallen behind may be live again, doubled each time."""
 
 
-class Joining:
+class Promotion:
     """A session of which some subscriptions are about to be live."""
 
     __slots__ = (
@@ -56,16 +56,16 @@ class Joining:
         "wrong",
     )
 
-    def __init__(self, attachments: list[Attachment], since: int, behind: bool = False) -> None:
+    def __init__(self, attachments: list[ConsumerBinding], since: int, behind: bool = False) -> None:
         self.attachments = attachments
         self.since = since
         self.behind = behind
         """There is much after that which the shared reader does not bring."""
         self.kept: list[tuple[int, Stored]] = []
-        self.passed: set[Attachment] = set()
-        self.handlers: dict[Attachment, Handler] = {}
+        self.passed: set[ConsumerBinding] = set()
+        self.handlers: dict[ConsumerBinding, Handler] = {}
         """What has handled what a consumer brings."""
-        self.rests: dict[Attachment, Handler] = {}
+        self.rests: dict[ConsumerBinding, Handler] = {}
         """What handles it until the reader's messages count."""
         self.dropped = False
         self.gave_way = False
@@ -86,11 +86,11 @@ class Member:
 
     __slots__ = ("_wait", "client", "filters", "joining", "renewal", "retry", "side")
 
-    def __init__(self, client: Client, side: DurableSide) -> None:
+    def __init__(self, client: Client, side: DurableDelivery) -> None:
         self.client = client
         self.side = side
         self.filters: list[str] = []
-        self.joining: Joining | None = None
+        self.joining: Promotion | None = None
         self.retry = 0.0
         """Loop time before which it does not become live."""
         self.renewal = math.inf
@@ -107,7 +107,7 @@ class Member:
         self._wait = RETRY_FIRST
 
 
-class Turns:
+class PromotionLimit:
     """Which sessions become live at the same time, and which are next."""
 
     def __init__(self, begin: Callable[[Client], None]) -> None:
@@ -141,7 +141,7 @@ class Turns:
 
 def settled(client: Client) -> bool:
     """Whether a session is open, and nothing about it is under way."""
-    return client.greeted and client.alive and not client.graceful and client._task is None
+    return client.greeted and client.alive and not client.sent_disconnect and client._task is None
 
 
 async def name_position(client: Client) -> None:
@@ -169,7 +169,7 @@ def consumer_of(reply: bytes) -> str:
     return "" if ack is None else ack.consumer
 
 
-def take_over(joining: Joining, machine: DurableOutbound, ledger: Ledger) -> None:
+def take_over(joining: Promotion, machine: DurableSender, ledger: SessionPosition) -> None:
     """What consumers have brought, and is on its way, is pending in the session's position from now on."""
     names = {one.consumer.durable_name for one in joining.attachments}
     sources = {one.source for one in joining.attachments}
@@ -181,16 +181,16 @@ def take_over(joining: Joining, machine: DurableOutbound, ledger: Ledger) -> Non
             delivery.others = others or None
 
 
-async def left(broker: Broker, joining: Joining, attachments: Sequence[Attachment]) -> list[Attachment]:
+async def left(broker: Broker, joining: Promotion, attachments: Sequence[ConsumerBinding]) -> list[ConsumerBinding]:
     """Those consumers that have yet to bring something of what is before the one that takes over."""
-    found: list[Attachment] = []
+    found: list[ConsumerBinding] = []
     for some in parts(attachments):
         passed = await asyncio.gather(*(_passed(broker, joining, one) for one in some))
         found += [one for one, done in zip(some, passed, strict=True) if not done]
     return found
 
 
-async def much_left(broker: Broker, attachments: Sequence[Attachment]) -> bool | None:
+async def much_left(broker: Broker, attachments: Sequence[ConsumerBinding]) -> bool | None:
     """Whether a consumer has much left to bring; None: one of them is gone."""
     much = False
     for some in parts(attachments):
@@ -203,15 +203,15 @@ async def much_left(broker: Broker, attachments: Sequence[Attachment]) -> bool |
     return much
 
 
-async def far_apart(broker: Broker, attachments: Sequence[Attachment]) -> bool:
+async def far_apart(broker: Broker, attachments: Sequence[ConsumerBinding]) -> bool:
     """Whether one of several consumers would take long to bring what the others have passed."""
     if len(attachments) == 1:
         return False
     since = max(one.source.last for one in attachments)
-    return any(since - one.source.last > BEHIND for one in await left(broker, Joining([], since), attachments))
+    return any(since - one.source.last > BEHIND for one in await left(broker, Promotion([], since), attachments))
 
 
-async def _passed(broker: Broker, joining: Joining, attachment: Attachment) -> bool:
+async def _passed(broker: Broker, joining: Promotion, attachment: ConsumerBinding) -> bool:
     source = attachment.source
     if attachment in joining.passed or source.last >= joining.since:
         return True
@@ -220,7 +220,7 @@ async def _passed(broker: Broker, joining: Joining, attachment: Attachment) -> b
     return await beyond(broker, attachment.consumer.filter_subject, start, joining.since)
 
 
-def rest(joining: Joining, attachment: Attachment, handler: Handler) -> Handler:
+def rest(joining: Promotion, attachment: ConsumerBinding, handler: Handler) -> Handler:
     """A handler that takes what a consumer brings up to where the reader begins."""
 
     def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:

@@ -59,7 +59,7 @@ Dispatch = Callable[[int, bytes, bytes, bytes, bytes], None]
 """``dispatch(sequence, stamp, subject, headers, payload)``."""
 
 
-class Reader:
+class SharedReader:
     """Brings the messages of ``$MQTT_msgs`` that somebody here wants, in order and none twice."""
 
     def __init__(self, broker: Broker, dispatch: Dispatch) -> None:

@@ -15,18 +15,18 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.codec import MqttError, ReasonCode
-from mqtt_nats.delivery.position_recovery import bound, stop
-from mqtt_nats.delivery.position_writer import Keeper
-from mqtt_nats.delivery.resume import demote, reattach
+from mqtt_nats.delivery.position_recovery import limit_in_flight, stop
+from mqtt_nats.delivery.position_writer import PositionWriter
+from mqtt_nats.delivery.resume import rebind_consumers, return_to_consumers
 from mqtt_nats.protocol.ack_tokens import TAKEN
-from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_attach import STEP
-from mqtt_nats.shared_reader.catch_up import Catching
-from mqtt_nats.shared_reader.index import Interest
+from mqtt_nats.shared_reader.catch_up import CatchUpReader
+from mqtt_nats.shared_reader.index import ServedFilters
 from mqtt_nats.shared_reader.promotion import (
-    Joining,
     Member,
-    Turns,
+    Promotion,
+    PromotionLimit,
     far_apart,
     left,
     much_left,
@@ -35,17 +35,17 @@ from mqtt_nats.shared_reader.promotion import (
     settled,
     take_over,
 )
-from mqtt_nats.shared_reader.reader import Reader
+from mqtt_nats.shared_reader.reader import SharedReader
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.sessions import Conflict
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
-    from mqtt_nats.delivery.durable import DurableSide
+    from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.messages.message import Stored
-    from mqtt_nats.sessions.consumer_binding import Attachment
-    from mqtt_nats.shared_reader.eligibility import Company
+    from mqtt_nats.sessions.consumer_binding import ConsumerBinding
+    from mqtt_nats.shared_reader.eligibility import PositionSupport
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -71,29 +71,29 @@ SOON: Final = 0.02
 """Seconds from SUBSCRIBE until its subscriptions become live."""
 
 
-class Live:
+class SharedReaderSessions:
     """The sessions of a gateway that the shared reader serves."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.allowed = False
         """Positions may be stored, as :attr:`company` has found out."""
-        self.company: Company | None = None
-        self.reader = Reader(broker, self._dispatch)
-        self.interest = Interest(self.reader.wanted)
+        self.company: PositionSupport | None = None
+        self.reader = SharedReader(broker, self._dispatch)
+        self.interest = ServedFilters(self.reader.wanted)
         self.queue_most = min(QUEUE_MOST, broker.settings.max_backlog or QUEUE_MOST)
         self.members: dict[Client, Member] = {}
-        self._turns = Turns(self._try)
+        self._turns = PromotionLimit(self._try)
         self.falling: set[Client] = set()
         """Sessions on their way to their own consumers."""
-        self.catching: set[Catching] = set()
+        self.catching: set[CatchUpReader] = set()
         """Those that read what they have missed."""
         self._about: set[Client] = set()
         """Those that are about to."""
 
     # -- who gets what --------------------------------------------------------------------------
 
-    def reached(self, side: DurableSide) -> int:
+    def reached(self, side: DurableDelivery) -> int:
         """Up to where a session has been given everything."""
         if side.catching is not None:
             return side.catching.position
@@ -129,7 +129,7 @@ class Live:
             if member.side.live:
                 for one in member.side.attachments.values():
                     if one.source.live:
-                        one.source.held |= Source.RETURNING
+                        one.source.held |= SubscriptionState.RETURNING
         for catching in self.catching:
             catching.broken()
 
@@ -189,7 +189,7 @@ class Live:
         keeper = side.keeper
         if keeper is None or not keeper.taking:
             return
-        if len(attachments) != 1 or client.picky or client.options or client.bridge or message.timed:
+        if len(attachments) != 1 or client.checks_each or client.options or client.bridge or message.timed:
             self._take(member, sequence, message, mark)
             return
         (attachment,) = attachments.values()
@@ -252,15 +252,15 @@ class Live:
         keeper.ledger.take(sequence, qos)
         machine.arrived(owner.source, sequence, 1, mark, message, qos)
 
-    def give_back(self, client: Client, side: DurableSide) -> None:
+    def give_back(self, client: Client, side: DurableDelivery) -> None:
         """Leave a session to its own consumers."""
         stop(side)
         self.falling.add(client)
         client.do(self._fall(client, side))
 
-    async def _fall(self, client: Client, side: DurableSide) -> None:
+    async def _fall(self, client: Client, side: DurableDelivery) -> None:
         try:
-            await demote(client, side)
+            await return_to_consumers(client, side)
         finally:
             self.falling.discard(client)
 
@@ -275,7 +275,7 @@ class Live:
         if side is not None and client.alive:
             self.begin(client, side, asyncio.get_running_loop().time())
 
-    def begin(self, client: Client, side: DurableSide, now: float) -> None:
+    def begin(self, client: Client, side: DurableDelivery, now: float) -> None:
         """Have a session become live, if it may."""
         if client in self._turns or not settled(client) or not self._may_join(client, side):
             return
@@ -287,7 +287,7 @@ class Live:
         if self._turns.take(client, len(side.attachments)):
             client.do(self._join(member))
 
-    def _may_join(self, client: Client, side: DurableSide) -> bool:
+    def _may_join(self, client: Client, side: DurableDelivery) -> bool:
         record = client.record
         return (
             self.allowed
@@ -338,9 +338,9 @@ class Live:
                 side.keeper.left()
                 return
             for source in live:
-                side.machine.release_held(source, Source.RETURNING)
+                side.machine.release_held(source, SubscriptionState.RETURNING)
 
-    def _undo(self, member: Member, joining: Joining) -> None:
+    def _undo(self, member: Member, joining: Promotion) -> None:
         client, side = member.client, member.side
         if not joining.gave_way:
             self.later(client)
@@ -353,9 +353,9 @@ class Live:
             if one.sid in handlers and one in joining.handlers:
                 handlers[one.sid] = joining.handlers[one]
         if joining.dropped or joining.wrong:
-            client.do(reattach(client, side))
+            client.do(rebind_consumers(client, side))
 
-    async def _join_plain(self, member: Member, attachments: list[Attachment]) -> None:
+    async def _join_plain(self, member: Member, attachments: list[ConsumerBinding]) -> None:
         client, side = member.client, member.side
         behind = await much_left(self.broker, attachments)
         if client.crowded():
@@ -369,7 +369,7 @@ class Live:
                 self.later(client)
                 return
         if side.keeper is None:
-            side.keeper = Keeper(client, (await self.broker.positions.load(client.hash)).sequence)
+            side.keeper = PositionWriter(client, (await self.broker.positions.load(client.hash)).sequence)
         before = len(member.filters)
         last = 0
         if not behind:
@@ -387,7 +387,7 @@ class Live:
             if not before:
                 self.remove(client)
             return
-        member.joining = joining = Joining(attachments, since, behind)
+        member.joining = joining = Promotion(attachments, since, behind)
         for one in attachments:
             handlers = self.broker.link.handlers
             if one.sid in handlers:
@@ -419,7 +419,7 @@ class Live:
         gone = not client.alive or client.durable_side is not side or side.stall is not None or side.frozen
         return gone or (joining is not None and joining.wrong)
 
-    def _switch(self, member: Member, joining: Joining) -> None:
+    def _switch(self, member: Member, joining: Promotion) -> None:
         """From here on the reader's messages count."""
         side = member.side
         keeper = side.keeper
@@ -433,20 +433,20 @@ class Live:
             one.sid = b""
             one.since = joining.since
             one.source.live = True
-            one.source.held |= Source.RETURNING
+            one.source.held |= SubscriptionState.RETURNING
             one.source.last = one.source.first = max(one.source.last, joining.since)
             keeper.live.add(one.consumer.durable_name)
         ledger.reached = max(ledger.reached, joining.since)
         ledger.dirty = True
         keeper.taking = True
         side.live = True
-        bound(side)
+        limit_in_flight(side)
         for sequence, message in joining.kept:
             self._take_kept(member, sequence, message, sources)
         member.kept_up()
         member.renewal = min(member.renewal, self.broker.clock.now + RENEWAL)
         if joining.behind:
-            side.catching = Catching(self, member, joining.since)
+            side.catching = CatchUpReader(self, member, joining.since)
             self.catching.add(side.catching)
         else:
             self._settle(member)
@@ -459,7 +459,7 @@ class Live:
             side.keeper.perhaps = 0
         self._look_after(member)
 
-    def caught_up(self, member: Member, joining: Joining, since: int) -> None:
+    def caught_up(self, member: Member, joining: Promotion, since: int) -> None:
         """A session has read what it had missed: from sequence ``since`` on the shared reader's messages count."""
         side = member.side
         keeper = side.keeper
@@ -476,14 +476,16 @@ class Live:
         self._settle(member)
         log.debug("%s has caught up at sequence %d", member.client, since)
 
-    def end_catching(self, side: DurableSide) -> None:
+    def end_catching(self, side: DurableDelivery) -> None:
         """What a session has missed is not read any more, by itself."""
         catching, side.catching = side.catching, None
         if catching is not None:
             self.catching.discard(catching)
             catching.end()
 
-    def _take_kept(self, member: Member, sequence: int, message: Stored, sources: set[Source] | None = None) -> None:
+    def _take_kept(
+        self, member: Member, sequence: int, message: Stored, sources: set[SubscriptionState] | None = None
+    ) -> None:
         """Give a session what was kept back for it; where ``sources`` are named, only what is theirs."""
         client = member.client
         try:

@@ -16,7 +16,7 @@ from mqtt_nats.transport.turns import CLOCK_STEP as CLOCK_STEP
 from mqtt_nats.transport.turns import GROWTH, KEPT, MOVED, PACKETS, SLICE_S, STANDSTILL
 from mqtt_nats.transport.turns import Clock as Clock
 from mqtt_nats.transport.turns import Hold as Hold
-from mqtt_nats.transport.write_buffer import Outlet, Round
+from mqtt_nats.transport.write_buffer import FlushRound, WriteBuffer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,13 +88,13 @@ class Connection:
     def __init__(
         self,
         limits: Limits,
-        round_: Round,
+        round_: FlushRound,
         settings: Settings,
         clock: Clock,
         made: Callable[[Connection], Handler | None],
     ) -> None:
         self.decoder = Decoder(limits)
-        self.outlet = Outlet(round_, settings.max_outbound_bytes)
+        self.outlet = WriteBuffer(round_, settings.max_outbound_bytes)
         self.settings = settings
         """Those that hold at its listener."""
         self.number = next(_numbers)
@@ -380,7 +380,7 @@ class Connection:
             left()
         self.transport = None
 
-    def move(self, round_: Round, clock: Clock) -> None:
+    def move(self, round_: FlushRound, clock: Clock) -> None:
         """Be written to in another round, and go by another clock."""
         self.outlet.move(round_)
         self._clock = clock

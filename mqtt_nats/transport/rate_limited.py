@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from mqtt_nats.base.bucket import Bucket, depth
 from mqtt_nats.codec import Limits, MqttError, Packet, Publish, PublishRun, ReasonCode
 from mqtt_nats.transport.connection import Clock, Connection, Handler, Hold
-from mqtt_nats.transport.write_buffer import Round
+from mqtt_nats.transport.write_buffer import FlushRound
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,7 @@ class PacedConnection(Connection):
     def __init__(
         self,
         limits: Limits,
-        round_: Round,
+        round_: FlushRound,
         settings: Settings,
         clock: Clock,
         made: Callable[[Connection], Handler | None],

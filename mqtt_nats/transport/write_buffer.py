@@ -24,7 +24,7 @@ LARGE: Final = 128 * 1024
 FEW: Final = 16
 
 
-class Outlet:
+class WriteBuffer:
     """The outgoing bytes of one connection.
 
     ``chunks`` may be appended to directly by the message path, which then sets ``dirty`` and appends
@@ -34,7 +34,7 @@ class Outlet:
 
     __slots__ = ("_handed", "chunks", "clogged", "dirty", "dropped", "held", "limit", "round", "send", "since")
 
-    def __init__(self, round_: Round, limit: int) -> None:
+    def __init__(self, round_: FlushRound, limit: int) -> None:
         self.round = round_
         self.limit = limit
         self.chunks: list[bytes] = []
@@ -157,7 +157,7 @@ class Outlet:
         self.round.held += size - self.held
         self.held = size
 
-    def move(self, round_: Round) -> None:
+    def move(self, round_: FlushRound) -> None:
         """Be flushed in another round; what has been collected leaves with the former one."""
         self.round.held -= self.held
         round_.held += self.held
@@ -188,7 +188,7 @@ def _packets(data: bytes) -> int:
     return count
 
 
-class Round:
+class FlushRound:
     """The outlets that have something to write, flushed once per turn of the event loop."""
 
     __slots__ = ("_schedule", "_scheduled", "ahead", "dirty", "dropped", "held", "lost", "most", "overfull", "turns")
@@ -199,9 +199,9 @@ class Round:
         self._scheduled = False
         self.turns = Turns(schedule)
         """For how long packets are handled in a turn."""
-        self.dirty: list[Outlet] = []
+        self.dirty: list[WriteBuffer] = []
         self.dropped = 0
-        self.lost: Callable[[Outlet, bytes], None] | None = None
+        self.lost: Callable[[WriteBuffer, bytes], None] | None = None
         """Told of the packets that are dropped, where anybody wants to know."""
         self.held = 0
         """Bytes that wait for all clients that do not read."""
@@ -211,7 +211,7 @@ class Round:
         """Called before more than `FEW` are written to."""
         self.overfull: Callable[[], None] = lambda: None
 
-    def add(self, outlet: Outlet) -> None:
+    def add(self, outlet: WriteBuffer) -> None:
         """Have ``outlet`` flushed; its ``dirty`` is already set."""
         self.dirty.append(outlet)
         if not self._scheduled:

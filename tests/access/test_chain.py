@@ -12,7 +12,7 @@ from mqtt_nats.access.certificates import CertificateUsers, Kind
 from mqtt_nats.access.chain import Chain
 from mqtt_nats.access.scram import Users
 from mqtt_nats.authenticators.tenancy import bound
-from mqtt_nats.authenticators.turns import Turns, source_of
+from mqtt_nats.authenticators.turns import AuthenticationQueue, source_of
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.transport.connection import Connection
 
@@ -133,7 +133,7 @@ def test_credentials_do_not_show_the_password(caplog: pytest.LogCaptureFixture) 
 
 
 def test_one_source_does_not_keep_the_others_waiting() -> None:
-    turns: Turns[str] = Turns(100)
+    turns: AuthenticationQueue[str] = AuthenticationQueue(100)
     for number in range(50):
         turns.add("flood", f"f{number}")
     turns.add("a", "a0")
@@ -144,7 +144,7 @@ def test_one_source_does_not_keep_the_others_waiting() -> None:
 
 
 def test_when_it_is_full_the_largest_source_loses_its_last() -> None:
-    turns: Turns[str] = Turns(3)
+    turns: AuthenticationQueue[str] = AuthenticationQueue(3)
     assert [turns.add("flood", f"f{number}") for number in range(4)] == [None, None, None, "f3"]
     assert turns.add("a", "a0") == "f2"
     assert turns.add("a", "a1") == "a1"  # as many as the flood has: who comes last has to go
@@ -154,7 +154,7 @@ def test_when_it_is_full_the_largest_source_loses_its_last() -> None:
 
 
 def test_who_gives_up_does_not_wait_any_more() -> None:
-    turns: Turns[str] = Turns(3)
+    turns: AuthenticationQueue[str] = AuthenticationQueue(3)
     turns.add("a", "a0")
     turns.remove("a", "a0")
     turns.remove("a", "a0")

@@ -20,7 +20,7 @@ from mqtt_nats.admin.api import PREFIX, Api, _done, describe
 from mqtt_nats.admin.listener import AdminListener
 from mqtt_nats.admin.results import RESULTS
 from mqtt_nats.admin.trace import TRACE
-from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.ctl.verb import TEXT_LENGTH, Arguments, Refused, Verb
 from mqtt_nats.ctl.verbs import VERBS
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -39,12 +39,12 @@ class Some(Arguments):
     deep: bool = False
 
 
-async def echo(inbox: Inbox, arguments: Arguments) -> dict[str, Any]:
+async def echo(inbox: RequestInbox, arguments: Arguments) -> dict[str, Any]:
     return arguments.model_dump()
 
 
 def failing(error: Exception) -> Any:
-    async def run(inbox: Inbox, arguments: Arguments) -> None:
+    async def run(inbox: RequestInbox, arguments: Arguments) -> None:
         raise error
 
     return run

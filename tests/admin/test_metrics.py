@@ -18,7 +18,7 @@ from mqtt_nats.admin import metrics
 from mqtt_nats.admin.listener import AdminListener
 from mqtt_nats.config.accounts import TenantSettings
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.config.worker_identity import Place
+from mqtt_nats.config.worker_identity import WorkerIdentity
 from mqtt_nats.observability.counters import LAGS, LATENCIES, Counters, Histogram
 from mqtt_nats.observability.process_usage import process_usage
 from tests.harness.nats import ROOT
@@ -59,7 +59,7 @@ def worker(number: int, **changed: Any) -> dict[str, Any]:
 
 
 def families(reports: list[dict[str, Any]], aggregated: bool, **settings: Any) -> dict[str, Any]:
-    listener = cast(AdminListener, SimpleNamespace(settings=Settings(**settings), place=Place("g", 1, 2)))
+    listener = cast(AdminListener, SimpleNamespace(settings=Settings(**settings), place=WorkerIdentity("g", 1, 2)))
     streams = {"": {"$MQTT_msgs": {"messages": 5, "bytes": 50, "consumer_count": 1}}}
     text = metrics.exposed(metrics.families(listener, reports, streams, aggregated)).decode()
     return {one.name: one for one in text_string_to_metric_families(text)}
@@ -182,7 +182,7 @@ def test_who_asks_for_open_metrics(accept: str, wanted: bool) -> None:
 
 
 def test_open_metrics() -> None:
-    listener = cast(AdminListener, SimpleNamespace(settings=Settings(), place=Place("g", 1, 2)))
+    listener = cast(AdminListener, SimpleNamespace(settings=Settings(), place=WorkerIdentity("g", 1, 2)))
     found = metrics.exposed(metrics.families(listener, [worker(1)], {}, False), exposition.generate_latest).decode()
     assert found.endswith("# EOF\n")
     assert "# TYPE mqtt_nats_connects counter\n" in found

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import cast
 
-from mqtt_nats.backbone.acked_publisher import Store
-from mqtt_nats.backbone.link import Handler, Link
-from mqtt_nats.backbone.pending import Op
+from mqtt_nats.backbone.acked_publisher import AckedPublisher
+from mqtt_nats.backbone.link import Handler, NatsConnection
+from mqtt_nats.backbone.pending import PendingStore
 from mqtt_streams.api import ApiError, NoResponders
 
 ACK = b"$JS.ACK.$MQTT_msgs.C.1.1.1.1.0"
@@ -40,7 +40,7 @@ class FakeLink:
         return out
 
 
-class Note(Op):
+class Note(PendingStore):
     """Writes its end down."""
 
     def __init__(self, log: list[object], name: str, optional: bool = False) -> None:
@@ -61,7 +61,7 @@ class Bench:
     def __init__(self) -> None:
         self.link = FakeLink()
         self.pressure: list[bool] = []
-        self.store = Store(cast(Link, self.link), self.pressure.append)
+        self.store = AckedPublisher(cast(NatsConnection, self.link), self.pressure.append)
         self.log: list[object] = []
         self.replies: dict[str, bytes] = {}
 
@@ -77,7 +77,7 @@ class Bench:
         """Something is not sent."""
         return self.store._stalled
 
-    def op(self, name: str) -> Op:
+    def op(self, name: str) -> PendingStore:
         """The operation that was put under a name."""
         return self.store.pending[self.replies[name].removeprefix(self.store.prefix)]
 

@@ -13,7 +13,7 @@ import pytest
 from mqtt_nats.backbone import acked_publisher as module
 from mqtt_nats.backbone import stream_outage as outage
 from mqtt_nats.backbone.acked_publisher import ACK_TIMEOUT
-from mqtt_nats.backbone.link import Link
+from mqtt_nats.backbone.link import NatsConnection
 from mqtt_nats.backbone.pending import TooLarge, sequence
 from mqtt_nats.lifecycle import pause_detection as standstill
 from mqtt_nats.transport.connection import Clock
@@ -277,7 +277,12 @@ async def test_the_time_in_which_the_process_stood_still_does_not_count() -> Non
     bench.store.tick(1000.0)
     bench.put("1")
     stood: Any = SimpleNamespace(
-        store=bench.store, standing=True, clock=Clock(0.0), link=Link(), wild=Link(), shared=Link()
+        store=bench.store,
+        standing=True,
+        clock=Clock(0.0),
+        link=NatsConnection(),
+        wild=NatsConnection(),
+        shared=NatsConnection(),
     )
     stood.clock.read = time.monotonic() - 20
     standstill._begin(stood)

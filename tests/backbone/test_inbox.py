@@ -9,8 +9,8 @@ from typing import cast
 import pytest
 
 from mqtt_nats.backbone import inbox as module
-from mqtt_nats.backbone.inbox import Inbox, frame
-from mqtt_nats.backbone.link import Handler, Link
+from mqtt_nats.backbone.inbox import RequestInbox, frame
+from mqtt_nats.backbone.link import Handler, NatsConnection
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
 NO_RESPONDERS = b"NATS/1.0 503\r\n\r\n"
@@ -53,8 +53,8 @@ def link() -> FakeLink:
 
 
 @pytest.fixture
-def inbox(link: FakeLink) -> Inbox:
-    return Inbox(cast(Link, link))
+def inbox(link: FakeLink) -> RequestInbox:
+    return RequestInbox(cast(NatsConnection, link))
 
 
 def test_frames() -> None:
@@ -62,7 +62,7 @@ def test_frames() -> None:
     assert frame(b"s", b"r", b"NATS/1.0\r\n\r\n", b"abc") == b"HPUB s r 12 15\r\nNATS/1.0\r\n\r\nabc\r\n"
 
 
-async def test_requests_get_their_own_replies(link: FakeLink, inbox: Inbox) -> None:
+async def test_requests_get_their_own_replies(link: FakeLink, inbox: RequestInbox) -> None:
     first = asyncio.create_task(inbox.request("one", b"1"))
     await asyncio.sleep(0)
     target = link.out[-1].split(b" ")[2]
@@ -78,7 +78,7 @@ async def test_requests_get_their_own_replies(link: FakeLink, inbox: Inbox) -> N
 
 
 @pytest.mark.parametrize(("subject", "missing"), [("$JS.API.STREAM.INFO.a", True), ("$MQTT.gateways.left.a", False)])
-async def test_what_a_silence_says(link: FakeLink, inbox: Inbox, subject: str, missing: bool) -> None:
+async def test_what_a_silence_says(link: FakeLink, inbox: RequestInbox, subject: str, missing: bool) -> None:
     """Of a stream that it may be no more; of a gateway that it is dead."""
     task = asyncio.create_task(inbox.request(subject))
     await asyncio.sleep(0)
@@ -88,7 +88,7 @@ async def test_what_a_silence_says(link: FakeLink, inbox: Inbox, subject: str, m
     assert inbox.unheard is missing
 
 
-async def test_no_responders_and_silence(link: FakeLink, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_responders_and_silence(link: FakeLink, inbox: RequestInbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SWEEP", 0.01)
     task = asyncio.create_task(inbox.request("nobody"))
     await asyncio.sleep(0)
@@ -103,13 +103,13 @@ async def test_no_responders_and_silence(link: FakeLink, inbox: Inbox, monkeypat
     assert not inbox.waiters
 
 
-async def test_a_request_that_nats_would_not_take_is_not_sent(link: FakeLink, inbox: Inbox) -> None:
+async def test_a_request_that_nats_would_not_take_is_not_sent(link: FakeLink, inbox: RequestInbox) -> None:
     with pytest.raises(ApiError):
         await inbox.request("large", b"x" * 989, b"NATS/1.0\r\n\r\n")
     assert not link.out
 
 
-async def test_a_reply_subject_of_ones_own(link: FakeLink, inbox: Inbox) -> None:
+async def test_a_reply_subject_of_ones_own(link: FakeLink, inbox: RequestInbox) -> None:
     task = asyncio.create_task(inbox.request("s", reply="my.reply"))
     await asyncio.sleep(0)
     assert link.out[-1].startswith(b"PUB s my.reply 0\r\n")
@@ -119,7 +119,7 @@ async def test_a_reply_subject_of_ones_own(link: FakeLink, inbox: Inbox) -> None
     assert await task == ("my.reply", b"H", b"yes", "")
 
 
-async def test_stream(link: FakeLink, inbox: Inbox) -> None:
+async def test_stream(link: FakeLink, inbox: RequestInbox) -> None:
     replies = inbox.stream("pages", timeout=0.05)
     first = asyncio.ensure_future(anext(replies))
     await asyncio.sleep(0)
@@ -133,7 +133,7 @@ async def test_stream(link: FakeLink, inbox: Inbox) -> None:
     assert len(link.handlers) == 1, "its subscription is gone"
 
 
-async def test_a_stream_that_nobody_serves(link: FakeLink, inbox: Inbox) -> None:
+async def test_a_stream_that_nobody_serves(link: FakeLink, inbox: RequestInbox) -> None:
     replies = inbox.stream("pages")
     first = asyncio.ensure_future(anext(replies))
     await asyncio.sleep(0)
@@ -142,7 +142,7 @@ async def test_a_stream_that_nobody_serves(link: FakeLink, inbox: Inbox) -> None
         await first
 
 
-async def test_renew(link: FakeLink, inbox: Inbox) -> None:
+async def test_renew(link: FakeLink, inbox: RequestInbox) -> None:
     inbox.renew()
     assert link.out == [b"SUB %b* 1" % inbox.prefix]
     assert inbox.token() != inbox.token()

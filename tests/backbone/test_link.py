@@ -18,7 +18,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from mqtt_nats.backbone import link as link_module
-from mqtt_nats.backbone.link import Link, open_link
+from mqtt_nats.backbone.link import NatsConnection, open_link
 from mqtt_nats.config.nats_connect import nats_options
 from mqtt_nats.config.settings import Settings
 from tests.backbone.certificates import ACCOUNT, OPERATOR, USER, Authority, credentials, nkey, token
@@ -33,10 +33,10 @@ class Links:
     """Links opened by a test, and what their callbacks were told."""
 
     def __init__(self) -> None:
-        self.opened: list[Link] = []
+        self.opened: list[NatsConnection] = []
         self.log: list[str] = []
 
-    async def open(self, settings: Settings, *, no_echo: bool = False) -> Link:
+    async def open(self, settings: Settings, *, no_echo: bool = False) -> NatsConnection:
         async def online() -> None:
             self.log.append("online")
             link.online = True
@@ -50,7 +50,7 @@ class Links:
         self.opened.append(link)
         return link
 
-    async def url(self, url: str) -> Link:
+    async def url(self, url: str) -> NatsConnection:
         return await self.open(Settings(nats=(url,)))
 
 
@@ -64,7 +64,7 @@ async def links() -> AsyncIterator[Links]:
             await link.close()
 
 
-async def round_trip(link: Link, text: bytes = b"hello") -> None:
+async def round_trip(link: NatsConnection, text: bytes = b"hello") -> None:
     """Publish to ourselves and wait for it."""
     got: list[tuple[bytes, ...]] = []
     sid = link.subscribe_raw(b"round.*", lambda *message: got.append(message))
@@ -198,7 +198,7 @@ async def test_a_fence_ends_with_its_connection(nats_factory: NatsFactory, links
         await link.fence()
 
 
-async def fill(link: Link) -> None:
+async def fill(link: NatsConnection) -> None:
     """Send more than a server takes that stands still."""
     while link.writable:
         link.out.append(b"PUB a 1000000\r\n%b\r\n" % bytes(1_000_000))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What :class:`Link` takes from the inside of nats-py is still there, and still means the same."""
+"""What :class:`NatsConnection` takes from the inside of nats-py is still there, and still means the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nats.aio.client import Client
 from nats.aio.transport import TcpTransport, Transport
 
 from mqtt_nats.backbone import link
-from mqtt_nats.backbone.link import Link
+from mqtt_nats.backbone.link import NatsConnection
 
 # Overridden, with the parameters that nats-py calls them with.
 OVERRIDDEN = {
@@ -64,16 +64,18 @@ def test_the_minor_version_is_the_one_this_was_written_for() -> None:
 
 @pytest.mark.parametrize("name", OVERRIDDEN)
 def test_overridden(name: str) -> None:
-    assert name in vars(Link)
+    assert name in vars(NatsConnection)
     assert parameters(getattr(Client, name)) == OVERRIDDEN[name]
-    assert parameters(getattr(Link, name)) == OVERRIDDEN[name]
-    assert inspect.iscoroutinefunction(getattr(Client, name)) == inspect.iscoroutinefunction(getattr(Link, name))
+    assert parameters(getattr(NatsConnection, name)) == OVERRIDDEN[name]
+    assert inspect.iscoroutinefunction(getattr(Client, name)) == inspect.iscoroutinefunction(
+        getattr(NatsConnection, name)
+    )
 
 
 def test_nothing_else_is_overridden() -> None:
-    own = {name for name in vars(Link) if not name.startswith("__")}
+    own = {name for name in vars(NatsConnection) if not name.startswith("__")}
     assert {name for name in own if hasattr(Client, name)} == set(OVERRIDDEN)
-    attributes = set(vars(Link())) - set(vars(Client()))
+    attributes = set(vars(NatsConnection())) - set(vars(Client()))
     assert not {name for name in own | attributes if name in vars(Client())}, "an attribute of nats-py is shadowed"
 
 
@@ -85,7 +87,7 @@ def test_called(name: str) -> None:
 
 def test_every_name_that_is_used_exists() -> None:
     """A renamed attribute would be made anew by an assignment, and nobody would notice."""
-    known = set(dir(Client())) | set(vars(Link())) | set(vars(Link)) | {"_control_tasks"}
+    known = set(dir(Client())) | set(vars(NatsConnection())) | set(vars(NatsConnection)) | {"_control_tasks"}
     tree = ast.parse(inspect.getsource(link))
     (found,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Link"]
     used = {

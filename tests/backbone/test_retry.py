@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from mqtt_nats.backbone import retry as patience
-from mqtt_nats.backbone.retry import elected
+from mqtt_nats.backbone.retry import ask_once_for_all
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
 
@@ -24,16 +24,19 @@ class Answers:
 
 async def test_a_new_stream_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "PAUSE", 0.01)
-    assert await elected(Answers(NoResponders("nobody"), RequestTimeout("late"), NoResponders("nobody"))) == "answer"
+    assert (
+        await ask_once_for_all(Answers(NoResponders("nobody"), RequestTimeout("late"), NoResponders("nobody")))
+        == "answer"
+    )
 
 
 async def test_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "ELECTION", 0.0)
     monkeypatch.setattr(patience, "PAUSE", 0.01)
     with pytest.raises(NoResponders):
-        await elected(Answers(*[NoResponders("nobody")] * 9))
+        await ask_once_for_all(Answers(*[NoResponders("nobody")] * 9))
 
 
 async def test_what_is_refused_is_refused() -> None:
     with pytest.raises(ApiError):
-        await elected(Answers(ApiError(403, 0, "a test")))
+        await ask_once_for_all(Answers(ApiError(403, 0, "a test")))

@@ -13,7 +13,7 @@ from nats.aio.client import Srv
 
 from mqtt_nats.backbone import link as link_module
 from mqtt_nats.backbone import servers
-from mqtt_nats.backbone.link import Link
+from mqtt_nats.backbone.link import NatsConnection
 from mqtt_nats.backbone.servers import FORMER_MOST, Servers
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config.nats_connect import connect_link
@@ -138,7 +138,7 @@ async def test_the_server_that_was_lost_is_tried_after_the_others() -> None:
 # -- connections ----------------------------------------------------------------------------------
 
 
-async def connect(settings: Settings) -> tuple[Link, asyncio.Event]:
+async def connect(settings: Settings) -> tuple[NatsConnection, asyncio.Event]:
     again = asyncio.Event()
 
     async def online() -> None:

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqtt_nats.backbone.link import ENOUGH, LARGE, Link
-from mqtt_nats.backbone.transport import Wire
+from mqtt_nats.backbone.link import ENOUGH, LARGE, NatsConnection
+from mqtt_nats.backbone.transport import NatsTransport
 from mqtt_nats.base.server_clock import elapsed
 from tests.harness.waiting import aeventually
 
@@ -60,13 +60,13 @@ class Bench:
     """A link with handlers for the subscriptions 1 and 22, and nothing of nats-py's behind it."""
 
     def __init__(self) -> None:
-        self.link = Link()
+        self.link = NatsConnection()
         self.events: list[Event] = []
         self.runs: list[int] = []
         """How many messages came at once."""
         self.transport = FakeTransport()
         self.former = Former()
-        self.wire = self.link.wire = Wire(self.link, self.transport, self.former)
+        self.wire = self.link.wire = NatsTransport(self.link, self.transport, self.former)
         self.link._loop = asyncio.get_running_loop()
         for sid in (b"1", b"22"):
             self.link.handlers[sid] = self.handler(sid)
@@ -334,7 +334,7 @@ async def test_back_pressure() -> None:
 
 async def test_the_end_of_an_old_connection_leaves_the_new_one_alone() -> None:
     bench = Bench()
-    new = bench.link.wire = Wire(bench.link, FakeTransport(), cast(asyncio.BaseProtocol, Former()))
+    new = bench.link.wire = NatsTransport(bench.link, FakeTransport(), cast(asyncio.BaseProtocol, Former()))
     bench.wire.connection_lost(ConnectionResetError())
     assert bench.link.wire is new
 

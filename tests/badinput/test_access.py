@@ -11,7 +11,7 @@ import pytest
 
 import mqtt_nats.gateway.gateway
 from mqtt_nats.access.authenticator import Allow, Challenge, Credentials, Denied, Exchange, Success
-from mqtt_nats.authenticators.access_control import Doors
+from mqtt_nats.authenticators.access_control import AccessControl
 from mqtt_nats.client import authentication as authenticating
 from mqtt_nats.codec import ReasonCode
 from mqtt_nats.config.settings import Settings
@@ -90,7 +90,7 @@ def gateways(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> list[Gateway]:
         return found[-1]
 
     monkeypatch.setattr(mqtt_nats.gateway.gateway, "Gateway", make)
-    monkeypatch.setattr(Doors, "door", lambda self, listener: fake)
+    monkeypatch.setattr(AccessControl, "door", lambda self, listener: fake)
     return found
 
 

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from mqtt_nats.access.authenticator import Allow, Credentials
-from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.cli import command as cli
 from mqtt_nats.config.settings import Settings
@@ -76,7 +76,7 @@ class Command:
         return self._run(ctl.listed)
 
     def stored(self, kind: str, value: str) -> Any:
-        async def look(inbox: Inbox) -> Any:
+        async def look(inbox: RequestInbox) -> Any:
             found = await get_last(inbox, "KV_MQTT_bans", ban_subject(kind, value))
             return None if found is None else read_ban(found.payload)
 

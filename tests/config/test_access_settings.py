@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.authenticators.access_control import Doors
+from mqtt_nats.authenticators.access_control import AccessControl
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config.nats_connect import nats_access
 from mqtt_nats.config.settings import Settings
@@ -185,7 +185,7 @@ def test_passwords_that_everybody_can_read(
     file = tmp_path / "passwords"
     file.touch()
     settings = load(password_file=str(file), listeners=[listener])
-    Doors(settings, nats_access).door(settings.all_listeners[0])
+    AccessControl(settings, nats_access).door(settings.all_listeners[0])
     assert ("passwords cross the network as they are" in caplog.text) is warned
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.ctl import gateway_requests as asking
 from mqtt_nats.ctl.commands import clients
@@ -162,7 +162,7 @@ def test_kicking_that_is_stopped(fleet: Fleet, several: list[Raw5], monkeypatch:
     monkeypatch.setattr(clients, "RENEWED", 0.1)
     told: list[dict[str, Any]] = []
 
-    def note(inbox: Inbox, what: str, arguments: dict[str, Any]) -> None:
+    def note(inbox: RequestInbox, what: str, arguments: dict[str, Any]) -> None:
         told.append(arguments)
         asking.tell(inbox, what, arguments)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.ctl.commands.streams import _warnings
 from mqtt_streams import api
 from mqtt_streams.api import ApiError
@@ -136,7 +136,7 @@ def test_streams_set(fleet: Fleet) -> None:
 def test_streams_of_which_one_is_refused(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are changed all the same, and which is said."""
 
-    async def call(inbox: Inbox, what: str, *more: Any) -> Any:
+    async def call(inbox: RequestInbox, what: str, *more: Any) -> Any:
         if what == "STREAM.INFO.$MQTT_rmsgs":
             raise ApiError(503, 10008, "system temporarily unavailable")
         return await api.call(inbox, what, *more)

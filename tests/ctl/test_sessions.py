@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.ctl import orphans, records
 from mqtt_nats.ctl.commands import sessions
@@ -125,7 +125,7 @@ def test_a_client_that_connects_meanwhile_keeps_its_session(fleet: Fleet, monkey
     leave(fleet, "c-late", "late/#")
     there: list[Raw5] = []
 
-    async def connects(inbox: Inbox, *, surely: bool = False) -> tuple[dict[str, str], list[str]]:
+    async def connects(inbox: RequestInbox, *, surely: bool = False) -> tuple[dict[str, str], list[str]]:
         client = Raw5(fleet.two.port)
         client.send(connect("c-late", prop(SESSION_EXPIRY, 1000), flags=0))
         client.answer(CONNACK, reason=0)
@@ -188,7 +188,7 @@ def test_orphans(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     leave(fleet, "c-whole", "whole/x")
     nobody = f"{name_hash('c-nobody')}_AAAAAAAAAAAAAAAAAAAAAA"
 
-    async def disturb(inbox: Inbox) -> None:
+    async def disturb(inbox: RequestInbox) -> None:
         for name in await consumer_names(inbox, MESSAGES, name_hash("c-broken")):
             await delete_consumer(inbox, MESSAGES, name)
         await create_consumer(
@@ -222,7 +222,7 @@ def test_a_session_is_whole_whose_consumers_have_no_leader(
     leave(fleet, "c-leaderless", "leaderless/x")
     name = name_hash("c-leaderless")
 
-    async def some(inbox: Inbox, stream: str, gone: set[tuple[str, str]]) -> Any:
+    async def some(inbox: RequestInbox, stream: str, gone: set[tuple[str, str]]) -> Any:
         async for one in records.consumers(inbox, stream, gone):
             if not one["name"].startswith(name):
                 yield one
@@ -238,7 +238,7 @@ def test_a_record_that_cannot_be_read(fleet: Fleet) -> None:
     """It is shown, and its consumers are nobody's to remove."""
     client_hash = name_hash("c-poisoned")
 
-    async def poison(inbox: Inbox) -> int:
+    async def poison(inbox: RequestInbox) -> int:
         await inbox.request(f"{PREFIX}{client_hash}", b"[]")
         message = await stored.get_last(inbox, STREAM, f"{PREFIX}{client_hash}")
         assert message is not None
@@ -255,7 +255,7 @@ def test_a_record_that_cannot_be_read(fleet: Fleet) -> None:
         on_nats(fleet, lambda inbox: stored.delete(inbox, STREAM, sequence))
 
 
-async def _found(inbox: Inbox) -> list[str]:
+async def _found(inbox: RequestInbox) -> list[str]:
     return [one.client_id async for one in records.records(inbox)]
 
 

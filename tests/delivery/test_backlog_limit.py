@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mqtt_nats.delivery import backlog_limit as overflowing
-from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.protocol.inflight import SubscriptionState
 
 
 class Bench:
@@ -18,7 +18,7 @@ class Bench:
         self.sent: list[bytes] = []
         self.given: list[int] = []
         self.handlers: dict[bytes, Any] = {b"1": None}
-        self.source = Source(1, 0, 10)
+        self.source = SubscriptionState(1, 0, 10)
         self.broker: Any = SimpleNamespace(
             settings=SimpleNamespace(max_backlog=6),
             inbox=None,

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from mqtt_nats.backbone.pending import STALE, Op, Silent
+from mqtt_nats.backbone.pending import STALE, IgnoredStore, PendingStore
 from mqtt_nats.delivery import deferred_removals as lingering
-from mqtt_nats.delivery.deferred_removals import Lingering
+from mqtt_nats.delivery.deferred_removals import DeferredRemovals
 from mqtt_nats.protocol.ack_tokens import assigned
 from mqtt_streams.api import RequestTimeout
 from mqtt_streams.consumers import ConsumerInfo
@@ -33,7 +33,7 @@ class Bench:
             link=self.link, relinked=-1e9, drop_assignment=lambda token, operation: self.gone.append(token)
         )
         self.broker = broker
-        self.kept = Lingering(broker)
+        self.kept = DeferredRemovals(broker)
 
 
 @pytest.fixture
@@ -43,18 +43,18 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 def test_nothing_goes_while_a_server_may_send_again_what_it_forgot(bench: Bench) -> None:
     """NATS is away, then it is back for a moment, then for long enough."""
-    bench.kept.add(b"=1", Silent())
+    bench.kept.add(b"=1", IgnoredStore())
     bench.link.online = False
     bench.pass_to(50)
     bench.link.online, bench.broker.relinked = True, 50.0
-    bench.kept.add(b"&reply", Silent())
+    bench.kept.add(b"&reply", IgnoredStore())
     bench.pass_to(149)
     assert not bench.gone
     assert not bench.link.out
     bench.pass_to(161)
     assert bench.gone == [b"1"]
     assert bench.link.out == [b"PUB reply 0\r\n\r\n"]
-    bench.kept.add(b"=2", Silent())
+    bench.kept.add(b"=2", IgnoredStore())
     bench.pass_to(172)
     assert bench.gone == [b"1", b"2"]
 
@@ -66,8 +66,8 @@ def test_records_go_with_the_connection(bench: Bench, age: float, gone: bool) ->
     A new one is left: what was acknowledged with it may be forgotten.
     """
     reply = b"$JS.ACK.$MQTT_out.x.1.2.3.%d.0" % int((time.time() - age) * 1e9)
-    bench.kept.add(b"=1", Silent())
-    bench.kept.add(b"&%b" % reply, Silent())
+    bench.kept.add(b"=1", IgnoredStore())
+    bench.kept.add(b"&%b" % reply, IgnoredStore())
     bench.kept.end()
     assert bench.link.out == ([b"PUB %b 0\r\n\r\n" % reply] if gone else [])
     assert not bench.gone
@@ -77,8 +77,8 @@ def test_records_go_with_the_connection(bench: Bench, age: float, gone: bool) ->
 
 @pytest.mark.parametrize("online", [False, True])
 def test_the_next_owner_finds_what_a_server_may_send_again(bench: Bench, online: bool) -> None:
-    bench.kept.add(b"=1", Silent())
-    bench.kept.add(b"&reply", Silent())
+    bench.kept.add(b"=1", IgnoredStore())
+    bench.kept.add(b"&reply", IgnoredStore())
     bench.link.online, bench.broker.relinked = online, 0.0
     bench.pass_to(5)
     bench.kept.end()
@@ -90,7 +90,7 @@ def test_the_next_owner_finds_what_a_server_may_send_again(bench: Bench, online:
 def test_what_is_complete_after_the_end_is_left_to_the_next_owner(bench: Bench) -> None:
     """It may have read the record already."""
     bench.kept.end()
-    bench.kept.add(b"&reply", Silent())
+    bench.kept.add(b"&reply", IgnoredStore())
     bench.pass_to(1000)
     assert bench.link.out == []
 
@@ -111,7 +111,7 @@ class Group:
         self.info: ConsumerInfo | Exception | None = info(5)
         self.found: Any = SimpleNamespace(time_ns=STAMP_NS)
         self.acknowledged: list[bytes] = []
-        self.removals: list[tuple[bytes, Op]] = []
+        self.removals: list[tuple[bytes, PendingStore]] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.broker: Any = SimpleNamespace(
             link=SimpleNamespace(online=True, out=[], kick=lambda: None),
@@ -128,7 +128,7 @@ class Group:
         monkeypatch.setattr(lingering, "consumer_info", self._info)
         monkeypatch.setattr(lingering, "get_sequence", self._found)
         self.looks = 0
-        self.kept = Lingering(cast(Any, self.broker))
+        self.kept = DeferredRemovals(cast(Any, self.broker))
 
     async def _info(self, js: Any, stream: str, name: str) -> ConsumerInfo | None:
         assert (stream, name) == ("$MQTT_msgs", "share_group")
@@ -141,7 +141,7 @@ class Group:
         assert (stream, seq) == ("$MQTT_msgs", 5)
         return self.found
 
-    def _call(self, subject: bytes, body: bytes, operation: Op) -> None:
+    def _call(self, subject: bytes, body: bytes, operation: PendingStore) -> None:
         self.acknowledged.append(subject)
         operation.stored(b"")
 
@@ -161,13 +161,13 @@ async def group(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Group]:
 
 
 async def test_what_this_connection_has_acknowledged_goes_without_a_look(group: Group) -> None:
-    group.kept.add(assigned(7, ACK, 1.0), Silent())
+    group.kept.add(assigned(7, ACK, 1.0), IgnoredStore())
     await group.removed(b"7")
     assert (group.looks, group.acknowledged) == (0, [])
 
 
 async def test_what_another_gateway_has_assigned_is_acknowledged_first(group: Group) -> None:
-    group.kept.add(assigned(7, ACK, 0.0), Silent())
+    group.kept.add(assigned(7, ACK, 0.0), IgnoredStore())
     await group.removed(b"7")
     assert group.acknowledged == [ACK]
 
@@ -184,7 +184,7 @@ async def test_what_another_member_may_have_on_its_way_stays(
         group.info = info(5, 1)
     else:
         group.broker.relinked, group.broker.linked = 2.0, STAMP_NS / 1e9
-    group.kept.add(assigned(7, ACK, 0.0 if why == "delivered again" else 1.0), Silent())
+    group.kept.add(assigned(7, ACK, 0.0 if why == "delivered again" else 1.0), IgnoredStore())
     await group.removed(b"7")
     assert group.acknowledged == [ACK]
     assert loop.time() > began + 0.2
@@ -193,7 +193,7 @@ async def test_what_another_member_may_have_on_its_way_stays(
 async def test_what_is_yet_to_be_delivered_again_stays(group: Group) -> None:
     """The acknowledgement of a message that the consumer has not delivered has no effect."""
     group.info = info(4)
-    group.kept.add(assigned(7, ACK, 0.0), Silent())
+    group.kept.add(assigned(7, ACK, 0.0), IgnoredStore())
     await aeventually(lambda: group.looks > 3)
     group.info = RequestTimeout("no leader")
     looks = group.looks
@@ -211,7 +211,7 @@ async def test_what_nobody_delivers_goes(group: Group, gone: str) -> None:
         group.info = None
     else:
         group.found = None if gone == "message" else SimpleNamespace(time_ns=STAMP_NS + 1)
-    group.kept.add(assigned(7, ACK, 0.0), Silent())
+    group.kept.add(assigned(7, ACK, 0.0), IgnoredStore())
     await group.removed(b"7")
     assert group.acknowledged == []
 
@@ -224,7 +224,7 @@ async def test_a_record_of_an_older_gateway_outlives_the_next_delivery(
     monkeypatch.setattr(lingering, "UNKNOWN", 0.2)
     loop = asyncio.get_running_loop()
     began = loop.time()
-    group.kept.add(assigned(7, b"", 0.0), Silent())
+    group.kept.add(assigned(7, b"", 0.0), IgnoredStore())
     await group.removed(b"7")
     assert loop.time() > began + 0.2
     assert (group.looks, group.acknowledged) == (0, [])
@@ -232,7 +232,7 @@ async def test_a_record_of_an_older_gateway_outlives_the_next_delivery(
 
 async def test_a_removal_is_not_repeated_after_nats_was_away(group: Group) -> None:
     """A nats-server that was killed meanwhile has forgotten what was acknowledged."""
-    group.kept.add(assigned(7, ACK, 1.0), Silent())
+    group.kept.add(assigned(7, ACK, 1.0), IgnoredStore())
     await group.removed(b"7")
     (_, removal), *_ = group.removals
     assert removal.stale()
@@ -244,7 +244,7 @@ async def test_a_removal_is_not_repeated_after_nats_was_away(group: Group) -> No
 async def test_what_is_in_doubt_goes_also_after_the_end_of_the_connection(group: Group) -> None:
     """A client whose connections are short would gather more and more of it."""
     group.info = info(4)
-    group.kept.add(assigned(7, ACK, 0.0), Silent())
+    group.kept.add(assigned(7, ACK, 0.0), IgnoredStore())
     await aeventually(lambda: group.looks > 1)
     group.kept.end()
     group.info = info(5)

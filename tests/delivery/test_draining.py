@@ -9,9 +9,9 @@ import orjson
 
 from mqtt_nats.delivery.draining import drain, inherited, still_draining, was_sent
 from mqtt_nats.protocol.durable_sender import packet_id
-from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.overlap import Overlap
-from mqtt_nats.sessions.consumer_binding import Attachment
+from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.consumers import ConsumerRef
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.sessions import V5, SessionRecord
@@ -26,9 +26,9 @@ class Session:
     """One that has subscriptions on the subjects ``t`` and ``t.>``, as a filter that ends in ``#`` has them."""
 
     def __init__(self) -> None:
-        self.overlap: Overlap[Attachment] = Overlap()
+        self.overlap: Overlap[ConsumerBinding] = Overlap()
         self.machine, _ = session()
-        self.attachments: dict[str, Attachment] = {}
+        self.attachments: dict[str, ConsumerBinding] = {}
         self.record = SessionRecord("me", v5=V5())
         broker = SimpleNamespace(spawn=lambda work, name: work.close())
         self.client = SimpleNamespace(bridge=False, options=0, client_id="me", record=self.record, broker=broker)
@@ -36,10 +36,10 @@ class Session:
     def settle(self) -> None:
         pass
 
-    def subscription(self, subject: str, start: int, end: int = 0) -> Attachment:
-        source = Source(1, start, 100, end)
+    def subscription(self, subject: str, start: int, end: int = 0) -> ConsumerBinding:
+        source = SubscriptionState(1, start, 100, end)
         consumer = ConsumerRef(f"from {start}", "", f"$MQTT.msgs.{subject}", 100)
-        attachment = self.attachments[consumer.durable_name] = Attachment(str(start), consumer, source)
+        attachment = self.attachments[consumer.durable_name] = ConsumerBinding(str(start), consumer, source)
         if not end:
             self.overlap.add(subject, attachment, source)
             self.record.cons[str(start)] = consumer
@@ -57,7 +57,7 @@ def test_what_an_ended_subscription_brings_for_others() -> None:
     before, after = side.subscription("t", 5), side.subscription("t", 9)
     ended = side.subscription("t", 7, end=20)
     still_draining(side, ended, [])
-    assert ended.heirs == {after.source: 20}
+    assert ended.handover_limits == {after.source: 20}
     assert side.machine.ended == 20
     assert after.source.held
     assert not before.source.held
@@ -94,7 +94,7 @@ async def test_one_more_ends_while_an_ended_one_has_something_left() -> None:
     first, second, third = (side.subscription("t", start) for start in (1, 5, 9))
     first.source.last, second.source.last, third.source.last = 20, 30, 10
     drain(side, "1")
-    assert not first.spent
+    assert not first.drained
     assert [inherited(side, first, message(), sequence) for sequence in (8, 25, 31)] == [1, 1, 0]
     third.source.last = 28
     drain(side, "5")
@@ -105,13 +105,13 @@ async def test_one_more_ends_while_an_ended_one_has_something_left() -> None:
 
 def test_what_is_held_back_of_an_ended_subscription_keeps_its_consumer() -> None:
     """It stands behind another ended one, and nobody else would bring it."""
-    one = Source(1, 1, 100)
+    one = SubscriptionState(1, 1, 100)
     machine, _ = session(one)
     machine.drain(one)
-    one.held += Source.BEHIND
+    one.held += SubscriptionState.BEHIND
     machine.arrived(one, 5, 1, b"held", message(), 1)
     assert machine.holds(one)
-    machine.release_held(one, Source.BEHIND)
+    machine.release_held(one, SubscriptionState.BEHIND)
     assert machine.holds(one)
     machine.acknowledged(PUBACK, [packet_id(5)])
     assert not machine.holds(one)

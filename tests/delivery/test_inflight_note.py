@@ -6,11 +6,11 @@ from collections.abc import Callable
 import pytest
 
 from mqtt_nats.delivery.inflight_note import missing
-from mqtt_nats.protocol.durable_sender import ID_SPACE, DurableOutbound, packet_id
-from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.protocol.durable_sender import ID_SPACE, DurableSender, packet_id
+from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.ports import NOWHERE
 
-Come = Callable[[DurableOutbound, Source], None]
+Come = Callable[[DurableSender, SubscriptionState], None]
 
 CASES: dict[str, tuple[Come, list[int]]] = {
     "nothing has come": (lambda machine, one: None, [5]),
@@ -25,8 +25,8 @@ CASES: dict[str, tuple[Come, list[int]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_identifiers(case: str) -> None:
     come, expected = CASES[case]
-    one = Source(2, 1, 100)
-    machine = DurableOutbound(10, NOWHERE)
+    one = SubscriptionState(2, 1, 100)
+    machine = DurableSender(10, NOWHERE)
     machine.sources.append(one)
     come(machine, one)
     assert missing(machine, [5]) == expected

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.delivery.position_handover import Leaving
+from mqtt_nats.delivery.position_handover import PositionHandover
 from mqtt_streams.api import NoResponders
 from mqtt_streams.gateway_subjects import LEFT
 
@@ -46,7 +46,7 @@ def gateway() -> Any:
 def test_a_gateway_with_another_name_answers_to_both() -> None:
     """It was taken for dead: positions that were written before name it as it was."""
     broker = gateway()
-    leaving = Leaving(broker)
+    leaving = PositionHandover(broker)
     broker.identity = "present0"
     leaving.named()
     subjects = [f"{LEFT}former00".encode(), f"{LEFT}present0".encode()]
@@ -59,7 +59,7 @@ def test_a_gateway_with_another_name_answers_to_both() -> None:
 async def test_who_is_not_asked(name: str) -> None:
     """Itself, and what is no gateway's name: a position may be damaged."""
     broker = gateway()
-    leaving = Leaving(broker)
+    leaving = PositionHandover(broker)
     broker.identity = "present0"
     leaving.named()
     assert not await leaving.elsewhere("client", name)
@@ -68,5 +68,5 @@ async def test_who_is_not_asked(name: str) -> None:
 
 async def test_a_dead_gateway_does_not_answer() -> None:
     broker = gateway()
-    assert not await Leaving(broker).elsewhere("client", "another0")
+    assert not await PositionHandover(broker).elsewhere("client", "another0")
     assert broker.inbox.asked == [f"{LEFT}another0"]

@@ -10,15 +10,21 @@ from typing import Any
 import pytest
 
 from mqtt_nats.backbone.batch import all_done
-from mqtt_nats.backbone.transport import Wire
+from mqtt_nats.backbone.transport import NatsTransport
 from mqtt_nats.delivery import position_recovery as grounding
-from mqtt_nats.delivery.position_recovery import WINDOW, bound, fetch_pending, ground, recall
+from mqtt_nats.delivery.position_recovery import (
+    WINDOW,
+    fetch_in_flight,
+    limit_in_flight,
+    restore_position,
+    store_positions_in_consumers,
+)
 from mqtt_nats.delivery.position_writer import FRESH, Fresh
 from mqtt_nats.protocol.ack_tokens import TAKEN
-from mqtt_nats.protocol.durable_sender import DurableOutbound, packet_id
-from mqtt_nats.protocol.inflight import Delivery, Source
-from mqtt_nats.protocol.position import Ledger
-from mqtt_nats.sessions.consumer_binding import Attachment
+from mqtt_nats.protocol.durable_sender import DurableSender, packet_id
+from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
+from mqtt_nats.protocol.position import SessionPosition
+from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.api import ApiError, RequestTimeout
 from mqtt_streams.messages import subscription_consumer
 from mqtt_streams.positions import Found, Position
@@ -30,7 +36,7 @@ PUBACK, PUBREC = 4, 5
 class Ports:
     """Acknowledges to whom it has to."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: SessionPosition) -> None:
         self.ledger = ledger
         self.acks: list[bytes] = []
         self.sent: list[tuple[int, int, bool]] = []
@@ -43,10 +49,10 @@ class Ports:
     def send(self, data: bytes) -> None:
         pass
 
-    def look(self, source: Source, sequence: int) -> None:
+    def look(self, source: SubscriptionState, sequence: int) -> None:
         pass
 
-    def written(self, source: Source) -> None:
+    def written(self, source: SubscriptionState) -> None:
         pass
 
     def seek(self) -> None:
@@ -71,10 +77,10 @@ class Ports:
 @pytest.mark.parametrize("qos", [1, 2])
 async def test_both_hear_that_it_is_complete(qos: int) -> None:
     """Else it would be pending for ever, and be sent again by whoever goes on with the session."""
-    ledger = Ledger()
+    ledger = SessionPosition()
     ports = Ports(ledger)
-    machine = DurableOutbound(10, ports)
-    source = Source(qos, 1, 10)
+    machine = DurableSender(10, ports)
+    source = SubscriptionState(qos, 1, 10)
     source.expected = 0
     machine.sources.append(source)
     for sequence in (6, 7):
@@ -83,8 +89,8 @@ async def test_both_hear_that_it_is_complete(qos: int) -> None:
     keeper = SimpleNamespace(ledger=ledger)
     side: Any = SimpleNamespace(keeper=keeper, machine=machine, past=None)
     client: Any = SimpleNamespace(broker=SimpleNamespace(inbox=None))
-    await fetch_pending(client, side)
-    await fetch_pending(client, side)
+    await fetch_in_flight(client, side)
+    await fetch_in_flight(client, side)
     machine.start()
     for sequence in (6, 7):
         if qos == 1:
@@ -99,11 +105,11 @@ async def test_both_hear_that_it_is_complete(qos: int) -> None:
 @pytest.mark.parametrize(("unsent", "dup"), [([], True), ([6], False)])
 async def test_what_an_earlier_connection_has_sent_has_dup(unsent: list[int], dup: bool) -> None:
     """Though the consumer, which was set in between, takes it for a first delivery [MQTT-3.3.1-1]."""
-    ledger = Ledger()
+    ledger = SessionPosition()
     ports = Ports(ledger)
-    machine = DurableOutbound(10, ports)
+    machine = DurableSender(10, ports)
     machine.not_sent(unsent)
-    source = Source(1, 1, 10)
+    source = SubscriptionState(1, 1, 10)
     source.expected = 0
     machine.sources.append(source)
     machine.arrived(source, 6, 1, b"$JS.ACK.6", None, 1)
@@ -111,7 +117,7 @@ async def test_what_an_earlier_connection_has_sent_has_dup(unsent: list[int], du
     ledger.take(6, 2)
     side: Any = SimpleNamespace(keeper=SimpleNamespace(ledger=ledger), machine=machine, past=None)
     client: Any = SimpleNamespace(broker=SimpleNamespace(inbox=None))
-    await fetch_pending(client, side)
+    await fetch_in_flight(client, side)
     machine.start()
     assert ports.sent == [(6, 2 if dup else 1, dup), (7, 1, False)]
 
@@ -137,7 +143,7 @@ class Keeping:
 
     def __init__(self, times: int) -> None:
         self.times = times
-        self.ledger = Ledger()
+        self.ledger = SessionPosition()
         self.live = {"a"}
         self.gone = False
 
@@ -165,7 +171,7 @@ async def test_before_each_consumer_is_set(monkeypatch: pytest.MonkeyPatch, time
     attachments = {}
     for name in ("a", "b"):
         consumer = subscription_consumer("hash", name, name_nuid=name, deliver_nuid="d", max_ack_pending=9, start_seq=1)
-        attachments[name] = Attachment(name, consumer, Source(1, 1, 10))
+        attachments[name] = ConsumerBinding(name, consumer, SubscriptionState(1, 1, 10))
         attachments[name].source.live = True
     keeper = Keeping(times)
     keeper.ledger.reached = 41
@@ -175,7 +181,7 @@ async def test_before_each_consumer_is_set(monkeypatch: pytest.MonkeyPatch, time
     terms = SimpleNamespace(receive_maximum=10)
     side.client = client = SimpleNamespace(client_id="c", broker=SimpleNamespace(), record=record, terms=terms)
     found: Any = client
-    assert await ground(found, side) is (times == 2)
+    assert await store_positions_in_consumers(found, side) is (times == 2)
     assert positions == [42] * set_back
     assert keeper.gone is (times < 2)
 
@@ -187,26 +193,26 @@ async def test_what_was_taken_is_sent_at_the_pace_of_the_client(monkeypatch: pyt
         return consumer
 
     monkeypatch.setattr(grounding, "set_position", set_position)
-    source = Source(1, 1, 3)
+    source = SubscriptionState(1, 1, 3)
     source.live = True
     consumer = subscription_consumer("hash", "a", name_nuid="a", deliver_nuid="d", max_ack_pending=3, start_seq=1)
     keeper = Keeping(2)
     ports = Ports(keeper.ledger)
-    machine = DurableOutbound(WINDOW, ports)
+    machine = DurableSender(WINDOW, ports)
     machine.sources.append(source)
     machine.open = True
     side: Any = SimpleNamespace(keeper=keeper, machine=machine, catching=None, live=True, frozen=False)
-    side.attachments = {"a": Attachment("a", consumer, source)}
+    side.attachments = {"a": ConsumerBinding("a", consumer, source)}
     side.client = client = SimpleNamespace(client_id="c", broker=SimpleNamespace())
     client.record = SimpleNamespace(cons={}, v5=SimpleNamespace())
     client.terms = SimpleNamespace(receive_maximum=65535)
-    bound(side)
+    limit_in_flight(side)
     for sequence in range(1, 11):
         keeper.ledger.take(sequence, 1)
         machine.arrived(source, sequence, 1, TAKEN + b"%d" % sequence, None, 1)
     side.live, side.frozen, keeper.ledger.reached = False, True, 10
     found: Any = client
-    assert await ground(found, side)
+    assert await store_positions_in_consumers(found, side)
     machine.pump()
     for sequence in (11, 12, 13):
         machine.arrived(source, sequence, 1, b"$JS.ACK.%d" % sequence, None, 1)
@@ -220,10 +226,10 @@ async def test_what_was_taken_is_sent_at_the_pace_of_the_client(monkeypatch: pyt
 @pytest.mark.parametrize(("unsent", "limit"), [([], 9), ([6, 7, 8, 9], 5), ([3, 9], 8), (range(1, 10), 3)])
 async def test_what_an_earlier_connection_may_have_sent_waits_for_nothing(unsent: list[int], limit: int) -> None:
     """It may have had a larger window [MQTT-4.4.0-1]; the rest of what was taken keeps to that of this one."""
-    ledger = Ledger()
-    machine = DurableOutbound(WINDOW, Ports(ledger))
+    ledger = SessionPosition()
+    machine = DurableSender(WINDOW, Ports(ledger))
     machine.not_sent(unsent)
-    source = Source(1, 1, 3)
+    source = SubscriptionState(1, 1, 3)
     source.expected = 0
     machine.sources.append(source)
     for sequence in range(1, 10):
@@ -231,13 +237,13 @@ async def test_what_an_earlier_connection_may_have_sent_waits_for_nothing(unsent
         machine.arrived(source, sequence, 2, TAKEN + b"%d" % sequence, None, 1)
     consumer = subscription_consumer("hash", "a", name_nuid="a", deliver_nuid="d", max_ack_pending=3, start_seq=1)
     side: Any = SimpleNamespace(keeper=SimpleNamespace(ledger=ledger), machine=machine, catching=None, live=False)
-    side.attachments = {"a": Attachment("a", consumer, source)}
+    side.attachments = {"a": ConsumerBinding("a", consumer, source)}
     side.client = SimpleNamespace(terms=SimpleNamespace(receive_maximum=65535))
-    bound(side)
+    limit_in_flight(side)
     machine.start()
     assert (machine.limit, len(machine.inflight)) == (limit, limit)
     side.client.terms.receive_maximum = 2  # [MQTT-3.3.4-9] (5.0)
-    bound(side)
+    limit_in_flight(side)
     assert machine.limit == 2
 
 
@@ -260,16 +266,16 @@ async def test_somebody_else_writes_the_position(monkeypatch: pytest.MonkeyPatch
         async def flush() -> bool:
             return False
 
-        return SimpleNamespace(ledger=Ledger(), live=set(), flush=flush)
+        return SimpleNamespace(ledger=SessionPosition(), live=set(), flush=flush)
 
     monkeypatch.setattr(grounding, "still_owner", still_owner)
     monkeypatch.setattr(grounding, "Keeper", keeper)
     broker = SimpleNamespace(positions=SimpleNamespace(load=load), leaving=SimpleNamespace(over=over))
     record = SimpleNamespace(cons={}, v5=SimpleNamespace(pos="p", generation=""))
     client: Any = SimpleNamespace(client_id="c", hash="h", broker=broker, record=record)
-    side: Any = SimpleNamespace(machine=DurableOutbound(10, Ports(Ledger())), replaced=None)
+    side: Any = SimpleNamespace(machine=DurableSender(10, Ports(SessionPosition())), replaced=None)
     with pytest.raises(RequestTimeout):
-        await recall(client, side)
+        await restore_position(client, side)
     assert len(loads) == rounds
 
 
@@ -277,7 +283,7 @@ async def test_what_was_asked_is_sure_for_a_moment(monkeypatch: pytest.MonkeyPat
     """And on the same connection to NATS only: others are told at once that this gateway is gone."""
     transport: Any = SimpleNamespace(get_extra_info=lambda name: None)
     link: Any = SimpleNamespace(wire=None)
-    link.wire, following = (Wire(link, transport, asyncio.Protocol()) for _ in range(2))
+    link.wire, following = (NatsTransport(link, transport, asyncio.Protocol()) for _ in range(2))
     timers = Timers(monkeypatch)
     fresh = Fresh(link)
     timers.pass_to(FRESH * 0.9)

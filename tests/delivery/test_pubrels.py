@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from mqtt_nats.delivery.pubrels import seek
-from mqtt_nats.protocol.durable_sender import DurableOutbound
+from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.protocol.ports import NOWHERE
 from mqtt_streams.api import RequestTimeout
 from mqtt_streams.pubrel import Owed
@@ -14,7 +14,7 @@ PUBCOMP = 7
 
 async def test_until_they_are_gone() -> None:
     """What is there is waited for; and what JetStream does not answer is no answer."""
-    machine = DurableOutbound(10, NOWHERE)
+    machine = DurableSender(10, NOWHERE)
     for identifier, sequence in ((6, 5), (7, 6), (8, 7)):
         machine.owe(identifier, sequence)
     machine.start()

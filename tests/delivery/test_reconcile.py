@@ -11,9 +11,9 @@ import pytest
 from mqtt_nats.backbone import retry as patience
 from mqtt_nats.delivery import reconcile as reconciling
 from mqtt_nats.delivery.reconcile import Reconciling
-from mqtt_nats.protocol.durable_sender import DurableOutbound
-from mqtt_nats.protocol.inflight import Delivery, Source
-from mqtt_nats.sessions.consumer_binding import Attachment
+from mqtt_nats.protocol.durable_sender import DurableSender
+from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
+from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.consumers import ConsumerInfo, ConsumerRef
 
 CONSUMER = ConsumerRef("name", "deliver", "filter", 10)
@@ -34,12 +34,12 @@ class Bench:
             return True
 
         ports: Any = SimpleNamespace(publish=publish)
-        self.machine = DurableOutbound(10, ports)
+        self.machine = DurableSender(10, ports)
         self.machine.open = True
-        self.source = Source(1, 1, 10)
-        self.source.held = Source.RETURNING
+        self.source = SubscriptionState(1, 1, 10)
+        self.source.held = SubscriptionState.RETURNING
         self.machine.sources.append(self.source)
-        self.attachment = Attachment("a", CONSUMER, self.source)
+        self.attachment = ConsumerBinding("a", CONSUMER, self.source)
         link: Any = SimpleNamespace(wire=object(), subscribe_raw=lambda *_: b"1")
         self.attachment.wire = link.wire
         broker: Any = SimpleNamespace(link=link, inbox=None, attached={})

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from mqtt_nats.delivery import resume as resuming
-from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions import consumer_attach as attaching
-from mqtt_nats.sessions.consumer_binding import Attachment
+from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.api import ApiError
 from mqtt_streams.consumers import ConsumerRef
 
@@ -53,14 +53,14 @@ async def test_how_a_consumer_is_comes_from_after_the_change(monkeypatch: pytest
     monkeypatch.setattr(attaching, "update_consumer", update)
     monkeypatch.setattr(attaching, "consumer_info", info)
     side: Any = SimpleNamespace(client=SimpleNamespace(broker=BROKER))
-    found, late = await attaching.take(side, Attachment("key", CONSUMER, Source(1, 0, 10)))
+    found, late = await attaching.take(side, ConsumerBinding("key", CONSUMER, SubscriptionState(1, 0, 10)))
     assert (found.num_ack_pending, late, asked) == ((2, True, ["name"]) if former else (1, False, []))
 
 
 @pytest.mark.parametrize(("late", "expected"), [(False, 3), (True, 4)])
 def test_first_deliveries_before_the_answer_do_not_come_again(late: bool, expected: int) -> None:
     """Five were pending and have been sent again, two new ones have followed; then the answer was made."""
-    source = Source(1, 0, 10)
+    source = SubscriptionState(1, 0, 10)
     source.attaching()
     source.began(16, True)
     source.attached(5, 17, late)
@@ -100,7 +100,7 @@ async def test_what_was_acknowledged_is_not_waited_for(monkeypatch: pytest.Monke
 async def test_nobody_waits_where_nothing_can_come(missed: bool, wire: str) -> None:
     """The deliver subject was let go of, when a message was lost on its way, or with the connection to NATS."""
     side: Any = SimpleNamespace(client=SimpleNamespace(broker=SimpleNamespace(link=SimpleNamespace(wire="present"))))
-    source = Source(1, 0, 10)
+    source = SubscriptionState(1, 0, 10)
     source.expected = 2
     attachment: Any = SimpleNamespace(source=source, consumer=CONSUMER, missed=missed, wire=wire)
     assert not await attaching.bring_back(side, attachment)
@@ -115,7 +115,7 @@ async def test_a_consumer_made_again_whose_files_are_being_removed_is_told_once_
     What else JetStream refuses is not for here.
     """
     told: list[str] = []
-    source = Source(1, 0, 10)
+    source = SubscriptionState(1, 0, 10)
     source.expected = 1
 
     async def send_again(broker: object, stream: str, consumer: ConsumerRef, come: object) -> Any:
@@ -145,7 +145,7 @@ async def test_a_consumer_made_again_whose_files_are_being_removed_is_told_once_
 @pytest.mark.parametrize("back", [True, False])
 async def test_what_is_new_waits_for_what_is_not_back(monkeypatch: pytest.MonkeyPatch, back: bool) -> None:
     due: list[str] = []
-    released: list[Source] = []
+    released: list[SubscriptionState] = []
 
     async def nothing(*_: object) -> None:
         pass
@@ -156,14 +156,14 @@ async def test_what_is_new_waits_for_what_is_not_back(monkeypatch: pytest.Monkey
     monkeypatch.setattr(resuming, "save_record", nothing)
     monkeypatch.setattr(resuming, "note_kept", nothing)
     monkeypatch.setattr(resuming, "bring_back", bring_back)
-    source = Source(1, 0, 10)
+    source = SubscriptionState(1, 0, 10)
     client: Any = SimpleNamespace(
         record=SimpleNamespace(cons={"key": CONSUMER}),
         epoch=1,
         broker=SimpleNamespace(reconciling=SimpleNamespace(due=lambda client, name: due.append(name))),
     )
     side: Any = SimpleNamespace(
-        attachments={"name": Attachment("key", CONSUMER, source)},
+        attachments={"name": ConsumerBinding("key", CONSUMER, source)},
         stall=None,
         has_pubrels=False,
         kept=False,
@@ -172,8 +172,8 @@ async def test_what_is_new_waits_for_what_is_not_back(monkeypatch: pytest.Monkey
         attach=nothing,
         machine=SimpleNamespace(pump=lambda: None, release_held=lambda source, why: released.append(source)),
     )
-    await resuming.reattach(client, side)
-    assert source.held & Source.RETURNING
+    await resuming.rebind_consumers(client, side)
+    assert source.held & SubscriptionState.RETURNING
     assert (released, due) == (([source], []) if back else ([], ["name"]))
 
 
@@ -197,8 +197,8 @@ async def test_a_consumer_that_was_deleted_begins_with_what_was_given_up(
     monkeypatch.setattr(attaching, "call", call)
     broker = SimpleNamespace(inbox=None, generation=SimpleNamespace(check=check))
     client: Any = SimpleNamespace(broker=broker, alive=True, record=SimpleNamespace(cons={}, v5=SimpleNamespace()))
-    source = Source(1, 1, 10)
-    source.last, source.forgone = 30, forgone
+    source = SubscriptionState(1, 1, 10)
+    source.last, source.forgotten_from = 30, forgone
     side: Any = SimpleNamespace(replaced=None)
-    await attaching.make_anew(client, side, Attachment("key", CONSUMER, source))
+    await attaching.make_anew(client, side, ConsumerBinding("key", CONSUMER, source))
     assert [one.start_seq for one in made] == [start]

@@ -11,13 +11,13 @@ import pytest
 
 from mqtt_nats.codec import PINGRESP, MqttError, ack_bytes
 from mqtt_nats.delivery import slow_clients as stalling
-from mqtt_nats.delivery.durable import DurableSide
-from mqtt_nats.delivery.slow_clients import LONGEST, Stall, _take_back, give_up, look_after, publish_id
+from mqtt_nats.delivery.durable import DurableDelivery
+from mqtt_nats.delivery.slow_clients import LONGEST, SlowClient, _take_back, give_up, look_after, publish_id
 from mqtt_nats.messages.publish_encoder import Aliases
-from mqtt_nats.protocol.durable_sender import DurableOutbound, packet_id
-from mqtt_nats.protocol.inflight import Delivery, Source
-from mqtt_nats.sessions.consumer_binding import Attachment
-from mqtt_nats.transport.write_buffer import LARGE, PIECE, Outlet, Round
+from mqtt_nats.protocol.durable_sender import DurableSender, packet_id
+from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
+from mqtt_nats.sessions.consumer_binding import ConsumerBinding
+from mqtt_nats.transport.write_buffer import LARGE, PIECE, FlushRound, WriteBuffer
 from mqtt_streams.consumers import BACKSTOP_S, ConsumerRef
 from tests.harness import raw, raw5
 from tests.protocol.recorder import Recorder, source
@@ -28,19 +28,19 @@ def publish(identifier: int, qos: int = 1, *, size: int = 10, version: int = 4, 
     return made(topic, bytes(size), qos=qos, id=identifier)
 
 
-def outlet_of(*, most: int = 1 << 40) -> tuple[Outlet, list[bytes | bytearray], list[int]]:
+def outlet_of(*, most: int = 1 << 40) -> tuple[WriteBuffer, list[bytes | bytearray], list[int]]:
     """An outlet, what was given to its socket, and a list that counts how often the round was overfull."""
     written: list[bytes | bytearray] = []
     overfull: list[int] = []
-    round_ = Round(lambda flush: flush())
+    round_ = FlushRound(lambda flush: flush())
     round_.most = most
     round_.overfull = lambda: overfull.append(round_.held)
-    outlet = Outlet(round_, 1 << 30)
+    outlet = WriteBuffer(round_, 1 << 30)
     outlet.send = written.append
     return outlet, written, overfull
 
 
-def clogging(outlet: Outlet, written: list[bytes | bytearray], room: int) -> None:
+def clogging(outlet: WriteBuffer, written: list[bytes | bytearray], room: int) -> None:
     """From now on the socket is full after ``room`` bytes."""
 
     def send(data: bytes | bytearray) -> None:
@@ -84,7 +84,7 @@ def test_large_chunks_leave_one_by_one() -> None:
     chunks = [b"a" * LARGE, b"b" * LARGE, b"c" * 10 * LARGE, b"d"]
     written: list[bytes | bytearray] = []
     later: list[Callable[[], None]] = []
-    outlet = Outlet(Round(later.append), 1 << 30)
+    outlet = WriteBuffer(FlushRound(later.append), 1 << 30)
 
     def send(data: bytes | bytearray) -> None:
         written.append(data)
@@ -112,7 +112,7 @@ def test_a_connection_that_is_closed_between_large_chunks() -> None:
     chunks = [b"a" * LARGE, b"b" * LARGE]
     written: list[bytes | bytearray] = []
     later: list[Callable[[], None]] = []
-    outlet = Outlet(Round(later.append), 1 << 30)
+    outlet = WriteBuffer(FlushRound(later.append), 1 << 30)
 
     def send(data: bytes | bytearray) -> None:
         written.append(data)
@@ -132,7 +132,7 @@ def test_what_is_collected_while_it_is_flushed() -> None:
     """What a hook does that is told of what is sent: it writes, or has the connection closed, which flushes."""
     written: list[bytes | bytearray] = []
     later: list[Callable[[], None]] = []
-    outlet = Outlet(Round(later.append), 1 << 30)
+    outlet = WriteBuffer(FlushRound(later.append), 1 << 30)
 
     def send(data: bytes | bytearray) -> None:
         written.append(data)
@@ -199,7 +199,7 @@ class Bench:
 
     def __init__(self, *, aliases: Aliases | None = None) -> None:
         self.ports = Recorder()
-        self.machine = DurableOutbound(100, self.ports)
+        self.machine = DurableSender(100, self.ports)
         self.source = source(1)
         self.machine.sources.append(self.source)
         self.machine.start()
@@ -207,7 +207,7 @@ class Bench:
         clogging(self.outlet, self.written, 1)
         self.outlet.write(b"first")
         client: Any = SimpleNamespace(outlet=self.outlet, outgoing=aliases)
-        self.side = cast(DurableSide, SimpleNamespace(machine=self.machine, client=client, stall=None, keeper=None))
+        self.side = cast(DurableDelivery, SimpleNamespace(machine=self.machine, client=client, stall=None, keeper=None))
         self.client = client
 
     def stored(self, sequence: int, *, attempt: int = 1) -> bytes:
@@ -216,7 +216,7 @@ class Bench:
 
     def shared(self, sequence: int) -> bytes:
         identifier = self.machine.free_id()
-        self.machine.share(Source(1, 0, 1), sequence, identifier, 1, None, b"s%d" % sequence)
+        self.machine.share(SubscriptionState(1, 0, 1), sequence, identifier, 1, None, b"s%d" % sequence)
         return self.put(identifier)
 
     def put(self, identifier: int) -> bytes:
@@ -263,7 +263,7 @@ def test_giving_up_leaves_nothing_of_what_consumers_bring_again() -> None:
     ended = source(1)
     ended.end = 1
     bench.side.attachments = {
-        name: cast(Attachment, SimpleNamespace(source=one, sid=name.encode()))
+        name: cast(ConsumerBinding, SimpleNamespace(source=one, sid=name.encode()))
         for name, one in (("live", bench.source), ("ended", ended))
     }
     unsubscribed: list[bytes] = []
@@ -342,9 +342,9 @@ def test_from_where_a_consumer_begins_that_somebody_has_deleted_meanwhile() -> N
         bench.stored(sequence)
     _take_back(bench.client, bench.side)
     machine.stall()
-    assert (one.last, one.forgone) == (3, 2)
+    assert (one.last, one.forgotten_from) == (3, 2)
     machine.go_on()
-    assert one.forgone == 0
+    assert one.forgotten_from == 0
 
 
 async def test_who_reads_again_gets_also_what_had_to_come_again_after_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,15 +352,15 @@ async def test_who_reads_again_gets_also_what_had_to_come_again_after_a_loss(mon
     bench = Bench()
     machine, one = bench.machine, bench.source
     consumer = ConsumerRef("name", "deliver", "$MQTT.msgs.a", 10)
-    attachment = Attachment("a", consumer, one)
-    one.held |= Source.RETURNING
-    stall = Stall()
+    attachment = ConsumerBinding("a", consumer, one)
+    one.held |= SubscriptionState.RETURNING
+    stall = SlowClient()
     machine.stall()
 
     async def nothing(*_: object) -> None:
         return
 
-    async def attach(attachment: Attachment) -> None:
+    async def attach(attachment: ConsumerBinding) -> None:
         one.attaching()
         for sequence in (2, 3):
             machine.arrived(one, sequence, 2, b"again%d" % sequence, None, 1)
@@ -399,7 +399,7 @@ async def test_who_reads_again_gets_also_what_had_to_come_again_after_a_loss(mon
 
 def test_what_waits_for_a_place_in_the_window_is_given_up_too() -> None:
     ports = Recorder()
-    machine = DurableOutbound(1, ports)
+    machine = DurableSender(1, ports)
     one, ended = source(1), source(1)
     machine.sources.extend([one, ended])
     machine.start()
@@ -422,7 +422,7 @@ def test_what_waits_for_a_place_in_the_window_is_given_up_too() -> None:
 
 def test_a_client_that_never_reads_is_let_go_before_its_consumers_are_removed() -> None:
     bench = Bench()
-    bench.side.stall = stall = Stall()
+    bench.side.stall = stall = SlowClient()
     ended: list[MqttError] = []
     bench.client.durable_side, bench.client.end = bench.side, ended.append
     settings = SimpleNamespace(stall_time=1e9, max_unread_bytes=1 << 40)
@@ -437,7 +437,7 @@ def test_a_client_that_never_reads_is_let_go_before_its_consumers_are_removed() 
 
 
 def test_a_delivery_that_was_sent_keeps_no_body() -> None:
-    machine = DurableOutbound(10, Recorder())
+    machine = DurableSender(10, Recorder())
     one = source(1)
     machine.sources.append(one)
     machine.start()

@@ -13,10 +13,10 @@ from mqtt_nats.delivery import reconcile as reconciling
 from mqtt_nats.delivery import slow_clients as stalling
 from mqtt_nats.delivery.draining import returned, spend, stand_before
 from mqtt_nats.delivery.reconcile import Reconciling
-from mqtt_nats.delivery.slow_clients import Stall
-from mqtt_nats.protocol.durable_sender import DurableOutbound
-from mqtt_nats.protocol.inflight import Source
-from mqtt_nats.sessions.consumer_binding import Attachment
+from mqtt_nats.delivery.slow_clients import SlowClient
+from mqtt_nats.protocol.durable_sender import DurableSender
+from mqtt_nats.protocol.inflight import SubscriptionState
+from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.consumers import ConsumerInfo, ConsumerRef
 
 CONSUMER = ConsumerRef("ended", "deliver", "filter", 10)
@@ -50,10 +50,10 @@ async def test_what_an_ended_subscription_has_yet_to_bring(monkeypatch: pytest.M
     monkeypatch.setattr(reconciling, "ATTEMPTS", 0)
     monkeypatch.setattr(reconciling, "SETTLE", 0)
     ports: Any = SimpleNamespace()
-    machine = DurableOutbound(10, ports)
-    source, heir = Source(1, 1, 10, 8), Source(1, 1, 10)
-    ended = Attachment("", CONSUMER, source)
-    ended.missed, ended.returning, source.held = why == "missed", True, Source.RETURNING
+    machine = DurableSender(10, ports)
+    source, heir = SubscriptionState(1, 1, 10, 8), SubscriptionState(1, 1, 10)
+    ended = ConsumerBinding("", CONSUMER, source)
+    ended.missed, ended.redelivering, source.held = why == "missed", True, SubscriptionState.RETURNING
     stand_before(ended, [heir])
     work: asyncio.Queue[Any] = asyncio.Queue()
     link = SimpleNamespace(wire=None, subscribe_raw=lambda *_: b"1")
@@ -63,7 +63,7 @@ async def test_what_an_ended_subscription_has_yet_to_bring(monkeypatch: pytest.M
     client: Any = SimpleNamespace(
         broker=broker, alive=True, hash="h", epoch=1, do=work.put_nowait, record=record, connection=connection
     )
-    stall = Stall()
+    stall = SlowClient()
     side: Any = SimpleNamespace(
         client=client,
         attachments={"ended": ended},
@@ -82,9 +82,9 @@ async def test_what_an_ended_subscription_has_yet_to_bring(monkeypatch: pytest.M
     found.due(client, "ended")
     async with asyncio.timeout(5):
         await (await work.get())
-        assert heir.held == Source.BEHIND, "it waits for what the client cannot get now"
+        assert heir.held == SubscriptionState.BEHIND, "it waits for what the client cannot get now"
         await stalling._wake(client, side, stall)
         await (await work.get())
-    assert (heir.held, ended.spent, ended.missed, ended.returning) == (0, True, False, False)
+    assert (heir.held, ended.drained, ended.missed, ended.redelivering) == (0, True, False, False)
     while not work.empty():
         work.get_nowait().close()

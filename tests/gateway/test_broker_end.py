@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.backbone.link import Link
+from mqtt_nats.backbone.link import NatsConnection
 from mqtt_nats.gateway.broker import Broker
 
 
@@ -25,7 +25,7 @@ async def test_nothing_is_begun_after_the_end() -> None:
 @pytest.mark.parametrize("ending", [False, True])
 async def test_a_lost_connection_is_told_unless_this_is_the_end(ending: bool) -> None:
     """Also where both happen at the same moment."""
-    link = Link()
+    link = NatsConnection()
     wire: Any = SimpleNamespace(transport=SimpleNamespace(write=lambda data: None))
     link.wire = wire
     task = asyncio.create_task(link.stop(5))

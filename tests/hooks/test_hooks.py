@@ -11,7 +11,7 @@ import pytest
 
 from mqtt_nats.access.authenticator import Allow, Credentials, Denied
 from mqtt_nats.client.authentication import _decision
-from mqtt_nats.client.message_hooks import Tap
+from mqtt_nats.client.message_hooks import MessageHooks
 from mqtt_nats.codec import NotAuthorized, ReasonCode, Subscription, Will
 from mqtt_nats.hooks import (
     CLIENT_AUTHENTICATE,
@@ -314,7 +314,7 @@ async def test_without_hooks_of_messages_nothing_stands_in_between(inside: InPro
 
         def handler() -> object:
             one = inside.broker.clients["plain"]
-            assert not isinstance(one.connection.handler, Tap)
+            assert not isinstance(one.connection.handler, MessageHooks)
             return one.connection.handler is one and one.guarded is None
 
         assert inside.call(handler)

@@ -9,7 +9,7 @@ import pytest
 
 from mqtt_nats.control.packet_watch import WatchedSend
 from mqtt_nats.hooks import MESSAGE_DELIVERED, MESSAGE_PUBLISH
-from mqtt_nats.messages.delivery_hooks import Spout
+from mqtt_nats.messages.delivery_hooks import DeliveryHooks
 from mqtt_nats.transport.large_reads import Bulk
 from tests.harness.inprocess import InProcess
 from tests.harness.rawclient import RawClient
@@ -29,7 +29,7 @@ async def test_large_messages(inside: InProcess, add: Add) -> None:
 
     def watch() -> None:
         spout = inside.broker.clients["large-reader"].outlet.send
-        assert isinstance(spout, Spout)
+        assert isinstance(spout, DeliveryHooks)
         spout.send = WatchedSend(spout.send, watched.append)
 
     add(MESSAGE_DELIVERED, lambda event: seen.append((event.topic, event.payload)))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from mqtt_nats.client.message_hooks import Tap
+from mqtt_nats.client.message_hooks import MessageHooks
 from mqtt_nats.hooks import (
     MESSAGE_ACKED,
     MESSAGE_DELIVERED,
@@ -16,7 +16,7 @@ from mqtt_nats.hooks import (
     Published,
     Publishing,
 )
-from mqtt_nats.messages.delivery_hooks import Spout
+from mqtt_nats.messages.delivery_hooks import DeliveryHooks
 from tests.harness.inprocess import InProcess
 from tests.harness.rawclient import RawClient
 from tests.harness.waiting import aeventually
@@ -26,7 +26,7 @@ from tests.hooks.conftest import Add
 async def test_taps_and_spouts_come_and_go_with_the_hooks(inside: InProcess, add: Add) -> None:
     def kinds() -> tuple[bool, bool]:
         connection = inside.broker.clients["plain"].connection
-        return isinstance(connection.handler, Tap), isinstance(connection.outlet.send, Spout)
+        return isinstance(connection.handler, MessageHooks), isinstance(connection.outlet.send, DeliveryHooks)
 
     hooks = inside.broker.hooks
     async with await RawClient.connect(inside.port, "plain") as client:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from mqtt_nats.backbone.pending import Op
+from mqtt_nats.backbone.pending import PendingStore
 from mqtt_nats.gateway.broker import Broker
 from mqtt_nats.ingress import retained_deferral as withholding
 from mqtt_nats.ingress.retained_deferral import consider, withhold
@@ -21,7 +21,7 @@ from tests.harness.waiting import aeventually
 Found = tuple[SessionRecord, int] | Exception | None
 
 
-class Waiting(Op):
+class Waiting(PendingStore):
     """The store of a retained message, of a client that stands for one."""
 
     def __init__(self, client: object = None) -> None:
@@ -44,14 +44,14 @@ class Store:
     """Notes what becomes of what is withheld."""
 
     def __init__(self) -> None:
-        self.withheld: set[Op] = set()
-        self.gone: set[Op] = set()
-        self.dropped: set[Op] = set()
+        self.withheld: set[PendingStore] = set()
+        self.gone: set[PendingStore] = set()
+        self.dropped: set[PendingStore] = set()
 
-    def withhold(self, op: Op) -> None:
+    def withhold(self, op: PendingStore) -> None:
         self.withheld.add(op)
 
-    def let_go(self, dropped: set[Op]) -> None:
+    def let_go(self, dropped: set[PendingStore]) -> None:
         self.dropped = dropped
         self.gone = self.withheld - dropped
 

@@ -8,8 +8,8 @@ import pytest
 
 from mqtt_nats.ingress import retained_replay as replaying
 from mqtt_nats.ingress.retained_replay import Replay
-from mqtt_nats.protocol.durable_sender import DurableOutbound
-from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.protocol.durable_sender import DurableSender
+from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.pubsub.backlog import Gate
 
 
@@ -23,7 +23,7 @@ class Session:
     """A durable session with one subscription, and its client."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.machine = DurableOutbound(10, SimpleNamespace(ack=lambda reply: None))
+        self.machine = DurableSender(10, SimpleNamespace(ack=lambda reply: None))
         self.saved = 0
         self.record = SimpleNamespace(v5=SimpleNamespace(replay={"a": 1}))
         self.gates: dict[Any, Any] = {}
@@ -42,9 +42,9 @@ class Session:
 
         monkeypatch.setattr(replaying, "save_record", save)
 
-    def replay(self) -> tuple[Replay, Source]:
+    def replay(self) -> tuple[Replay, SubscriptionState]:
         """A subscription of the same filter as any other, and its replay."""
-        source = Source(1, 1, 10)
+        source = SubscriptionState(1, 1, 10)
         self.machine.sources.append(source)
         replay = Replay(self.client, "a", "a", "a", 1)
         replay.hold(source)

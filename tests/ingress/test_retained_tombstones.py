@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.backbone.pending import Op, Silent
+from mqtt_nats.backbone.pending import IgnoredStore, PendingStore
 from mqtt_nats.ingress.retained_store import retain
 from mqtt_nats.ingress.retained_tombstones import HEARD, Tombstones
 from mqtt_streams.api import ApiError
 from tests.harness.doubles import Timers
 
 
-class Waiting(Op):
+class Waiting(PendingStore):
     """What a removal is part of."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Bench:
         self.timers = Timers(monkeypatch)
         self.pass_to = self.timers.pass_to
         self.calls: list[bytes] = []
-        self.operations: list[Op] = []
+        self.operations: list[PendingStore] = []
         self.settings = SimpleNamespace(max_retained=None)
         broker: Any = SimpleNamespace(
             settings=self.settings,
@@ -41,7 +41,7 @@ class Bench:
         )
         self.tombstones = Tombstones(broker)
 
-    def _call(self, subject: bytes, body: bytes, operation: Op) -> None:
+    def _call(self, subject: bytes, body: bytes, operation: PendingStore) -> None:
         self.calls.append(body)
         self.operations.append(operation)
 
@@ -108,5 +108,5 @@ def test_one_ends_by_itself_where_its_gateway_dies(payload: bytes, ends: bool) -
         unchecked=set(),
     )
     route: Any = SimpleNamespace(topic="a", subject="a")
-    retain(broker, route, payload, 1, Silent(), b"")
+    retain(broker, route, payload, 1, IgnoredStore(), b"")
     assert (b"\r\nNats-TTL:60s\r\n" in put[0]) is ends

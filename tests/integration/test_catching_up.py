@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mqtt_nats.codec import Publish
-from mqtt_nats.shared_reader.catch_up import PAGE_BYTES, Catching
+from mqtt_nats.shared_reader.catch_up import PAGE_BYTES, CatchUpReader
 from mqtt_streams.consumers import reader_request
 from tests.base.support import PATIENCE, Inside, running
 from tests.conftest import GatewayFactory, _gateway_factory
@@ -192,7 +192,7 @@ def missed(inside: Inside, client_id: str, *topics: str, count: int = MANY) -> R
     return Raw.connected(inside.ports[0], client_id, clean=False)
 
 
-def catching(inside: Inside, client_id: str) -> Catching | None:
+def catching(inside: Inside, client_id: str) -> CatchUpReader | None:
     side = inside.client(client_id).durable_side
     return side.catching if side is not None else None
 

@@ -13,8 +13,8 @@ import pytest
 from mqtt_nats.codec import Publish
 from mqtt_nats.delivery import durable
 from mqtt_nats.shared_reader import promotion as becoming
-from mqtt_nats.shared_reader.promotion import Joining
-from mqtt_nats.shared_reader.sessions import PASSED, Live
+from mqtt_nats.shared_reader.promotion import Promotion
+from mqtt_nats.shared_reader.sessions import PASSED, SharedReaderSessions
 from mqtt_streams.consumers import delete_consumer
 from mqtt_streams.hashing import name_hash
 from tests.base.support import PATIENCE, Inside, running
@@ -123,7 +123,7 @@ def inside(nats_server: NatsServer) -> Iterator[Inside]:
         yield found
 
 
-def served(inside: Inside) -> Live:
+def served(inside: Inside) -> SharedReaderSessions:
     """The sessions that its reader serves."""
     broker = inside.gateway.broker
     assert broker is not None
@@ -156,7 +156,7 @@ def test_more_is_kept_back_than_may_wait(inside: Inside, monkeypatch: pytest.Mon
     live = served(inside)
     let = asyncio.Event()
 
-    async def passed(broker: object, joining: Joining, attachment: object) -> bool:
+    async def passed(broker: object, joining: Promotion, attachment: object) -> bool:
         return let.is_set()
 
     monkeypatch.setattr(becoming, "_passed", passed)
@@ -218,7 +218,7 @@ async def test_a_consumer_that_was_made_again_elsewhere(connect: Connector, name
 def test_a_subscribe_does_not_wait_for_the_one_before(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     """A session that is about to be live leaves that to another time."""
 
-    async def passed(broker: object, joining: Joining, attachment: object) -> bool:
+    async def passed(broker: object, joining: Promotion, attachment: object) -> bool:
         return False
 
     live = served(inside)
@@ -268,7 +268,7 @@ def test_a_message_that_fails_as_a_session_becomes_live(inside: Inside, monkeypa
     live = served(inside)
     let = asyncio.Event()
 
-    async def passed(broker: object, joining: Joining, attachment: object) -> bool:
+    async def passed(broker: object, joining: Promotion, attachment: object) -> bool:
         return let.is_set()
 
     monkeypatch.setattr(becoming, "_passed", passed)
@@ -277,7 +277,7 @@ def test_a_message_that_fails_as_a_session_becomes_live(inside: Inside, monkeypa
         assert client.subscribe(("switched/+", 1)) == [1]
         side: Any = inside.client("switched").durable_side
 
-        def joining() -> list[Joining]:
+        def joining() -> list[Promotion]:
             return [one.joining for one in live.members.values() if one.side is side and one.joining]
 
         eventually(lambda: inside.call(joining), PATIENCE)

@@ -23,7 +23,7 @@ from mqtt_nats.admin.metrics import collect
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config.accounts import TenantSettings
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.config.worker_identity import Place as Spot
+from mqtt_nats.config.worker_identity import WorkerIdentity as Spot
 from mqtt_nats.ctl.commands import bans
 from mqtt_nats.ctl.nats_connection import connected
 from mqtt_nats.gateway.account import _not_here

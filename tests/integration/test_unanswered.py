@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mqtt_nats.delivery import durable
-from mqtt_nats.delivery.durable import DurableSide
+from mqtt_nats.delivery.durable import DurableDelivery
 from mqtt_nats.gateway import reconnect as recovery
 from mqtt_streams.api import NoResponders, RequestTimeout
 from mqtt_streams.consumers import consumer_info, delete_consumer
@@ -61,7 +61,7 @@ def fail(monkeypatch: pytest.MonkeyPatch) -> Fail:
     return fail
 
 
-def side_of(inside: Inside, client_id: str) -> DurableSide:
+def side_of(inside: Inside, client_id: str) -> DurableDelivery:
     side = inside.client(client_id).durable_side
     assert side is not None
     return side

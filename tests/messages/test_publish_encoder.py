@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtt_nats.backbone.link import Link
+from mqtt_nats.backbone.link import NatsConnection
 from mqtt_nats.client.client import Client
 from mqtt_nats.client.negotiation import Terms
 from mqtt_nats.codec import ClientDecoder, Limits, Publish, PublishRun
 from mqtt_nats.hooks.registry import Hooks
 from mqtt_nats.messages.message import Message, Rich, Stored, encoded_id, expired, left, tailored
-from mqtt_nats.messages.publish_encoder import Aliases, pack, tailor
+from mqtt_nats.messages.publish_encoder import Aliases, encode_for_subscriber, encode_publish
 from mqtt_nats.observability.counters import Counters
 from mqtt_nats.pubsub.routing_table import Choice, Filter
 
@@ -71,18 +71,18 @@ def test_the_receiver_always_knows_the_topic(maximum: int, topics: list[bytes]) 
 
 def test_alias_replaces_the_topic_once_it_is_known() -> None:
     one = client(aliases=3)
-    first = read(pack(one, Message(KEY, b"x", 1), 1, 7, ids=b"", retain=False))
-    second = read(pack(one, Message(KEY, b"y", 1), 1, 8, ids=b"", retain=False))
+    first = read(encode_publish(one, Message(KEY, b"x", 1), 1, 7, ids=b"", retain=False))
+    second = read(encode_publish(one, Message(KEY, b"y", 1), 1, 8, ids=b"", retain=False))
     assert (first.key, first.properties) == (KEY, {"topic_alias": 1})
     assert (second.key, second.properties, second.packet_id) == (b"\0\0", {"topic_alias": 1}, 8)
 
 
 def test_no_alias_in_what_may_be_dropped() -> None:
     full = client(aliases=3, clogged=True)
-    packet = read(pack(full, Message(KEY, b"x", 0), 0, 0, ids=b"", retain=False))
+    packet = read(encode_publish(full, Message(KEY, b"x", 0), 0, 0, ids=b"", retain=False))
     assert isinstance(packet, PublishRun), "no properties"
     assert packet.key == KEY
-    packet = read(pack(full, Message(KEY, b"x", 1), 1, 1, ids=b"", retain=False))
+    packet = read(encode_publish(full, Message(KEY, b"x", 1), 1, 1, ids=b"", retain=False))
     assert packet.properties == {"topic_alias": 1}, "QoS 1 is not dropped"
 
 
@@ -91,21 +91,26 @@ def test_what_is_too_large_for_the_client_is_not_sent(aliases: int) -> None:
     message = Message(KEY, b"x" * 100, 1)
     size = len(tailored(message, 5, 1, 1, 0.0))
     exact = client(limit=size)
-    assert pack(exact, message, 1, 1, ids=b"", retain=False)
+    assert encode_publish(exact, message, 1, 1, ids=b"", retain=False)
     small = client(limit=size - 1, aliases=aliases)
-    assert pack(small, message, 1, 1, ids=b"", retain=False) == b""
-    little = read(pack(small, Message(KEY, b"y", 1), 1, 2, ids=b"", retain=False))
+    assert encode_publish(small, message, 1, 1, ids=b"", retain=False) == b""
+    little = read(encode_publish(small, Message(KEY, b"y", 1), 1, 2, ids=b"", retain=False))
     assert little.key == KEY, "the packet that was not sent has given no alias"
 
 
 def test_remaining_expiry() -> None:
     now = time.time()
-    packet = read(pack(client(), Rich(KEY, b"x", 0, expiry=60, born=now - 10.5), 0, 0, ids=b"", retain=False))
+    packet = read(encode_publish(client(), Rich(KEY, b"x", 0, expiry=60, born=now - 10.5), 0, 0, ids=b"", retain=False))
     assert packet.properties == {"message_expiry_interval": 50}
-    assert pack(client(), Rich(KEY, b"x", 0, expiry=10, born=now - 10.5), 0, 0, ids=b"", retain=False) == b""
-    again = pack(client(), Rich(KEY, b"x", 1, expiry=10, born=now - 10.5), 1, 3, ids=b"", retain=False, dup=True)
+    assert encode_publish(client(), Rich(KEY, b"x", 0, expiry=10, born=now - 10.5), 0, 0, ids=b"", retain=False) == b""
+    again = encode_publish(
+        client(), Rich(KEY, b"x", 1, expiry=10, born=now - 10.5), 1, 3, ids=b"", retain=False, dup=True
+    )
     assert read(again).properties == {"message_expiry_interval": 0}, "what was sent is sent again"
-    assert pack(client(version=4), Rich(KEY, b"x", 0, expiry=10, born=now - 11), 0, 0, ids=b"", retain=False) == b""
+    assert (
+        encode_publish(client(version=4), Rich(KEY, b"x", 0, expiry=10, born=now - 11), 0, 0, ids=b"", retain=False)
+        == b""
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,10 +138,10 @@ def test_stored_message_reads_its_headers() -> None:
 
 
 def test_tailored_packet_has_everything() -> None:
-    found = Filter("#", (), cast(Link, None), False)
+    found = Filter("#", (), cast(NatsConnection, None), False)
     choice = Choice(found, 2, encoded_id(1) + encoded_id(300), True)
     message = Rich(KEY, b"x", 2, body=UTF8, kept=True)
-    packet = read(tailor(client(), message, 2, choice)(9))
+    packet = read(encode_for_subscriber(client(), message, 2, choice)(9))
     assert packet.properties == {"subscription_identifier": [1, 300], "payload_format_indicator": 1}
     assert (packet.retain, packet.qos, packet.packet_id, packet.dup) == (True, 2, 9, False)
-    assert not read(tailor(client(), Rich(KEY, b"x", 2, body=UTF8), 2, choice)(9)).retain
+    assert not read(encode_for_subscriber(client(), Rich(KEY, b"x", 2, body=UTF8), 2, choice)(9)).retain

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.ctl.nats_connection import connected
@@ -42,7 +42,7 @@ def ask(server: NatsServer, called: str, /, **arguments: Any) -> Any:
 
 
 def wishes(server: NatsServer) -> list[Wish]:
-    async def read(inbox: Inbox) -> list[Wish]:
+    async def read(inbox: RequestInbox) -> list[Wish]:
         return await FleetStore(inbox).all()
 
     async def run() -> list[Wish]:

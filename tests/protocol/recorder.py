@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from mqtt_nats.protocol.durable_sender import DurableOutbound
-from mqtt_nats.protocol.inflight import Delivery, Source
+from mqtt_nats.protocol.durable_sender import DurableSender
+from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
 
 PUBACK, PUBREC, PUBREL, PUBCOMP = 4, 5, 6, 7
 
@@ -32,10 +32,10 @@ class Recorder:
     def store_pubrel(self, identifier: int, sequence: int) -> None:
         self.calls.append(("store", identifier, sequence))
 
-    def look(self, source: Source, sequence: int) -> None:
+    def look(self, source: SubscriptionState, sequence: int) -> None:
         self.calls.append(("look", sequence))
 
-    def written(self, source: Source) -> None:
+    def written(self, source: SubscriptionState) -> None:
         self.calls.append(("written", source))
 
     def seek(self) -> None:
@@ -47,14 +47,14 @@ class Recorder:
         return calls
 
 
-def session(*sources: Source, limit: int = 10, started: bool = True) -> tuple[DurableOutbound, Recorder]:
+def session(*sources: SubscriptionState, limit: int = 10, started: bool = True) -> tuple[DurableSender, Recorder]:
     ports = Recorder()
-    machine = DurableOutbound(limit, ports)
+    machine = DurableSender(limit, ports)
     machine.sources.extend(sources)
     if started:
         machine.start()
     return machine, ports
 
 
-def source(qos: int = 2, start: int = 1, window: int = 100) -> Source:
-    return Source(qos, start, window)
+def source(qos: int = 2, start: int = 1, window: int = 100) -> SubscriptionState:
+    return SubscriptionState(qos, start, window)

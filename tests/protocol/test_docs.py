@@ -11,7 +11,7 @@ from mqtt_nats.codec import ProtocolError, ack_bytes
 from mqtt_nats.protocol import inflight as delivery
 from mqtt_nats.protocol import transient_sender as regular
 from mqtt_nats.protocol.qos2_receiver import ON_PUBLISH, ON_PUBREL, Action, State
-from mqtt_nats.protocol.transient_sender import RegularOutbound
+from mqtt_nats.protocol.transient_sender import TransientSender
 from tests.harness.nats import ROOT
 
 INTERNALS = ROOT / "docs" / "internals"
@@ -48,7 +48,7 @@ def test_regular() -> None:
         row = [STATES[state]]
         for kind in (regular.PUBACK, regular.PUBREC, regular.PUBCOMP):
             written: list[bytes] = []
-            machine = RegularOutbound(1, 1, written.append)
+            machine = TransientSender(1, 1, written.append)
             if state is not None:
                 machine.inflight[1] = state
             try:

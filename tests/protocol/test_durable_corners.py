@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from mqtt_nats.codec import ProtocolError, ack_bytes
-from mqtt_nats.protocol.durable_sender import ID_SPACE, DurableOutbound, packet_id
-from mqtt_nats.protocol.inflight import STORING, Source
+from mqtt_nats.protocol.durable_sender import ID_SPACE, DurableSender, packet_id
+from mqtt_nats.protocol.inflight import STORING, SubscriptionState
 from mqtt_nats.protocol.unsequenced import retained_id
 from tests.protocol.recorder import PUBACK, PUBCOMP, PUBREC, PUBREL, Recorder, session, source
 
@@ -191,7 +191,7 @@ def test_a_message_sent_again_is_not_suspect_because_of_itself() -> None:
 def test_retained_messages_are_sent_before_what_waits() -> None:
     one = source()
     machine, ports = session(one)
-    one.held = Source.REPLAYING
+    one.held = SubscriptionState.REPLAYING
     machine.arrived(one, 5, 1, b"r", None, 1)
     machine.replay(one, 3, 2, None, False)
     assert ports.take() == [("publish", -3, 2, False)]
@@ -212,13 +212,13 @@ def test_new_messages_wait_for_every_replay() -> None:
     """The client has subscribed again while the first was under way, and NATS was lost: that counts once."""
     one = source()
     machine, ports = session(one)
-    one.held += 2 * Source.REPLAYING
-    one.held |= Source.RETURNING
-    one.held |= Source.RETURNING
+    one.held += 2 * SubscriptionState.REPLAYING
+    one.held |= SubscriptionState.RETURNING
+    one.held |= SubscriptionState.RETURNING
     machine.arrived(one, 5, 1, b"r", None, 1)
     machine.release_held(one)
-    machine.release_held(one, Source.RETURNING)
-    machine.release_held(one, Source.RETURNING)
+    machine.release_held(one, SubscriptionState.RETURNING)
+    machine.release_held(one, SubscriptionState.RETURNING)
     assert ports.take() == []
     machine.release_held(one)
     assert ports.take() == [("publish", 5, 1, False)]
@@ -264,7 +264,7 @@ def test_a_retained_message_waits_for_the_identifier_of_another() -> None:
     assert ports.take() == [("ack", b"record"), ("publish", -3 - 16384, 2, True)]
 
 
-def released(machine: DurableOutbound, sequence: int) -> None:
+def released(machine: DurableSender, sequence: int) -> None:
     """A retained message is on its way, and the client completes it."""
     identifier = retained_id(sequence)
     machine.acknowledged(PUBREC, [identifier])
@@ -358,7 +358,7 @@ def test_qos_0_takes_the_place_of_a_subscription() -> None:
     """[MQTT-3.8.4-4] (5.0): what waits is sent, as far as others have got, and who waits for that is told."""
     one, other = source(), source()
     machine, ports = session(one, other)
-    one.held += Source.REPLAYING
+    one.held += SubscriptionState.REPLAYING
     for sequence in (5, 6, 7):
         machine.arrived(one, sequence, 1, b"r%d" % sequence, None, 2)
     machine.arrived(one, 8, 2, b"r8", None, 2)
@@ -411,7 +411,7 @@ def test_drain() -> None:
 def test_drain_of_what_was_held_back() -> None:
     one = source()
     machine, ports = session(one)
-    one.held = Source.REPLAYING
+    one.held = SubscriptionState.REPLAYING
     machine.arrived(one, 5, 1, b"held", None, 1)
     machine.replay(one, 3, 1, None, False)
     machine.replay(one, 3 + 16384, 1, None, False)
@@ -427,15 +427,15 @@ def test_what_stands_behind_an_ended_subscription() -> None:
     """It is kept back until that has brought what is older, for as many as stand before it."""
     ended, heir = source(), source()
     machine, ports = session(ended, heir)
-    heir.held += 2 * Source.BEHIND + Source.REPLAYING
+    heir.held += 2 * SubscriptionState.BEHIND + SubscriptionState.REPLAYING
     machine.drain(ended)
     ended.end = 6
     machine.arrived(heir, 7, 1, b"new", None, 1)
     machine.arrived(ended, 6, 1, b"old", None, 1)
-    machine.release_held(heir, Source.BEHIND)
+    machine.release_held(heir, SubscriptionState.BEHIND)
     machine.release_held(heir)
     assert ports.take() == [("publish", 6, 1, False)]
-    machine.release_held(heir, Source.BEHIND)
+    machine.release_held(heir, SubscriptionState.BEHIND)
     assert ports.take() == [("publish", 7, 1, False)]
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from mqtt_nats.codec import ack_bytes
-from mqtt_nats.protocol.durable_sender import ID_SPACE, DurableOutbound, packet_id
-from mqtt_nats.protocol.inflight import Delivery, Source
+from mqtt_nats.protocol.durable_sender import ID_SPACE, DurableSender, packet_id
+from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
 from mqtt_nats.protocol.unsequenced import RETAINED_BASE, retained_id
 from tests.protocol.recorder import PUBACK, PUBCOMP, PUBREC, PUBREL, session, source
 
@@ -224,7 +224,7 @@ def test_messages_that_have_expired_do_not_hold_others_up() -> None:
 
 def test_a_consumer_that_never_had_anything_does_not_hold_others_up() -> None:
     """It is just before its first sequence, as JetStream says, though nothing has come."""
-    busy, quiet = Source(2, 7, 100), Source(2, 7, 100)
+    busy, quiet = SubscriptionState(2, 7, 100), SubscriptionState(2, 7, 100)
     machine, ports = session(busy, quiet)
     for sequence in (ID_SPACE + 7, 2 * ID_SPACE + 8):
         machine.arrived(busy, sequence, 1, b"a", None, 1)
@@ -244,7 +244,7 @@ def test_window() -> None:
     assert ports.take() == [("ack", b"r1"), ("publish", 3, 1, False)]
 
 
-def behind() -> Source:
+def behind() -> SubscriptionState:
     """A consumer that is more than all identifiers behind."""
     other = source(start=-ID_SPACE)
     other.last = -ID_SPACE
@@ -252,7 +252,7 @@ def behind() -> Source:
 
 
 # What the shortcut must leave to `arrived`, by preparation.
-REFUSED: dict[str, Callable[[DurableOutbound, Source], object]] = {
+REFUSED: dict[str, Callable[[DurableSender, SubscriptionState], object]] = {
     "not started": lambda machine, one: setattr(machine, "open", False),
     "held back": lambda machine, one: setattr(one, "held", True),
     "ended": lambda machine, one: setattr(one, "end", 9),

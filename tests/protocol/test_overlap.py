@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.overlap import MAX_TOPICS, Overlap, patterns_meet, subject_matches
 
 MATCHING = [
@@ -52,7 +52,7 @@ SUBSCRIPTIONS = st.lists(
 def overlap_of(subscriptions: list[tuple[str, int, int]]) -> Overlap[str]:
     overlap: Overlap[str] = Overlap()
     for pattern, start, qos in subscriptions:
-        overlap.add(pattern, pattern, Source(qos, start, 100))
+        overlap.add(pattern, pattern, SubscriptionState(qos, start, 100))
     return overlap
 
 
@@ -117,7 +117,7 @@ def test_patterns_meet(one: str, two: str) -> None:
 
 def test_what_was_sent_at_the_higher_qos_of_an_ended_subscription_keeps_it() -> None:
     overlap: Overlap[str] = Overlap()
-    low, high, apart = Source(1, 1, 100), Source(2, 5, 100), Source(1, 1, 100)
+    low, high, apart = SubscriptionState(1, 1, 100), SubscriptionState(2, 5, 100), SubscriptionState(1, 1, 100)
     for pattern, source in (("a.>", low), ("a.b", high), ("b", apart)):
         overlap.add(pattern, pattern, source)
         source.last = 20
@@ -139,7 +139,10 @@ def test_an_ended_subscription_leaves_the_rest() -> None:
 def test_who_may_have_left_messages_to_an_ended_subscription() -> None:
     """Those that come after it; the ones before it had their messages themselves."""
     overlap: Overlap[str] = Overlap()
-    sources = {name: Source(1, start, 100) for name, start in [("first", 5), ("a", 7), ("b", 7), ("last", 9), ("c", 9)]}
+    sources = {
+        name: SubscriptionState(1, start, 100)
+        for name, start in [("first", 5), ("a", 7), ("b", 7), ("last", 9), ("c", 9)]
+    }
     for name, pattern in [("first", "t.>"), ("a", "t"), ("b", "t"), ("last", "*"), ("c", "u")]:
         overlap.add(pattern, name, sources[name])
     assert overlap.after("first") == [], "another level"
@@ -154,7 +157,7 @@ def test_who_may_have_left_messages_to_an_ended_subscription() -> None:
 
 def test_a_changed_qos_counts_from_where_it_was_changed() -> None:
     overlap: Overlap[str] = Overlap()
-    source = Source(2, 1, 100)
+    source = SubscriptionState(2, 1, 100)
     source.was_qos, source.until = 1, 10
     overlap.add("a", "a", source)
     assert overlap.owner("a", 10) == ("a", 1)
@@ -170,7 +173,7 @@ def test_the_cache_is_bounded() -> None:
 
 def test_own_messages_pass_by_subscriptions_with_no_local() -> None:
     overlap: Overlap[str] = Overlap()
-    deaf, other = Source(2, 1, 10), Source(1, 5, 10)
+    deaf, other = SubscriptionState(2, 1, 10), SubscriptionState(1, 5, 10)
     deaf.no_local, deaf.identifier = True, 1
     other.identifier, other.kept = 2, True
     overlap.add("a.>", "deaf", deaf)

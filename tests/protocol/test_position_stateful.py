@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mqtt_nats.protocol.durable_sender import ID_SPACE, DurableOutbound, packet_id
-from mqtt_nats.protocol.inflight import Delivery, Source
-from mqtt_nats.protocol.position import Content, Ledger, Step
+from mqtt_nats.protocol.durable_sender import ID_SPACE, DurableSender, packet_id
+from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
+from mqtt_nats.protocol.position import Content, SessionPosition, Step
 
 EVER = 1 << 62
 
@@ -53,9 +53,9 @@ class Gateway:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.machine = DurableOutbound(world.limit, self)
-        self.ledger = Ledger()
-        self.source = Source(2, 1, 100)
+        self.machine = DurableSender(world.limit, self)
+        self.ledger = SessionPosition()
+        self.source = SubscriptionState(2, 1, 100)
         self.source.expected = 0
         self.machine.sources.append(self.source)
         self.taking = False
@@ -101,10 +101,10 @@ class Gateway:
         else:
             self.records.append((identifier, sequence))
 
-    def look(self, source: Source, sequence: int) -> None:
+    def look(self, source: SubscriptionState, sequence: int) -> None:
         raise AssertionError("one source needs no look")
 
-    def written(self, source: Source) -> None:
+    def written(self, source: SubscriptionState) -> None:
         pass
 
     def seek(self) -> None:
@@ -234,7 +234,7 @@ class World:
         source.expected = len(self.consumer.again)
         while self.consumer.again:
             self.bring_again()
-        past = Source(0, 0, 100)
+        past = SubscriptionState(0, 0, 100)
         past.live, past.clear, past.expected = True, EVER, 0
         machine.sources.append(past)
         for sequence, qos in sorted(ledger.pending.items()):
@@ -361,7 +361,7 @@ class Between(RuleBasedStateMachine):
                 gateway.ledger.take(delivery.sequence, delivery.qos)
                 delivery.reply = b"@%d" % delivery.sequence
         gateway.source.live = gateway.live = gateway.taking = True
-        gateway.source.held |= Source.RETURNING
+        gateway.source.held |= SubscriptionState.RETURNING
         gateway.ledger.dirty = True
         gateway.source.last = gateway.source.first = since
         gateway.ledger.reached = since
@@ -416,7 +416,7 @@ class Between(RuleBasedStateMachine):
         (_, live, _), gateway.write, gateway.stored_now = gateway.write, None, False
         gateway.answered()
         if live:
-            gateway.machine.release_held(gateway.source, Source.RETURNING)
+            gateway.machine.release_held(gateway.source, SubscriptionState.RETURNING)
 
     @precondition(lambda self: bool(self.gateway.records))
     @rule()

@@ -18,15 +18,15 @@ from mqtt_nats.protocol.transient_sender import (
     PUBLISHED2,
     PUBREC,
     RELEASED,
-    RegularOutbound,
+    TransientSender,
 )
 
 HEAD = b"\x32\x07\x00\x01t"
 
 
-def machine(limit: int = 3, queued: int = 2) -> tuple[RegularOutbound, list[bytes]]:
+def machine(limit: int = 3, queued: int = 2) -> tuple[TransientSender, list[bytes]]:
     written: list[bytes] = []
-    return RegularOutbound(limit, queued, written.append), written
+    return TransientSender(limit, queued, written.append), written
 
 
 def identifier(packet: bytes) -> int:
@@ -128,7 +128,7 @@ def test_everything_arrives_once_and_in_order(messages: Iterable[tuple[int, bool
 
     assert isinstance(random, module.Random)
     wire: list[bytes] = []
-    outbound = RegularOutbound(limit, 1000, wire.append)
+    outbound = TransientSender(limit, 1000, wire.append)
     received: list[bytes] = []
     sent: list[bytes] = []
     to_answer: list[tuple[int, int]] = []

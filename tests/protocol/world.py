@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of everything around :class:`DurableOutbound`: JetStream, the network, and an MQTT client.
+"""A model of everything around :class:`DurableSender`: JetStream, the network, and an MQTT client.
 
 Everything travels in queues that a test moves on one step at a time, and each queue can be cut off between
 any two steps. The client and JetStream keep their state over a crash of the gateway; the gateway keeps nothing.
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from mqtt_nats.protocol.durable_sender import DurableOutbound, packet_id
-from mqtt_nats.protocol.inflight import Delivery, Source
+from mqtt_nats.protocol.durable_sender import DurableSender, packet_id
+from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
 from mqtt_nats.protocol.overlap import Overlap
 
 PUBACK, PUBREC, PUBREL, PUBCOMP = 4, 5, 6, 7
@@ -70,9 +70,9 @@ class Gateway:
 
     def __init__(self, world: World, limit: int) -> None:
         self.world = world
-        self.machine = DurableOutbound(limit, self)
+        self.machine = DurableSender(limit, self)
         self.machine.on_complete = self._completed
-        self.sources: dict[str, Source] = {}
+        self.sources: dict[str, SubscriptionState] = {}
         self.overlap: Overlap[str] = Overlap()
         self.seeking = False
         """The machine waits for records that are not delivered."""
@@ -103,11 +103,11 @@ class Gateway:
     def store_pubrel(self, identifier: int, sequence: int) -> None:
         self.to_nats.append(("pubrel", (identifier, sequence)))
 
-    def look(self, source: Source, sequence: int) -> None:
+    def look(self, source: SubscriptionState, sequence: int) -> None:
         name = next(name for name, each in self.sources.items() if each is source)
         self.to_nats.append(("look", (name, sequence)))
 
-    def written(self, source: Source) -> None:
+    def written(self, source: SubscriptionState) -> None:
         pass
 
     def seek(self) -> None:
@@ -127,7 +127,7 @@ class Gateway:
         self.world.published(message, identifier, qos, dup)
 
     def add(self, consumer: Consumer) -> None:
-        source = Source(consumer.qos, consumer.start, consumer.window, consumer.end)
+        source = SubscriptionState(consumer.qos, consumer.start, consumer.window, consumer.end)
         source.was_qos, source.until = consumer.was
         self.sources[consumer.name] = source
         self.machine.sources.append(source)
@@ -316,7 +316,7 @@ class World:
         consumer.pending[sequence] += 1
         consumer.wire.append((sequence, consumer.pending[sequence]))
 
-    def attach(self, consumer: Consumer, source: Source, *, opened: bool) -> None:
+    def attach(self, consumer: Consumer, source: SubscriptionState, *, opened: bool) -> None:
         """A new deliver subject: everything pending comes again, before anything new."""
         consumer.wire.clear()
         source.attaching()
@@ -326,7 +326,7 @@ class World:
         for sequence in sorted(consumer.pending):
             self.redeliver(consumer, sequence)
 
-    def elect(self, consumer: Consumer, source: Source, back: int) -> None:
+    def elect(self, consumer: Consumer, source: SubscriptionState, back: int) -> None:
         """The leader dies; the next one knows the consumer as it was ``back`` changes ago."""
         consumer.position, pending = consumer.states[-back]
         consumer.pending = dict(pending)

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-from mqtt_nats.backbone.link import Handler, Link, RunHandler
+from mqtt_nats.backbone.link import Handler, NatsConnection, RunHandler
 from mqtt_nats.messages.message import Message
 from mqtt_nats.pubsub.backlog import Gate
 from mqtt_nats.pubsub.fanout import Fanout
 from mqtt_nats.pubsub.routing_table import PLAIN, Choice, Filter, Member, Options, Route, Table
-from mqtt_nats.transport.write_buffer import Outlet, Round
+from mqtt_nats.transport.write_buffer import FlushRound, WriteBuffer
 from mqtt_streams.subjects import filter_to_subjects
 
 
@@ -58,7 +58,7 @@ class Subscriber(Member):
     def __init__(
         self, bench: Bench, name: str, *, durable: bool = False, bridge: bool = False, version: int = 4
     ) -> None:
-        super().__init__(Outlet(bench.round, 10_000), durable, bridge)
+        super().__init__(WriteBuffer(bench.round, 10_000), durable, bridge)
         self.client_id = name
         self.version = version
         self.bytes: list[bytes | bytearray] = []
@@ -87,16 +87,16 @@ class Bench:
 
     def __init__(self, *, local_dispatch: bool = True) -> None:
         self.scheduled: list[Callable[[], None]] = []
-        self.round = Round(self.scheduled.append)
+        self.round = FlushRound(self.scheduled.append)
         self.main = FakeLink()
         self.wild = FakeLink()
         self.table = Table(local_dispatch)
-        self.fanout = Fanout(self.table, cast(Link, self.main), self.round)
+        self.fanout = Fanout(self.table, cast(NatsConnection, self.main), self.round)
 
     def subscribe(
         self, member: Member, text: str, qos: int, options: Options = PLAIN, subjects: tuple[str, ...] = ()
     ) -> Filter:
-        link = cast(Link, self.wild if text[0] in "#+" else self.main)
+        link = cast(NatsConnection, self.wild if text[0] in "#+" else self.main)
         subjects = subjects or filter_to_subjects(text)
         return self.table.subscribe(member, text, qos, subjects, link, self.fanout.arrival, options)
 

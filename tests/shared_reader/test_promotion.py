@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 
 from mqtt_nats.backbone.batch import AT_ONCE
-from mqtt_nats.protocol.inflight import Source
-from mqtt_nats.sessions.consumer_binding import Attachment
+from mqtt_nats.protocol.inflight import SubscriptionState
+from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.shared_reader import promotion as joining
-from mqtt_nats.shared_reader.promotion import Joining, Turns, rest
+from mqtt_nats.shared_reader.promotion import Promotion, PromotionLimit, rest
 from mqtt_streams.messages import subscription_consumer
 
 
 def test_the_next_begins_when_one_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joining, "JOINING_MOST", 3)
     begun: list[Any] = []
-    turns = Turns(lambda client: begun.append(client) if turns.take(client, 1) else None)
+    turns = PromotionLimit(lambda client: begun.append(client) if turns.take(client, 1) else None)
     clients: list[Any] = ["a", "b", "c", "d", "e", "f"]
     for client in clients:
         turns.take(client, 1)
@@ -32,7 +32,7 @@ def test_the_next_begins_when_one_has_ended(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_one_that_asks_for_much_counts_for_what_it_asks_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joining, "JOINING_MOST", AT_ONCE)
-    turns = Turns(lambda client: None)
+    turns = PromotionLimit(lambda client: None)
     many: Any = "many"
     one: Any = "one"
     assert turns.take(many, 10 * AT_ONCE)
@@ -50,12 +50,12 @@ def test_what_is_dropped_is_missing_where_a_session_does_not_become_live(
     pending: int | None, number: int, passed: bool
 ) -> None:
     """Also where it is the first that a consumer brings: what follows is not taken before it has come again."""
-    source = Source(1, 5, 100)
+    source = SubscriptionState(1, 5, 100)
     if pending is not None:
         source.attached(0, pending, False)
     consumer = subscription_consumer("hash", "a", name_nuid="n", deliver_nuid="d", max_ack_pending=100, start_seq=5)
-    attachment = Attachment("a", consumer, source)
-    joining = Joining([attachment], 10)
+    attachment = ConsumerBinding("a", consumer, source)
+    joining = Promotion([attachment], 10)
     taken: list[bytes] = []
     handler = rest(joining, attachment, lambda subject, reply, headers, payload: taken.append(payload))
     handler(b"$MQTT.msgs.a", b"$JS.ACK.$MQTT_msgs.n.1.11.%d.1.0" % number, b"", b"dropped")

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqtt_nats.protocol.overlap import patterns_meet, subject_matches
-from mqtt_nats.shared_reader.reader import EVERYTHING, FILTERS_MOST, LEAST, MOST, SAMPLE, Reader, chosen, covers
+from mqtt_nats.shared_reader.reader import EVERYTHING, FILTERS_MOST, LEAST, MOST, SAMPLE, SharedReader, chosen, covers
 from mqtt_streams.api import Reply, RequestTimeout
 from mqtt_streams.messages import PREFIX
 
@@ -102,7 +102,7 @@ class Reading:
     def __init__(self, *filters: str) -> None:
         self.server = Server()
         self.last = [100]
-        self.reader = Reader(gateway(self.server, self.last), lambda *message: None)
+        self.reader = SharedReader(gateway(self.server, self.last), lambda *message: None)
         self.want(*filters)
 
     def want(self, *filters: str) -> None:

@@ -10,23 +10,23 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.protocol.inflight import Source
+from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions import stream_head
-from mqtt_nats.sessions.consumer_binding import Attachment
+from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.shared_reader import housekeeping as upkeep
-from mqtt_nats.shared_reader.promotion import Joining, left
-from mqtt_nats.shared_reader.sessions import Live
+from mqtt_nats.shared_reader.promotion import Promotion, left
+from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from mqtt_streams.messages import subscription_consumer
 
 MOST = upkeep.CROWD_MOST
 
 
-def bench() -> tuple[Live, Any]:
+def bench() -> tuple[SharedReaderSessions, Any]:
     """The sessions of a gateway, and the gateway."""
     broker: Any = SimpleNamespace(
         settings=SimpleNamespace(max_backlog=None), inbox=None, counters=None, latest=SimpleNamespace(replicated=False)
     )
-    return Live(broker), broker
+    return SharedReaderSessions(broker), broker
 
 
 @pytest.mark.parametrize(("following", "passed"), [(7, False), (10, False), (11, True), (None, True)])
@@ -42,11 +42,11 @@ async def test_a_consumer_on_a_server_that_lags(
         return None if following is None else SimpleNamespace(seq=following)
 
     monkeypatch.setattr(stream_head, "get_next", get_next)
-    source = Source(1, 3, 100)
+    source = SubscriptionState(1, 3, 100)
     source.last = 6
     consumer = subscription_consumer("hash", "a", name_nuid="n", deliver_nuid="d", max_ack_pending=100, start_seq=3)
-    attachment = Attachment("a", consumer, source)
-    joining = Joining([attachment], 10)
+    attachment = ConsumerBinding("a", consumer, source)
+    joining = Promotion([attachment], 10)
     assert await left(broker, joining, [attachment]) == ([] if passed else [attachment])
     assert asked == [("$MQTT.msgs.a", 7)]
     source.last = 10
@@ -70,8 +70,8 @@ async def test_a_leader_that_does_not_count_all_of_it_yet(monkeypatch: pytest.Mo
     broker.latest = SimpleNamespace(replicated=True, state=state)
     monkeypatch.setattr(stream_head, "get_next", get_next)
     consumer = subscription_consumer("hash", "a", name_nuid="n", deliver_nuid="d", max_ack_pending=100, start_seq=3)
-    attachment = Attachment("a", consumer, Source(1, 3, 100))
-    assert await left(broker, Joining([attachment], 10), [attachment]) == [attachment]
+    attachment = ConsumerBinding("a", consumer, SubscriptionState(1, 3, 100))
+    assert await left(broker, Promotion([attachment], 10), [attachment]) == [attachment]
     assert (decided, found) == ([1], [])
 
 

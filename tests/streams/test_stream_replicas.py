@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.config.nats_connect import connect_link
 from mqtt_nats.config.settings import Settings
 from mqtt_streams.api import Reply, call
@@ -39,7 +39,7 @@ def cluster_of(directory: Path, size: int) -> Iterator[Cluster]:
 
 
 @contextlib.asynccontextmanager
-async def inbox_at(cluster: Cluster) -> AsyncIterator[Inbox]:
+async def inbox_at(cluster: Cluster) -> AsyncIterator[RequestInbox]:
     """Requests as a gateway makes them."""
 
     async def nothing() -> None:
@@ -49,16 +49,16 @@ async def inbox_at(cluster: Cluster) -> AsyncIterator[Inbox]:
         Settings(nats=(cluster.servers[0].url,)), name="test", no_echo=False, on_online=nothing, on_offline=nothing
     )
     try:
-        yield Inbox(link)
+        yield RequestInbox(link)
     finally:
         await link.close()
 
 
-async def replicas(js: Inbox) -> set[int]:
+async def replicas(js: RequestInbox) -> set[int]:
     return {(await call(js, f"STREAM.INFO.{stream}"))["config"]["num_replicas"] for stream in STREAMS}
 
 
-async def until_ready(js: Inbox, **options: Any) -> EnsureReport:
+async def until_ready(js: RequestInbox, **options: Any) -> EnsureReport:
     """A leader may have to be elected."""
     for _ in range(80):
         try:

@@ -11,7 +11,7 @@ from mqtt_nats.codec import Limits, MqttError, Packet
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.transport import connection as module
 from mqtt_nats.transport.connection import WRITE_HIGH_WATER, Clock, Connection
-from mqtt_nats.transport.write_buffer import Round
+from mqtt_nats.transport.write_buffer import FlushRound
 from tests.harness.waiting import aeventually
 
 pytestmark = pytest.mark.anyio
@@ -46,7 +46,7 @@ async def test_a_client_that_does_not_read_cannot_stay(monkeypatch: pytest.Monke
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        connection = Connection(LIMITS, Round(loop.call_soon), SETTINGS, Clock(loop.time()), lambda _: recorder)
+        connection = Connection(LIMITS, FlushRound(loop.call_soon), SETTINGS, Clock(loop.time()), lambda _: recorder)
         await loop.create_connection(lambda: cast(asyncio.Protocol, connection), sock=ours)
         connection.outlet.write(b"x" * size)
         await asyncio.sleep(0)  # the turn ends
@@ -60,7 +60,7 @@ async def test_a_client_that_reads_gets_everything() -> None:
     ours, theirs = socket.socketpair()
     with ours:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        connection = Connection(LIMITS, Round(loop.call_soon), SETTINGS, Clock(loop.time()), lambda _: recorder)
+        connection = Connection(LIMITS, FlushRound(loop.call_soon), SETTINGS, Clock(loop.time()), lambda _: recorder)
         await loop.create_connection(lambda: cast(asyncio.Protocol, connection), sock=ours)
         connection.outlet.write(b"x" * 128 * 1024)
         connection.close()

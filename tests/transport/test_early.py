@@ -11,7 +11,7 @@ from mqtt_nats.codec import Connect, Limits, MqttError, Packet, Publish, Publish
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.transport.connection import EARLY_MOST, Clock, Connection, Hold
 from mqtt_nats.transport.rate_limited import PacedConnection
-from mqtt_nats.transport.write_buffer import Round
+from mqtt_nats.transport.write_buffer import FlushRound
 
 LIMITS = Limits(
     max_packet_size=1 << 20, connect_packet_size=65_536, max_topic_levels=8, max_filters=8, max_user_properties=0
@@ -86,7 +86,7 @@ def _payloads(packet: Packet) -> Iterable[bytes]:
 def opened(kind: type[Connection] = Connection, **given: float) -> tuple[Connection, Recorder, Transport, Clock]:
     clock, transport = Clock(0.0), Transport()
     settings = Settings.model_validate(given)
-    connection = kind(LIMITS, Round(transport.turns.append), settings, clock, Recorder)
+    connection = kind(LIMITS, FlushRound(transport.turns.append), settings, clock, Recorder)
     connection.connection_made(cast(asyncio.Transport, transport))
     return connection, cast(Recorder, connection.handler), transport, clock
 

@@ -15,7 +15,7 @@ from mqtt_nats.config.settings import Settings
 from mqtt_nats.transport.connection import Clock, Connection, Hold
 from mqtt_nats.transport.rate_limited import PacedConnection
 from mqtt_nats.transport.turns import PACKETS, SLICE_S
-from mqtt_nats.transport.write_buffer import Round
+from mqtt_nats.transport.write_buffer import FlushRound
 from tests.harness.waiting import aeventually
 
 LIMITS = Limits(
@@ -85,7 +85,7 @@ class Client:
 
 def opened(kind: type[Connection] = Connection, **given: float) -> tuple[Connection, Client, list[Callable[[], None]]]:
     turns: list[Callable[[], None]] = []
-    connection = kind(LIMITS, Round(turns.append), Settings.model_validate(given), Clock(monotonic()), Client)
+    connection = kind(LIMITS, FlushRound(turns.append), Settings.model_validate(given), Clock(monotonic()), Client)
     connection.connection_made(cast(asyncio.Transport, Socket()))
     client = connection.inner(cast(Client, None))
     assert isinstance(client, Client)

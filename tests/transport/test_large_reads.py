@@ -14,7 +14,7 @@ from mqtt_nats.config.settings import Settings
 from mqtt_nats.transport.connection import Clock, Connection, Hold
 from mqtt_nats.transport.large_reads import Bulk
 from mqtt_nats.transport.rate_limited import PacedConnection
-from mqtt_nats.transport.write_buffer import Round
+from mqtt_nats.transport.write_buffer import FlushRound
 from tests.codec.support import flatten, key
 
 pytestmark = pytest.mark.anyio
@@ -126,7 +126,7 @@ def connected(
     recorder = Recorder()
     settings = settings or Settings()
     kind = PacedConnection if settings.byte_rate else Connection
-    connection = kind(LIMITS, Round(socket.turns.append), settings, Clock(0.0), lambda _: recorder)
+    connection = kind(LIMITS, FlushRound(socket.turns.append), settings, Clock(0.0), lambda _: recorder)
     socket.protocol = connection
     connection.connection_made(cast(asyncio.Transport, socket))
     socket.come(encode(Connect(version, "client", True, 0), version))

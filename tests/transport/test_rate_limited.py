@@ -13,7 +13,7 @@ from mqtt_nats.codec import Limits, MqttError, Packet, PublishRun, ReasonCode
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.transport.connection import Clock
 from mqtt_nats.transport.rate_limited import PacedConnection
-from mqtt_nats.transport.write_buffer import Round
+from mqtt_nats.transport.write_buffer import FlushRound
 from tests.harness import raw
 from tests.harness.waiting import aeventually
 
@@ -54,7 +54,7 @@ async def connected(ours: socket.socket, **settings: float) -> tuple[PacedConnec
     loop = asyncio.get_running_loop()
     recorder, clock = Recorder(), Clock(loop.time())
     given = Settings.model_validate(settings)
-    connection = PacedConnection(LIMITS, Round(loop.call_soon), given, clock, lambda _: recorder)
+    connection = PacedConnection(LIMITS, FlushRound(loop.call_soon), given, clock, lambda _: recorder)
     await loop.create_connection(lambda: cast(asyncio.Protocol, connection), sock=ours)
     return connection, recorder, clock
 

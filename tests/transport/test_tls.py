@@ -258,7 +258,7 @@ def test_tls_where_none_is_expected(setup: Setup) -> None:
 
 
 def test_a_client_that_leaves_in_the_middle(setup: Setup) -> None:
-    """At every point of what it sends first, and without a farewell later."""
+    """At every point of what it sends first, and without a handle_disconnect later."""
     for size in (0, 1, 4, 5, 6, 100):
         with socket.create_connection(("127.0.0.1", setup.port)) as plain:
             plain.sendall(b"\x16\x03\x01\x02\x00" + bytes(size))

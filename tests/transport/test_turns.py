@@ -18,7 +18,7 @@ from mqtt_nats.config.settings import Settings
 from mqtt_nats.transport.connection import Clock, Connection, Hold
 from mqtt_nats.transport.rate_limited import PacedConnection
 from mqtt_nats.transport.turns import PACKETS, SLICE_S, TURN_S, Turns
-from mqtt_nats.transport.write_buffer import Round
+from mqtt_nats.transport.write_buffer import FlushRound
 from tests.harness import raw
 from tests.harness.waiting import aeventually
 
@@ -71,13 +71,15 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-async def connected(ours: socket.socket, slow: Slow, round_: Round, clock: Clock) -> Connection:
+async def connected(ours: socket.socket, slow: Slow, round_: FlushRound, clock: Clock) -> Connection:
     connection = Connection(LIMITS, round_, Settings(), clock, lambda _: slow)
     await asyncio.get_running_loop().create_connection(lambda: cast(asyncio.Protocol, connection), sock=ours)
     return connection
 
 
-async def greeted(ours: socket.socket, theirs: socket.socket, slow: Slow, round_: Round, clock: Clock) -> Connection:
+async def greeted(
+    ours: socket.socket, theirs: socket.socket, slow: Slow, round_: FlushRound, clock: Clock
+) -> Connection:
     connection = await connected(ours, slow, round_, clock)
     theirs.send(raw.connect())
     await aeventually(lambda: connection.decoder.version == 4)
@@ -119,7 +121,7 @@ def messages(count: int, kind: str) -> tuple[bytes, list[bytes]]:
 @pytest.mark.parametrize("kind", ["run", "single"])
 async def test_turns_are_short(kind: str) -> None:
     loop = asyncio.get_running_loop()
-    slow, round_, clock = Slow(0.002), Round(loop.call_soon), Clock(loop.time())
+    slow, round_, clock = Slow(0.002), FlushRound(loop.call_soon), Clock(loop.time())
     data, payloads = messages(600, kind)
     with pair() as (ours, theirs):
         connection = await greeted(ours, theirs, slow, round_, clock)
@@ -140,7 +142,7 @@ async def test_turns_are_short(kind: str) -> None:
 async def test_who_sends_little_comes_first() -> None:
     """Twenty clients that each send for half a second: one message of another does not wait for them."""
     loop = asyncio.get_running_loop()
-    round_, clock = Round(loop.call_soon), Clock(loop.time())
+    round_, clock = FlushRound(loop.call_soon), Clock(loop.time())
     data, payloads = messages(300, "single")
     with contextlib.ExitStack() as stack:
         crowd = []
@@ -194,7 +196,7 @@ async def test_who_sends_much_once_is_not_busy() -> None:
     """It may have been the machine that took so long; nobody's time is less since others had theirs."""
     loop = asyncio.get_running_loop()
     turns, clock = Turns(loop.call_soon), Clock(loop.time())
-    one, other = (Connection(LIMITS, Round(loop.call_soon), Settings(), clock, lambda _: None) for _ in range(2))
+    one, other = (Connection(LIMITS, FlushRound(loop.call_soon), Settings(), clock, lambda _: None) for _ in range(2))
     now = monotonic()
     assert turns.until(now, one) == now + SLICE_S
     late = now + TURN_S * 0.99
@@ -222,7 +224,7 @@ async def test_who_sends_much_once_is_not_busy() -> None:
 async def test_who_has_sent_much_comes_last_for_a_while() -> None:
     """Also with what it sends next: twenty clients that write again and again keep nobody waiting."""
     loop = asyncio.get_running_loop()
-    round_, clock = Round(loop.call_soon), Clock(loop.time())
+    round_, clock = FlushRound(loop.call_soon), Clock(loop.time())
     data, payloads = messages(48, "single")
     with contextlib.ExitStack() as stack:
         slows = [Slow(SLICE_S / 20) for _ in range(20)]
@@ -257,7 +259,7 @@ async def test_who_has_sent_much_comes_last_for_a_while() -> None:
 @pytest.mark.parametrize("end", ["error", "fin"])
 async def test_what_was_sent_before_the_end_is_handled(end: str) -> None:
     loop = asyncio.get_running_loop()
-    slow, round_, clock = Slow(0.002), Round(loop.call_soon), Clock(loop.time())
+    slow, round_, clock = Slow(0.002), FlushRound(loop.call_soon), Clock(loop.time())
     data, payloads = messages(200, "single")
     with pair() as (ours, theirs):
         connection = await greeted(ours, theirs, slow, round_, clock)
@@ -280,7 +282,7 @@ async def test_what_was_sent_before_the_end_is_handled(end: str) -> None:
 
 async def test_nothing_is_handled_after_the_gateway_has_closed() -> None:
     loop = asyncio.get_running_loop()
-    slow, round_, clock = Slow(0.002), Round(loop.call_soon), Clock(loop.time())
+    slow, round_, clock = Slow(0.002), FlushRound(loop.call_soon), Clock(loop.time())
     slow.close_at = 20
     with pair() as (ours, theirs):
         await greeted(ours, theirs, slow, round_, clock)
@@ -292,7 +294,7 @@ async def test_nothing_is_handled_after_the_gateway_has_closed() -> None:
 
 async def test_a_gateway_that_closes_after_the_end() -> None:
     loop = asyncio.get_running_loop()
-    slow, round_, clock = Slow(0.002), Round(loop.call_soon), Clock(loop.time())
+    slow, round_, clock = Slow(0.002), FlushRound(loop.call_soon), Clock(loop.time())
     with pair() as (ours, theirs):
         connection = await greeted(ours, theirs, slow, round_, clock)
         theirs.send(messages(400, "single")[0])
@@ -308,7 +310,7 @@ async def test_a_gateway_that_closes_after_the_end() -> None:
 
 async def test_a_violation_is_reported_after_what_came_before_it() -> None:
     loop = asyncio.get_running_loop()
-    slow, round_, clock = Slow(0.002), Round(loop.call_soon), Clock(loop.time())
+    slow, round_, clock = Slow(0.002), FlushRound(loop.call_soon), Clock(loop.time())
     data, payloads = messages(100, "single")
     with pair() as (ours, theirs):
         connection = await greeted(ours, theirs, slow, round_, clock)
@@ -324,7 +326,7 @@ async def test_a_violation_is_reported_after_what_came_before_it() -> None:
 async def test_a_session_that_may_have_moved(why: int) -> None:
     """What was read before waits, like what comes then."""
     loop = asyncio.get_running_loop()
-    slow, round_, clock = Slow(0.002), Round(loop.call_soon), Clock(loop.time())
+    slow, round_, clock = Slow(0.002), FlushRound(loop.call_soon), Clock(loop.time())
     data, payloads = messages(200, "single")
     with pair() as (ours, theirs):
         connection = await greeted(ours, theirs, slow, round_, clock)
@@ -347,7 +349,7 @@ async def test_a_session_that_may_have_moved(why: int) -> None:
 async def test_what_comes_while_a_session_may_have_moved(why: int) -> None:
     """A transport may bring bytes that it has read before it was told to read nothing: they wait, also large ones."""
     loop = asyncio.get_running_loop()
-    slow, round_, clock = Slow(0.0), Round(loop.call_soon), Clock(loop.time())
+    slow, round_, clock = Slow(0.0), FlushRound(loop.call_soon), Clock(loop.time())
     data, payloads = messages(20, "single")
     with pair() as (ours, theirs):
         connection = await greeted(ours, theirs, slow, round_, clock)
@@ -369,7 +371,7 @@ async def test_what_comes_while_a_session_may_have_moved(why: int) -> None:
 
 async def test_a_rate_counts_each_message_once() -> None:
     loop = asyncio.get_running_loop()
-    slow, round_, clock = Slow(0.001), Round(loop.call_soon), Clock(loop.time())
+    slow, round_, clock = Slow(0.001), FlushRound(loop.call_soon), Clock(loop.time())
     settings = Settings.model_validate({"message_rate": 1000.0, "rate_burst": 1, "byte_rate": "1MiB"})
     with pair() as (ours, theirs):
         connection = PacedConnection(LIMITS, round_, settings, clock, lambda _: slow)

@@ -11,14 +11,14 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
-from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.base.bans import Ban, ban
 from mqtt_nats.ctl.tables import cell, plain, table
 from mqtt_nats.ctl.verb import OVER_HTTP, Arguments, Length, Refused, Verb
 from mqtt_streams.bans import BanStore
 
 
-async def listed(inbox: Inbox) -> list[dict[str, Any]]:
+async def listed(inbox: RequestInbox) -> list[dict[str, Any]]:
     """The bans that hold, as ``--json`` prints them. Raises ApiError, NoResponders, RequestTimeout."""
     now = time.time()
     found = [
@@ -82,7 +82,7 @@ class NewBan(Who):
     )
 
 
-async def add(inbox: Inbox, asked: NewBan) -> dict[str, Any]:
+async def add(inbox: RequestInbox, asked: NewBan) -> dict[str, Any]:
     """Ban somebody; the ban, as the list has it.
 
     Raises:
@@ -97,7 +97,7 @@ async def add(inbox: Inbox, asked: NewBan) -> dict[str, Any]:
     return one._asdict()
 
 
-async def remove(inbox: Inbox, asked: Who) -> dict[str, Any]:
+async def remove(inbox: RequestInbox, asked: Who) -> dict[str, Any]:
     """Lift a ban; says whose.
 
     Raises:
@@ -116,7 +116,7 @@ def _added(one: dict[str, Any]) -> str:
     return f"{who} is banned until {_end(one['until'])}; who is connected is disconnected"
 
 
-async def _list(inbox: Inbox, _: Arguments) -> list[dict[str, Any]]:
+async def _list(inbox: RequestInbox, _: Arguments) -> list[dict[str, Any]]:
     return await listed(inbox)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pydantic import Field
 
-from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.ctl.gateway_requests import Answers, ask, missing, tell
 from mqtt_nats.ctl.tables import ago, cell, cut, plain, quantity, rest, sheet, table
 from mqtt_nats.ctl.verb import Arguments, Length, Refused, Verb
@@ -69,7 +69,7 @@ class Kicked(Selection):
     dry_run: bool = Field(default=False, description="Only show whom it would be.")
 
 
-async def listed(inbox: Inbox, asked: Listing) -> dict[str, Any]:
+async def listed(inbox: RequestInbox, asked: Listing) -> dict[str, Any]:
     """The clients, the slowest first, then by name; and the gateways that have not answered."""
     answers = await ask(inbox, "clients", asked.model_dump(exclude={"gateway", "limit"}), gateway=asked.gateway)
     found = sorted(answers.items, key=lambda one: (-one["unread"], -one["queued"], one["client"]))
@@ -101,7 +101,7 @@ def shown(found: dict[str, Any]) -> str:
     return "\n".join([*table(heading, rows), *missing(found["silent"], "its clients"), *rest(found, "clients")])
 
 
-async def show(inbox: Inbox, asked: Who) -> dict[str, Any]:
+async def show(inbox: RequestInbox, asked: Who) -> dict[str, Any]:
     """One client, with its subscriptions.
 
     Raises:
@@ -149,7 +149,7 @@ def shown_one(one: dict[str, Any]) -> str:
     return "\n".join([*lines, "", *table(["subscription", "QoS", "no local", "identifier"], rows)])
 
 
-async def kick(inbox: Inbox, asked: Kicked) -> dict[str, Any]:
+async def kick(inbox: RequestInbox, asked: Kicked) -> dict[str, Any]:
     """Disconnect clients; their sessions stay, their wills are published.
 
     Raises:
@@ -166,7 +166,7 @@ async def kick(inbox: Inbox, asked: Kicked) -> dict[str, Any]:
     return {"clients": kicked, "absent": absent, "silent": answers.silent, "dry_run": asked.dry_run}
 
 
-async def _kick(inbox: Inbox, asked: Kicked) -> Answers:
+async def _kick(inbox: RequestInbox, asked: Kicked) -> Answers:
     """Have it done; gateways go on for as long as somebody waits here."""
     question = asked.model_dump(exclude={"gateway"})
     if not asked.over or asked.dry_run:
@@ -180,7 +180,7 @@ async def _kick(inbox: Inbox, asked: Kicked) -> Answers:
         tell(inbox, "kicking", {"kick": name, "stop": True})
 
 
-async def _renew(inbox: Inbox, name: str) -> None:
+async def _renew(inbox: RequestInbox, name: str) -> None:
     while True:
         await asyncio.sleep(RENEWED)
         tell(inbox, "kicking", {"kick": name})

@@ -7,7 +7,7 @@ import asyncio
 import time
 from typing import Any, Final
 
-from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.ctl.gateway_requests import present
 from mqtt_nats.ctl.servers import servers
 from mqtt_nats.ctl.tables import ago, table
@@ -24,7 +24,7 @@ PATIENCE: Final = 0.5
 STREAM_NOT_FOUND: Final = 10059
 
 
-async def status(inbox: Inbox) -> dict[str, Any]:
+async def status(inbox: RequestInbox) -> dict[str, Any]:
     """Gateways, nats-servers and streams, as ``--json`` prints them; without what JetStream does not tell at present.
 
     Raises:
@@ -80,7 +80,7 @@ def _gateway(identity: str, entry: Entry | None, answer: dict[str, Any] | None) 
     }
 
 
-async def _stream(inbox: Inbox, name: str) -> dict[str, Any] | None:
+async def _stream(inbox: RequestInbox, name: str) -> dict[str, Any] | None:
     try:
         info = await call(inbox, f"STREAM.INFO.{name}")
     except ApiError as error:
@@ -145,7 +145,7 @@ def shown(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-async def remove(inbox: Inbox, identity: str) -> str:
+async def remove(inbox: RequestInbox, identity: str) -> str:
     """End a dead gateway's lease now, so that another one deals with its clients at once; says what was done.
 
     Raises:
@@ -175,11 +175,11 @@ class Gateway(Arguments):
     gateway: str
 
 
-async def _status(inbox: Inbox, _: Arguments) -> dict[str, Any]:
+async def _status(inbox: RequestInbox, _: Arguments) -> dict[str, Any]:
     return await status(inbox)
 
 
-async def _remove(inbox: Inbox, arguments: Gateway) -> dict[str, Any]:
+async def _remove(inbox: RequestInbox, arguments: Gateway) -> dict[str, Any]:
     return {"gateway": arguments.gateway, "done": await remove(inbox, arguments.gateway)}
 
 

@@ -9,14 +9,14 @@ from typing import Any, Final
 
 from pydantic import Field
 
-from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.ctl.gateway_requests import chosen, have_done
 from mqtt_nats.ctl.verb import Arguments, Refused, Verb
 from mqtt_streams.fleet import FleetStore, Wish
 from mqtt_streams.gateway_subjects import RELOAD
 
 
-async def remember(inbox: Inbox, name: str, loaded: bool, answers: Collection[dict[str, Any]]) -> None:
+async def remember(inbox: RequestInbox, name: str, loaded: bool, answers: Collection[dict[str, Any]]) -> None:
     """Have gateways that come later do what all of these have done with a plugin; nothing where one has not."""
     states = [{plugin["name"]: plugin["loaded"] for plugin in one["plugins"]} for one in answers]
     done = all(state.get(name, False) == loaded for state in states)
@@ -26,7 +26,7 @@ async def remember(inbox: Inbox, name: str, loaded: bool, answers: Collection[di
         await take_back(inbox, name)
 
 
-async def take_back(inbox: Inbox, name: str) -> bool:
+async def take_back(inbox: RequestInbox, name: str) -> bool:
     """Where gateways were asked to load a plugin, have those that come not load it; whether they were."""
     known = any(wish.kind == "plugin" and wish.name == name for wish in await FleetStore(inbox).all())
     if known:
@@ -34,7 +34,7 @@ async def take_back(inbox: Inbox, name: str) -> bool:
     return known
 
 
-async def _wish(inbox: Inbox, wish: Wish) -> None:
+async def _wish(inbox: RequestInbox, wish: Wish) -> None:
     await FleetStore(inbox).put(wish)
 
 
@@ -44,7 +44,7 @@ class Where(Arguments):
     gateway: str = Field("", description="Only this one; otherwise all.", json_schema_extra={"metavar": "ID"})
 
 
-async def reload(inbox: Inbox, asked: Where) -> list[dict[str, Any]]:
+async def reload(inbox: RequestInbox, asked: Where) -> list[dict[str, Any]]:
     """Have gateways read their files again.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
-from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.ctl.gateway_requests import ask, known, missing, present, progress
 from mqtt_nats.ctl.tables import ago, plain, quantity, sheet, span, table
 from mqtt_nats.ctl.verb import Arguments, Length, Verb
@@ -65,7 +65,7 @@ class Drained(Arguments):
     )
 
 
-async def status(inbox: Inbox, asked: Where) -> dict[str, Any]:
+async def status(inbox: RequestInbox, asked: Where) -> dict[str, Any]:
     """What the gateways do: clients, messages, what waits, what was dropped; and what is stored.
 
     ``received`` and ``sent`` are counts by QoS since each gateway has started.
@@ -122,7 +122,7 @@ def shown(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-async def listeners(inbox: Inbox, asked: Where) -> dict[str, Any]:
+async def listeners(inbox: RequestInbox, asked: Where) -> dict[str, Any]:
     """The listeners of the gateways, with who gets in."""
     answers = await ask(inbox, "listeners", gateway=asked.gateway)
     return {"listeners": answers.items, "silent": answers.silent}
@@ -152,7 +152,7 @@ def _who(one: dict[str, Any]) -> str:
     return ", ".join(parts) or "nobody"
 
 
-async def hooks(inbox: Inbox, asked: Where) -> dict[str, Any]:
+async def hooks(inbox: RequestInbox, asked: Where) -> dict[str, Any]:
     """The callbacks at every point, in the order in which they are asked."""
     answers = await ask(inbox, "hooks", gateway=asked.gateway)
     return {"hooks": answers.items, "silent": answers.silent}
@@ -176,7 +176,7 @@ def shown_hooks(found: dict[str, Any]) -> str:
     return "\n".join([*table(heading, rows), *missing(found["silent"], "its hooks")])
 
 
-async def acl(inbox: Inbox, asked: Check) -> dict[str, Any]:
+async def acl(inbox: RequestInbox, asked: Check) -> dict[str, Any]:
     """What the gateways' rules say; what decided it is in ``why``."""
     question = asked.model_dump(exclude={"gateway", "group"})
     question |= {"user": None if asked.user == "-" else asked.user, "groups": list(asked.group)}
@@ -200,7 +200,7 @@ def shown_acl(found: dict[str, Any]) -> str:
     return "\n".join([*lines, *(f"gateway {one} has not answered" for one in found["silent"])])
 
 
-async def drain(inbox: Inbox, asked: Drained) -> dict[str, Any]:
+async def drain(inbox: RequestInbox, asked: Drained) -> dict[str, Any]:
     """Have a gateway move everybody off and end, as on SIGTERM; returns when it has ended, or the time is up.
 
     Raises:

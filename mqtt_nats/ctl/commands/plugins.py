@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from pydantic import Field
 
-from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.ctl.commands.fleet import remember, take_back
 from mqtt_nats.ctl.gateway_requests import chosen, have_done
 from mqtt_nats.ctl.tables import table
@@ -15,7 +15,7 @@ from mqtt_nats.ctl.verb import Arguments, Refused, Verb
 from mqtt_streams.gateway_subjects import PLUGINS
 
 
-async def ask(inbox: Inbox, action: str, name: str = "", gateway: str = "") -> list[dict[str, Any]]:
+async def ask(inbox: RequestInbox, action: str, name: str = "", gateway: str = "") -> list[dict[str, Any]]:
     """Have one gateway, or all (``gateway`` empty), do something, and tell what they have then.
 
     Raises:
@@ -64,18 +64,18 @@ class Which(Where):
     name: str
 
 
-async def _list(inbox: Inbox, asked: Where) -> list[dict[str, Any]]:
+async def _list(inbox: RequestInbox, asked: Where) -> list[dict[str, Any]]:
     return await ask(inbox, "list", gateway=asked.gateway)
 
 
-async def _load(inbox: Inbox, asked: Which) -> list[dict[str, Any]]:
+async def _load(inbox: RequestInbox, asked: Which) -> list[dict[str, Any]]:
     return [
         {"id": one["id"], "name": asked.name, "loaded": True}
         for one in await ask(inbox, "load", asked.name, asked.gateway)
     ]
 
 
-async def _unload(inbox: Inbox, asked: Which) -> list[dict[str, Any]]:
+async def _unload(inbox: RequestInbox, asked: Which) -> list[dict[str, Any]]:
     return [
         {"id": one["id"], "name": asked.name, "loaded": False}
         for one in await ask(inbox, "unload", asked.name, asked.gateway)

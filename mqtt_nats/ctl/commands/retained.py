@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from pydantic import ConfigDict, Field, field_validator
 
-from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.ctl.commands.topics import checked, checked_topic
 from mqtt_nats.ctl.gateway_requests import ask_one, progress
 from mqtt_nats.ctl.tables import ago, cell, plain, quantity, rest, sheet, table
@@ -98,7 +98,7 @@ class All:
         return found
 
 
-async def _all(inbox: Inbox, topic_filter: str, most: int = 0) -> tuple[list[tuple[str, Brief]], int]:
+async def _all(inbox: RequestInbox, topic_filter: str, most: int = 0) -> tuple[list[tuple[str, Brief]], int]:
     """The first by topic, and how many there are; what takes long is done beside the event loop of a gateway."""
     found = All(most)
     for subject in filter_to_subjects(checked(topic_filter)):
@@ -109,7 +109,7 @@ async def _all(inbox: Inbox, topic_filter: str, most: int = 0) -> tuple[list[tup
     return await asyncio.to_thread(found.first), found.total
 
 
-async def listed(inbox: Inbox, asked: Listing) -> dict[str, Any]:
+async def listed(inbox: RequestInbox, asked: Listing) -> dict[str, Any]:
     """The retained messages, by topic."""
     found, total = await _all(inbox, asked.filter, asked.limit)
     shown = [{"topic": topic, "qos": one.qos, "bytes": one.size, "stored": one.stored} for topic, one in found]
@@ -126,7 +126,7 @@ def shown(found: dict[str, Any]) -> str:
     return "\n".join([*table(["topic", "QoS", "size", "stored"], rows), *rest(found, "retained")])
 
 
-async def get(inbox: Inbox, asked: Which) -> dict[str, Any]:
+async def get(inbox: RequestInbox, asked: Which) -> dict[str, Any]:
     """One retained message; ``text`` is None where its payload is no UTF-8.
 
     Raises:
@@ -162,7 +162,7 @@ def shown_one(one: dict[str, Any]) -> str:
     return "\n".join([*sheet(*about, ("stored", stored)), "", payload])
 
 
-async def delete(inbox: Inbox, asked: Deleted) -> dict[str, Any]:
+async def delete(inbox: RequestInbox, asked: Deleted) -> dict[str, Any]:
     """Remove retained messages, as a client would: with an empty retained message, which subscribers see.
 
     Raises:
@@ -188,7 +188,7 @@ def shown_deleted(found: dict[str, Any]) -> str:
     return "\n".join([f"{count} would be removed", *(f"  {plain(one)}" for one in topics)])
 
 
-async def publish(inbox: Inbox, asked: Message) -> dict[str, Any]:
+async def publish(inbox: RequestInbox, asked: Message) -> dict[str, Any]:
     """Publish a message by one of the gateways; returns when it is stored, at QoS 0 without retain at once.
 
     Raises:

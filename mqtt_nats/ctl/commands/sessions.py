@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import Field
 
-from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.control.actions import CONNECTED, RECONNECTED
 from mqtt_nats.ctl.backlog import AT_ONCE as LOOKS
 from mqtt_nats.ctl.backlog import Load, Waiting, Waits
@@ -75,7 +75,9 @@ class Client(NamedTuple):
     """None: it was not asked for, or the gateway does not know of it."""
 
 
-async def _connected(inbox: Inbox, *, surely: bool = False, loads: bool = False) -> tuple[dict[str, Client], list[str]]:
+async def _connected(
+    inbox: RequestInbox, *, surely: bool = False, loads: bool = False
+) -> tuple[dict[str, Client], list[str]]:
     """Where every client is that is connected, and the gateways that have not answered.
 
     Nobody is connected where no gateway runs.
@@ -99,7 +101,7 @@ async def _connected(inbox: Inbox, *, surely: bool = False, loads: bool = False)
     return there_now, sorted({*answers.silent, *lapsed})
 
 
-async def listed(inbox: Inbox, asked: Listing) -> dict[str, Any]:
+async def listed(inbox: RequestInbox, asked: Listing) -> dict[str, Any]:
     """The sessions, those first for which most messages wait; and the gateways that have not answered."""
     waiting = None if asked.quick else await Waiting.look(inbox)
     connected, silent = await _connected(inbox, loads=not asked.quick)
@@ -182,7 +184,7 @@ def _ends(one: dict[str, Any], now: float) -> str:
     return "never" if one["expiry"] is None else f"{span(one['expiry'])} after the connection"
 
 
-async def show(inbox: Inbox, asked: Who) -> dict[str, Any]:
+async def show(inbox: RequestInbox, asked: Who) -> dict[str, Any]:
     """One session, with its subscriptions and what waits for each.
 
     Raises:
@@ -267,7 +269,7 @@ def _remark(each: dict[str, Any]) -> str:
     return "its gateway has them, counted above" if each["in_gateway"] else ""
 
 
-async def clean(inbox: Inbox, asked: Cleaned) -> dict[str, Any]:
+async def clean(inbox: RequestInbox, asked: Cleaned) -> dict[str, Any]:
     """End sessions of clients that are not connected, with all that waits for them; remove what belongs to nobody.
 
     Raises:

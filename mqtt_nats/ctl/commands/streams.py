@@ -9,7 +9,7 @@ from typing import Any, Final
 import httpx
 from pydantic import Field
 
-from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.ctl.servers import servers
 from mqtt_nats.ctl.tables import plain, quantity, span, table
 from mqtt_nats.ctl.verb import Arguments, Length, Refused, Verb
@@ -54,7 +54,7 @@ class Change(Arguments):
     )
 
 
-async def listed(inbox: Inbox, asked: Listing) -> dict[str, Any]:
+async def listed(inbox: RequestInbox, asked: Listing) -> dict[str, Any]:
     """The streams, and what does not match what is promised; one line each."""
     infos = await asyncio.gather(*(_info(inbox, name) for name in EVERY))
     found = [one for one in infos if one is not None]
@@ -68,7 +68,7 @@ async def listed(inbox: Inbox, asked: Listing) -> dict[str, Any]:
     return {"streams": found, "servers": size, "monitoring": monitoring, "warnings": warnings}
 
 
-async def _info(inbox: Inbox, name: str) -> dict[str, Any] | None:
+async def _info(inbox: RequestInbox, name: str) -> dict[str, Any] | None:
     try:
         info = await call(inbox, f"STREAM.INFO.{name}")
     except ApiError as error:
@@ -205,7 +205,7 @@ def _follower(one: dict[str, Any]) -> str:
     return f"{one['name']}{state}"
 
 
-async def change(inbox: Inbox, asked: Change) -> dict[str, Any]:
+async def change(inbox: RequestInbox, asked: Change) -> dict[str, Any]:
     """Give streams other replicas, or ``$MQTT_msgs`` another time for which it keeps messages; nothing is lost by it,
     but what is older than the new time.
 
@@ -241,7 +241,7 @@ async def change(inbox: Inbox, asked: Change) -> dict[str, Any]:
     return {"streams": found, "refused": refused}
 
 
-async def _change(inbox: Inbox, name: str, asked: Change) -> dict[str, Any] | None:
+async def _change(inbox: RequestInbox, name: str, asked: Change) -> dict[str, Any] | None:
     """Change one stream; None: of all, it is not there.
 
     Raises:

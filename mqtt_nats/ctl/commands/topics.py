@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from pydantic import Field
 
-from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.codec import MqttError, matches, validate_topic_filter
 from mqtt_nats.ctl.commands.clients import Listing as ClientListing
 from mqtt_nats.ctl.gateway_requests import ask, missing
@@ -59,7 +59,7 @@ def checked_topic(topic: str) -> str:
     return topic
 
 
-async def subscriptions(inbox: Inbox, asked: Subscriptions) -> dict[str, Any]:
+async def subscriptions(inbox: RequestInbox, asked: Subscriptions) -> dict[str, Any]:
     """The subscriptions, by filter and client; and the gateways that have not answered."""
     if asked.topic:
         checked_topic(asked.topic)
@@ -73,7 +73,7 @@ async def subscriptions(inbox: Inbox, asked: Subscriptions) -> dict[str, Any]:
     return cut({"subscriptions": found, "silent": answers.silent}, "subscriptions", asked.limit)
 
 
-async def _stored(inbox: Inbox, asked: Subscriptions, connected: set[str]) -> list[dict[str, Any]]:
+async def _stored(inbox: RequestInbox, asked: Subscriptions, connected: set[str]) -> list[dict[str, Any]]:
     """Those of clients that are not connected; a session keeps neither user nor address."""
     found: list[dict[str, Any]] = []
     if asked.user or asked.address or asked.listener or asked.gateway or asked.slow:
@@ -138,7 +138,7 @@ def shown_subscriptions(found: dict[str, Any]) -> str:
     return "\n".join([*table(heading, rows), *below, *rest(found, "subscriptions")])
 
 
-async def topics(inbox: Inbox, asked: Topics) -> dict[str, Any]:
+async def topics(inbox: RequestInbox, asked: Topics) -> dict[str, Any]:
     """Topics that have stored messages, a retained message, or were used lately at a gateway."""
     wanted = checked(asked.filter)
     stored = await _counts(inbox, MESSAGES, MESSAGE_PREFIX, wanted)
@@ -159,7 +159,7 @@ async def topics(inbox: Inbox, asked: Topics) -> dict[str, Any]:
     return cut({"topics": found, "silent": answers.silent}, "topics", asked.limit)
 
 
-async def _counts(inbox: Inbox, stream: str, prefix: str, wanted: str) -> dict[str, int]:
+async def _counts(inbox: RequestInbox, stream: str, prefix: str, wanted: str) -> dict[str, int]:
     """How many messages a stream has, by topic."""
     found: dict[str, int] = {}
     for subject in filter_to_subjects(wanted):

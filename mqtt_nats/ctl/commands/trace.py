@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import orjson
 
-from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.ctl.commands.topics import checked
 from mqtt_nats.ctl.gateway_requests import ask, tell
 from mqtt_nats.ctl.tables import plain
@@ -83,7 +83,9 @@ class Durations:
         known[key] = at
 
 
-async def trace(inbox: Inbox, seconds: float, *, client: str = "", topic: str = "") -> AsyncGenerator[Event, None]:
+async def trace(
+    inbox: RequestInbox, seconds: float, *, client: str = "", topic: str = ""
+) -> AsyncGenerator[Event, None]:
     """What happens, until ``seconds`` are over (0: `LASTS_MOST`) or whoever looks has seen enough.
 
     The first event says which gateways look, and to which of them the client is connected.
@@ -91,8 +93,7 @@ async def trace(inbox: Inbox, seconds: float, *, client: str = "", topic: str = 
     Raises:
         Refused: no gateway is there, or the topic filter is none.
     """
-    name = secrets.token_hex(8)
-    link = inbox.link
+    link, name = inbox.link, secrets.token_hex(8)
     to = b"%btrace.%b" % (inbox.prefix, name.encode())
     waiting: asyncio.Queue[Event] = asyncio.Queue()
     lost: dict[str, int] = {}
@@ -113,7 +114,7 @@ async def trace(inbox: Inbox, seconds: float, *, client: str = "", topic: str = 
     seconds = min(seconds or LASTS_MOST, LASTS_MOST)
     question = {"trace": name, "to": to.decode(), "client": client, "topic": checked(topic) if topic else ""}
     sid = link.subscribe_raw(to, arrived)
-    loop = asyncio.get_running_loop()
+    end = asyncio.get_running_loop().time() + seconds
     renewing = asyncio.create_task(_renew(inbox, question, sid, waiting))
     try:
         begun = await ask(inbox, "trace", question)
@@ -123,12 +124,11 @@ async def trace(inbox: Inbox, seconds: float, *, client: str = "", topic: str = 
             "connected": [one["gateway"] for one in begun.items if one.get("connected")],
             "silent": begun.silent,
         }
-        async for event in _ordered(waiting, loop.time() + seconds):
+        async for event in _ordered(waiting, end):
             yield event
     finally:
         renewing.cancel()
-        with suppress(asyncio.CancelledError):
-            await renewing
+        await asyncio.gather(renewing, return_exceptions=True)
         link.unsubscribe_raw(sid)
         tell(inbox, "trace", {**question, "stop": True})
         with suppress(TimeoutError):
@@ -156,7 +156,7 @@ async def _ordered(waiting: asyncio.Queue[Event], end: float) -> AsyncIterator[E
             yield event
 
 
-async def _renew(inbox: Inbox, question: dict[str, Any], sid: bytes, waiting: asyncio.Queue[Event]) -> None:
+async def _renew(inbox: RequestInbox, question: dict[str, Any], sid: bytes, waiting: asyncio.Queue[Event]) -> None:
     """Have the trace go on while somebody looks; a gateway that starts meanwhile begins with it then."""
     link = inbox.link
     wire = link.wire

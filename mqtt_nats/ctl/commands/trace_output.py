@@ -11,7 +11,7 @@ from typing import Any
 import click
 import orjson
 
-from mqtt_nats.backbone.inbox import Inbox
+from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.config.process_limits import say
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.ctl.commands.trace import LASTS_MOST, line, trace
@@ -76,7 +76,7 @@ def _run(context: click.Context, lasts: str, as_json: bool, **what: str) -> None
     except Refused as error:
         raise click.UsageError(f"for: {error}", context) from None
 
-    async def show(inbox: Inbox) -> None:
+    async def show(inbox: RequestInbox) -> None:
         task = asyncio.current_task()
         assert task is not None
         loop = asyncio.get_running_loop()

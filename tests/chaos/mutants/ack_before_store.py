@@ -5,23 +5,23 @@ from __future__ import annotations
 
 import asyncio
 
-from mqtt_nats.backbone.acked_publisher import Store
-from mqtt_nats.backbone.pending import Op, Silent
+from mqtt_nats.backbone.acked_publisher import AckedPublisher
+from mqtt_nats.backbone.pending import IgnoredStore, PendingStore
 from mqtt_nats.cli import main
-from mqtt_nats.ingress.receipts import Receipt
+from mqtt_nats.ingress.receipts import Acknowledgement
 
 _BEHIND = 0.05  # seconds
 
-_put = Store.put
+_put = AckedPublisher.put
 
 
-def _put_behind(self: Store, target: bytes, headers: bytes, payload: bytes, op: Op) -> None:
-    if not isinstance(op, Receipt) or op.kind != 4:
+def _put_behind(self: AckedPublisher, target: bytes, headers: bytes, payload: bytes, op: PendingStore) -> None:
+    if not isinstance(op, Acknowledgement) or op.kind != 4:
         _put(self, target, headers, payload, op)
         return
 
     def write() -> None:
-        _put(self, target, headers, payload, Silent())
+        _put(self, target, headers, payload, IgnoredStore())
         self.link.kick()
 
     loop = asyncio.get_running_loop()
@@ -30,5 +30,5 @@ def _put_behind(self: Store, target: bytes, headers: bytes, payload: bytes, op: 
 
 
 if __name__ == "__main__":
-    Store.put = _put_behind  # type: ignore[method-assign]
+    AckedPublisher.put = _put_behind  # type: ignore[method-assign]
     main()
