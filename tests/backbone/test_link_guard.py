@@ -89,7 +89,7 @@ def test_every_name_that_is_used_exists() -> None:
     """A renamed attribute would be made anew by an assignment, and nobody would notice."""
     known = set(dir(Client())) | set(vars(NatsConnection())) | set(vars(NatsConnection)) | {"_control_tasks"}
     tree = ast.parse(inspect.getsource(link))
-    (found,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Link"]
+    (found,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "NatsConnection"]
     used = {
         node.attr
         for node in ast.walk(found)

@@ -269,7 +269,7 @@ async def test_somebody_else_writes_the_position(monkeypatch: pytest.MonkeyPatch
         return SimpleNamespace(ledger=SessionPosition(), live=set(), flush=flush)
 
     monkeypatch.setattr(grounding, "still_owner", still_owner)
-    monkeypatch.setattr(grounding, "Keeper", keeper)
+    monkeypatch.setattr(grounding, "PositionWriter", keeper)
     broker = SimpleNamespace(positions=SimpleNamespace(load=load), leaving=SimpleNamespace(over=over))
     record = SimpleNamespace(cons={}, v5=SimpleNamespace(pos="p", generation=""))
     client: Any = SimpleNamespace(client_id="c", hash="h", broker=broker, record=record)

@@ -69,8 +69,8 @@ class Bench:
             return await work()
 
         monkeypatch.setattr(reconciling, "consumer_info", info)
-        monkeypatch.setattr(reconciling, "reattach", reattach)
-        monkeypatch.setattr(reconciling, "patiently", patiently)
+        monkeypatch.setattr(reconciling, "rebind_consumers", reattach)
+        monkeypatch.setattr(reconciling, "retry_until_answered", patiently)
         monkeypatch.setattr(reconciling, "SETTLE", 0)
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:

@@ -39,14 +39,14 @@ async def test_what_an_ended_subscription_has_yet_to_bring(monkeypatch: pytest.M
         ended.missed = False
         returned(side, ended)
 
-    for name in ("save_record", "note_kept", "fetch_pending"):
+    for name in ("save_record", "note_kept", "fetch_in_flight"):
         monkeypatch.setattr(stalling, name, nothing)
-    for name in ("bound", "ask_again"):
+    for name in ("limit_in_flight", "ask_again"):
         monkeypatch.setattr(stalling, name, lambda *_: None)
     for module in (stalling, reconciling):
-        monkeypatch.setattr(module, "patiently", patiently)
+        monkeypatch.setattr(module, "retry_until_answered", patiently)
     monkeypatch.setattr(reconciling, "consumer_info", info)
-    monkeypatch.setattr(reconciling, "reattach", reattach)
+    monkeypatch.setattr(reconciling, "rebind_consumers", reattach)
     monkeypatch.setattr(reconciling, "ATTEMPTS", 0)
     monkeypatch.setattr(reconciling, "SETTLE", 0)
     ports: Any = SimpleNamespace()

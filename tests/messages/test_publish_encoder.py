@@ -29,7 +29,7 @@ UTF8 = b"\x01\x01"
 def client(*, limit: int = 1 << 28, aliases: int = 0, clogged: bool = False, version: int = 5) -> Client:
     """As much of a client as the packets need."""
     parts = SimpleNamespace(
-        picky=False,
+        checks_each=False,
         version=version,
         terms=Terms(maximum_packet_size=limit, topic_alias_maximum=aliases),
         outgoing=Aliases(aliases) if aliases else None,

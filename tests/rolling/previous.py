@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from mqtt_streams import sessions
-from mqtt_streams.gateways import POSITIONS
+from mqtt_streams.gateways import POSITIONS, GatewayStore
 
 KEYS = (
     *("version", "kind", "expiry", "owner", "nonce", "q2", "deadline", "options", "start", "draining", "replay"),
@@ -31,12 +31,15 @@ if __name__ == "__main__":
     from mqtt_nats.cli import main
     from mqtt_nats.lifecycle.lease import Lease
 
-    begin = Lease.begin
+    begin, register = Lease.begin, GatewayStore.register
 
     async def _begin(self: Lease) -> None:
-        del self.info["records"]
         del self.info[POSITIONS]
         await begin(self)
 
+    async def _register(self: GatewayStore, gateway: str, alive: float, info: dict[str, Any], last: int) -> int:
+        return await register(self, gateway, alive, {key: info[key] for key in info if key != "records"}, last)
+
     Lease.begin = _begin  # type: ignore[method-assign]
+    GatewayStore.register = _register  # type: ignore[method-assign, assignment]
     main()

@@ -112,7 +112,9 @@ async def test_what_comes_while_the_gateway_finds_out_what_it_has_missed(
         inbox=SimpleNamespace(api_prefix="$JS.API", prefix=b"_INBOX.x.", token=lambda: b"1"),
         clock=SimpleNamespace(now=1.0),
     )
-    client: Any = SimpleNamespace(broker=broker, version=5, alive=True, durable_side=None, shares=None, picky=False)
+    client: Any = SimpleNamespace(
+        broker=broker, version=5, alive=True, durable_side=None, shares=None, checks_each=False
+    )
     client.outlet = SimpleNamespace(clogged=False)
     client.regular_side = SimpleNamespace(room=1)
     member = Membership(cast(Client, client), TEXT, WANTED)
@@ -154,7 +156,7 @@ class Doubts:
         )
         self.regular = SimpleNamespace(room=20)
         client: Any = SimpleNamespace(
-            broker=broker, version=5, alive=True, durable_side=None, picky=False, do=self.jobs.append
+            broker=broker, version=5, alive=True, durable_side=None, checks_each=False, do=self.jobs.append
         )
         client.outlet = SimpleNamespace(clogged=False)
         client.regular_side = self.regular
