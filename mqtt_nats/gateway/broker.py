@@ -213,8 +213,8 @@ class Broker:
         self.online = asyncio.Event()
         """Set while NATS is connected."""
         self.online.set()
-        self.copies = Copies(link, inbox, store, self.online, self.spawn, self.fanout.acquaint, self.counters.drop)
-        self.fanout.begin_looking(self.ids.own, self.copies.suspect)
+        self.copies = Copies(link, inbox, store, self.online, self.spawn, self.counters.drop)
+        self.fanout.begin_looking(self.copies.suspect)
         self.gaps: dict[NatsConnection, float] = {}
         """Since when (Unix time of nats-server) messages of a connection may have been missed."""
         self.repairing = 0

@@ -76,7 +76,6 @@ class Copies:
     Args:
         online: set while NATS is connected.
         spawn: runs a coroutine in the gateway's task group.
-        acquaint: is told who stores what it publishes, by its part of the ids of messages.
         dropped: is told that a copy is passed over.
     """
 
@@ -87,11 +86,10 @@ class Copies:
         store: AckedPublisher,
         online: asyncio.Event,
         spawn: Callable[[Coroutine[Any, Any, None], str], object],
-        acquaint: Callable[[bytes], None],
         dropped: Callable[[str], None],
     ) -> None:
         self._link, self._inbox, self._store, self._online = link, inbox, store, online
-        self._spawn, self._acquaint, self._dropped = spawn, acquaint, dropped
+        self._spawn, self._dropped = spawn, dropped
         self._waiting: dict[bytes, Copy] = {}
         """By what they are known by: one comes once for each subscription."""
         self._bytes = 0
@@ -164,10 +162,7 @@ class Copies:
         for one in copies:
             if there is None:
                 self._pass_over(one, f"more than {PAGES_MAX * PAGE} messages are to be looked at")
-            elif one.message_id in there:
-                if b"\r\nNats-Stream:" not in one.headers:
-                    self._acquaint(one.message_id[16:28])  # who publishes these stores them
-            elif one.known_by not in there:
+            elif one.message_id not in there and one.known_by not in there:
                 self._keep(one)
 
     async def _stored_ids(self, subject: str, since: float) -> set[bytes] | None:

@@ -31,7 +31,7 @@ def header(headers: bytes, name: bytes) -> bytes:
 def identity(headers: bytes) -> bytes:
     """What tells a message from every other: the release id of a QoS 2 message or a will, else its own id."""
     start = headers.find(b"\r\nNats-Msg-Id:")
-    if start >= 0 and headers.startswith((b"q2-", b"will-"), start + 14):
+    if start >= 0 and headers.startswith((b"q2-", b"will-", b" q2-", b" will-"), start + 14):
         return header(headers, b"Nats-Msg-Id:")
     return header(headers, b"Nmqtt-Id:")
 

@@ -23,9 +23,6 @@ SEEN_FOR: Final = 40.0
 # As many identifiers per filter and half, at most: while a connection to NATS is away, nothing is forgotten.
 SEEN_MOST = 250_000
 
-PUBLISHERS_MAX: Final = 4096
-"""Publishers of messages at QoS 1 and 2 that are known to store them; then they are found out again."""
-
 LARGE: Final = 2048
 """Bytes of a packet from which to copy it costs more than to collect its parts."""
 
@@ -47,12 +44,8 @@ class Fanout:
         """Their payloads."""
         self.response_topic: Callable[[Filter, Route, bytes, bytes], bytes] | None = None
         """``response_topic(found, route, headers, reply)``: what 5.0 clients are told of a NATS reply subject."""
-        self.own = b""
-        """What the ids of this gateway's messages have from the 17th digit on."""
-        self.publishers: set[bytes] = set()
-        """The same of everybody who is known to store what is published at QoS 1 and 2, this gateway included."""
         self.suspected: Callable[[str, bytes, bytes, bytes], None] | None = None
-        """``suspected(subject, target, headers, payload)``: a message at QoS 1 or 2 that may not be stored."""
+        """``suspected(subject, target, headers, payload)``: a copy of a QoS 1 or 2 message, which may not be stored."""
         self._remembering: set[Filter] = set()
 
     # -- from clients ---------------------------------------------------------------------------
@@ -132,17 +125,9 @@ class Fanout:
             if found.local and self.remember(found, release, route.subject):
                 self.group(group, message, release)
 
-    def begin_looking(self, own: bytes, suspected: Callable[[str, bytes, bytes, bytes], None]) -> None:
-        """Hand on what may not be stored; ``own`` is this gateway's part of ids."""
-        self.own, self.suspected = own, suspected
-        self.acquaint(own)
-
-    def acquaint(self, publisher: bytes) -> None:
-        """Somebody who publishes at QoS 1 and 2 stores such messages; ``publisher`` is its part of their ids."""
-        if len(self.publishers) >= PUBLISHERS_MAX:
-            self.publishers.clear()
-            self.publishers.add(self.own)
-        self.publishers.add(publisher)
+    def begin_looking(self, suspected: Callable[[str, bytes, bytes, bytes], None]) -> None:
+        """Hand on copies, which may not be stored."""
+        self.suspected = suspected
 
     def remember(self, found: Filter, identity: bytes, subject: str) -> bool:
         """Note that a message came through a filter, on a subject; False when it had come before."""
@@ -288,11 +273,8 @@ class Fanout:
                     return
                 if group.stored and not born and self.suspected is not None:
                     self.suspected(route.subject, route.msgs, headers, payload)
-            elif group.stored and not born:
-                maker = known[16:28]  # at QoS 2, and of a will, it is found by a closer look
-                own = maker == self.own and found.local
-                if own or maker not in self.publishers or b"\r\nNats-Stream:" in headers:
-                    self._look(found, route, headers, payload)
+            elif group.stored and not born and b"\r\nNats-Stream:" in headers and self.suspected is not None:
+                self.suspected(route.subject, route.msgs, headers, payload)
             if group.stored and not (group.high or group.low or group.low5 or group.guarded):
                 return  # all who want it get it from the stream
         sender = publisher(headers) if group.guarded else ""
@@ -309,19 +291,9 @@ class Fanout:
         known = b"%b %b" % (known, subject.encode())
         return known if self.remember(found, known, subject) else b""
 
-    def _look(self, found: Filter, route: Route, headers: bytes, payload: bytes) -> None:
-        """Have it found out whether a message is stored where that is not clear, since some wait for the stored one."""
-        start = headers.find(b"\r\nNmqtt-Id:")
-        maker = headers[start + 27 : start + 39]
-        returned = found.local and maker == self.own  # the server does not send it back
-        strange = returned or maker not in self.publishers or b"\r\nNats-Stream:" in headers
-        if strange and self.suspected is not None:
-            self.suspected(route.subject, route.msgs, headers, payload)
-
     def look_at_shared(self, found: Filter, subject: bytes, headers: bytes, payload: bytes) -> None:
-        """The same for a message at QoS 1 or 2 that has come through a queue group."""
-        start = headers.find(b"\r\nNmqtt-Id:")
-        if headers[start + 27 : start + 39] in self.publishers and b"\r\nNats-Stream:" not in headers:
+        """Hand on a QoS 1 or 2 message that has come through a queue group, where another stream has published it."""
+        if b"\r\nNats-Stream:" not in headers:
             return
         route = self._resolved(found, subject)
         if route is not None and self.suspected is not None:

@@ -33,9 +33,6 @@ PATIENCE: Final = 1.0
 REPEAT: Final = 5.0
 """Seconds between two words of where this gateway is."""
 
-IDS: Final = b"\r\nNmqtt-Ids:"
-"""The header by which a gateway tells what the ids of its messages have from the 17th digit on."""
-
 MOST: Final = 1000
 """Servers that are remembered."""
 
@@ -132,7 +129,7 @@ class Nodes:
     def _answered(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         *_, number, node = subject.split(b".")
         if node == b"here":
-            self._note(payload, headers)
+            self._note(payload)
             return
         if headers.startswith(NO_RESPONDERS):
             self.others.discard(node)  # its last gateway has gone
@@ -148,25 +145,20 @@ class Nodes:
             self._broker.link.kick()
 
     def _heard(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        self._note(payload, headers)
+        self._note(payload)
         if reply:
-            self._say_to(reply, b"")
+            own = _server(self._broker.link)
+            self._broker.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(own), own))
+            self._broker.link.kick()
 
-    def _note(self, node: bytes, headers: bytes) -> None:
-        start = headers.find(IDS)
-        if start >= 0:
-            self._broker.fanout.acquaint(headers[start + len(IDS) : start + len(IDS) + 12])
+    def _note(self, node: bytes) -> None:
         if node.isalnum() and len(node) <= 64 and len(self.others) < MOST and node != _server(self._broker.link):
             self.others.add(node)
 
     def _say(self, reply: bytes) -> None:
-        self._say_to(HERE, reply)
-
-    def _say_to(self, subject: bytes, reply: bytes) -> None:
         link = self._broker.link
-        headers = b"NATS/1.0%b%b\r\n\r\n" % (IDS, self._broker.ids.own)
-        size, own = len(headers), _server(link)
-        link.out.append(b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject, reply, size, size + len(own), headers, own))
+        own = _server(link)
+        link.out.append(b"PUB %b %b %d\r\n%b\r\n" % (HERE, reply, len(own), own))
         link.kick()
 
 

@@ -111,15 +111,3 @@ def test_what_is_too_large_to_be_stored(gateway: InProcess, monkeypatch: pytest.
     monkeypatch.setattr(module, "WAITING_BYTES_MAX", 100_000_000)
     suspect(gateway, "too/large", block(1), payload=bytes(2_000_000))
     eventually(lambda: passed_over(gateway) == 1)
-
-
-def test_publishers_that_are_known_have_a_limit(gateway: InProcess) -> None:
-    fanout = gateway.broker.fanout
-
-    def work() -> int:
-        for number in range(10_000):
-            fanout.acquaint(b"%012x" % number)
-        return len(fanout.publishers)
-
-    assert gateway.call(work) <= 4096
-    assert gateway.broker.ids.own in fanout.publishers
