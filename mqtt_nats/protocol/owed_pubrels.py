@@ -39,6 +39,8 @@ class OwedPubrels(Requeue):
         # sequence counts elsewhere. Records of nats-server's listener, with any identifier, have no sequence.
         if not former and identifier < RETAINED_BASE:
             self._owed.add(sequence)
+        if identifier >= RETAINED_BASE:
+            self._recorded[identifier] = sequence
 
     def keep(self, identifier: int, record: bytes) -> None:
         """An owed PUBREL's identifier is taken until it is freed."""

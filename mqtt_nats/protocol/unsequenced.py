@@ -39,6 +39,8 @@ class UnsequencedQueue:
         self.cursors: dict[SubscriptionState, int] = {}
         """Where the next connection would go on with retained messages, by subscription whose replay is unfinished."""
         self._last_free = 0
+        self._recorded: dict[int, int] = {}
+        """Sequences of the PUBRELs that were owed at the resume, by identifier, where :meth:`free_id` has such ones."""
 
     def pump(self) -> None:
         """Send what may be sent now."""
@@ -58,13 +60,16 @@ class UnsequencedQueue:
         self.others.append(Delivery(source, -sequence, identifier, qos, body, b"", dup))
         self.pump()
 
-    def free_id(self) -> int:
-        """An identifier for a message that is none of this session's alone; it is taken until :meth:`share`."""
+    def free_id(self, sequence: int) -> int:
+        """An identifier for a group's copy of the message of a sequence; it is taken until :meth:`share`.
+
+        It is not that of a PUBREL which was owed for another copy of the message: the two could not be told apart.
+        """
         for _ in range(RETAINED_SPACE):
             self._last_free = (self._last_free + 1) % RETAINED_SPACE
             identifier = RETAINED_BASE + self._last_free
             taken = identifier in self.inflight or identifier in self.releases or identifier in self._asked
-            if not taken and identifier not in self.reserved:
+            if not taken and identifier not in self.reserved and self._recorded.get(identifier) != sequence:
                 self.reserved.add(identifier)
                 return identifier
         raise ProtocolError("no packet identifier is free")

@@ -45,7 +45,7 @@ from mqtt_streams.hashing import registered_as
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import V5, PoisonedRecord
-from mqtt_streams.shared import CONSUMER_PREFIX, IN_TIME_NS, TAKEN, assigned_block, assigned_subject, group_hash
+from mqtt_streams.shared import CONSUMER_PREFIX, IN_TIME_NS, TAKEN, Owner, assigned_block, assigned_subject, group_hash
 from mqtt_streams.shared import STREAM as SHARED
 from mqtt_streams.stored import delete, get_sequence
 from mqtt_streams.subjects import filter_to_subjects, starts_with_wildcard, visible_to_wildcard
@@ -279,7 +279,7 @@ class Membership:
         else:
             message = broker.stored_message(ack.stream_seq, b"%d" % ack.timestamp_ns, subject, headers, payload)
             qos = min(qos, self.choice.qos)  # [MQTT-4.8.2-3] (5.0)
-            doubtful = qos == 2 and client.durable_side is None and self._doubtful(ack)
+            doubtful = qos == 2 and self._doubtful(ack)
             if client.checks_each and client.withheld(message.key, self.choice.qos, message.identity):
                 answer(broker, reply, b"")
             elif doubtful or self.doubtful.waiting:
@@ -292,13 +292,24 @@ class Membership:
         """Whether a message may be a durable session's already.
 
         Its gateway may have died between the store that says so and the acknowledgement, or nats-server after both:
-        then it has forgotten what it wrote last, and every gateway has had to connect anew.
+        then it has forgotten what it wrote last, and every gateway has had to connect anew. To a durable session it is
+        assigned only where no record says whose it is, so that it looks for those of gateways before this one alone.
         """
+        if self.client.durable_side is not None:
+            return ack.delivered > 1
         since = natstime.converted(self.client.broker.linked) + INEXACT
         return ack.delivered > 1 or ack.timestamp_ns < since * 1e9
 
-    def take(self, message: Stored, number: int, qos: int, reply: bytes) -> None:
-        """Send a message of the group's consumer, or first store whose it is."""
+    async def owner(self, number: int, message: Stored) -> Owner | None:
+        """Whose the group's copy of a message is; raises ApiError, NoResponders, RequestTimeout."""
+        groups = self.client.broker.groups
+        return await groups.owner(self.group, self.text, number, int(message.stamp))
+
+    def take(self, message: Stored, number: int, qos: int, reply: bytes, arrived: int = 0) -> None:
+        """Send a message of the group's consumer, or first store whose it is.
+
+        ``arrived``: when it came (nanoseconds since 1970), 0 = now.
+        """
         client = self.client
         broker = client.broker
         if qos == 2:
@@ -307,12 +318,12 @@ class Membership:
                 self.send(message, 2, b"")
                 broker.store.call(reply, b"", TakenOp())
             else:
-                AssignOp(self, message, number, side.machine.free_id(), reply).put()
+                AssignOp(self, message, number, side.machine.free_id(number), reply, arrived).put()
             broker.link.kick()
         elif qos == 1:
             if client.durable_side is not None:
                 machine = client.durable_side.machine
-                machine.share(self.source, number, machine.free_id(), 1, message, reply)
+                machine.share(self.source, number, machine.free_id(number), 1, message, reply)
             else:
                 self.held.add(reply)
                 self.send(message, 1, reply)
@@ -360,12 +371,14 @@ class TakenOp(IgnoredStore):
 
 
 class AssignOp(PendingStore):
-    """The store of what says that a QoS 2 message is this client's, and no other's [MQTT-4.8.2-4] (5.0)."""
+    """The store of what says that a group's QoS 2 message is this client's, and no other's [MQTT-4.8.2-4] (5.0)."""
 
     __slots__ = ("arrived", "identifier", "member", "message", "number", "reply")
 
-    def __init__(self, member: Membership, message: Stored, number: int, identifier: int, reply: bytes) -> None:
-        self.arrived = int(natstime.now() * 1e9)
+    def __init__(
+        self, member: Membership, message: Stored, number: int, identifier: int, reply: bytes, arrived: int = 0
+    ) -> None:
+        self.arrived = arrived or int(natstime.now() * 1e9)
         self.member = member
         self.message = message
         self.number = number
@@ -373,11 +386,11 @@ class AssignOp(PendingStore):
         self.reply = reply
 
     def put(self, *, sole: bool = True) -> None:
-        """Store it; ``sole``: unless there is one of that sequence already."""
+        """Store it; ``sole``: unless there is one of the group and that sequence already."""
         client = self.member.client
-        target = b"HPUB %b " % assigned_subject(client.hash, self.number).encode()
-        text = self.member.text
-        headers = assigned_block(self.identifier, self.number, text, self.arrived, self.reply, sole=sole)
+        group, text = self.member.group, self.member.text
+        target = b"HPUB %b " % assigned_subject(client.hash, group, self.number).encode()
+        headers = assigned_block(self.identifier, group, self.number, text, self.arrived, self.reply, sole=sole)
         client.broker.store.put(target, headers, b"", self)
         client.broker.link.kick()
 
@@ -438,8 +451,7 @@ class AssignOp(PendingStore):
         yet.
         """
         client = self.member.client
-        broker = client.broker
-        found = await retry_until_answered(client, lambda: broker.groups.owner(self.number, int(self.message.stamp)))
+        found = await retry_until_answered(client, lambda: self.member.owner(self.number, self.message))
         if found is None and decided and client.alive:
             self.put(sole=False)
         elif found is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""QoS 2 messages of a group that may belong to a member already, until a regular session's member has looked.
+"""QoS 2 messages of a group that may belong to a member already, until the one that is given them has looked.
 
 What comes behind them waits too, so that they keep their order. All of it has its place in the client's window: without
 that a member would ask for ever more, and give it back unseen.
@@ -65,9 +65,7 @@ class OwnershipChecks:
             one = waiting[0]
             owner = None
             if one.doubtful:
-                owner = await retry_until_answered(
-                    client, partial(broker.groups.owner, one.number, int(one.message.stamp))
-                )
+                owner = await retry_until_answered(client, partial(member.owner, one.number, one.message))
             if not waiting or waiting[0] is not one:  # given back meanwhile
                 return
             del waiting[0]
@@ -76,7 +74,7 @@ class OwnershipChecks:
             elif natstime.now() * 1e9 - one.arrived > IN_TIME_NS:
                 continue  # another member may be given it before this one would have it
             elif place_of(client):
-                member.take(one.message, one.number, one.qos, one.reply)
+                member.take(one.message, one.number, one.qos, one.reply, one.arrived)
                 broker.round.start()
             else:
                 answer(broker, one.reply, NAK)

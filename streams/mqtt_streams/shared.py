@@ -2,8 +2,9 @@
 """Shared subscriptions: `$MQTT_shared`, and a pull consumer on `$MQTT_msgs` for each group and filter.
 
 The stream has one message for each member of a group, so that the last one to leave can remove the consumer, and one
-for each QoS 2 message that was sent to a durable member: it is that client's, and of no other member, until the
-client has it [MQTT-4.8.2-5] (5.0). Beside those stands what a client had half-way when its connection ended.
+for each QoS 2 message that a group has sent to a durable member: the group's copy of the message is that client's, and
+of no other member, until the client has it [MQTT-4.8.2-5] (5.0). Beside those stands what a client had half-way when
+its connection ended.
 """
 
 from contextlib import suppress
@@ -39,12 +40,13 @@ IN_TIME_NS: Final = ACK_WAIT_NS // 2
 _SOLE: Final = (
     b"Nats-Expected-Last-Subject-Sequence:0\r\nNats-Expected-Last-Subject-Sequence-Subject:"
     + ASSIGNED.encode()
-    + b"*.%d\r\n"
+    + b"*.%b-%d\r\n"
 )
 _HALFWAY: Final = "halfway"
 _PACKET_ID: Final = "Nmqtt-PacketId"
 _ARRIVED: Final = "Nmqtt-Arrived"
 _ACK: Final = "Nmqtt-Ack"
+_SHARE: Final = "Nmqtt-Share"
 
 
 class Assignment(NamedTuple):
@@ -93,9 +95,9 @@ def members_subject(group: str, client_hash: str = "*") -> str:
     return f"{MEMBERS}{group}.{client_hash}"
 
 
-def assigned_subject(client_hash: str, sequence: int) -> str:
-    """Where it is noted that a message belongs to a client."""
-    return f"{ASSIGNED}{client_hash}.{sequence}"
+def assigned_subject(client_hash: str, group: str, sequence: int) -> str:
+    """Where it is noted that a group's copy of a message belongs to a client; `group`: as of `group_hash`."""
+    return f"{ASSIGNED}{client_hash}.{group}-{sequence}"
 
 
 def assigned_subjects(client_hash: str) -> str:
@@ -109,20 +111,20 @@ def halfway_subject(client_hash: str) -> str:
 
 
 def assigned_block(
-    packet_id: int, sequence: int, subscription: str, arrived_ns: int, ack: bytes, *, sole: bool = True
+    packet_id: int, group: str, sequence: int, subscription: str, arrived_ns: int, ack: bytes, *, sole: bool = True
 ) -> bytes:
     """Header block of an assignment; its payload is empty.
 
     `ack`: subject that acknowledges the message to the group's consumer: whoever completes the message may have to.
     `arrived_ns`: when the message came from the group, by nats-server's clock (nanoseconds since 1970); an assignment
     that is stored more than `IN_TIME_NS` later is void. `sole`: JetStream refuses it with a code of `TAKEN` when the
-    message belongs to some client already.
+    group's copy of the message belongs to some client already.
     """
     block = (
         b"NATS/1.0\r\nNmqtt-PacketId:%d\r\nNmqtt-Seq:%d\r\nNmqtt-Arrived:%d\r\nNmqtt-Share:%b\r\nNmqtt-Ack:%b\r\n%b\r\n"
     )
     share = headers.percent_encode(subscription).encode()
-    return block % (packet_id, sequence, arrived_ns, share, ack, _SOLE % sequence if sole else b"")
+    return block % (packet_id, sequence, arrived_ns, share, ack, _SOLE % (group.encode(), sequence) if sole else b"")
 
 
 def _ack_of(found: stored.StoredMessage, message_seq: int) -> bytes:
@@ -213,7 +215,7 @@ class SharedStore:
                 continue
             packet_id = headers.get_int(message.headers, _PACKET_ID)
             sequence = headers.get_int(message.headers, headers.SEQ)
-            name = headers.percent_decode(headers.get(message.headers, "Nmqtt-Share") or "")
+            name = headers.percent_decode(headers.get(message.headers, _SHARE) or "")
             if packet_id is None or sequence is None or not 1 <= packet_id <= 65535 or _void(message):
                 await stored.delete(self._js, STREAM, message.seq)
             else:
@@ -231,17 +233,28 @@ class SharedStore:
                 with suppress(NoResponders):  # the consumer is gone
                     await self._js.request(ack.decode())
 
-    async def owner(self, message_seq: int, stored_ns: int) -> Owner | None:
-        """Whose a message of `$MQTT_msgs` is, which was stored at `stored_ns` (nanoseconds since 1970).
+    async def owner(self, group: str, subscription: str, message_seq: int, stored_ns: int) -> Owner | None:
+        """Whose a group's copy of a message of `$MQTT_msgs` is, which was stored at `stored_ns` (ns since 1970).
 
         An earlier record is of another message: the stream was replaced since.
         """
-        found = await stored.get_last(self._js, STREAM, assigned_subject("*", message_seq))
-        if found is None or found.time_ns < stored_ns or _void(found):
-            return None
-        packet_id = headers.get_int(found.headers, _PACKET_ID) or 0
-        client_hash = found.subject.removeprefix(ASSIGNED).partition(".")[0]
-        return Owner(client_hash, packet_id, found.seq, headers.get_int(found.headers, _ARRIVED) or 0)
+        found = await stored.get_last(self._js, STREAM, f"{ASSIGNED}*.{group}-{message_seq}")
+        if found is not None and (owner := _owner(found, stored_ns)) is not None:
+            return owner
+        # Gateways before this one have one record for a message, under its sequence alone, of whichever group.
+        async for found in stored.scan(self._js, STREAM, f"{ASSIGNED}*.{message_seq}"):
+            share = headers.percent_decode(headers.get(found.headers, _SHARE) or "")
+            if share == subscription and (owner := _owner(found, stored_ns)) is not None:
+                return owner
+        return None
+
+
+def _owner(found: stored.StoredMessage, stored_ns: int) -> Owner | None:
+    if found.time_ns < stored_ns or _void(found):
+        return None
+    packet_id = headers.get_int(found.headers, _PACKET_ID) or 0
+    client_hash = found.subject.removeprefix(ASSIGNED).partition(".")[0]
+    return Owner(client_hash, packet_id, found.seq, headers.get_int(found.headers, _ARRIVED) or 0)
 
 
 def _config(name: str, subscription: str, subjects: tuple[str, ...], start: int, threshold: int) -> dict[str, Any]:

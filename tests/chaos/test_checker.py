@@ -389,6 +389,22 @@ def test_a_message_that_a_group_gets_again_at_qos_1(story: Story) -> None:
     assert not story.check(Promises(shared=True)).violations
 
 
+def test_each_group_gets_each_message(group: Story) -> None:
+    """What one group has had, another one has not."""
+    other = SHARE.replace("/g/", "/other/")
+    group.connect("c", 5)
+    group.note("c", "subscribe", filter=other, qos=2)
+    group.note("c", "subscribed", filter=other, qos=2)
+    group.publish(1, 2)
+    give(group, "a", 1, 2, id=1)
+    verdict = group.check(Promises(shared=True))
+    assert [one[0] for one in verdict.missing] == [other]
+    give(group, "c", 1, 2, id=1)
+    verdict = group.check(Promises(shared=True))
+    assert not verdict.violations
+    assert verdict.figures["shared"] == 2
+
+
 def test_what_no_member_has_got(group: Story) -> None:
     group.publish(1, 2)
     assert group.check(Promises(shared=True)).kinds == {"lost"}

@@ -34,8 +34,9 @@ class Workload:
         ack_after: seconds that a subscriber's application takes before a message is acknowledged.
         keepalive: seconds.
         prefix: of the topics and of the client ids; no spaces.
-        group: members of a shared subscription to the same messages, of 5.0, with a Receive Maximum of 1 to 5 each;
+        group: members of shared subscriptions to the same messages, of 5.0, with a Receive Maximum of 1 to 5 each;
             0: there is none.
+        groups: shared subscriptions among which the members are divided; each gets every message.
         restless: seconds after which subscribers and members drop their own connections, on average; 0: they do not.
         promises: what is checked.
     """
@@ -58,6 +59,7 @@ class Workload:
         keepalive: int = 30,
         prefix: str = "w",
         group: int = 2,
+        groups: int = 1,
         restless: float = 8.0,
         promises: Promises = EVERYTHING,
     ) -> None:
@@ -105,6 +107,7 @@ class Workload:
             )
             for number in range(group)
         ]
+        self._groups = [self.members[number::groups] for number in range(groups if group else 0)]
         self._prefix = prefix
         self._topics = topics
         self._stopped = asyncio.Event()
@@ -135,8 +138,9 @@ class Workload:
         """Connect all, subscribe, and begin to publish."""
         await asyncio.gather(*(client.connect() for client in self.clients))
         await asyncio.gather(*(client.subscribe(self.filter, self.qos) for client in self.subscribers))
-        share = f"$share/{self._prefix}/{self.filter}"
-        await asyncio.gather(*(client.subscribe(share, self.qos) for client in self.members))
+        for number, group in enumerate(self._groups):
+            share = f"$share/{self._prefix}-{number}/{self.filter}"
+            await asyncio.gather(*(client.subscribe(share, self.qos) for client in group))
         self._tasks = [
             asyncio.create_task(self._publish(number, client)) for number, client in enumerate(self.publishers)
         ]
@@ -199,7 +203,8 @@ class Workload:
 
     def _shared(self) -> bool:
         wanted = sum(client.acked for client in self.publishers)
-        return not self.members or len(set[Message]().union(*(client.delivered for client in self.members))) >= wanted
+        had = [set[Message]().union(*(client.delivered for client in group)) for group in self._groups]
+        return all(len(messages) >= wanted for messages in had)
 
     async def close(self) -> None:
         """End the clients, with DISCONNECT."""

@@ -13,7 +13,7 @@ from typing import Any
 import nats
 import pytest
 
-from mqtt_nats.codec import PINGREQ, Ack, PingResp
+from mqtt_nats.codec import PINGREQ, Ack, PingResp, Subscription
 from tests.chaos.points.proxy import Action, NatsProxy
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.crash.test_shared import Connect, connect
@@ -22,6 +22,7 @@ from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBCOMP, PUBREL
 from tests.harness.waiting import aeventually
 from tests.integration.conftest import Stored, until
+from tests.integration.test_shared import all_of
 
 __all__ = ["connect"]
 
@@ -67,13 +68,14 @@ def second(server: NatsServer, gateway_factory: GatewayFactory) -> Gateway:
     return gateway_factory(server)
 
 
-async def soon_again(stored: Stored, ack_wait: float = ACK_WAIT_S) -> str:
-    """Have the group's consumer deliver again soon; its name."""
-    (name,) = await stored.consumers("$MQTT_msgs", "share_")
-    config = (await stored.js.consumer_info("$MQTT_msgs", name)).config
-    config.ack_wait = ack_wait
-    await stored.js.add_consumer("$MQTT_msgs", config)
-    return name
+async def soon_again(stored: Stored, ack_wait: float = ACK_WAIT_S) -> list[str]:
+    """Have the consumers of groups deliver again soon; their names."""
+    names = await stored.consumers("$MQTT_msgs", "share_")
+    for name in names:
+        config = (await stored.js.consumer_info("$MQTT_msgs", name)).config
+        config.ack_wait = ack_wait
+        await stored.js.add_consumer("$MQTT_msgs", config)
+    return names
 
 
 async def acknowledged(stored: Stored, name: str) -> None:
@@ -103,7 +105,7 @@ async def test_a_gateway_dies_before_the_group_has_its_acknowledgement(
     member = await connect(first.port, "member", **DURABLE)
     await member.subscribe(TEXT, qos=2)
     other = await connect(second.port, "other", **DURABLE)
-    consumer = await soon_again(stored)
+    (consumer,) = await soon_again(stored)
     publisher = await connect(second.port, "publisher")
     trap = proxy.set("up", "$JS.ACK.$MQTT_msgs.share_", Action.HOLD)
     await publisher.deliver("work", b"1", 2)
@@ -119,6 +121,37 @@ async def test_a_gateway_dies_before_the_group_has_its_acknowledgement(
     await nobodys(stored)
 
 
+@pytest.mark.parametrize("durable", [True, False], ids=["durable", "regular"])
+async def test_a_gateway_dies_with_a_message_of_two_groups(
+    stored: Stored, proxy: NatsProxy, first: Gateway, second: Gateway, connect: Connect, durable: bool
+) -> None:
+    """Each group's copy is the member's who has it, or goes to another member: each group gets one."""
+    member = await connect(first.port, "member", **DURABLE)
+    other = await connect(second.port, "other", **(DURABLE if durable else {}))
+    texts = [TEXT, "$share/another/work"]
+    for number, text in enumerate(texts):
+        await member.subscribe5(Subscription(text, 2), subscription_identifier=[number + 1])
+    consumers = await soon_again(stored)
+    publisher = await connect(second.port, "publisher")
+    trap = proxy.set("up", "$JS.ACK.$MQTT_msgs.share_", Action.HOLD)
+    await publisher.deliver("work", b"1", 2)
+    await asyncio.wait_for(trap.sprung.wait(), 20)
+    proxy.deafen()
+    first.kill()
+    for number, text in enumerate(texts):
+        await other.subscribe5(Subscription(text, 2), subscription_identifier=[number + 1])
+    again = await connect(second.port, "member", clean=False, **DURABLE)
+    found = await all_of([again, other], len(texts))
+    identifiers = [(one.properties or {})["subscription_identifier"] for each in found for one in each]
+    assert sorted(identifiers) == [[1], [2]]
+    assert found[0], "it was stored that one is the member's"
+    for consumer in consumers:
+        await acknowledged(stored, consumer)
+    await again.quiet()
+    await other.quiet()
+    await nobodys(stored)
+
+
 async def test_a_session_ends_before_the_group_has_its_acknowledgement(
     stored: Stored, proxy: NatsProxy, first: Gateway, second: Gateway, connect: Connect
 ) -> None:
@@ -126,7 +159,7 @@ async def test_a_session_ends_before_the_group_has_its_acknowledgement(
     member = await connect(first.port, "member", **DURABLE)
     await member.subscribe(TEXT, qos=2)
     other = await connect(second.port, "other", **DURABLE)
-    consumer = await soon_again(stored)
+    (consumer,) = await soon_again(stored)
     publisher = await connect(second.port, "publisher")
     trap = proxy.set("up", "$JS.ACK.$MQTT_msgs.share_", Action.HOLD)
     await publisher.deliver("work", b"1", 2)
@@ -147,7 +180,7 @@ async def test_nats_server_forgets_the_acknowledgement(
     member = await connect(first.port, "member", **DURABLE)
     await member.subscribe(TEXT, qos=2)
     other = await connect(second.port, "other", **DURABLE)
-    consumer = await soon_again(stored, 12.0)
+    (consumer,) = await soon_again(stored, 12.0)
     (state,) = server.directory.glob(f"store/jetstream/*/streams/*/obs/{consumer}/o.dat")
     publisher = await connect(second.port, "publisher")
     before = state.read_bytes()

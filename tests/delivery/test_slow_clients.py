@@ -215,7 +215,7 @@ class Bench:
         return self.put(packet_id(sequence))
 
     def shared(self, sequence: int) -> bytes:
-        identifier = self.machine.free_id()
+        identifier = self.machine.free_id(sequence)
         self.machine.share(SubscriptionState(1, 0, 1), sequence, identifier, 1, None, b"s%d" % sequence)
         return self.put(identifier)
 

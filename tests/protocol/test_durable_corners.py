@@ -8,7 +8,7 @@ import pytest
 from mqtt_nats.codec import ProtocolError, ack_bytes
 from mqtt_nats.protocol.durable_sender import ID_SPACE, DurableSender, packet_id
 from mqtt_nats.protocol.inflight import STORING, SubscriptionState
-from mqtt_nats.protocol.unsequenced import retained_id
+from mqtt_nats.protocol.unsequenced import RETAINED_BASE, retained_id
 from tests.protocol.recorder import PUBACK, PUBCOMP, PUBREC, PUBREL, Recorder, session, source
 
 
@@ -250,6 +250,28 @@ def test_a_message_is_sent_for_all_that_a_pubrel_of_its_sequence_is_owed(attempt
         assert ports.take() == [("publish", 3, 2, True)]
     machine.acknowledged(PUBREC, [packet_id(3)])
     assert ports.take() == [("store", packet_id(3), 3)]
+
+
+def test_a_groups_copy_has_another_identifier_than_the_pubrel_of_another_groups_copy() -> None:
+    """A record of that PUBREL may outlive its end, and would say that the client has this copy."""
+    machine, _ = session(source(), started=False)
+    first = RETAINED_BASE + 1
+    machine.owe(first, 3)
+    machine.start()
+    machine.pubrel_delivered(first, 3, b"record")
+    machine.acknowledged(PUBCOMP, [first])
+    assert first not in machine.releases
+    assert machine.free_id(3) == first + 1
+
+
+def test_the_identifier_of_a_pubrel_that_was_owed_is_free_for_another_message() -> None:
+    machine, _ = session(source(), started=False)
+    first = RETAINED_BASE + 1
+    machine.owe(first, 3)
+    machine.start()
+    machine.pubrel_delivered(first, 3, b"record")
+    machine.acknowledged(PUBCOMP, [first])
+    assert machine.free_id(4) == first
 
 
 def test_a_retained_message_waits_for_the_identifier_of_another() -> None:

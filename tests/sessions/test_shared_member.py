@@ -119,7 +119,7 @@ async def test_what_comes_while_the_gateway_finds_out_what_it_has_missed(
     client.regular_side = SimpleNamespace(room=1)
     member = Membership(cast(Client, client), TEXT, WANTED)
     member.inbox = b"1"
-    monkeypatch.setattr(Membership, "take", lambda self, message, number, qos, reply: taken.append(number))
+    monkeypatch.setattr(Membership, "take", lambda self, message, number, qos, reply, arrived=0: taken.append(number))
     reply = b"$JS.ACK.$MQTT_msgs.share_x.1.5.5.1700000000000000000.0"
     member._arrived(b"$MQTT.msgs.topic", reply, b"NATS/1.0\r\nNmqtt-Pub:1\r\n\r\n", b"x")
     assert taken == ([] if standing else [5])
@@ -166,12 +166,12 @@ class Doubts:
         client.shares = {TEXT: self.member}
         monkeypatch.setattr(Membership, "take", self._take)
 
-        async def owner(number: int, _stamp: int) -> object:
+        async def owner(_group: str, _text: str, number: int, _stamp: int) -> object:
             return self.owner(number)
 
         broker.groups = SimpleNamespace(owner=owner)
 
-    def _take(self, _message: object, number: int, _qos: int, _reply: bytes) -> None:
+    def _take(self, _message: object, number: int, _qos: int, _reply: bytes, _arrived: int = 0) -> None:
         self.taken.append(number)
         self.regular.room -= 1
 
@@ -199,6 +199,22 @@ async def test_what_may_be_somebodys_has_its_place_and_keeps_its_order(monkeypat
     assert b"PUB %b 0\r\n\r\n" % doubts.reply(2, 2) in doubts.out
     doubts.arrive(5, delivered=1)
     assert (doubts.taken[-1], doubts.jobs) == (5, [])
+
+
+@pytest.mark.parametrize("owner", [None, "somebody"], ids=["nobody's", "somebody's"])
+async def test_what_a_gateway_before_may_have_assigned(monkeypatch: pytest.MonkeyPatch, owner: str | None) -> None:
+    """A durable session's member looks for it where a message was delivered before; else the store of its own tells."""
+    doubts = Doubts(monkeypatch)
+    doubts.client.durable_side = SimpleNamespace(machine=doubts.regular)
+    doubts.owner = lambda number: owner
+    doubts.client.broker.linked = natstime.elapsed() + 3600
+    doubts.arrive(1, delivered=1)
+    assert (doubts.taken, doubts.jobs) == ([1], [])
+    doubts.arrive(2)
+    assert doubts.taken == [1]
+    await doubts.jobs.pop()
+    assert doubts.taken == ([1, 2] if owner is None else [1])
+    assert (b"PUB %b 0\r\n\r\n" % doubts.reply(2, 2) in doubts.out) is (owner is not None)
 
 
 async def test_what_was_looked_at_for_too_long_is_anothers(monkeypatch: pytest.MonkeyPatch) -> None:

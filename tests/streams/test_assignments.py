@@ -17,22 +17,37 @@ from mqtt_streams.shared import (
     SharedStore,
     assigned_block,
     assigned_subject,
+    group_hash,
 )
 from tests.streams.support import NatsPyJetStream
 
 CLIENT, OTHER = "A" * 22, "B" * 22
 NUMBER = 5
-SUBSCRIPTION = "$share/a group/x/#"
+SUBSCRIPTION, OTHER_SUBSCRIPTION = "$share/a group/x/#", "$share/another/x/#"
+GROUP, OTHER_GROUP = group_hash("a group", "x/#"), group_hash("another", "x/#")
 ACK = b"$JS.ACK.$MQTT_msgs.share_group.1.5.9.1764102000000000000.0"
 
 
 async def assign(
-    js: NatsPyJetStream, client: str, packet_id: int, arrived: float = 0.0, *, arrived_at: int = 0, sole: bool = True
+    js: NatsPyJetStream,
+    client: str,
+    packet_id: int,
+    arrived: float = 0.0,
+    *,
+    arrived_at: int = 0,
+    sole: bool = True,
+    group: str = GROUP,
 ) -> int:
-    """Store that a message is a client's, which had come so many seconds before."""
+    """Store that a group's message is a client's, which had come so many seconds before."""
     at = arrived_at or int((time.time() - arrived) * 1e9)
-    block = assigned_block(packet_id, NUMBER, SUBSCRIPTION, at, ACK, sole=sole)
-    return await publish(js, assigned_subject(client, NUMBER), b"", block)
+    subscription = SUBSCRIPTION if group == GROUP else OTHER_SUBSCRIPTION
+    block = assigned_block(packet_id, group, NUMBER, subscription, at, ACK, sole=sole)
+    return await publish(js, assigned_subject(client, group, NUMBER), b"", block)
+
+
+async def owner(js: NatsPyJetStream, stored_ns: int = 0, number: int = NUMBER) -> Owner | None:
+    """Whose the group's copy of a message is."""
+    return await SharedStore(js).owner(GROUP, SUBSCRIPTION, number, stored_ns)
 
 
 async def test_an_assignment_and_its_owner(js: NatsPyJetStream) -> None:
@@ -42,9 +57,9 @@ async def test_an_assignment_and_its_owner(js: NatsPyJetStream) -> None:
     seq = await assign(js, CLIENT, 7, arrived_at=before)
     assert await store.assigned(CLIENT) == ([Assignment(7, seq, NUMBER, SUBSCRIPTION, ACK)], None)
     assert await store.assigned(OTHER) == ([], None)
-    assert await store.owner(NUMBER, before) == Owner(CLIENT, 7, seq, before)
-    assert await store.owner(NUMBER, time.time_ns() + 10**9) is None, "the message is newer"
-    assert await store.owner(NUMBER + 1, before) is None
+    assert await owner(js, before) == Owner(CLIENT, 7, seq, before)
+    assert await owner(js, time.time_ns() + 10**9) is None, "the message is newer"
+    assert await owner(js, before, NUMBER + 1) is None
 
 
 async def test_what_is_assigned_is_not_assigned_again(js: NatsPyJetStream) -> None:
@@ -55,7 +70,25 @@ async def test_what_is_assigned_is_not_assigned_again(js: NatsPyJetStream) -> No
     assert caught.value.err_code == TAKEN[0]
     now = time.time_ns()
     seq = await assign(js, OTHER, 8, arrived_at=now, sole=False)
-    assert await SharedStore(js).owner(NUMBER, 0) == Owner(OTHER, 8, seq, now)
+    assert await owner(js) == Owner(OTHER, 8, seq, now)
+
+
+@pytest.mark.parametrize("client", [CLIENT, OTHER], ids=["the same client", "another one"])
+async def test_each_group_assigns_its_copy(js: NatsPyJetStream, client: str) -> None:
+    """The end of one assignment leaves the other."""
+    await ensure_streams(js)
+    store = SharedStore(js)
+    now = time.time_ns()
+    first = await assign(js, CLIENT, 7, arrived_at=now)
+    second = await assign(js, client, 8, arrived_at=now, group=OTHER_GROUP)
+    assert await owner(js) == Owner(CLIENT, 7, first, now)
+    assert await store.owner(OTHER_GROUP, OTHER_SUBSCRIPTION, NUMBER, 0) == Owner(client, 8, second, now)
+    found, _ = await store.assigned(client)
+    assert found[-1] == Assignment(8, second, NUMBER, OTHER_SUBSCRIPTION, ACK)
+    assert len(found) == (2 if client == CLIENT else 1)
+    assert await stored.delete(js, STREAM, first)
+    assert await owner(js) is None
+    assert await store.owner(OTHER_GROUP, OTHER_SUBSCRIPTION, NUMBER, 0) == Owner(client, 8, second, now)
 
 
 async def test_an_assignment_that_was_stored_too_late_is_void(js: NatsPyJetStream) -> None:
@@ -63,20 +96,47 @@ async def test_an_assignment_that_was_stored_too_late_is_void(js: NatsPyJetStrea
     await ensure_streams(js)
     store = SharedStore(js)
     await assign(js, CLIENT, 7, 14.0)
-    assert await store.owner(NUMBER, 0) is not None
+    assert await owner(js) is not None
     await assign(js, CLIENT, 7, 16.0, sole=False)
-    assert await store.owner(NUMBER, 0) is None
+    assert await owner(js) is None
     assert await store.assigned(CLIENT) == ([], None)
     assert await stored.get_last(js, STREAM, f"{ASSIGNED}>") is None, "it was removed"
 
 
+def former(packet_id: int, subscription: str) -> tuple[str, bytes]:
+    """Subject and headers of an assignment as gateways before this one have stored it."""
+    share = headers.percent_encode(subscription)
+    block = headers.build([("Nmqtt-PacketId", f"{packet_id}"), ("Nmqtt-Seq", f"{NUMBER}"), ("Nmqtt-Share", share)])
+    return f"{ASSIGNED}{CLIENT}.{NUMBER}", block
+
+
 async def test_an_assignment_of_a_former_gateway(js: NatsPyJetStream) -> None:
-    """It does not say when the message had come."""
+    """Its subject does not name the group, and it may not say when the message had come."""
     await ensure_streams(js)
-    block = headers.build([("Nmqtt-PacketId", "7"), ("Nmqtt-Seq", f"{NUMBER}"), ("Nmqtt-Share", "x")])
-    seq = await publish(js, assigned_subject(CLIENT, NUMBER), b"", block)
-    assert await SharedStore(js).assigned(CLIENT) == ([Assignment(7, seq, NUMBER, "x")], None)
-    assert await SharedStore(js).owner(NUMBER, 0) == Owner(CLIENT, 7, seq)
+    store = SharedStore(js)
+    subject, block = former(7, SUBSCRIPTION)
+    seq = await publish(js, subject, b"", block)
+    assert await store.assigned(CLIENT) == ([Assignment(7, seq, NUMBER, SUBSCRIPTION)], None)
+    assert await owner(js) == Owner(CLIENT, 7, seq)
+    assert await owner(js, time.time_ns() + 10**9) is None, "the message is newer"
+    assert await store.owner(OTHER_GROUP, OTHER_SUBSCRIPTION, NUMBER, 0) is None, "it is of another group"
+    other = await assign(js, CLIENT, 8, group=OTHER_GROUP)
+    found, _ = await store.assigned(CLIENT)
+    assert [(one.seq, one.packet_id, one.subscription) for one in found] == [
+        (seq, 7, SUBSCRIPTION),
+        (other, 8, OTHER_SUBSCRIPTION),
+    ]
+
+
+async def test_what_a_former_gateway_finds(js: NatsPyJetStream) -> None:
+    """All that is a client's, by the last token's wildcard, and nothing that it would take for another group's."""
+    await ensure_streams(js)
+    seq = await assign(js, CLIENT, 7)
+    found = await stored.get_last(js, STREAM, f"{ASSIGNED}{CLIENT}.*")
+    assert found is not None
+    assert found.seq == seq
+    assert await stored.get_last(js, STREAM, f"{ASSIGNED}*.{NUMBER}") is None
+    assert not found.subject.endswith("halfway")
 
 
 @pytest.mark.parametrize(
@@ -93,5 +153,5 @@ async def test_an_assignment_that_names_something_else_to_acknowledge(js: NatsPy
     """Somebody else has written it: gateways publish on no such subject."""
     await ensure_streams(js)
     block = headers.build([("Nmqtt-PacketId", "7"), ("Nmqtt-Seq", f"{NUMBER}"), ("Nmqtt-Ack", ack)])
-    seq = await publish(js, assigned_subject(CLIENT, NUMBER), b"", block)
+    seq = await publish(js, assigned_subject(CLIENT, GROUP, NUMBER), b"", block)
     assert await SharedStore(js).assigned(CLIENT) == ([Assignment(7, seq, NUMBER, "")], None)

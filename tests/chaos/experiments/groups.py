@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""R21: shared subscriptions at both QoS, while gateways, or their only nats-server, are killed."""
+"""R21: two shared subscriptions at each QoS, while gateways, or their only nats-server, are killed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from tests.chaos.workload import Workload
 from tests.harness.gateway import Gateway
 
 MEMBERS = 4
+GROUPS = 2
+"""Each gets every message."""
 MESSAGES_LONG = 10_000
 """Of each of two publishers, at each QoS."""
 PATIENCE_LONG = 240.0
@@ -23,7 +25,7 @@ PATIENCE_LONG = 240.0
 async def _script(
     setting: Setting, name: str, victims: Sequence[Victim], gateways: Sequence[Gateway], promises: Promises, kills: int
 ) -> Result:
-    """A group of four members at each QoS, which drop their own connections now and then."""
+    """Two groups of two members at each QoS, which drop their own connections now and then."""
     long = setting.long
     loads = [
         Workload(
@@ -35,6 +37,7 @@ async def _script(
             messages=MESSAGES_LONG if long else 100,
             rate=25.0,
             group=MEMBERS,
+            groups=GROUPS,
             restless=6.0,
             ack_after=0.01,
             prefix=f"{name}{qos}",
@@ -88,7 +91,7 @@ async def _groups(setting: Setting) -> Result:
 EXPERIMENTS = [
     Experiment(
         "R21",
-        "shared subscriptions at both QoS; gateways killed in turn, then their only nats-server",
+        "two shared subscriptions at each QoS; gateways killed in turn, then their only nats-server",
         "nothing acknowledged is lost; at QoS 2 no group gets a message twice",
         _groups,
     ),
