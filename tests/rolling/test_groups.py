@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from mqtt_nats.codec import Subscription
+from mqtt_streams.shared import ASSIGNED
 from tests.chaos.points.proxy import Action, NatsProxy
 from tests.conftest import GatewayFactory
 from tests.crash.test_group_redelivery import (
@@ -37,7 +38,11 @@ PAYLOADS = [b"%d" % number for number in range(5)]
 @pytest.fixture
 def run(server: NatsServer, gateway_factory: GatewayFactory) -> Callable[[str], Gateway]:
     """Start a gateway of some version; "" is today's."""
-    return lambda module="": gateway_factory(server, module=module)
+
+    def start(module: str) -> Gateway:
+        return gateway_factory(server, module=module)
+
+    return start
 
 
 @pytest.mark.parametrize("before", ["first", "second"])
@@ -54,6 +59,8 @@ async def test_a_session_goes_on_with_what_is_assigned_to_it(
     publisher = await connect(two.port, "publisher")
     await publisher.deliver_all("work", PAYLOADS, 2)
     known = await member.messages(groups * len(PAYLOADS))
+    former = await stored.count("$MQTT_shared", f"{ASSIGNED}*.{await stored.last_sequence()}")
+    assert former == (1 if before == "first" else 0)
     member.drop()
     member = await connect(two.port, "member", clean=False, **DURABLE)
     again = await member.messages(len(known))
