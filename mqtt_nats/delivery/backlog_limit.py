@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""More messages wait for a session than it may have: the oldest are passed over when it is resumed.
+"""Limit of the messages that wait for a session (`max_backlog`): the oldest are passed over at a resume.
 
-Nothing is counted while the client is away: its messages are in the stream anyway, once for all sessions, and end with
-the time of retention. What is passed over is acknowledged like a message that another subscription brings.
+Messages are not counted while the client is away: the stream has each of them once for all sessions, for the retention
+period. A message that is passed over is acknowledged like a message that another subscription delivers.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 SENT_MOST: Final = 10_000
-"""Of what a gateway that has died may have sent, so many of the oldest are sent again."""
+"""Most messages that a dead gateway may have sent and that are sent again instead of being passed over."""
 
 
 async def pass_over(side: DurableDelivery, attachment: ConsumerBinding) -> None:
-    """Have the oldest messages of a consumer passed over, where more than `max_backlog` wait. It is not attached yet.
+    """Have the oldest messages of a consumer passed over if more than `max_backlog` wait; called before it is attached.
 
     Raises:
-        ApiError, NoResponders, RequestTimeout: JetStream does not tell how many there are.
+        ApiError, NoResponders, RequestTimeout: JetStream does not say how many messages wait.
     """
     client = side.client
     broker = client.broker
@@ -43,7 +43,7 @@ async def pass_over(side: DurableDelivery, attachment: ConsumerBinding) -> None:
     sid = attachment.sid
     if left <= 0 or sid not in broker.link.handlers:
         return
-    handler = side.arrival(attachment)  # not the present one: an attempt before this may have put ours there
+    handler = side.arrival(attachment)  # the present handler may be one of an earlier attempt to pass over
     log.warning("%s: of the messages for one subscription the oldest %d are not sent", client, left)
 
     def given() -> None:
@@ -75,9 +75,9 @@ def _without(
         nonlocal left, sent
         ack = parse_ack(reply)
         if ack is None or ack.delivered > 1 or not source.follows(ack.consumer_seq):
-            handler(subject, reply, headers, payload)  # the client may have it, or one before it is lost
+            handler(subject, reply, headers, payload)  # the client may have the message, or one before it is lost
             return
-        if sent and machine.perhaps(ack.stream_seq):  # it may have been sent by a gateway that has died
+        if sent and machine.perhaps(ack.stream_seq):  # a dead gateway may have sent the message
             sent -= 1
             left -= 1
             if not left:

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of QoS 2 messages that are complete, kept until nobody can need them.
+"""Deferred removal of the records of complete QoS 2 messages, until no redelivery can need the records any more.
 
-A nats-server writes what its consumers have delivered, and what was acknowledged, about ten times a second. One that is
-killed has forgotten the end of it, also acknowledgements that it has confirmed, and delivers those messages once more.
-The record of a PUBREL says that the client has the message, the assignment of a shared subscription's message that no
-other member gets it; so each stays a little longer than it is needed.
+A nats-server writes the state of its consumers (deliveries and acknowledgements) about ten times a second. A
+nats-server that is killed forgets the latest ones, also acknowledgements that it has confirmed, and delivers those
+messages once more. A PUBREL record says that the client has the message; an assignment says that a shared
+subscription's message goes to no other member. So each record stays a little longer than the exchange.
 
-An assignment may have been made by another gateway, which was killed before the group's consumer was told, or before a
-nats-server was killed that has forgotten it. Then it is acknowledged once more, when the consumer has delivered the
-message for certain, and stays for as long as another member may have it on its way. See
-docs/internals/rules.md#shared-subscriptions.
+An assignment may be one of another gateway that was killed before the group's consumer had the acknowledgement, or a
+nats-server that was killed may have forgotten the acknowledgement. Then the message is acknowledged once more, when
+the consumer has delivered it for certain, and the assignment stays for as long as the message may be on its way to
+another member. See docs/internals/rules.md#shared-subscriptions.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
     from mqtt_nats.gateway.broker import Broker
 
 LINGER: Final = 0.3
-"""Seconds from the end of an exchange to the end of its record."""
+"""Seconds from the end of an exchange to the removal of its record."""
 
 AFTERWARDS: Final = 5.0
-"""Seconds from when the server that delivers may be another one: what it has forgotten comes again meanwhile."""
+"""Seconds after `relinked` (reconnect, new leader) in which messages with forgotten acknowledgements come again."""
 
 UNDER_WAY: Final = IN_TIME_NS / 1e9 + 1.0
-"""Seconds in which another member to which a message was delivered again may claim it."""
+"""Seconds in which another member may claim a message that was delivered to it again."""
 
 UNKNOWN: Final = ACK_WAIT_NS / 1e9 + UNDER_WAY
-"""As `UNDER_WAY`, where the consumer cannot be told: an older gateway has not written how."""
+"""As `UNDER_WAY`, where an older gateway has not written the acknowledgement subject: AckWait has to pass first."""
 
 LOOK: Final = 1.0
-"""Seconds between two looks at a group's consumer that has yet to deliver what it has forgotten."""
+"""Seconds between two looks at a group's consumer that may have yet to deliver a message again."""
 
 INEXACT: Final = 1.0
-"""Seconds by which the time of nats-server may be another than is known here."""
+"""Most seconds by which the gateway's estimate of nats-server's time may be wrong."""
 
 
 class _Doubt:
-    """A message that the group's consumer may deliver to another member, when its assignment is gone."""
+    """An assignment whose message the group's consumer may deliver to another member if the assignment goes."""
 
     __slots__ = ("ack", "due", "operation", "record", "settled")
 
@@ -59,21 +59,21 @@ class _Doubt:
         self.ack = ack
         self.operation = operation
         self.settled = 0.0
-        """Loop time at which JetStream has confirmed the acknowledgement; 0 = not yet."""
+        """Loop time in seconds at which JetStream confirmed the acknowledgement; 0 = not yet."""
         self.due = UNDER_WAY
-        """Seconds from then to the end of the assignment."""
+        """Seconds from `settled` to the removal of the assignment."""
 
     def stay(self, seconds: float) -> None:
-        """How long the assignment stays once the acknowledgement is confirmed."""
+        """Set how many seconds the assignment stays once the acknowledgement is confirmed."""
         self.due = seconds
 
     def settle(self, now: float) -> None:
-        """The consumer delivers the message to nobody from ``now`` on (loop time)."""
+        """Note that the consumer delivers the message to no member from ``now`` on (loop time in seconds)."""
         self.settled = now
 
 
 class _Settled(PendingStore):
-    """The acknowledgement of a group's message that another gateway, or a nats-server before, may have lost."""
+    """The repeated acknowledgement of a group's message: a gateway or nats-server may have lost the first one."""
 
     __slots__ = ("doubt",)
 
@@ -83,16 +83,16 @@ class _Settled(PendingStore):
         self.doubt = doubt
 
     def stored(self, ack: bytes) -> None:
-        """The consumer delivers it to nobody from now on."""
+        """Note that the consumer delivers the message to no member from now on."""
         self.doubt.settle(asyncio.get_running_loop().time())
 
     def failed(self, error: ApiError) -> None:
-        """The consumer is gone, and the message with it."""
+        """Treat the message as acknowledged: the consumer is gone, and the message with it."""
         self.stored(b"")
 
 
 class _Removal(PendingStore):
-    """The removal of an assignment; what is not answered is not sent again before the consumer was looked at."""
+    """The removal of an assignment; without an answer the consumer is examined before the removal is sent again."""
 
     __slots__ = ("_ack", "_kept", "_operation", "_record")
 
@@ -103,23 +103,23 @@ class _Removal(PendingStore):
         self._operation = operation
 
     def stored(self, ack: bytes) -> None:
-        """It is gone."""
+        """Report that the assignment is removed."""
         self._operation.stored(ack)
 
     def failed(self, error: ApiError) -> None:
-        """There is none, or a nats-server may have been killed meanwhile, which has forgotten acknowledgements."""
+        """Handle a removal that failed, or is stale: a killed nats-server may have forgotten the acknowledgement."""
         if error is STALE:
             self._kept.doubt(self._record, self._ack, self._operation)
         else:
             self._operation.failed(error)
 
     def stale(self) -> bool:
-        """It is about to be sent again: NATS, or JetStream, was away."""
+        """Return True: the removal is about to be sent again, so NATS or JetStream was away."""
         return True
 
 
 class DeferredRemovals:
-    """The ends of one session's records, which are put off by `LINGER` seconds."""
+    """Removals of one session's records, each deferred by `LINGER` seconds."""
 
     __slots__ = ("_broker", "_doubts", "_ended", "_loop", "_settling", "_waiting")
 
@@ -132,9 +132,9 @@ class DeferredRemovals:
         self._ended = False
 
     def add(self, token: bytes, operation: PendingStore) -> None:
-        """Let go of a record later; ``operation`` hears of the end of an assignment.
+        """Remove a record later; ``operation`` is called when an assignment is removed.
 
-        After the end of the connection it is left to the next owner, who may have read it already.
+        After the end of the connection the record is left to the next owner, which may have read it already.
         """
         if self._ended:
             return
@@ -143,10 +143,10 @@ class DeferredRemovals:
         self._waiting.append((self._loop.time() + LINGER, token, operation))
 
     def end(self) -> None:
-        """The connection ends: let go of records now, or the next owner finds some that go away under its hands.
+        """Remove records now, at the end of the connection: none is to vanish after the next owner has read it.
 
-        Those of which NATS may yet forget what was acknowledged are left to the next owner: it sends PUBREL once more.
-        Assignments go when their time is over: the next owner finds the PUBRELs owed that belong to them.
+        Records whose acknowledgement nats-server may still forget are left to the next owner: it sends PUBREL once
+        more. Assignments are removed when their time is over: the next owner finds their PUBRELs owed.
         """
         self._ended = True
         waiting, self._waiting = self._waiting, deque(one for one in self._waiting if one[1].startswith(ASSIGNED))
@@ -160,7 +160,7 @@ class DeferredRemovals:
 
     @property
     def _forgetful(self) -> bool:
-        """Whether a server may send again what it has forgotten."""
+        """Whether nats-server may still deliver messages again whose acknowledgements it has forgotten."""
         return not self._broker.link.online or self._loop.time() < self._broker.relinked + AFTERWARDS
 
     def _flush(self) -> None:
@@ -191,17 +191,17 @@ class DeferredRemovals:
     def _remove(self, token: bytes) -> None:
         self._broker.link.out.append(b"PUB %b 0\r\n\r\n" % token[1:])
 
-    # -- assignments of which the consumer may not have heard ---------------------------------------
+    # -- assignments whose acknowledgement the consumer may not have --------------------------------
 
     def doubt(self, record: bytes, ack: bytes, operation: PendingStore) -> None:
-        """Let go of an assignment when the group has heard for certain that its message is complete."""
+        """Remove an assignment once the group's consumer has the acknowledgement of its message for certain."""
         self._doubts.append(_Doubt(record, ack, operation))
         if not self._settling:
             self._settling = True
             self._broker.spawn(self._settle(), "messages of groups")
 
     async def _settle(self) -> None:
-        """Let go of the assignments in doubt as it becomes certain that the group delivers their messages no more."""
+        """Remove assignments in doubt as it becomes certain that the group does not deliver their messages again."""
         try:
             while self._doubts:
                 try:
@@ -214,7 +214,7 @@ class DeferredRemovals:
             self._settling = False
 
     def _is_settled(self, one: _Doubt) -> bool:
-        """Whether an acknowledgement was confirmed, and not before a nats-server may have been killed."""
+        """Whether the acknowledgement was confirmed since `relinked`: a killed nats-server may forget earlier ones."""
         return one.settled > max(self._broker.relinked, 0.0)
 
     def _pause(self) -> float:
@@ -234,10 +234,10 @@ class DeferredRemovals:
         self._broker.link.kick()
 
     async def _look(self) -> None:
-        """Acknowledge what is not acknowledged for certain, where the consumer has delivered it.
+        """Acknowledge messages in doubt that the group's consumer has delivered.
 
         Raises:
-            ApiError, NoResponders, RequestTimeout: JetStream does not say how far it is.
+            ApiError, NoResponders, RequestTimeout: JetStream does not say how far the consumer is.
         """
         infos: dict[str, ConsumerInfo | None] = {}
         for one in [one for one in self._doubts if not self._is_settled(one)]:
@@ -256,10 +256,10 @@ class DeferredRemovals:
         info = infos[ack.consumer]
         found = await get_sequence(broker.inbox, MESSAGES, ack.stream_seq)
         if info is None or found is None or found.time_ns != ack.timestamp_ns:
-            one.stay(LINGER)  # nobody delivers it
+            one.stay(LINGER)  # the consumer, or the message, is gone: it is not delivered again
             one.settle(self._loop.time())
         elif info.delivered_seq >= ack.stream_seq:
             began = (natstime.converted(broker.linked) + INEXACT) * 1e9
-            first = not info.num_redelivered and ack.timestamp_ns > began  # it was delivered once only
+            first = not info.num_redelivered and ack.timestamp_ns > began  # the message was delivered only once
             one.stay(LINGER if first else UNDER_WAY)
             broker.store.call(one.ack, b"", _Settled(one))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ended subscriptions of a durable session, until everything that their consumers had begun is complete.
+"""Ended subscriptions of a durable session, until every message that their consumers have begun is complete.
 
-What was sent is completed. What waited and is matched by another subscription, which had left it to the ended one,
-still comes from the consumer of that one; the other's own messages stand behind it, so that each topic keeps its
-order. See docs/internals/rules.md#ended-subscriptions.
+Messages that were sent are completed. A waiting message may also match a remaining subscription, which had left it to
+the ended subscription: the consumer of the ended subscription still delivers it. New messages of the remaining
+subscription wait until then, so that each topic keeps its order. See docs/internals/rules.md#ended-subscriptions.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 LOOK_AGAIN: Final = 1.0
-"""Seconds until JetStream is asked again whether a consumer has anything left: its messages may be removed."""
+"""Seconds until JetStream is asked again whether a consumer has a message left: its messages may be removed."""
 
 
 def _strike(side: DurableDelivery, key: str) -> tuple[V5, ConsumerBinding]:
-    """Take a subscription out of the session record; returns the gateways' part of that, and its attachment."""
+    """Take a subscription out of the session record; return the record's `v5` part, and the consumer's binding."""
     record = side.client.record
     assert record is not None
     assert record.v5 is not None
@@ -54,7 +54,7 @@ def _strike(side: DurableDelivery, key: str) -> tuple[V5, ConsumerBinding]:
 
 
 def drain(side: DurableDelivery, key: str) -> Draining | None:
-    """End a subscription's source; returns what the record has to say while messages are in flight."""
+    """End a subscription's source; return its entry in the record, or None when no message of it is left."""
     record, attachment = _strike(side, key)
     consumer = attachment.consumer
     side.settle()
@@ -64,7 +64,7 @@ def drain(side: DurableDelivery, key: str) -> Draining | None:
     attachment.handover_limits = {other: other.last for other in others}
     if others:
         side.machine.ended = max(side.machine.ended, source.last, *attachment.handover_limits.values())
-    for former in side.attachments.values():  # what one of them had left to this one others had left to this one too
+    for former in side.attachments.values():  # messages that this one left to `former`, others had left to this one
         limit = former.handover_limits.get(source, 0) if former.source.end and not former.drained else 0
         for heir in former.handover_limits.keys() & attachment.handover_limits.keys() if limit else ():
             former.handover_limits[heir] = max(former.handover_limits[heir], min(heir.last, limit))
@@ -78,17 +78,17 @@ def drain(side: DurableDelivery, key: str) -> Draining | None:
 
     inflight = side.machine.drain(source, keep)
     attachment.key = ""
-    if source.live:  # what is in flight is in the session's position
+    if source.live:  # the session's position has the messages in flight
         record.draining.append(Draining(consumer.durable_name, consumer.filter_subject, 0, source.end, source.start))
         return None
     qos = [delivery.qos for delivery in inflight]
     if any(other.last > source.last for other in others):
-        # They have acknowledged what was this one's to deliver, and perhaps it has not been given that yet.
+        # They have acknowledged messages that this subscription delivers, which its consumer may not have brought yet.
         source.end = max(source.end, *attachment.handover_limits.values())
         qos += [other.qos for other in others]
         stand_before(attachment, attachment.handover_limits)
         watch(side, attachment)
-    if attachment.missed or attachment.redelivering:  # what an earlier connection has sent may have yet to come again
+    if attachment.missed or attachment.redelivering:  # messages that an earlier connection sent may still come again
         source.end = max(source.end, attachment.gone[1])
         qos.append(max(source.qos, source.was_qos))
     most = max(qos, default=0)
@@ -98,11 +98,11 @@ def drain(side: DurableDelivery, key: str) -> Draining | None:
 
 
 def lower(side: DurableDelivery, key: str, end: int, gates: list[Gate], retained: bool) -> ConsumerBinding:
-    """QoS 0 takes the place of a subscription, whose consumer goes on up to ``end`` [MQTT-3.8.4-4] (5.0).
+    """Lower a subscription to QoS 0; its consumer goes on up to sequence ``end`` [MQTT-3.8.4-4] (5.0).
 
     Args:
-        gates: what keeps what has come by that, until all that the consumer brings is sent.
-        retained: a replay of retained messages that had begun goes on, at QoS 0.
+        gates: keep the messages that come at QoS 0 until all messages of the consumer are sent.
+        retained: whether a replay of retained messages that had begun goes on, at QoS 0.
     """
     record, attachment = _strike(side, key)
     consumer = attachment.consumer
@@ -118,7 +118,7 @@ def lower(side: DurableDelivery, key: str, end: int, gates: list[Gate], retained
 
 
 def unmatch(side: DurableDelivery, attachment: ConsumerBinding) -> None:
-    """A subscription has ended, and delivers nothing that others match too."""
+    """Take an ended subscription out of the overlap; the record notes the higher QoS that it leaves to others."""
     record = side.client.record
     for other in side.overlap.remove(attachment):
         if record is not None and record.v5 is not None:
@@ -126,7 +126,7 @@ def unmatch(side: DurableDelivery, attachment: ConsumerBinding) -> None:
 
 
 def still_draining(side: DurableDelivery, attachment: ConsumerBinding, gates: list[Gate]) -> None:
-    """A subscription had ended before the session was resumed; what comes at QoS 0 in its place waits in ``gates``."""
+    """Set up a subscription that had ended before the resume; messages at QoS 0 in its place wait in ``gates``."""
     subject = attachment.consumer.filter_subject.removeprefix(STORED_PREFIX)
     source = attachment.source
     if source.whole:
@@ -139,7 +139,7 @@ def still_draining(side: DurableDelivery, attachment: ConsumerBinding, gates: li
 
 
 def stand_before(attachment: ConsumerBinding, others: Iterable[SubscriptionState]) -> None:
-    """An ended subscription may still bring what is older than the next messages of those that have left it some."""
+    """Hold the new messages of ``others``: the ended subscription may still bring older messages that they match."""
     attachment.drained = attachment.through = False
     attachment.behind = list(others)
     for other in attachment.behind:
@@ -149,7 +149,7 @@ def stand_before(attachment: ConsumerBinding, others: Iterable[SubscriptionState
 def brought(
     side: DurableDelivery, attachment: ConsumerBinding, message: Stored, sequence: int, pending: int, *, unwanted: bool
 ) -> None:
-    """The consumer of an ended subscription has brought a message, with so many more to come."""
+    """Handle a message that the consumer of an ended subscription has brought; ``pending`` more are to come."""
     source = attachment.source
     if attachment.gates and sequence <= source.end:
         attachment.brings(message)
@@ -162,7 +162,7 @@ def brought(
 
 
 def spend(side: DurableDelivery, attachment: ConsumerBinding) -> None:
-    """Nothing more comes from an ended subscription that another one wants, but what was pending."""
+    """Mark an ended subscription as drained, except for redeliveries of messages that were pending."""
     attachment.through = True
     if not (attachment.redelivering or attachment.missed):
         _pass_on(side, attachment)
@@ -170,20 +170,20 @@ def spend(side: DurableDelivery, attachment: ConsumerBinding) -> None:
 
 
 def returned(side: DurableDelivery, attachment: ConsumerBinding) -> None:
-    """All that a consumer had pending when it was attached has come again, or is gone."""
+    """Note that all messages that were pending when the consumer was attached have come again, or are gone."""
     attachment.redelivering = False
     if attachment.through:
         _pass_on(side, attachment)
 
 
 def _pass_on(side: DurableDelivery, attachment: ConsumerBinding) -> None:
-    """Let those go on that stand behind an ended subscription."""
+    """Mark an ended subscription as drained, and let the subscriptions go on that wait for it."""
     attachment.drained = True
     written(side, attachment)
 
 
 def written(side: DurableDelivery, attachment: ConsumerBinding) -> None:
-    """Let them go on unless something is yet to come, or to be sent where QoS 0 has taken the place."""
+    """Let the subscriptions go on that wait for an ended one, if none of its messages is left: see `is_passed`."""
     if not is_passed(side, attachment):
         return
     for gate in attachment.release():
@@ -196,16 +196,16 @@ def written(side: DurableDelivery, attachment: ConsumerBinding) -> None:
 
 
 def written_of(side: DurableDelivery, source: SubscriptionState) -> None:
-    """The same of whatever depends on a source."""
+    """Call `written` for each lowered subscription that waits for messages of ``source``."""
     for attachment in list(side.attachments.values()):
         if attachment.source.whole and source in (attachment.source, side.past):
             written(side, attachment)
 
 
 def is_passed(side: DurableDelivery, attachment: ConsumerBinding) -> bool:
-    """Whether nothing of an ended subscription is left that others wait for.
+    """Whether no message of an ended subscription is left that other subscriptions wait for.
 
-    An earlier connection may have taken some of it from the shared reader: that is known when the session has begun.
+    An earlier connection may have taken such messages from the shared reader: `past` has them when the machine begins.
     """
     if not attachment.drained or not attachment.source.whole:
         return attachment.drained
@@ -214,7 +214,7 @@ def is_passed(side: DurableDelivery, attachment: ConsumerBinding) -> bool:
 
 
 def meeting(member: Member, subjects: Collection[str]) -> list[Filter]:
-    """The filters by which core NATS may bring a client messages of some subjects."""
+    """Return the filters of a client by which core NATS may bring it messages of ``subjects``."""
     return [
         found
         for found in member.filters
@@ -223,14 +223,14 @@ def meeting(member: Member, subjects: Collection[str]) -> list[Filter]:
 
 
 def still_bringing(side: DurableDelivery) -> list[ConsumerBinding]:
-    """Subscriptions of which QoS 0 has taken the place, and which have yet to bring what is older."""
+    """Return the lowered subscriptions whose consumers still bring older messages."""
     return [one for one in side.attachments.values() if one.source.whole and not is_passed(side, one)]
 
 
 def stand_behind(side: DurableDelivery, older: list[ConsumerBinding], source: SubscriptionState, subject: str) -> None:
-    """A subscription begins: what the ``older`` ones have yet to bring goes first.
+    """Hold the messages of a new subscription until the ``older`` subscriptions have brought theirs.
 
-    So does what has come at QoS 0 and waits.
+    Messages that came at QoS 0 and wait in a gate go first, too.
     """
     before = 0
     for attachment in older:
@@ -246,7 +246,7 @@ def stand_behind(side: DurableDelivery, older: list[ConsumerBinding], source: Su
 
 
 def watch(side: DurableDelivery, attachment: ConsumerBinding) -> None:
-    """Find out when an ended subscription has nothing left for others."""
+    """Start to look whether an ended subscription has a message left that other subscriptions wait for."""
     side.client.broker.spawn(_look_for_rest(side, attachment), f"rest of {attachment.consumer.durable_name}")
 
 
@@ -265,33 +265,33 @@ async def _look_for_rest(side: DurableDelivery, attachment: ConsumerBinding) -> 
 
 
 async def _has_nothing(side: DurableDelivery, attachment: ConsumerBinding) -> bool:
-    """Whether nothing more comes from the consumer of an ended subscription."""
+    """Whether the consumer of an ended subscription has no undelivered message left (up to its end)."""
     broker = side.client.broker
     consumer, source = attachment.consumer, attachment.source
-    # What a consumer that has brought nothing says to have delivered is what lies before its start.
+    # A consumer that has delivered no message reports the sequence before its start as delivered.
     known = max(source.last, source.start - 1)
     info = await consumer_info(broker.inbox, MESSAGES, consumer.durable_name)
     if info is None:
         return True
-    if source.whole:  # what has just been stored may not count as pending yet
+    if source.whole:  # num_pending may not count a message that was stored a moment ago
         return await beyond(broker, consumer.filter_subject, known + 1, source.end)
     return not info.num_pending and info.delivered_seq <= known
 
 
 def inherited(side: DurableDelivery, attachment: ConsumerBinding, message: Stored, sequence: int) -> int:
-    """The QoS at which other subscriptions take a message that they had left to an ended one; 0: they do not."""
+    """Return the QoS at which a remaining subscription takes a message that it had left to an ended one; 0 = none."""
     own = message.sender == side.client.client_id
     if own and attachment.source.no_local:
         return 0
     owner, granted = side.overlap.owner(message.subject, sequence, own)
-    if own:  # the present owner may have had No Local then, and not have it now
+    if own:  # the present owner may have had No Local when it left the message, and not have it now
         owners = side.overlap.matching(message.subject, sequence, own)
         owner = next((one for one in owners if one.source in attachment.handover_limits), None)
     return granted if owner is not None and sequence <= attachment.handover_limits.get(owner.source, 0) else 0
 
 
 def was_sent(side: DurableDelivery, attachment: ConsumerBinding, message: Stored, sequence: int) -> int:
-    """The QoS at which an ended subscription may have sent a message; 0: it was never its own."""
+    """Return the QoS at which an ended subscription may have sent a message; 0 = it never delivered the message."""
     own = message.sender == side.client.client_id
     if own:
         return 0 if attachment.source.no_local else attachment.source.granted(sequence)
@@ -302,10 +302,10 @@ def was_sent(side: DurableDelivery, attachment: ConsumerBinding, message: Stored
 
 
 def may_have(side: DurableDelivery, delivery: Delivery, message: Stored, dup: bool) -> bool:
-    """Whether the rules let the client have a message that its present subscriptions need not have brought.
+    """Whether the access rules let the client have a message that may not come from its present subscriptions.
 
-    That is one of an ended subscription, or one that an earlier connection was sent. Where the client may know one at
-    QoS 2 by its identifier and must not have it again, PUBREL has it give that up.
+    Such a message is one of an ended subscription, or one that an earlier connection may have sent. Where the client
+    may know a refused QoS 2 message by its packet identifier, PUBREL has the client give up the identifier.
     """
     client, source = side.client, delivery.source
     guard = client.guarded
@@ -331,14 +331,14 @@ def may_have(side: DurableDelivery, delivery: Delivery, message: Stored, dup: bo
 
 
 def finished(side: DurableDelivery, attachment: ConsumerBinding) -> bool:
-    """Whether nothing more comes from the consumer of an ended subscription, and all of it is complete."""
+    """Whether the consumer of an ended subscription has no message left, and all of its messages are complete."""
     source = attachment.source
     come = attachment.drained and not (attachment.redelivering or attachment.missed)
     return bool(source.end) and come and is_passed(side, attachment) and not side.machine.holds(source)
 
 
 def finish(side: DurableDelivery, attachment: ConsumerBinding) -> None:
-    """Remove the consumer of an ended subscription when nothing more comes from it."""
+    """Remove the consumer of an ended subscription if it has no message left and all are complete."""
     if finished(side, attachment):
         side.client.do(_remove(side, attachment))
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A durable session's consumers, attached to the connection of its client.
 
-Attaching a consumer means to give it a deliver subject that was never used before: the server then sends
-again, in order and at once, what was delivered and not acknowledged, before anything new. It refuses while
-the former subject still has interest, so the former owner has to let go first.
+Attaching a consumer means to give it a deliver subject that was never used before. nats-server then sends the
+pending messages again, in order and at once, before new ones. It refuses the change while the former deliver
+subject still has interest, so the former owner has to unsubscribe it first.
 """
 
 from __future__ import annotations
@@ -50,60 +50,60 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 MARKED: Final = (*MARKS, *KEPT)
-"""Before what is no acknowledgement subject."""
+"""First bytes of tokens that stand in place of an acknowledgement subject."""
 
-# After this long without a redelivery, what is still missing is gone (seconds).
+# Seconds that `collect` waits for the next redelivery; after that, missing messages may have been removed.
 COLLECT_PATIENCE: Final = 1.0
 
 
 class DurableDelivery:
-    """The sender's side of one durable session: the ports of its state machine."""
+    """The sender's side of one durable session: the ports of its state machine, and its consumers."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
         self.machine = DurableSender(min(WINDOW, client.terms.receive_maximum), self, client.version)
         self.machine.on_complete = self._completed
         self.attachments: dict[str, ConsumerBinding] = {}
-        """By consumer name."""
+        """Consumers of the session, by consumer name."""
         self.overlap: Overlap[ConsumerBinding] = Overlap()
         self.headerless = 0
-        """Stored messages without Nmqtt-Pub: acknowledged and counted."""
+        """Number of stored messages without Nmqtt-Pub: they are acknowledged, and not sent."""
         self.damaged = False
-        """A consumer was deleted, and is about to be made again."""
+        """Whether a consumer was deleted and is about to be created again. Set by `gateway.reconnect`."""
         self.doubtful: set[str] = set()
-        """Consumers of which deliveries or acknowledgements may have been lost; somebody is going to look."""
+        """Names of consumers that `Reconciling` will check: deliveries or acknowledgements may have been lost."""
         self.attempts = 0
-        """How often in a row the consumers were attached anew for that."""
+        """How often in a row `Reconciling` has attached the consumers anew."""
         self.kept = False
-        """A consumer has kept its deliver subject: the record names another one."""
+        """Whether the record has to be written: a consumer kept its deliver subject, or the record has changed."""
         self.stall: SlowClient | None = None
-        """Nothing is sent: the client does not read."""
+        """Not None while the client does not read: no message is sent."""
         self.former = 0
-        """Sequence of the record that the connection before this one had replaced."""
+        """Sequence of the session record that the previous connection had replaced."""
         self.replaced: int | None = None
-        """Not None: the stream was replaced since the last connection, by one that has other messages after this."""
+        """Stream sequence after which a stream that was replaced has other messages; None = it was not replaced."""
         self.noted = 0
-        """Not 0: sequence of the note of what the client had half-way."""
+        """Sequence of the note of QoS 2 messages that were in flight (`inflight_note`); 0 = there is none."""
         self.assigned: set[int] | None = None
-        """Records that say that a group's message is the client's, as this connection has found them."""
+        """Sequences of assignments of shared subscriptions' messages that this connection knows; None = none."""
         self.lingering: DeferredRemovals | None = None
-        """Records of what is complete."""
+        """Records of complete QoS 2 messages that are to be removed; None = none yet."""
         self.keeper: PositionWriter | None = None
-        """Writes the position, where there is one."""
+        """Writer of the session's position; None = the session has no position."""
         self.live = False
-        """Some subscriptions get their messages from the shared reader."""
+        """Whether some subscriptions get their messages from the shared reader."""
         self.catching: CatchUpReader | None = None
-        """They get what was missed from a reader of their own."""
+        """Catch-up reader that brings live subscriptions the messages that they missed; None = there is none."""
         self.frozen = False
-        """They did, and their consumers do not bring them yet."""
+        """Whether the session has left the shared reader, and its consumers are not set to its position yet."""
         self.falling = False
-        """They did, and their consumers are being attached: the client is there."""
+        """Whether the session has left the shared reader, and its consumers are being attached; the client is there."""
         self.past: SubscriptionState | None = None
-        """Of what an earlier connection has taken."""
+        """Source of the messages that an earlier connection took from the shared reader; None = there are none."""
         self.resumed_from = 0
-        """Up to where an earlier connection has taken everything."""
+        """Stream sequence up to which an earlier connection took all messages from the shared reader; 0 = none."""
         self._seeking: asyncio.Task[None] | None = None
-        """Looks for the records of owed PUBRELs that are not delivered."""
+        """Task that looks for records of owed PUBRELs that are not delivered."""
         self._order = ReleaseOrder()
         self.pubrel_sid = b""
         self.pubrels_come = 0
@@ -116,7 +116,7 @@ class DurableDelivery:
         self.client.outlet.write(data)
 
     def publish(self, delivery: Delivery, dup: bool) -> bool:
-        """Send the PUBLISH packet of a delivery; False when it is not for the client (any more)."""
+        """Send the PUBLISH packet of a delivery; False when the client must not get the message (any more)."""
         message: Stored = delivery.body
         client = self.client
         qos = delivery.qos
@@ -139,7 +139,7 @@ class DurableDelivery:
         return True
 
     def ack(self, reply: bytes) -> None:
-        """Acknowledge a message to JetStream."""
+        """Acknowledge a message to JetStream, or remove what the token `reply` stands for."""
         if reply.startswith(MARKED):
             if reply.startswith(MARKS):
                 self._linger(reply, IgnoredStore())
@@ -151,7 +151,7 @@ class DurableDelivery:
         path.link.kick()
 
     def ack_confirmed(self, reply: bytes, identifier: int) -> None:
-        """Acknowledge a message and hear of it."""
+        """Acknowledge a message; the machine's `confirmed` is called when JetStream has confirmed it."""
         broker = self.client.broker
         operation = ConfirmOp(self.client, identifier)
         if reply.startswith(MARKED):
@@ -180,10 +180,10 @@ class DurableDelivery:
         broker.store.put(target, pubrel_block(identifier, sequence), b"", PubrelOp(self.client, identifier))
 
     def pubrel_stored(self, identifier: int, mark: bytes = b"") -> None:
-        """PUBREL may be sent, once that is so for all whose PUBREC came before [MQTT-4.6.0-4].
+        """Send PUBREL once it is stored for every identifier whose PUBREC came before [MQTT-4.6.0-4].
 
         Args:
-            mark: of the position that has it as owed; empty: a record has.
+            mark: token of the position that has PUBREL as owed; empty: a PUBREL record has.
         """
         for one, kept in self._order.stored(identifier, mark):
             if kept:
@@ -192,13 +192,13 @@ class DurableDelivery:
                 self.machine.pubrel_stored(one)
 
     def look(self, source: SubscriptionState, sequence: int) -> None:
-        """Ask what a consumer has left to deliver."""
+        """Ask JetStream what a consumer has left to deliver."""
         self.client.do(self._look(source, sequence))
 
     async def _look(self, source: SubscriptionState, sequence: int) -> None:
         names = [name for name, attachment in self.attachments.items() if attachment.source is source]
         inbox = self.client.broker.inbox
-        try:  # what waits for the answer waits for nothing else
+        try:  # retried: messages may wait for this answer alone
             ask = partial(consumer_info, inbox, MESSAGES, names[0]) if names else None
             info = await retry_until_answered(self.client, ask) if ask is not None else None
         except (ApiError, NoResponders, RequestTimeout):
@@ -210,12 +210,12 @@ class DurableDelivery:
             self.machine.looked(source, sequence, info.delivered_seq, info.num_pending)
 
     def written(self, source: SubscriptionState) -> None:
-        """A message that had waited is sent: something may stand behind it."""
+        """Let new messages go that had to wait for a message of `source` that is now sent."""
         if source.whole or source is self.past:
             written_of(self, source)
 
     def seek(self) -> None:
-        """Look for the records of owed PUBRELs that are not delivered."""
+        """Start to look for records of owed PUBRELs that JetStream does not deliver."""
         client = self.client
         if self._seeking is None or self._seeking.done():
             owed = partial(client.broker.pubrels.owed, client.hash)
@@ -225,7 +225,7 @@ class DurableDelivery:
     # -- messages -------------------------------------------------------------------------------
 
     def arrival(self, attachment: ConsumerBinding) -> Handler:
-        """The handler of a consumer's deliver subject."""
+        """Return the handler of a consumer's deliver subject."""
         client = self.client
         broker = client.broker
         outlet = client.outlet
@@ -286,14 +286,14 @@ class DurableDelivery:
     def _consider(
         self, attachment: ConsumerBinding, wild: bool, subject: bytes, reply: bytes, headers: bytes, payload: bytes
     ) -> None:
-        """A message that is not simply the next one."""
+        """Handle a delivery that `arrived` cannot send at once: a redelivery, a gap, an unwanted message."""
         ack = parse_ack(reply)
         if ack is None:
             return
         client = self.client
         source = attachment.source
         if not source.follows(ack.consumer_seq) and client.broker.reconciling is not None:
-            # What comes now must not overtake what was lost: all of it comes again.
+            # Later messages must not overtake the lost one: the consumer is attached anew, and sends all again.
             attachment.missed = True
             client.broker.link.unsubscribe_raw(attachment.sid)
             client.broker.reconciling.due(client, attachment.consumer.durable_name)
@@ -316,7 +316,7 @@ class DurableDelivery:
             or (wild and not visible_to_wildcard(message.subject))
             or (own and (client.bridge or (source.no_local and len(self.attachments) == 1)))
             or (
-                attachment.came is not None  # also where it comes another time: the first may have been lost on its way
+                attachment.came is not None  # also for redeliveries: the first delivery may have been lost on its way
                 and attachment.came(message, sequence)
                 and not self.machine.begun_with(sequence)
             )
@@ -336,7 +336,7 @@ class DurableDelivery:
             brought(self, attachment, message, sequence, ack.pending, unwanted=unwanted)
 
     def pubrel_arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        """The handler of the deliver subject of PUBREL records."""
+        """Handle a delivery of the consumer of PUBREL records."""
         self.pubrels_come += 1
         identifier = get_int(headers, "Nmqtt-PubRel")
         if identifier is None:
@@ -353,16 +353,16 @@ class DurableDelivery:
     # -- attaching ------------------------------------------------------------------------------
 
     def window(self, present: int = 0) -> int:
-        """Messages that a consumer may have pending; not more than the client takes, so that those have been sent.
+        """Return how many messages a consumer may have pending: at most receive maximum, so that all can be sent.
 
         Args:
-            present: what it has been until now.
+            present: the consumer's present limit; 0 = it is a new consumer.
         """
         client = self.client
         return min(client.terms.receive_maximum, max(present, client.connection.settings.max_inflight))
 
     def point_anew(self) -> None:
-        """Name new deliver subjects in the record; it is written before the consumers are changed."""
+        """Put new deliver subjects into the record; the caller writes the record before it changes the consumers."""
         record = self.client.record
         assert record is not None
         assert record.v5 is not None
@@ -370,7 +370,7 @@ class DurableDelivery:
         for key, consumer in record.cons.items():
             known = self.attachments.get(consumer.durable_name)
             if known is not None and known.source.live:
-                continue  # it lies dormant
+                continue  # dormant: the shared reader brings its messages
             deliver = DELIVER_PREFIX + self.client.broker.new_nuid()
             window = self.window(consumer.max_ack_pending)
             record.cons[key] = replace(
@@ -380,7 +380,7 @@ class DurableDelivery:
     def add(
         self, key: str, consumer: ConsumerRef, source: SubscriptionState, came: Came | None = None
     ) -> ConsumerBinding:
-        """Subscribe a consumer's deliver subject, to be created or updated; ``came`` says what of a new one's came."""
+        """Subscribe a consumer's deliver subject before the consumer is created or updated; ``came``: see `Came`."""
         link = self.client.broker.link
         known = self.attachments.get(consumer.durable_name)
         if known is not None:
@@ -401,17 +401,17 @@ class DurableDelivery:
         return attachment
 
     async def attach(self, attachment: ConsumerBinding) -> None:
-        """Point an existing consumer at this connection.
+        """Attach an existing consumer to this connection.
 
         Raises:
-            MqttError: the former owner does not let go.
+            MqttError: the consumer was deleted meanwhile, or its stream was replaced.
         """
         source = attachment.source
         source.attaching()
         attachment.redelivering = True
         await pass_over(self, attachment)
         info, late = await take(self, attachment)
-        if not self.machine.open:  # else what was lost on the way is still to come, and may be older
+        if not self.machine.open:  # else messages that were lost on their way are still to come, and may be older
             source.last = max(source.last, info.delivered_seq)
         source.attached(info.num_ack_pending, info.delivered_consumer_seq, late)
         attachment.gone = (info.ack_floor_seq + 1, info.delivered_seq)
@@ -419,16 +419,16 @@ class DurableDelivery:
             attachment.through = True
 
     async def attach_pubrels(self) -> None:
-        """Make sure that the consumer of PUBREL records exists and delivers here."""
+        """Make sure that the consumer of PUBREL records exists and delivers to this connection."""
         await attach_pubrels(self.client, self)
 
     @property
     def has_pubrels(self) -> bool:
-        """True once the consumer of PUBREL records is attached."""
+        """Whether the consumer of PUBREL records is attached."""
         return bool(self.pubrel_sid)
 
     async def collect(self) -> None:
-        """Wait until every consumer has delivered again what was in flight, or what is missing is gone."""
+        """Wait until every consumer has delivered its pending messages again, or none comes for `COLLECT_PATIENCE`."""
         machine = self.machine
         while not machine.collected:
             self._progress.clear()
@@ -439,7 +439,7 @@ class DurableDelivery:
                 break
 
     def detach(self) -> None:
-        """Let go of every consumer: the next owner can have it at once."""
+        """Unsubscribe every deliver subject, so that the next owner can attach the consumers at once."""
         link, attached = self.client.broker.link, self.client.broker.attached
         if self.lingering is not None:
             self.lingering.end()
@@ -455,7 +455,7 @@ class DurableDelivery:
         link.kick()
 
     def close(self) -> bool:
-        """Let go of the client, unless an acknowledgement that is under way has to be followed by another."""
+        """Cut the machine off from the client; False while records of answered PUBRELs have yet to be acknowledged."""
         machine = self.machine
         if any(release.comp for release in machine.releases.values()):
             return False
@@ -466,7 +466,7 @@ class DurableDelivery:
     # -- ended subscriptions --------------------------------------------------------------------
 
     async def remove(self, names: list[str]) -> None:
-        """Delete consumers whose messages are complete; the record forgets them at its next write."""
+        """Delete consumers of ended subscriptions that are complete, and take them out of the record (not written)."""
         broker = self.client.broker
         for name in names:
             attachment = self.attachments.pop(name, None)
@@ -476,7 +476,7 @@ class DurableDelivery:
                 self.machine.forget(attachment.source)
                 unmatch(self, attachment)
         if self.keeper is not None and broker.live is not None:
-            # Before anything more comes: the subscription that is left is given whatever the session wants.
+            # Before the next message comes: the shared reader now gives the remaining subscription all of the messages.
             broker.live.refresh(self.client)
         await asyncio.gather(*(delete_consumer(broker.inbox, MESSAGES, name) for name in names))
         record = self.client.record
@@ -490,7 +490,7 @@ class DurableDelivery:
     # -- the shared reader ----------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Note how far the shared reader has brought live subscriptions."""
+        """Set `last` of live subscriptions to the stream sequence that the shared reader has reached."""
         live = self.client.broker.live
         if self.live and live is not None:
             self.machine.reached = reached = live.reached(self)

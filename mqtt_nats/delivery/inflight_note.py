@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""QoS 2 messages that a durable session's client had half-way when its connection ended.
+"""Note of the QoS 2 messages that were in flight to a durable session's client when its connection ended.
 
-While they are pending they come again, however often. Retention may remove them before the client does: JetStream then
-takes them out of what is pending, and nothing tells that they were there, but the client still knows their identifiers.
-So what was half-way is noted when the connection ends. Why: docs/internals/rules.md#suspect-identifiers.
+Pending messages come again on each resume. When retention removes one of them, JetStream takes it out of the pending
+messages without a trace, but the client still knows its packet identifier. So the messages in flight are noted when
+the connection ends. Why: docs/internals/rules.md#suspect-identifiers.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ log = logging.getLogger("mqtt_nats.broker")
 
 
 def note(client: Client, side: DurableDelivery) -> None:
-    """The connection has ended: store what its client may know and has not had whole."""
+    """Store the sequences of QoS 2 messages that the client may know and has not completed, at the connection's end."""
     machine = side.machine
     known = [delivery for delivery in machine.queued if delivery.dup]
     known += machine.inflight.values()
-    # Of a message of a group the assignment is the note; what is retained has nothing to acknowledge.
+    # A message of a shared subscription has its assignment as a note. A retained message has no `reply`.
     sequences = sorted({one.sequence for one in known if one.qos == 2 and (one.sequence > 0 or not one.reply)})
     broker = client.broker
     if sequences:
@@ -46,17 +46,17 @@ def note(client: Client, side: DurableDelivery) -> None:
 
 
 async def gone(client: Client, side: DurableDelivery, found: HalfWay | None) -> list[int]:
-    """The identifiers of what was half-way and does not come again; the machine uses none before the client lets it go.
+    """Return the packet identifiers of noted messages that do not come again: the client has to give them up first.
 
-    Called when everything that is pending has come.
+    Called when all pending messages have come again.
     """
     if found is None:
         return []
     side.noted = found.seq
-    if side.replaced is not None:  # every identifier is looked at
+    if side.replaced is not None:  # every identifier is suspect
         return []
     inbox = client.broker.inbox
-    # What is still there, and not pending, is complete: the note is an old one.
+    # A message that is in the stream and not pending is complete: the note is an old one.
     lost = [
         one
         for one in missing(side.machine, [one for one in found.sequences if one > 0])
@@ -73,7 +73,7 @@ async def gone(client: Client, side: DurableDelivery, found: HalfWay | None) -> 
 
 
 async def _comes(client: Client, sequence: int) -> bool:
-    """Whether a retained message is sent again: it is what is retained still, and its replay goes on."""
+    """Whether a retained message is sent again: it is still retained, and its replay goes on."""
     record = client.record
     if record is None or record.v5 is None or not any(cursor <= sequence for cursor in record.v5.replay.values()):
         return False
@@ -81,9 +81,9 @@ async def _comes(client: Client, sequence: int) -> bool:
 
 
 def missing(machine: DurableSender, sequences: list[int]) -> list[int]:
-    """Those of which the client may still know the identifier, and nothing else has it.
+    """Return the sequences that have not come again and whose packet identifier no other message has.
 
-    What was sent under the identifier later has it now: the client had let it go before.
+    A message that was sent later under the identifier owns it: the client had given the identifier up before.
     """
     come = {delivery.sequence for delivery in machine.queued}
     taken = {delivery.id for delivery in machine.queued if delivery.dup} | machine.releases.keys()

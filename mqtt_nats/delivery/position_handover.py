@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions whose connection has ended, and whose positions are being left in order.
+"""Handover of the positions of sessions whose connection has ended.
 
-Who goes on with such a session waits for that, in this gateway or in another: then it is known what was sent.
-See docs/internals/rules.md#positions.
+The next owner of such a session, in this gateway or in another, waits for the final position: it says which messages
+were sent. See docs/internals/rules.md#positions.
 """
 
 from __future__ import annotations
@@ -35,33 +35,34 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 FAREWELL: Final = 2.0
-"""Seconds for which a session waits for the connection before to leave it in order."""
+"""Seconds for which a session waits until its previous connection in this gateway has handed the position over."""
 
 AT_ONCE: Final = 64
-"""Sessions whose consumers are set at the same time, so that nats-server answers soon."""
+"""Sessions whose consumers are set at the same time; the bound keeps the answers of nats-server fast."""
 
 UNSENT: Final = 5000
-"""How much of what was not sent a position names: more than waits for a session that falls behind, as what is not named
-has DUP when it comes again, and is sent without regard to the window."""
+"""Most unsent messages that a position names: more than wait for a session that falls behind.
+
+A message that is not named has DUP when it comes again, and is sent without regard to the window."""
 
 ELSEWHERE: Final = 1.0
-"""The same where that is a connection of another gateway, which may stand still."""
+"""Seconds for which a session waits for the handover by another gateway, which may stand still."""
 
 
 class PositionHandover:
-    """Those of one gateway."""
+    """Sessions of one gateway whose positions are being handed over."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        """By the client's hash."""
+        """Handovers that are under way, by the hash of the client id."""
         self._sids: dict[bytes, bytes] = {}
-        """By subject: one for each id that this gateway has had."""
+        """Subscription ids by subject: one for each id that this gateway has had."""
         self.turns = asyncio.Semaphore(AT_ONCE)
         self.named()
 
     def named(self) -> None:
-        """The gateway has another id; positions that name the former one are still its."""
+        """Subscribe for a new id of the gateway; positions that name a former id stay this gateway's."""
         subject = (LEFT + self._broker.identity).encode()
         self._sids[subject] = self._broker.link.subscribe_raw(subject, self._asked)
 
@@ -71,7 +72,7 @@ class PositionHandover:
             link.renew(sid, subject)
 
     def add(self, client_hash: str, task: asyncio.Task[None]) -> None:
-        """A session is being left; the gateway does not end before."""
+        """Register the handover of a session; the gateway does not end before `task` has."""
         farewells = self._broker.farewells
         farewells.add(task)
         self._tasks[client_hash] = task
@@ -84,16 +85,17 @@ class PositionHandover:
         task.add_done_callback(left)
 
     async def over(self, client_hash: str) -> None:
-        """Wait until this gateway has left a session."""
+        """Wait until this gateway has handed a session over, at most `FAREWELL` seconds."""
         task = self._tasks.get(client_hash)
         if task is not None:
             await asyncio.wait([task], timeout=FAREWELL)
 
     async def elsewhere(self, name: str, gateway: str) -> bool:
-        """Wait until another gateway has left a session; False when that does not answer, or is no other.
+        """Wait until another gateway has handed a session over; False when it does not answer, or is this gateway.
 
         Args:
-            name: of its client, as `registered_as` has it.
+            name: of the session's client, as `registered_as` has it.
+            gateway: id of the other gateway.
         """
         subject = LEFT + gateway
         if not (gateway.isascii() and gateway.isalnum()) or subject.encode() in self._sids:
@@ -120,14 +122,14 @@ class PositionHandover:
                 await self.over(client_hash)
             elif name not in broker.clients:
                 break
-            else:  # the signal that the session has moved is on its way
+            else:  # the takeover signal is still on its way to this gateway
                 await asyncio.sleep(STEP)
         broker.link.out.append(b"PUB %b 0\r\n\r\n" % reply)
         broker.link.kick()
 
 
 def leave_position(client: Client, side: DurableDelivery) -> None:
-    """The connection has ended: leave the session's position in order."""
+    """Hand the session's position over after the end of its connection."""
     broker = client.broker
     keeper = side.keeper
     stop(side)
@@ -159,7 +161,11 @@ async def _farewell(client: Client, keeper: PositionWriter, consumers: list[Cons
 
 
 async def _for_listener(client: Client, keeper: PositionWriter, consumers: list[ConsumerRef], deadline: float) -> None:
-    """Leave a session as nats-server's listener needs it, which knows nothing of positions."""
+    """Store PUBRELs and set consumers for nats-server's MQTT listener, which does not know positions.
+
+    Args:
+        deadline: loop time in seconds after which consumers are not set any more.
+    """
     broker = client.broker
     ledger = keeper.ledger
     start = min([*ledger.pending, ledger.reached + 1])
@@ -180,7 +186,7 @@ async def _for_listener(client: Client, keeper: PositionWriter, consumers: list[
 
 
 async def _ours(client: Client) -> Fresh | None:
-    """Since when the session is known to be this connection's still; None: it is not, or nobody says so in time."""
+    """Return a proof that the session is still this connection's; None = it is not, or no answer came in time."""
     broker = client.broker
     for _ in range(PROOFS):
         fresh = Fresh(broker.link)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Subscriptions that leave the shared reader, and sessions that go on where a shared reader has left them.
+"""Sessions that leave the shared reader, and sessions that are resumed from a stored position.
 
-A consumer that lay dormant is set to begin after what was taken, then the position is stored that speaks for it no
-more, then it is attached. See docs/internals/rules.md#positions.
+A dormant consumer is set to begin after the last message that was taken; then a position is stored that no longer
+speaks for the consumer; then the consumer is attached. See docs/internals/rules.md#positions.
 """
 
 from __future__ import annotations
@@ -47,17 +47,19 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 SETTING: Final = 30.0
-"""Seconds after a position was written in order in which its consumers are set. Clocks may differ by as much."""
+"""Seconds after the write of a clean position in which the gateway that wrote it may set the consumers.
+
+Other gateways allow for twice as long, since clocks may differ by as much."""
 
 ROUNDS: Final = 10
-"""Attempts to write a position over one that an earlier owner writes at the same time."""
+"""Attempts to write the position of a session while an earlier owner writes it at the same time."""
 
-# JetStream keeps at most max_ack_pending per consumer in flight; the sum of all is bounded only by the identifiers.
+# Most messages in flight to one client. JetStream bounds each consumer by max_ack_pending, but not the sum of all.
 WINDOW: Final = 32768
 
 
 def stop(side: DurableDelivery) -> None:
-    """Take nothing more from the shared reader."""
+    """Stop taking messages of the session from the shared reader, and note how far the session has come."""
     keeper = side.keeper
     if keeper is None or not keeper.taking:
         return
@@ -72,27 +74,27 @@ def stop(side: DurableDelivery) -> None:
 
 
 def limit_in_flight(side: DurableDelivery) -> None:
-    """Bound what is in flight where no consumer does: of what the shared reader brings, or has brought."""
+    """Bound the messages in flight that come from the shared reader, which no consumer bounds."""
     machine = side.machine
     machine.limit = min(WINDOW, side.client.terms.receive_maximum)
     taken = not side.live and side.keeper is not None and bool(side.keeper.ledger.pending)
     if side.live or taken:
         windows = sum(one.consumer.max_ack_pending for one in side.attachments.values())
-        # What may have been sent before does not wait for acknowledgements of this connection [MQTT-4.4.0-1].
+        # Messages that may have been sent before do not wait for acknowledgements of this connection [MQTT-4.4.0-1].
         machine.limit = min(machine.limit, max(windows, machine.places if taken else 0, 1))
     if side.catching is None:
         machine.on_room = partial(_widen, side) if taken else None
 
 
 def _widen(side: DurableDelivery) -> None:
-    """Leave it to consumers to bound what is in flight, once nothing is left of what the shared reader has brought."""
+    """Let the consumers alone bound the messages in flight, once none from the shared reader is pending."""
     if side.keeper is not None and not side.keeper.ledger.pending:
         limit_in_flight(side)
         side.machine.pump()
 
 
 async def _exists(broker: Broker, consumer: ConsumerRef) -> bool:
-    """Whether there is a consumer; also when nobody can tell."""
+    """Whether a consumer exists; True also when JetStream does not answer."""
     try:
         return await consumer_info(broker.inbox, MESSAGES, consumer.durable_name) is not None
     except (ApiError, NoResponders, RequestTimeout):
@@ -100,7 +102,7 @@ async def _exists(broker: Broker, consumer: ConsumerRef) -> bool:
 
 
 async def set_position(broker: Broker, consumer: ConsumerRef, start: int) -> ConsumerRef:
-    """Have a consumer that delivers to nobody begin at sequence ``start``; returns it as it is then.
+    """Set a detached consumer to begin at stream sequence ``start``; return the consumer as it is then.
 
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream does not do it.
@@ -112,7 +114,7 @@ async def set_position(broker: Broker, consumer: ConsumerRef, start: int) -> Con
         except ApiError as error:
             log.debug("consumer %s is made again: %s", consumer.durable_name, error)
         except (NoResponders, RequestTimeout):
-            # Nobody answers for a consumer that does not exist.
+            # A request for a consumer that does not exist is not answered.
             if await _exists(broker, consumer):
                 raise
     consumer = replace(consumer, start_seq=start)
@@ -130,7 +132,7 @@ async def set_position(broker: Broker, consumer: ConsumerRef, start: int) -> Con
 
 
 async def renew_dormant(client: Client, side: DurableDelivery) -> None:
-    """Change consumers that lie dormant a little: nats-server removes those that nobody uses for long."""
+    """Change dormant consumers a little: nats-server removes consumers that are not used for long."""
     record = client.record
     assert record is not None
     assert record.v5 is not None
@@ -142,24 +144,24 @@ async def renew_dormant(client: Client, side: DurableDelivery) -> None:
             try:
                 await update_consumer(client.broker.inbox, MESSAGES, one.consumer)
             except (ApiError, ConsumerNotFound, NoResponders, RequestTimeout) as error:
-                log.debug("consumer %s: %s", one.consumer.durable_name, error)  # made again when it is needed
+                log.debug("consumer %s: %s", one.consumer.durable_name, error)  # created again when it is needed
 
 
 async def store_positions_in_consumers(client: Client, side: DurableDelivery) -> bool:
-    """Make what was live plain; its consumers are still to be attached. False when the session has moved."""
+    """Make live subscriptions plain: set their consumers, for the caller to attach. False: the session has moved."""
     keeper = side.keeper
     assert keeper is not None
     record = client.record
     assert record is not None
     attachments = [one for one in side.attachments.values() if one.source.live]
     reached = keeper.ledger.reached
-    # What is pending is forgotten by the consumers now: before that it has to be stored.
+    # A consumer that is set forgets its pending messages: the position has to be stored before.
     if not await keeper.flush():
         keeper.left()
         return False
 
     async def set_back(consumer: ConsumerRef) -> ConsumerRef:
-        if not await keeper.sure():  # NATS was away, or this gateway: somebody else may have the session
+        if not await keeper.sure():  # NATS was away, or this gateway stood still: the session may have another owner
             raise Conflict(client.client_id)
         return await set_position(client.broker, consumer, reached + 1)
 
@@ -187,7 +189,7 @@ async def store_positions_in_consumers(client: Client, side: DurableDelivery) ->
 
 
 async def restore_position(client: Client, side: DurableDelivery) -> set[str]:
-    """Read where the session is; returns the consumers that begin after what was taken.
+    """Read the session's position and set its consumers to it; return the names of the consumers that were set.
 
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream does not answer.
@@ -206,14 +208,14 @@ async def restore_position(client: Client, side: DurableDelivery) -> set[str]:
         position = decode(data) if data else None
         if position is None or position.id != record.v5.pos:
             return set()
-        # Where it has just left the session, it may still be setting the consumers.
+        # The gateway that has just left the session may still be setting the consumers.
         setting = position.live and natstime.now() - written < SETTING * 2
         if (setting or not position.clean) and position.gateway not in asked:
             asked.add(position.gateway)
             if await broker.leaving.elsewhere(registered_as(client.client_id, client.hash), position.gateway):
                 continue
         generations = {position.generation, record.v5.generation} - {""}
-        # Where the stream was replaced, up to here the messages are the same ones.
+        # Stream sequence up to which a stream that was replaced has the same messages.
         valid = EVER if side.replaced is None and len(generations) < 2 else broker.generation.floor
         reached = min(position.reached, valid)
         sent = position.perhaps
@@ -227,7 +229,7 @@ async def restore_position(client: Client, side: DurableDelivery) -> set[str]:
         keeper.ledger.pending = {one: qos for one, qos in position.pending.items() if one <= valid}
         keeper.ledger.released = position.released
         keeper.perhaps = min(sent, valid)
-        # From here on the session is left in order also where its connection ends meanwhile.
+        # From here on the position is handed over in order even when the connection ends meanwhile.
         side.keeper = keeper
         machine.not_sent(one for one in position.unsent if one <= valid)
         keeper.live = set(position.live)
@@ -248,7 +250,7 @@ async def restore_position(client: Client, side: DurableDelivery) -> set[str]:
     if went:
         side.resumed_from = reached
     if keeper.perhaps > reached:
-        state = await broker.latest.state()  # again: an earlier owner may not have known at once
+        state = await broker.latest.state()  # again: an earlier owner may have gone on for a moment
         last = min(int(state["last_seq"]), valid) if unclear and went else keeper.perhaps
         machine.sent_perhaps(last)
         if int(state["first_seq"]) > reached + 1 or state.get("num_deleted"):
@@ -257,16 +259,16 @@ async def restore_position(client: Client, side: DurableDelivery) -> set[str]:
 
 
 async def _set_consumers(client: Client, side: DurableDelivery, keeper: PositionWriter, keys: Sequence[str]) -> bool:
-    """Have the consumers of a session begin after what was taken; False when somebody else has written the position.
+    """Set the consumers of a session to its position; False when another gateway has written the position.
 
-    Before that the position names this gateway: who goes on with the session next waits until it is left here.
+    Before that, the position names this gateway: the next owner waits until this gateway has left the session.
     """
     record = client.record
     assert record is not None
     for some in parts(keys):
         if not await keeper.sure():
             return False
-        # With the subject that it delivers to: the new one comes when it is attached.
+        # With the present deliver subject: attaching the consumer gives it a new one.
         consumers = [record.cons[key] for key in some]
         start = keeper.ledger.reached + 1
         moved = await all_done(set_position(client.broker, one, start) for one in consumers)
@@ -280,7 +282,7 @@ async def _set_consumers(client: Client, side: DurableDelivery, keeper: Position
 
 
 async def fetch_in_flight(client: Client, side: DurableDelivery) -> None:
-    """Have again what was taken from the shared reader and is not complete.
+    """Read the pending messages again that an earlier connection took from the shared reader.
 
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream does not answer.
@@ -293,7 +295,7 @@ async def fetch_in_flight(client: Client, side: DurableDelivery) -> None:
     known = {delivery.sequence: delivery for delivery in machine.on_their_way()}
     missing = []
     for sequence, qos in sorted(keeper.ledger.pending.items()):
-        if sequence in known:  # a consumer has brought it, too
+        if sequence in known:  # a consumer has brought the message, too
             machine.taken_before(known[sequence], qos, TAKEN + b"%d" % sequence)
         else:
             missing.append((sequence, qos))

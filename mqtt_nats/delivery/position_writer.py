@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The position of a durable session, written in batches.
 
-Each write is conditional on the one before it, so that of two gateways that hold a session for theirs one is told.
-See docs/internals/rules.md#positions.
+Each write is conditional on the sequence of the write before it. Where two gateways take one session for theirs,
+JetStream refuses one of their writes. See docs/internals/rules.md#positions.
 """
 
 from __future__ import annotations
@@ -29,20 +29,22 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 STEPS: Final = 10
-"""Times per second at which positions are written."""
+"""Rounds per second in which changed positions are written."""
 
 FRESH: Final = 0.5
-"""Seconds after something was asked in which what it has shown is sure: half of what others wait for this gateway."""
+"""Seconds from a request to JetStream for which its answer proves the ownership of a session.
+
+Half the time for which another gateway waits for this one (`position_handover.ELSEWHERE`)."""
 
 PROOFS: Final = 3
-"""Answers that may take longer than that, one after the other; then it is gone on all the same."""
+"""Requests in a row whose answers may take longer than `FRESH` seconds; after these the work goes on all the same."""
 
 AT_ONCE: Final = 20
-"""Positions written at each of them; more where there are so many that each is written once a second."""
+"""Positions written in each round; more with many sessions, so that each is written once a second."""
 
 
 class PositionOp(PendingStore):
-    """A write of a position."""
+    """The write of one position to JetStream."""
 
     __slots__ = ("keeper",)
 
@@ -50,18 +52,19 @@ class PositionOp(PendingStore):
         self.keeper = keeper
 
     def stored(self, ack: bytes) -> None:
-        """What depends on it may be done."""
+        """Do the steps that depend on the stored position."""
         self.keeper.stored(stored_sequence(ack))
 
     def failed(self, error: ApiError) -> None:
-        """Somebody else has written, or it cannot be stored."""
+        """Handle a refusal: another connection has written the position, or JetStream cannot store it."""
         self.keeper.failed(error)
 
 
 class Fresh:
-    """When something was asked that shows whose a session is.
+    """A proof that the session belongs to this connection, with the loop time of its request; True while it is valid.
 
-    Nobody else sets its consumers for a while, unless this gateway's connection to NATS is lost: others are told then.
+    While the proof is valid no other gateway sets the session's consumers. When the connection to NATS is lost the
+    proof ends: nats-server then tells other gateways that this one does not answer.
     """
 
     __slots__ = ("_at", "_link", "_wire")
@@ -77,29 +80,29 @@ class Fresh:
 
 
 class PositionWriter:
-    """Writes the position of one session."""
+    """The writer of one durable session's position."""
 
     def __init__(self, client: Client, expected: int) -> None:
         self.client = client
         self.ledger = SessionPosition()
         self.live: set[str] = set()
-        """Consumers for which the position speaks."""
+        """Names of the consumers for which the position speaks."""
         self.taking = False
-        """What the shared reader brings is taken."""
+        """Whether the session takes messages from the shared reader."""
         self.clean = False
-        """Nothing more is taken or sent."""
+        """Whether the connection has ended in order: it takes and sends no further message."""
         self.perhaps = 0
-        """Up to this sequence an earlier connection may have sent what consumers have yet to bring; 0: nothing."""
+        """Stream sequence up to which the previous owner may have sent messages (they are sent with DUP); 0 = none."""
         self.unsent: list[int] = []
-        """What was taken, or was brought by consumers, and was never sent."""
+        """Stream sequences that were taken, or delivered by consumers, and never sent to the client."""
         self.most = -1
-        """After this sequence nothing was sent; -1: that is not known."""
+        """Stream sequence after which no message was sent to the client; -1 = not known."""
         self.strict = False
-        """Whoever has written meanwhile is right."""
+        """Whether a conflicting position stands; False = it is overwritten while this connection owns the session."""
         self.lost = False
-        """Nothing is written any more."""
+        """Whether this writer has stopped for good."""
         self.moved = False
-        """Because the session is somebody else's."""
+        """Whether it has stopped because the session has another owner."""
         record = client.record
         assert record is not None
         assert record.v5 is not None
@@ -109,30 +112,30 @@ class PositionWriter:
         self._writing: bytes | None = None
         self._begun: Fresh | None = None
         self._proof: Fresh | None = None
-        """Of the last write that was stored."""
+        """Proof of ownership by the last stored write; None = none yet."""
         self._soon = False
         self._again = False
         self._waiters: list[asyncio.Future[bool]] = []
-        """Those who wait for a write that has yet to begin."""
+        """Futures of the callers of `flush` whose write has yet to begin."""
         self._served: list[asyncio.Future[bool]] = []
-        """Those who wait for the one under way."""
+        """Futures of the callers of `flush` whose write is under way."""
         client.broker.keepers.add(self)
 
     def forget(self, mark: bytes) -> None:
-        """What was `TAKEN`, or `OWED`, is complete."""
+        """Remove a complete message (`TAKEN`) or PUBREL (`OWED`) from the position."""
         if mark.startswith(TAKEN):
             self.ledger.done(int(mark[1:]))
         else:
             self.ledger.free(int(mark[1:]))
 
     def hurry(self) -> None:
-        """Write at the end of this turn of the loop, or as soon as the write that is under way is stored."""
+        """Write in the next turn of the event loop, or as soon as the write under way is stored."""
         if not self._soon:
             self._soon = True
             asyncio.get_running_loop().call_soon(self.write)
 
     def write(self) -> None:
-        """Write the position as it is now; nothing while a write is under way, which another one then follows."""
+        """Write the present position; while a write is under way, note that another write has to follow it."""
         self._soon = False
         if self.lost:
             return
@@ -172,13 +175,13 @@ class PositionWriter:
         broker.link.kick()
 
     def look_back(self) -> None:
-        """See whether consumers have brought all that an earlier connection may have sent."""
+        """Set `perhaps` to 0 once the consumers have delivered every message up to it."""
         side = self.client.durable_side
         if self.perhaps and side is not None and side.keeper is self and side.machine.past_all(self.perhaps):
             self.perhaps = 0
 
     def stored(self, sequence: int) -> None:
-        """The write that was under way is stored."""
+        """Record that the write under way is stored, and do the steps that waited for it."""
         self._sequence = sequence
         self._writing = None
         self._proof = self._begun
@@ -198,7 +201,7 @@ class PositionWriter:
             self.write()
 
     def failed(self, error: ApiError) -> None:
-        """The write was refused."""
+        """Handle a refused write: find out who wrote meanwhile, or end the connection."""
         if error.err_code in WRONG_LAST_SEQUENCE:
             self.client.broker.spawn(self._look(), f"position of {self.client.client_id}")
             return
@@ -207,7 +210,7 @@ class PositionWriter:
         self.client.refused(error)
 
     async def _look(self) -> None:
-        """Somebody has written: we ourselves, before the connection was lost, or another gateway."""
+        """Find out who wrote the stored position: this writer, before NATS was lost, or another connection."""
         client = self.client
         written = self._writing
         while not self.lost:
@@ -219,13 +222,13 @@ class PositionWriter:
             known = found == written or self.strict or await still_owner(client)
             if known or client.taken or not client.alive:
                 break
-            await client.broker.online.wait()  # nobody could tell
+            await client.broker.online.wait()  # the owner is not known: the record could not be read
         if self.lost or written is None:
             return
         if found == written:
             self.stored(sequence)
         elif client.alive and not self.strict:
-            # An earlier owner, who did not know yet: what it says is older.
+            # An earlier owner wrote it before it knew that the session had moved: its position is the older one.
             self._sequence = sequence
             target = b"HPUB %b " % position_subject(client.hash).encode()
             client.broker.store.put(target, expected_block(sequence), written, PositionOp(self))
@@ -235,12 +238,12 @@ class PositionWriter:
             self.give_up()
 
     def left(self) -> None:
-        """What cannot be stored ends the connection; with a session that has moved nothing more is done."""
+        """End the connection as taken over when the session has moved; other failures have ended it already."""
         if self.moved:
             self.client.taken_over()
 
     async def flush(self) -> bool:
-        """Write, and wait until what there is now is stored; False when that cannot be: see :attr:`moved`."""
+        """Write the position, and wait until it is stored; False when it cannot be stored: see :attr:`moved`."""
         if self.lost:
             return False
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -250,7 +253,7 @@ class PositionWriter:
         return await waiter
 
     async def sure(self) -> bool:
-        """Whether the session is ours, as a write of a moment ago has shown, or one now; see :meth:`flush`."""
+        """Whether the session is this connection's: proved by a recent write, or by writing now with :meth:`flush`."""
         for _ in range(PROOFS):
             if self._proof:
                 break
@@ -259,7 +262,7 @@ class PositionWriter:
         return not self.lost
 
     def give_up(self) -> None:
-        """Write nothing any more."""
+        """Stop this writer for good; waiting callers get False."""
         self.lost = True
         self._writing = None
         self.client.broker.keepers.discard(self)
@@ -275,7 +278,7 @@ class PositionWriter:
 
 
 async def keep(broker: Broker) -> None:
-    """Write what has changed, for as long as the gateway runs: ten times a second, with many sessions less often."""
+    """Write changed positions for as long as the gateway runs: ten times a second, with many sessions less often."""
     turn: list[PositionWriter] = []
     while True:
         await asyncio.sleep(1 / STEPS)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PUBRELs that are owed to a client: the store of a record, its confirmation, and records that are missing.
+"""PUBRELs that are owed to a client: storing a record, confirming a message, and finding records that are missing.
 
-A connection that ends acknowledges the records of what is complete. The next one, at another gateway, may have read
-them by then: it sends PUBREL, the client answers, and nothing delivers what JetStream has removed meanwhile.
+A connection that ends acknowledges the records of complete messages. The next connection, at another gateway, may have
+read these records already: it sends PUBREL, the client answers, and JetStream never delivers the removed record.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PATIENCE: Final = 1.0
 PATIENCE_MOST: Final = 30.0
-"""Seconds before a look at what there is: at first, and at most."""
+"""Seconds before a look at the stored records: before the first look (`PATIENCE`), and at most."""
 
 
 class PubrelOp(PendingStore):
@@ -34,17 +34,17 @@ class PubrelOp(PendingStore):
         self.id = identifier
 
     def stored(self, ack: bytes) -> None:
-        """PUBREL may be sent; when the connection has ended, whoever resumes the session finds the record."""
+        """Let PUBREL be sent; after the end of the connection the next owner finds the record."""
         if self.client.durable_side is not None and self.client.alive:
             self.client.durable_side.pubrel_stored(self.id)
 
     def failed(self, error: ApiError) -> None:
-        """Without the record no PUBREL: the client sends PUBREC again after it has reconnected."""
+        """End the connection: without the record PUBREL is not sent; the client sends PUBREC again on its next one."""
         self.client.refused(error)
 
 
 class ConfirmOp(PendingStore):
-    """An acknowledgement that JetStream confirms."""
+    """An acknowledgement of a released message, which JetStream confirms."""
 
     __slots__ = ("client", "id")
 
@@ -55,12 +55,12 @@ class ConfirmOp(PendingStore):
         self.id = identifier
 
     def stored(self, ack: bytes) -> None:
-        """JetStream has forgotten the message."""
+        """Report to the machine that JetStream has the acknowledgement."""
         if self.client.durable_side is not None:
             self.client.durable_side.machine.confirmed(self.id)
 
     def failed(self, error: ApiError) -> None:
-        """The consumer is gone, and the message with it."""
+        """Treat the message as acknowledged: the consumer is gone, and the message with it."""
         self.stored(b"")
 
 
@@ -70,18 +70,18 @@ async def seek(
     is_alive: Callable[[], bool],
     first_wait_s: float = PATIENCE,
 ) -> None:
-    """Look for records that the client has completed and JetStream does not deliver, as long as there are any.
+    """Look for records of answered PUBRELs that JetStream does not deliver, for as long as the machine has any.
 
     Args:
         owed: reads the records that JetStream has for the client.
         is_alive: whether the client is connected.
-        first_wait_s: before the first look, and before the first one of each further record.
+        first_wait_s: seconds before the first look at each record.
     """
     patience = first_wait_s
     while is_alive() and (waiting := machine.unrecorded()):
         await asyncio.sleep(patience)
         if waiting.items().isdisjoint(machine.unrecorded().items()):
-            patience = first_wait_s  # they were on their way
+            patience = first_wait_s  # the records were on their way, and have come
             continue
         patience = min(patience * 2, PATIENCE_MOST)
         try:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What got lost between the consumers of durable sessions and this gateway, other than with its connection to NATS.
+"""Repair of lost deliveries and acknowledgements of durable sessions, while the connection to NATS lasts.
 
-A nats-server that dies takes along messages that it was handing on, and acknowledgements that it, or a consumer without
-a leader, was sent. JetStream takes those messages for delivered and would send them again after half a minute; those
-acknowledgements keep their places in the consumer's window. See docs/internals/rules.md#reconciliation.
+When a nats-server dies, messages on their way through it are lost, and acknowledgements that it, or a consumer without
+a leader, has received. JetStream takes such messages for delivered and would send them again after half a minute.
+Messages whose acknowledgement was lost keep their places in the consumer's window. See
+docs/internals/rules.md#reconciliation.
 """
 
 from __future__ import annotations
@@ -39,32 +40,32 @@ log = logging.getLogger("mqtt_nats.broker")
 ELECTED: Final = tuple(f"$JS.EVENT.ADVISORY.CONSUMER.LEADER_ELECTED.{stream}.*".encode() for stream in (MESSAGES, OUT))
 
 AT_ONCE: Final = 64
-"""Sessions looked at at the same time: a third of all consumers may have lost their leader."""
+"""Sessions that are checked at the same time; a third of all consumers may have lost their leader."""
 
 SETTLE: Final = 0.5
-"""Seconds for what is under way, and for further consumers of the session to have a leader."""
+"""Seconds before a check: acknowledgements on their way arrive, and more consumers of the session get a leader."""
 
 ATTEMPTS: Final = 10
-"""Times in a row that a session is attached anew."""
+"""Times in a row that the consumers of a session are attached anew and checked again."""
 
 
 class Reconciling:
-    """Looks at the consumers of sessions that may have missed something."""
+    """Checks consumers whose deliveries or acknowledgements may be lost, and has them attached anew."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._limit = asyncio.Semaphore(AT_ONCE)
         self._groups: set[str] = set()
-        """Groups of shared subscriptions whose consumers have new leaders."""
+        """Hashes of groups of shared subscriptions whose consumers have new leaders."""
         self._subscriptions = [(broker.link.subscribe_raw(subject, self._elected), subject) for subject in ELECTED]
 
     def renew(self, link: NatsConnection) -> None:
-        """Listen again, on a new connection."""
+        """Subscribe the advisories again on a new connection to NATS."""
         for sid, subject in self._subscriptions:
             link.renew(sid, subject)
 
     def _elected(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        """A consumer has a new leader."""
+        """Handle the advisory that a consumer has a new leader."""
         name = subject.rpartition(b".")[2].decode()
         client = self._broker.attached.get(name)
         if client is not None:
@@ -72,7 +73,7 @@ class Reconciling:
         elif name.startswith(SHARED_PREFIX):
             self._broker.linked = natstime.elapsed()
             self._broker.relinked = asyncio.get_running_loop().time()
-            if not self._groups:  # many of them are elected at the same time
+            if not self._groups:  # many leaders are elected at the same time
                 asyncio.get_running_loop().call_later(SETTLE, self._ask_again)
             self._groups.add(name.removeprefix(SHARED_PREFIX))
 
@@ -81,7 +82,7 @@ class Reconciling:
         ask_groups_again(self._broker, groups)
 
     def due(self, client: Client, name: str) -> None:
-        """Have a session's consumer looked at; there is no more than one look per session to come."""
+        """Schedule a check of a session's consumer; one scheduled check covers all consumers of the session."""
         side = client.durable_side
         if side is None or not client.alive:
             return
@@ -94,9 +95,9 @@ class Reconciling:
 
     async def _reconcile(self, client: Client, side: DurableDelivery) -> None:
         async with TimedPermit(self._limit):
-            names, side.doubtful = side.doubtful, set()  # what happens from now on is a reason to look again
+            names, side.doubtful = side.doubtful, set()  # a later loss needs another check
             if side.stall is not None:
-                return  # everything comes again when the client reads
+                return  # all pending messages come again when the client reads
             unclear = await self._unclear(side, names)
             if unclear is not None:
                 side.attempts = 0
@@ -105,28 +106,28 @@ class Reconciling:
             log.info("%s: deliveries or acknowledgements were lost: they come again", client)
             await rebind_consumers(client, side)
             side.attempts += 1
-            if side.attempts < ATTEMPTS:  # servers that had just lost each other have answered what did not come to be
+            if side.attempts < ATTEMPTS:  # nats-servers that lost each other may confirm changes that are not made
                 for name in side.attachments:
                     self.due(client, name)
 
     def _let_go(self, client: Client, side: DurableDelivery, names: set[str], unclear: set[str]) -> None:
-        """What had not come again when a consumer was attached last has come since, or is complete."""
+        """Let new messages of checked consumers go: their pending messages have come again, or are complete."""
         for name in names if side.stall is None else ():
             one = side.attachments.get(name)
             if one is None or one.source.live or not one.source.held & SubscriptionState.RETURNING:
                 continue
             if name in unclear or one.missed or one.wire is not client.broker.link.wire:
-                self.due(client, name)  # or what is new would wait for good
+                self.due(client, name)  # without another check new messages would wait for ever
             else:
                 side.machine.release_held(one.source, SubscriptionState.RETURNING)
                 returned(side, one)
                 finish(side, one)
 
     async def _unclear(self, side: DurableDelivery, names: set[str]) -> set[str] | None:
-        """Compare what JetStream and this gateway know that the session has been given and has acknowledged.
+        """Compare the deliveries and acknowledgements of consumers that JetStream and this gateway know.
 
         Returns:
-            Those of which acknowledgements, or messages, may be on their way; None when something was lost.
+            Consumers whose acknowledgements or messages may be on their way; None when one was lost.
         """
         if any(attachment.missed for attachment in side.attachments.values()):
             return None
@@ -135,11 +136,11 @@ class Reconciling:
             return set()
         await asyncio.sleep(SETTLE)
         again = await self._suspects(side, set(found))
-        # Where acknowledgements are only on their way, the oldest that is pending is another one by now.
+        # If acknowledgements were only on their way, the acknowledgement floor has moved by now.
         return None if any(again.get(name) == floor for name, floor in found.items()) else set(again)
 
     async def _suspects(self, side: DurableDelivery, names: set[str]) -> dict[str, int]:
-        """Those that have more pending than is on its way, and up to where everything is acknowledged."""
+        """Return the acknowledgement floor of each consumer with more messages pending than are on their way."""
         client = side.client
         inbox = client.broker.inbox
         found: dict[str, int] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A durable session goes on: with a new connection of its client, or of its gateway to NATS."""
+"""Resume of a durable session, with a new connection of its client or a new connection of the gateway to NATS."""
 
 from __future__ import annotations
 
@@ -50,30 +50,30 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 ATTEMPTS: Final = 3
-"""Times that a consumer is told to send again what is pending, before it is attached once more."""
+"""Times that a consumer is made to send its pending messages again before it is attached once more."""
 
 
 MANY: Final = AT_ONCE
-"""A session with more consumers is served before all of them are attached."""
+"""Consumers of a session; with more, the client is served before all of them are attached."""
 
 
 def is_large(client: Client) -> bool:
-    """Whether so many consumers belong to a session that it takes long to attach all."""
+    """Whether a session has so many consumers that attaching all of them takes long."""
     return client.record is not None and len(client.record.cons) > MANY
 
 
 def set_options(source: SubscriptionState, options: SubscriptionOptions) -> None:
-    """Have a subscription's messages sent as its options say."""
+    """Set the options of a subscription on its source."""
     source.no_local = options.nl
     source.kept = options.rap
     source.identifier = options.id
 
 
 async def resubscribe(client: Client, denied: Set[str]) -> list[Gate]:
-    """Subscribe in core NATS again what a session has subscribed, and is not ``denied``.
+    """Subscribe a session's filters in core NATS again, except those in ``denied``.
 
     Returns:
-        What keeps that back which comes at QoS 0 in the place of subscriptions whose consumers still bring something.
+        Gates for messages at QoS 0 of lowered subscriptions, whose consumers may still bring older messages.
 
     Raises:
         TimeoutError: NATS does not answer.
@@ -88,7 +88,7 @@ async def resubscribe(client: Client, denied: Set[str]) -> list[Gate]:
             topic_filter = subject_to_filter(subject)
             if topic_filter not in denied:
                 client.join(topic_filter, qos, options)
-        except ValueError as error:  # nats-server's listener allows what clients may not have here
+        except ValueError as error:  # nats-server's listener allows filters that this gateway refuses
             log.warning("%s: its subscription %r is not continued: %s", client, subject, error)
     draining = record.v5.draining if record.v5 is not None else []
     lowered = [entry.filter_subject.removeprefix(STORED_PREFIX) for entry in draining if entry.whole]
@@ -98,7 +98,7 @@ async def resubscribe(client: Client, denied: Set[str]) -> list[Gate]:
 
 
 async def note_kept(client: Client, side: DurableDelivery) -> None:
-    """Write the deliver subjects that consumers have kept into the record, for nats-server's listener."""
+    """Write the record if `kept` is set; nats-server's listener needs the deliver subjects that consumers have."""
     if side.kept:
         side.kept = False
         try:
@@ -114,12 +114,12 @@ async def resume(
     withdraw: Callable[[Set[str]], Awaitable[None]],
     gates: list[Gate],
 ) -> list[ConsumerBinding]:
-    """Continue a durable session: owed PUBRELs, what was in flight, then what has come since.
+    """Continue a durable session: owed PUBRELs, then messages that were in flight, then new messages.
 
-    Subscriptions that are ``denied`` end before anything new of them is sent. ``gates`` are of :func:`resubscribe`.
+    Subscriptions in ``denied`` end before a new message of them is sent. ``gates`` come from :func:`resubscribe`.
 
     Returns:
-        Consumers that had nothing for the client, for :func:`attach_idle`.
+        Consumers without messages for the client, which :func:`attach_idle` attaches.
     """
     broker = client.broker
     record = client.record
@@ -129,7 +129,7 @@ async def resume(
     adopt(client, side)
     if record.v5.q2:
         await client.inbound.take_over(client, side.former, record)
-    # A PUBREL may be owed of a subscription that is no more, or was at QoS 2; or of a retained message.
+    # A PUBREL may be owed for a subscription that has ended, or had QoS 2 before; or for a retained message.
     for owed in await broker.pubrels.owed(client.hash):
         own = owed.packet_id < RETAINED_BASE
         former = own and side.replaced is not None and owed.message_seq > side.replaced
@@ -147,7 +147,7 @@ async def resume(
     ended, done = await _add_ended(client, side, gates)
     for gate in gates:
         close_gate(client, gate)
-    # What is denied is to end, what has ended goes first, and where the stream was replaced nothing is as it was.
+    # None is left for later: a denied subscription ends now, an ended one delivers first, or the stream is another.
     idle = [] if denied or ended or side.replaced is not None else await _find_idle(client, attachments)
     unused = set(idle)
     attachments = [one for one in attachments if one not in unused] + ended
@@ -158,7 +158,7 @@ async def resume(
     await asyncio.gather(*(bring_back(side, one, 0.0) for one in attachments if one.source.missing))
     for attachment in attachments:
         if attachment.missed:
-            continue  # it comes yet
+            continue  # its pending messages have yet to come again
         if attachment.source.missing:
             machine.suspect(*attachment.gone)
         returned(side, attachment)
@@ -170,7 +170,7 @@ async def resume(
     given_up = await gone(client, side, halfway)
     if denied - shares:
         await withdraw(denied - shares)
-    if not client.alive:  # what is not sent is not said to have been
+    if not client.alive:  # no message is noted as sent to a client that has left
         return idle
     await _start(client, side, attachments, unfinished, given_up)
     if machine.resent:
@@ -185,9 +185,9 @@ async def _start(
     unfinished: list[Replay],
     given_up: list[int],
 ) -> None:
-    """Send what was in flight, then what has come since; go on with replays of retained messages.
+    """Send messages that were in flight, then new ones; go on with replays of retained messages.
 
-    ``given_up`` are packet identifiers of messages that do not come again: the client is asked for them.
+    ``given_up`` are packet identifiers of messages that do not come again: PUBREL asks the client to give them up.
     """
     machine = side.machine
     limit_in_flight(side)
@@ -211,7 +211,7 @@ async def _start(
 
 
 def _add_sources(client: Client, side: DurableDelivery, went: Set[str]) -> tuple[list[ConsumerBinding], list[Replay]]:
-    """Subscribe the deliver subjects of a session's consumers; also returns the replays that were interrupted."""
+    """Subscribe the deliver subjects of a session's consumers; also return the interrupted replays."""
     record = client.record
     assert record is not None
     assert record.v5 is not None
@@ -241,7 +241,7 @@ def _add_sources(client: Client, side: DurableDelivery, went: Set[str]) -> tuple
 async def _add_ended(
     client: Client, side: DurableDelivery, gates: list[Gate]
 ) -> tuple[list[ConsumerBinding], list[str]]:
-    """The same for subscriptions that had ended; also returns the names of consumers that bring nothing more."""
+    """Subscribe the deliver subjects of ended subscriptions; also return the names of consumers that can go."""
     record = client.record
     assert record is not None
     assert record.v5 is not None
@@ -257,9 +257,9 @@ async def _add_ended(
 
 
 async def _find_idle(client: Client, attachments: list[ConsumerBinding]) -> list[ConsumerBinding]:
-    """Which of many consumers have nothing for the client, and deliver to nobody: they can be attached later.
+    """Return the idle ones of many consumers: without messages for the client, and detached. They are attached later.
 
-    To ask takes nats-server a tenth of what a change of the deliver subject does, which it writes to its disk.
+    A request for its state costs nats-server a tenth of a change of the deliver subject, which goes to its disk.
 
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream does not answer.
@@ -279,9 +279,9 @@ async def _find_idle(client: Client, attachments: list[ConsumerBinding]) -> list
 
 
 async def attach_idle(client: Client, side: DurableDelivery, idle: list[ConsumerBinding]) -> None:
-    """Attach the consumers that :func:`resume` has left, while the client is served.
+    """Attach the idle consumers that :func:`resume` has left, while the client is served.
 
-    It goes on when the client leaves: the session record names the new deliver subjects.
+    This goes on when the client leaves, since the session record names the new deliver subjects.
 
     Raises:
         ApiError, NoResponders, RequestTimeout, MqttError: JetStream does not do it.
@@ -291,7 +291,7 @@ async def attach_idle(client: Client, side: DurableDelivery, idle: list[Consumer
     async def attach(attachment: ConsumerBinding) -> None:
         known = side.attachments.get(attachment.consumer.durable_name) is attachment
         if not known or client.taken or side.stall is not None or attachment.wire is not broker.link.wire:
-            return  # there is a job to come that attaches all
+            return  # a later job attaches all consumers, here or at the next owner
         await retry_until_answered(client, partial(side.attach, attachment))
         if await retry_until_answered(client, partial(bring_back, side, attachment, attempts=ATTEMPTS)):
             returned(side, attachment)
@@ -305,7 +305,7 @@ async def attach_idle(client: Client, side: DurableDelivery, idle: list[Consumer
 
 
 async def _ended(client: Client, side: DurableDelivery, entry: Draining, gates: list[Gate]) -> ConsumerBinding | None:
-    """What is left of a subscription that had ended; None: nothing, or its consumer is no more."""
+    """Return the consumer of an ended subscription; None = it has no message left, or the consumer is gone."""
     broker, record = client.broker, client.record
     draining = await existing_consumer(broker.inbox, MESSAGES, entry.name, client.client_id) if entry.qos else None
     if draining is None:
@@ -324,10 +324,9 @@ async def _ended(client: Client, side: DurableDelivery, entry: Draining, gates: 
 
 
 async def rebind_consumers(client: Client, side: DurableDelivery) -> None:
-    """After the connection to NATS was lost: deliveries may have been missed, acknowledgements not have arrived.
+    """Attach all consumers anew: deliveries and acknowledgements may be lost, with the connection to NATS or without.
 
-    What does not come back, or is lost once more on its way, is seen to by a later attempt; until then nothing that is
-    new is let go.
+    New messages wait until the pending ones have come again; where some do not come, `Reconciling` tries again later.
     """
     record = client.record
     assert record is not None
@@ -343,10 +342,10 @@ async def rebind_consumers(client: Client, side: DurableDelivery) -> None:
     for attachment in list(side.attachments.values()):
         if side.stall is not None and not attachment.source.end:
             attachment.source.held &= ~SubscriptionState.RETURNING
-            continue  # it has nobody to deliver to
+            continue  # it is attached when the client reads
         if attachment.source.live:
             if attachment.source.held & SubscriptionState.RETURNING and not side.frozen:
-                # NATS was away: only who may write the session's position goes on.
+                # NATS was away: the session goes on only if this connection can still write its position.
                 if side.keeper is None or not await side.keeper.flush():
                     if side.keeper is not None:
                         side.keeper.left()
@@ -356,7 +355,7 @@ async def rebind_consumers(client: Client, side: DurableDelivery) -> None:
         consumer = record.cons.get(attachment.key)
         if consumer is None:
             consumer = replace(attachment.consumer, deliver_subject=DELIVER_PREFIX + client.broker.new_nuid())
-        attachment.source.held |= SubscriptionState.RETURNING  # or new messages would overtake those that were lost
+        attachment.source.held |= SubscriptionState.RETURNING  # new messages must not overtake lost ones
         side.add(attachment.key, consumer, attachment.source)
         await retry_until_answered(client, partial(side.attach, attachment))
         if await retry_until_answered(client, partial(bring_back, side, attachment, attempts=ATTEMPTS)):
@@ -370,7 +369,7 @@ async def rebind_consumers(client: Client, side: DurableDelivery) -> None:
 
 
 async def return_to_consumers(client: Client, side: DurableDelivery) -> None:
-    """Have a session's own consumers bring what the shared reader has brought."""
+    """Move a session that has left the shared reader to its own consumers."""
     if not side.frozen or side.stall is not None:
         return
     if client.broker.live is not None:
@@ -384,10 +383,12 @@ async def return_to_consumers(client: Client, side: DurableDelivery) -> None:
 
 
 async def leave_shared_reader(client: Client, *, wholly: bool = False) -> None:
-    """Before subscriptions end: where only some are live, none is, since what one has left to another may be lost.
+    """Leave the shared reader before subscriptions end, if only some of the session's subscriptions are live.
+
+    Else messages could be lost that a live subscription has left to a plain one, or the reverse.
 
     Args:
-        wholly: none is in any case: their own consumers are to bring what was stored until now.
+        wholly: leave it in any case: the session's own consumers are to bring the messages stored until now.
     """
     side = client.durable_side
     if side is None or not (side.live or side.frozen):
@@ -398,15 +399,15 @@ async def leave_shared_reader(client: Client, *, wholly: bool = False) -> None:
     if side.stall is None:
         await return_to_consumers(client, side)
     elif side.frozen:
-        await store_positions_in_consumers(client, side)  # it is attached when the client reads again
+        await store_positions_in_consumers(client, side)  # the consumers are attached when the client reads again
 
 
 async def keep_taken(client: Client) -> None:
-    """Before consumers of live subscriptions go: the session's position has all that was taken for them.
+    """Store the session's position, with all messages taken, before consumers of live subscriptions are deleted.
 
     Raises:
-        Conflict: the session belongs to somebody else.
-        QuotaExceeded: there is no room for it.
+        Conflict: the session has another owner.
+        QuotaExceeded: the position cannot be stored.
     """
     side = client.durable_side
     keeper = side.keeper if side is not None else None

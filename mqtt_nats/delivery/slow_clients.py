@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients that do not read: what waits for a durable session is left to JetStream, and the sum of all is bounded.
+"""Clients that do not read: their durable sessions' messages are left to JetStream, and all unread bytes are bounded.
 
-Theory of operation. A client whose socket takes nothing is *clogged*. When it has been for ``stall_time``, or too much
-waits in this process, its session is *stalled*: the deliver subjects of its consumers are unsubscribed, and what has
-not left the gateway is forgotten. Once the client reads, the consumers are attached as they are when a session
-is resumed, and everything pending comes again; what the client may have got is known and not sent twice.
+Theory of operation. A client whose socket takes no bytes is *clogged*. When a client has been clogged for
+``stall_time``, or too many bytes wait in this process, its session is *stalled*: the deliver subjects of its consumers
+are unsubscribed, and messages that have not left the gateway are forgotten. Once the client reads, the consumers are
+attached as on a resume, and all pending messages come again; messages that the client may have got are not sent twice.
 See docs/internals/rules.md#clients-that-do-not-read.
 """
 
@@ -39,29 +39,29 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 POSTPONED_MOST: Final = 100
-"""SUBSCRIBE and UNSUBSCRIBE packets that wait until a client reads; beyond this nothing is read from it."""
+"""SUBSCRIBE and UNSUBSCRIBE packets that wait until a client reads; with more, the gateway does not read from it."""
 
 LONGEST: Final = BACKSTOP_S / 2
-"""Seconds for which a session is stalled at most: the server removes consumers that deliver to nobody for too long."""
+"""Most seconds for which a session is stalled: nats-server removes consumers that are detached for too long."""
 
 LOOK_MOST: Final = 50_000
-"""Packets that are looked at per turn, so that nobody else waits."""
+"""Packets that are examined in one turn of the event loop, so that other clients do not wait."""
 
 
 class SlowClient:
-    """A session of which nothing is sent."""
+    """A stalled session: no message is sent to its client."""
 
     __slots__ = ("postponed", "since", "waking")
 
     def __init__(self) -> None:
         self.since = monotonic()
         self.postponed: list[Callable[[], Coroutine[Any, Any, None]]] = []
-        """What changes subscriptions has to wait: its answer would not be read, and consumers have to be attached."""
+        """Jobs that change subscriptions. They wait, since the client reads no answer and consumers are detached."""
         self.waking = False
 
 
 def watch(broker: Broker) -> None:
-    """Have what waits for clients that do not read bounded from now on."""
+    """Begin to bound the bytes that wait for clients that do not read (`max_unread_bytes`)."""
     loop = asyncio.get_running_loop()
     begun = False
 
@@ -108,7 +108,7 @@ def look_after(broker: Broker) -> None:
 
 
 def give_up(client: Client, side: DurableDelivery) -> None:
-    """Leave to JetStream what a client has not read."""
+    """Stall a session: leave the messages that its client has not read to JetStream."""
     machine = side.machine
     stall = side.stall
     if stall is None:
@@ -129,18 +129,18 @@ def give_up(client: Client, side: DurableDelivery) -> None:
 
 
 def _listens(side: DurableDelivery) -> bool:
-    """Whether a stalled session has been given a consumer since."""
+    """Whether a consumer of a stalled session was attached since."""
     handlers = side.client.broker.link.handlers
     return any(one.sid in handlers and not one.source.end for one in side.attachments.values())
 
 
 def _take_back(client: Client, side: DurableDelivery) -> None:
-    """Take messages that come again out of what waits for the client's socket."""
+    """Take PUBLISH packets that consumers will bring again out of the client's write buffer."""
     machine = side.machine
     outlet = client.outlet
     first = 0
     if client.outgoing is not None:
-        # A packet that has to be sent may name its topic by an alias that one before it has given.
+        # A packet that has to be sent may use a topic alias that a packet before it sets: keep all before it.
         for number, data in enumerate(outlet.chunks):
             identifier = publish_id(data)
             if identifier and not machine.recallable(identifier):
@@ -158,7 +158,7 @@ def _take_back(client: Client, side: DurableDelivery) -> None:
 
 
 def publish_id(data: bytes) -> int:
-    """Packet identifier of a PUBLISH packet at QoS 1 or 2; 0 for every other packet."""
+    """Return the packet identifier of a PUBLISH packet at QoS 1 or 2; 0 for every other packet."""
     if data[0] >> 4 != 3 or not data[0] & 6:
         return 0
     pos = 1
@@ -170,12 +170,12 @@ def publish_id(data: bytes) -> int:
 
 
 def _queued(side: DurableDelivery | None) -> int:
-    """Bytes that wait for a place in a client's window."""
+    """Return the payload bytes of messages that wait for a place in a client's window."""
     return sum(len(one.body.payload) for one in side.machine.queued) if side is not None else 0
 
 
 def postponed(client: Client, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
-    """Put a job off until a stalled session goes on; False when it can be done now."""
+    """Postpone a job until a stalled session goes on; False when the job can be done now."""
     stall = client.durable_side.stall if client.durable_side is not None else None
     if stall is None:
         return False
@@ -186,7 +186,7 @@ def postponed(client: Client, work: Callable[[], Coroutine[Any, Any, None]]) -> 
 
 
 async def _wake(client: Client, side: DurableDelivery, stall: SlowClient) -> None:
-    """The client reads again: attach its consumers, collect what was given up, and go on."""
+    """Wake a stalled session: attach its consumers, collect the messages that were given up, and go on."""
     record = client.record
     assert record is not None
     if side.frozen and not await store_positions_in_consumers(client, side):
@@ -208,7 +208,7 @@ async def _wake(client: Client, side: DurableDelivery, stall: SlowClient) -> Non
     await asyncio.gather(*(bring_back(side, one, 0.0) for one in attachments if one.source.missing))
     await retry_until_answered(client, partial(fetch_in_flight, client, side))
     for one in attachments:
-        # What had to come again after a loss has come with everything else.
+        # Messages that had to come again after a loss have come with all others.
         side.machine.release_held(one.source, SubscriptionState.RETURNING)
         if not one.missed:
             returned(side, one)
@@ -220,7 +220,7 @@ async def _wake(client: Client, side: DurableDelivery, stall: SlowClient) -> Non
     side.machine.go_on()
     for name, one in side.attachments.items():
         if one.source.end and (one.missed or one.redelivering) and client.broker.reconciling is not None:
-            client.broker.reconciling.due(client, name)  # nobody has looked meanwhile, and others wait for it
+            client.broker.reconciling.due(client, name)  # no check while stalled; other subscriptions may wait for it
     ask_again(client)
     client.connection.release(Hold.JOBS)
     for work in stall.postponed:
@@ -228,7 +228,7 @@ async def _wake(client: Client, side: DurableDelivery, stall: SlowClient) -> Non
 
 
 def relieve(broker: Broker) -> None:
-    """Too much waits: give up what can be had again, drop QoS 0, and if need be end connections; the largest first."""
+    """Reduce unread bytes: stall sessions, drop QoS 0 messages, end connections if need be; largest clients first."""
     most = broker.settings.max_unread_bytes
     goal = most // 2
     loads = [(client.outlet.held + _queued(client.durable_side), client) for client in broker.connections]
