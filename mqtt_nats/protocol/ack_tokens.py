@@ -1,38 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands in place of a JetStream acknowledgement subject, by its first byte."""
+"""Tokens that stand in place of a JetStream acknowledgement subject; the first byte is their kind."""
 
 from __future__ import annotations
 
 from typing import Final
 
 TAKEN: Final = b"@"
-"""Instead of an acknowledgement subject: the message of this sequence was taken from the shared reader."""
+"""A stream sequence follows: that message was taken from the shared reader."""
 
 OWED: Final = b"%"
-"""Instead of that of a PUBREL record: PUBREL is owed for this packet identifier, as the position says."""
+"""A packet identifier follows: the session's position has its PUBREL as owed. Stands for a PUBREL record."""
 
 KEPT: Final = (TAKEN, OWED)
+"""Kinds of tokens whose messages are in the session's position."""
 
 ASSIGNED: Final = b"="
-"""Instead of an acknowledgement subject: the record of this sequence says that the message is this client's."""
+"""The sequence of an assignment follows: a group's message is this client's; see `assigned`."""
 
 RECORD: Final = b"&"
-"""Before an acknowledgement subject: it is that of a PUBREL record."""
+"""The acknowledgement subject of a PUBREL record follows."""
 
 MARKS: Final = (ASSIGNED, RECORD)
+"""Kinds of tokens whose records are removed later, by `DeferredRemovals`."""
 
 
 def assigned(record: int, ack: bytes, confirmed: float) -> bytes:
-    """What stands for a group's message that is this client's, by the record of this sequence.
+    """Return the token of a group's message that is assigned to this client.
 
     Args:
-        record: sequence of the record in ``$MQTT_shared``.
-        ack: subject that acknowledges the message to the group's consumer; empty: not known.
-        confirmed: loop time at which JetStream has confirmed that acknowledgement; 0 = not to this connection.
+        record: sequence of the assignment in ``$MQTT_shared``.
+        ack: subject that acknowledges the message to the group's consumer; empty = not known.
+        confirmed: loop time in seconds at which JetStream confirmed that acknowledgement; 0 = not to this connection.
     """
     return b"%b%d %d %b" % (ASSIGNED, record, int(confirmed * 1e6), ack)
 
 
 def removed(record: int) -> bytes:
-    """As :func:`assigned`, of a message that is in the stream no more: nothing delivers it again."""
+    """Return the token of an assigned message that was removed from the stream: no consumer delivers it again."""
     return b"%b%d" % (ASSIGNED, record)

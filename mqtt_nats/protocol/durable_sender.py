@@ -17,10 +17,11 @@ a message under the identifier that the client knows. A message passes through t
                own delivery
     ========== ============================================ ===============================
 
-A released message has no place in the window any more: what is left of it is a :class:`Release`.
+A released message has no place in the window any more (but in 5.0 it counts as in flight until PUBCOMP): a
+:class:`Release` is left of it.
 
 Why: docs/internals/rules.md#redelivery, #owed-pubrels, #packet-identifiers, #suspect-identifiers.
-What leaves this machine leaves through its :class:`Ports`; nothing here knows a socket or a clock.
+The machine acts only through its :class:`Ports`; it uses neither a socket nor a clock.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from mqtt_nats.protocol.ports import Ports
 from mqtt_nats.protocol.transient_sender import unknown_pubrel
 
 ID_SPACE: Final = 49151
-"""Identifiers 1-49151 belong to stream sequences, the rest to what is not stored in ``$MQTT_msgs``."""
+"""Identifiers 1-49151 follow from sequences of ``$MQTT_msgs``; higher ones are for retained and shared messages."""
 
 PUBREL: Final = 6
 
 
 def packet_id(sequence: int) -> int:
-    """The packet identifier of a stream sequence."""
+    """Return the packet identifier of a stream sequence."""
     return sequence % ID_SPACE + 1
 
 
@@ -49,8 +50,8 @@ class DurableSender(OwedPubrels):
     """The sender's side of a durable session.
 
     Args:
-        limit: messages in flight to the client at a time. In 5.0 a message is until its PUBCOMP: section 4.9.
-        ports: where everything goes that this machine decides.
+        limit: messages in flight to the client at a time. In 5.0 a message is in flight until PUBCOMP: section 4.9.
+        ports: the operations on the client and on JetStream.
         version: protocol version of the client, 4 or 5.
     """
 
@@ -59,19 +60,21 @@ class DurableSender(OwedPubrels):
         self.limit = limit
         self.ports = ports
         self.resent = 0
+        """Number of messages that this connection has sent with DUP."""
         self.reached = 0
-        """The shared reader has brought everything up to this sequence."""
+        """Stream sequence up to which the shared reader has brought all messages; 0 = none."""
         self._suspect: list[tuple[int, int]] = []
+        """Ranges of stream sequences whose packet identifiers the client may know as received; see `suspect`."""
         self._floor = -1
-        """Not -1: messages after this sequence are others than those of the same sequences were before."""
+        """Stream sequence after which a stream that was replaced has other messages; -1 = it was not replaced."""
 
     # -- what JetStream delivers --------------------------------------------------------------
 
     def arrived(
         self, source: SubscriptionState, sequence: int, attempt: int, reply: bytes, body: Any, qos: int
     ) -> None:
-        """A consumer has delivered a message that this session takes through this source at ``qos``."""
-        forgotten = attempt == 1 and sequence <= source.first  # JetStream does not know that it has delivered this
+        """Handle a message that a consumer has delivered and that this session takes through ``source`` at ``qos``."""
+        forgotten = attempt == 1 and sequence <= source.first  # JetStream has forgotten an earlier delivery of it
         passed = sequence <= max(source.last, self.ended)
         again = forgotten or attempt > 1 or passed or sequence in self._owed
         self._seen(source, sequence, attempt)
@@ -119,7 +122,7 @@ class DurableSender(OwedPubrels):
                 self.pump()
 
     def sent_at_once(self, source: SubscriptionState, sequence: int, qos: int, reply: bytes) -> bool:
-        """Take a message that needs no thought: a first delivery, in order, that may be sent now.
+        """Take a message that needs no further checks: a first delivery, in order, that may be sent now.
 
         Returns:
             True when the caller has to send the PUBLISH packet; False when :meth:`arrived` has to decide.
@@ -150,19 +153,19 @@ class DurableSender(OwedPubrels):
         return True
 
     def _find(self, sequence: int) -> Delivery | None:
-        """What is on its way of a stream sequence."""
+        """Return the message of a stream sequence that is in flight or waits; None = there is none."""
         found = self.inflight.get(sequence % ID_SPACE + 1)
         if found is not None and found.sequence == sequence:
             return found
         return self._queued.get(sequence)
 
     def begun_with(self, sequence: int) -> bool:
-        """Whether this connection has taken a message for the client and is not done with it."""
+        """Whether this connection has taken a message for the client, and the message is not complete."""
         release = self.releases.get(sequence % ID_SPACE + 1)
         return self._find(sequence) is not None or (release is not None and release.sequence == sequence)
 
     def _repeated(self, known: Delivery, source: SubscriptionState, attempt: int, reply: bytes, qos: int) -> None:
-        """A message that is on its way has come again: through the same consumer or a second one."""
+        """Handle a message on its way that has come again, through the same consumer or another one."""
         if known.source is source:
             known.reply = reply
         else:
@@ -172,11 +175,11 @@ class DurableSender(OwedPubrels):
             known.dup, known.qos = True, qos
 
     def passed_over(self, source: SubscriptionState, sequence: int, attempt: int, reply: bytes) -> None:
-        """A consumer has delivered a message that the client does not get through this source."""
+        """Acknowledge a message that the client does not get through this source."""
         self._seen(source, sequence, attempt)
         source.left.append(sequence)
         self.ports.ack(reply)
-        if self._waiting:  # perhaps for this consumer to get past it
+        if self._waiting:  # a message may wait until this consumer has passed an older sequence
             self.pump()
 
     def _seen(self, source: SubscriptionState, sequence: int, attempt: int) -> None:
@@ -189,7 +192,7 @@ class DurableSender(OwedPubrels):
             source.base = source.base or sequence
 
     def _passed(self, sequence: int) -> bool:
-        """True when no other consumer can still deliver an older message with the same identifier."""
+        """Whether no consumer can still deliver an older message with the same packet identifier."""
         oldest = sequence - ID_SPACE
         return all(
             source.last >= oldest or source.clear >= oldest or (source.live and self.reached >= oldest)
@@ -197,11 +200,11 @@ class DurableSender(OwedPubrels):
         )
 
     def past_all(self, sequence: int) -> bool:
-        """Whether every consumer has brought everything up to a sequence."""
+        """Whether every consumer has delivered all of its messages up to a sequence."""
         return self.open and all(max(source.last, source.clear) >= sequence for source in self.sources)
 
     def _look(self, sequence: int) -> None:
-        """A consumer that brings nothing does not say how far it is: ask, about once in ``ID_SPACE`` messages."""
+        """Ask for the state of consumers that deliver no messages, about once in ``ID_SPACE`` messages."""
         oldest = sequence - ID_SPACE
         for source in list(self.sources):
             if source.last < oldest and source.clear < oldest and not source.asked and not source.live:
@@ -209,9 +212,9 @@ class DurableSender(OwedPubrels):
                 self.ports.look(source, sequence)
 
     def looked(self, source: SubscriptionState, sequence: int, last: int, pending: int) -> None:
-        """The state of a consumer after ``sequence`` was stored: delivered up to ``last``, ``pending`` to come."""
+        """Note a consumer's state after ``sequence`` was stored: delivered up to ``last``, ``pending`` undelivered."""
         source.asked = False
-        # A consumer that has delivered nothing says that it is just before the message with which it begins.
+        # A consumer that has delivered no message reports the sequence before its first message.
         if not pending and last <= max(source.last, source.clear):
             source.clear = max(source.clear, sequence)
             self.pump()
@@ -219,7 +222,7 @@ class DurableSender(OwedPubrels):
     # -- sending --------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Send what may be sent now, retained messages first, then in stream order."""
+        """Send the messages that may be sent now: retained and shared ones first, then others in stream order."""
         if not self.open:
             return
         while self.others and len(self.inflight) + self.released < self.limit:
@@ -255,21 +258,21 @@ class DurableSender(OwedPubrels):
         if delivery.dup:
             self.resent += 1
         if not self.ports.publish(delivery, delivery.dup):  # [MQTT-3.3.1-1] (3.1.1, 5.0)
-            # Expired, or too large for the client: as if it had been acknowledged [MQTT-3.1.2-25] (5.0).
+            # Expired, or too large for the client: treated as acknowledged [MQTT-3.1.2-25] (5.0).
             self._complete(delivery)
             for reply in delivery.replies():
                 self.ports.ack(reply)
-        delivery.body = None  # it is never sent again by this connection
+        delivery.body = None  # this connection never sends the message again
 
     @property
     def room(self) -> int:
-        """How many more messages could be sent now."""
+        """Number of further messages that could be sent now."""
         waiting = len(self._waiting) + len(self.others) + len(self.reserved)
         return max(self.limit - len(self.inflight) - self.released - waiting, 0) if self.open else 0
 
     def release_held(self, source: SubscriptionState, reason: int = SubscriptionState.REPLAYING) -> None:
-        """One thing that new messages of a subscription had to wait for is over: let them go after the last."""
-        if reason == SubscriptionState.RETURNING:  # all that is pending, whoever waits for it
+        """Remove one reason for which new messages of a subscription wait; after the last one let them go."""
+        if reason == SubscriptionState.RETURNING:  # this reason is set at most once, the others are counted
             source.held &= ~reason
         else:
             source.held -= reason
@@ -281,7 +284,7 @@ class DurableSender(OwedPubrels):
     # -- after a crash --------------------------------------------------------------------------
 
     def suspect(self, low: int, high: int) -> None:
-        """Messages of the sequences ``low`` to ``high`` may have been sent and are gone.
+        """Note that messages of the sequences ``low`` to ``high`` may have been sent and are gone.
 
         The client may still hold one of their identifiers: before such an identifier is used at QoS 2
         again, PUBREL asks the client to give it up.
@@ -291,12 +294,13 @@ class DurableSender(OwedPubrels):
             self._wary = True
 
     def replaced(self, floor: int) -> None:
-        """The stream was replaced by one whose messages after ``floor`` are others.
+        """Note that the stream was replaced by one that has other messages after sequence ``floor``.
 
-        The client may know any identifier from the stream before, by which it does not know a message after ``floor``.
+        The client may know any identifier from the former stream: before a message after ``floor`` uses it at QoS 2,
+        the client has to give it up.
         """
         self._floor = floor
-        self._suspect.append((1, 0))  # nothing; but every message is looked at
+        self._suspect.append((1, 0))  # an empty range, which has every message checked
         self._wary = True
 
     def _suspicious(self, delivery: Delivery) -> bool:
@@ -306,7 +310,7 @@ class DurableSender(OwedPubrels):
         if -1 < self._floor < delivery.sequence and not delivery.dup:
             self.ask(identifier)
             return True
-        # What is sent again owns its identifier: the client may know it by that, and must not give it up.
+        # A message with DUP owns its identifier: the client may know the message by it, and must not give it up.
         latest = delivery.sequence - ID_SPACE if delivery.dup else delivery.sequence
         for low, high in self._suspect:
             if low <= (latest if latest <= high else high - (high - latest) % ID_SPACE):
@@ -315,18 +319,18 @@ class DurableSender(OwedPubrels):
         return False
 
     def ask(self, identifier: int) -> None:
-        """Have the client give an identifier up."""
+        """Send PUBREL, once, so that the client gives an identifier up."""
         if identifier not in self._asked:
             self._asked.add(identifier)
             self.ports.send(ack_bytes(PUBREL, identifier))
 
     @property
     def collected(self) -> bool:
-        """True when every consumer has delivered again what was in flight."""
+        """Whether every consumer has delivered its pending messages again."""
         return all(source.collected for source in self.sources)
 
     def start(self) -> None:
-        """Send owed PUBRELs, then what was in flight, then everything else.
+        """Send owed PUBRELs, then messages that were in flight, then all others.
 
         Each in its own order [MQTT-4.4.0-1] [MQTT-4.6.0-1] [MQTT-4.6.0-4] (3.1.1).
         [MQTT-4.3.2-3] [MQTT-4.3.3-3] [MQTT-4.3.3-5] [MQTT-4.3.3-6] [MQTT-4.4.0-1] (5.0)
@@ -380,7 +384,7 @@ class DurableSender(OwedPubrels):
         if delivery.qos != 2:
             raise ProtocolError(f"PUBREC for packet identifier {identifier}, which is at QoS 1")
         if delivery.state != SENT:
-            return  # the PUBREL is on its way
+            return  # PUBREL is sent once its record is stored
         if failed:  # a reason code of 0x80 or more completes the message
             self._complete(delivery)
             for reply in delivery.replies():
@@ -390,7 +394,7 @@ class DurableSender(OwedPubrels):
             self.ports.store_pubrel(identifier, abs(delivery.sequence))
 
     def pubrel_stored(self, identifier: int) -> None:
-        """The PUBREL record is stored: send PUBREL, then let JetStream forget the message."""
+        """Send PUBREL, whose record is stored now, then acknowledge the message to JetStream."""
         delivery = self.inflight.get(identifier)
         if delivery is None or delivery.state != STORING:
             return
@@ -410,12 +414,12 @@ class DurableSender(OwedPubrels):
             self.pump()
 
     def pubrel_kept(self, identifier: int, record: bytes) -> None:
-        """As :meth:`pubrel_stored` and :meth:`pubrel_delivered`; the identifier is taken until it is freed."""
+        """Send PUBREL, which the position has as owed; the identifier is taken until :meth:`freed` is called."""
         self.pubrel_stored(identifier)
         self.keep(identifier, record)
 
     def _complete(self, delivery: Delivery) -> None:
-        """The message needs no place in the window any more."""
+        """Remove a message that needs no place in the window any more."""
         del self.inflight[delivery.id]
         sequence = delivery.sequence
         if sequence > 0:

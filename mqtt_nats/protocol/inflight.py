@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What :mod:`mqtt_nats.protocol.durable_sender` keeps about a consumer, a message and an owed PUBREL."""
+"""State of a consumer, of a message and of an owed PUBREL in :mod:`mqtt_nats.protocol.durable_sender`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ STORING: Final = 2
 
 
 class SubscriptionState:
-    """One durable consumer of the session, attached to this connection."""
+    """The delivery state of one subscription of a durable session: what its consumer has delivered, and how far."""
 
     REPLAYING: Final = 1
     BEHIND: Final = 1 << 20
     RETURNING: Final = 1 << 40
 
     KNOWN_LEAST: Final = 64
-    """Sequences that are remembered when the client takes few messages at a time."""
+    """Least number of completed sequences that are remembered, also with a smaller window."""
 
     __slots__ = (
         "again",
@@ -54,60 +54,59 @@ class SubscriptionState:
         self.qos = qos
         """Granted QoS."""
         self.no_local = False
-        """The session's own messages are left out (5.0)."""
+        """Whether the session's own messages are left out: No Local (5.0)."""
         self.kept = False
-        """RETAIN stays as it was published (5.0)."""
+        """Whether RETAIN stays as it was published: Retain As Published (5.0)."""
         self.identifier: int | None = None
-        """Subscription identifier (5.0)."""
+        """Subscription identifier (5.0); None = none."""
         self.end = end
-        """Not 0: the subscription has ended; only what was in flight up to this sequence is completed."""
+        """Stream sequence up to which an ended subscription completes its messages; 0 = it has not ended."""
         self.whole = False
-        """Then: all that it matches up to that sequence is still sent, since QoS 0 has only taken its place."""
+        """Whether the ended subscription was lowered to QoS 0: all matching messages up to ``end`` are still sent."""
         self.start = start
         """Stream sequence from which the subscription counts."""
         self.was_qos = 0
         self.until = 0
-        """Up to this sequence the subscription had the QoS ``was_qos``."""
+        """Stream sequence up to which the subscription had the higher QoS ``was_qos``; 0 = none."""
         self.last = 0
         """Highest stream sequence received."""
         self.first = 0
-        """Highest stream sequence received as a first delivery: everything before it has been here."""
+        """Highest stream sequence received as a first delivery: all before it were delivered here."""
         self.base = 0
-        """The lowest one since the consumer was attached last: all from there to ``first`` came here; 0 = none yet."""
+        """Lowest first delivery since the consumer was attached: all from it to ``first`` came here; 0 = none yet."""
         self.past: deque[tuple[int, int]] = deque(maxlen=16)
-        """The same two of the last times before that it was attached, by this connection of the client."""
+        """Pairs (``base``, ``first``) of the times before, when this connection of the client had it attached."""
         self.place = 0
-        """The consumer's own number of the next delivery, redeliveries included; 0 = not known, negative = not
-        more than that."""
+        """Consumer sequence of the next (re)delivery; 0 = not known, negative = at most the absolute value."""
         self.reach = 0
-        """That number of the last delivery before JetStream has told how many are pending."""
+        """Consumer sequence of the last delivery when JetStream counted the pending messages."""
         self.early: list[tuple[int, bool]] = []
-        """Those of first deliveries that have come before the gateway was told, and whether they are acknowledged."""
+        """Consumer sequences of first deliveries that came before that count is known; whether each is acknowledged."""
         self.clear = start - 1
-        """The consumer has nothing left to deliver before this sequence, for all that ``last`` says."""
+        """Stream sequence up to which the consumer has no message left to deliver, even where ``last`` is lower."""
         self.asked = False
-        """JetStream has been asked for that."""
+        """Whether a request to JetStream for ``clear`` is under way."""
         self.forgotten_from = 0
-        """The lowest sequence that was given up since the client has read last; 0 = none."""
+        """Lowest stream sequence that was given up since the client stopped reading; 0 = none."""
         self.expected: int | None = None
-        """Redeliveries to come after the consumer was attached; None = not known yet."""
+        """Redeliveries that have to come after the consumer was attached; None = not known yet."""
         self.again = 0
-        """Redeliveries that have come."""
+        """Redeliveries that have come since the consumer was attached."""
         self.held = 0
-        """New messages are kept back: `REPLAYING` for each replay of which retained messages are yet to be written,
-        `BEHIND` for each ended subscription that still brings older messages which are now this one's, `RETURNING`
-        until what was pending has come again."""
+        """Why new messages are kept back in ``backlog``: `REPLAYING` for each replay whose retained messages are not
+        sent yet, `BEHIND` for each ended subscription that still brings older messages of this one, `RETURNING` until
+        the pending messages have come again; 0 = they are not kept back."""
         self.backlog: deque[Delivery] = deque()
         self.live = False
-        """Its messages come through the shared reader: see :attr:`DurableSender.reached`."""
+        """Whether the shared reader brings the messages: see :attr:`DurableSender.reached`."""
         self.done: deque[int] = deque(maxlen=max(window, self.KNOWN_LEAST))
-        """Sequences completed last. The acknowledgements that can be lost are those of the consumer's window; and of a
-        few more where its next leader lags behind."""
+        """Stream sequences completed last. A redelivery shows that its acknowledgement was lost: that can happen to
+        one window of the consumer, and to a few more messages where its next leader lags behind."""
         self.left: deque[int] = deque(maxlen=max(window, self.KNOWN_LEAST))
-        """Sequences left to another subscription, or let go, last; this consumer need not bring them again."""
+        """Latest stream sequences left to another subscription, or let go; their redeliveries are acknowledged."""
 
     def begin_anew(self) -> None:
-        """The stream counts from 1 again."""
+        """Reset the sequences: the stream counts from 1 again."""
         self.start = 1
         self.last = self.first = self.base = self.clear = self.forgotten_from = 0
         self.was_qos = self.until = 0
@@ -116,13 +115,13 @@ class SubscriptionState:
         self.past.clear()
 
     def attaching(self) -> None:
-        """The consumer is about to deliver to a new subject, and to send again what is pending."""
+        """Prepare for a new deliver subject: the consumer is about to send its pending messages again."""
         self.expected, self.again = None, 0
         self.early.clear()
         self._end_range()
 
     def idle(self, last: int, clear: int) -> None:
-        """The consumer is not attached yet: it has delivered up to ``last``, and has nothing up to ``clear``."""
+        """Note the state of a detached consumer: delivered up to ``last``, no message left up to ``clear``."""
         self.last = max(self.last, last)
         self.clear = max(self.clear, clear)
         self.expected = 0
@@ -133,13 +132,13 @@ class SubscriptionState:
         self.base = 0
 
     def been(self, sequence: int) -> bool:
-        """Whether a message has come to this connection of the client: it is done, unless it is on its way."""
+        """Whether a message has come to this connection of the client: it is complete, unless it is on its way."""
         return 0 < self.base <= sequence <= self.first or any(low <= sequence <= high for low, high in self.past)
 
     def given_up(self, sequence: int) -> None:
-        """A message was forgotten, to come again: it is not done, for all that has been here."""
+        """Note that a message was forgotten and has to come again: it is not complete although it was delivered."""
         if 0 < self.forgotten_from <= sequence and sequence > self.first:
-            return  # every range ends before it: thousands are given up at once
+            return  # every range ends before it already; quick, since thousands are given up at once
         self.forgotten_from = min(self.forgotten_from or sequence, sequence)
         self.first = min(self.first, sequence - 1)
         self._end_range()
@@ -147,12 +146,13 @@ class SubscriptionState:
             self.past[place] = (low, min(high, sequence - 1))
 
     def attached(self, pending: int, reach: int, late: bool) -> None:
-        """JetStream has told how many are pending; some may have been delivered, for the first time, by then.
+        """Note how many messages JetStream has pending; it may count first deliveries made since the attachment.
 
         Args:
-            pending: not acknowledged.
-            reach: number of the last delivery.
-            late: it was asked only after the change: what came before that and was acknowledged is not in ``pending``.
+            pending: number of pending messages.
+            reach: consumer sequence of the last delivery.
+            late: the state was requested after the change: early deliveries that were acknowledged are not in
+                ``pending``.
         """
         self.expected = pending - sum(number <= reach and not (late and done) for number, done in self.early)
         self.reach = reach
@@ -160,33 +160,33 @@ class SubscriptionState:
         self.early.clear()
 
     def began(self, number: int, done: bool) -> None:
-        """A first delivery has come, and is acknowledged when it is ``done``: it is not one to come again."""
+        """Note a first delivery, acknowledged when it is ``done``: it is not one of the redeliveries expected."""
         if self.expected is None:
             self.early.append((number, done))
         elif number <= self.reach:
             self.expected -= 1
 
     def follows(self, number: int) -> bool:
-        """Whether no delivery is missing before the one with this number, as far as that is known."""
+        """Whether no delivery is missing before consumer sequence ``number``, as far as that is known."""
         return number == self.place if self.place > 0 else not self.place or number <= -self.place
 
     @property
     def collected(self) -> bool:
-        """True when everything that was in flight has been delivered again."""
+        """Whether all messages that were pending have been delivered again."""
         return self.expected is not None and self.again >= self.expected
 
     @property
     def missing(self) -> int:
-        """How many messages that were in flight have not been delivered again."""
+        """Number of messages that were pending and have not been delivered again."""
         return max((self.expected or 0) - self.again, 0)
 
     def raised(self, qos: int) -> None:
-        """What was sent so far may have been sent at ``qos``, and is sent again at no lower one."""
+        """Note that messages so far may have been sent at ``qos``; they are sent again at no lower QoS."""
         self.was_qos = max(qos, self.was_qos if self.until else 0)
         self.until = max(self.until, self.last)
 
     def granted(self, sequence: int) -> int:
-        """The QoS that was granted when the message was, or will be, sent first."""
+        """Return the QoS that is granted to the message when it is sent first."""
         return self.was_qos if sequence <= self.until else self.qos
 
 
@@ -204,41 +204,43 @@ class Delivery:
         self.id = identifier
         self.qos = qos
         self.body = body
-        """What :meth:`Ports.publish` needs; opaque here."""
+        """The message for :meth:`Ports.publish`; opaque to this package. None once it was sent."""
         self.reply = reply
-        """The acknowledgement subject; empty for a retained message."""
+        """Acknowledgement subject, or a token of `ack_tokens`; empty for a retained message."""
         self.others: list[bytes] | None = None
-        """Those of the same message from further consumers."""
+        """Acknowledgement subjects of the same message from other consumers; None = none."""
         self.dup = dup
+        """Whether the client may have been sent the message before: it is sent with DUP."""
         self.state = WAITING
 
     def replies(self) -> list[bytes]:
-        """Every acknowledgement subject."""
+        """Return every acknowledgement subject of the message."""
         return [self.reply, *(self.others or ())] if self.reply else []
 
 
 class Release:
-    """An owed PUBREL."""
+    """An owed PUBREL of a QoS 2 message that the client has."""
 
     __slots__ = ("comp", "delivery", "former", "records", "sequence", "source", "stays", "unconfirmed")
 
     def __init__(self, sequence: int, former: bool = False) -> None:
         self.sequence = sequence
         self.former = former
-        """The sequence counts in a stream that was replaced: the message of that sequence is another one now."""
+        """Whether the sequence counts in a stream that was replaced: another message has that sequence now."""
         self.unconfirmed = 0
-        """Acknowledgements of the message that JetStream has yet to confirm."""
+        """Number of acknowledgements of the message that JetStream has yet to confirm."""
         self.delivery: Delivery | None = None
-        """The message, when this connection has sent it."""
+        """The message; None = an earlier connection has sent it."""
         self.source: SubscriptionState | None = None
-        """Of a retained message: the subscription that it was sent for, where that is known."""
+        """The subscription for which a retained message was sent; None = not known, or not a retained message."""
         self.comp = False
+        """Whether the client has sent PUBCOMP."""
         self.stays = False
-        """Its identifier is taken until :meth:`DurableSender.freed`, also when all is complete."""
+        """Whether the identifier is taken until :meth:`DurableSender.freed`, also after the exchange is complete."""
         self.records: list[bytes] = []
-        """The acknowledgement subject of the PUBREL record, once it has been delivered; several when it was
-        stored again after a reconnect."""
+        """Acknowledgement subjects of the PUBREL record, once it was delivered; several when the record was stored
+        again after a reconnect."""
 
     def await_one_more(self) -> None:
-        """One more acknowledgement of the message is yet to be confirmed."""
+        """Count one more acknowledgement of the message that JetStream has yet to confirm."""
         self.unconfirmed += 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Overlapping subscriptions: which of them delivers a stored message.
+"""Overlapping subscriptions of a session: choice of the one that delivers a stored message (its owner here).
 
 A message that several subscriptions of a session match is delivered once, through the subscription with the
 lowest (start sequence, subject) that had begun when the message was stored. Every gateway computes the same
@@ -20,7 +20,7 @@ MAX_TOPICS = 4096
 
 
 class Overlap(Generic[T]):
-    """The stored-message subscriptions of one session."""
+    """The subscriptions of one session that get stored messages, in the order of ownership."""
 
     __slots__ = ("_entries", "_matching")
 
@@ -29,16 +29,16 @@ class Overlap(Generic[T]):
         self._matching: dict[str, list[tuple[int, str, T, SubscriptionState]]] = {}
 
     def add(self, pattern: str, value: T, source: SubscriptionState) -> None:
-        """A subscription on the NATS subject ``pattern``."""
+        """Add a subscription on the NATS subject ``pattern``."""
         insort(self._entries, (source.start, pattern, value, source), key=lambda entry: entry[:2])
         self._matching.clear()
 
     def remove(self, value: T) -> list[T]:
-        """A subscription has ended.
+        """Remove a subscription that has ended.
 
         Returns:
-            Those whose messages may have been sent at its QoS, which was higher than their own: their ``was_qos``
-            and ``until`` have changed.
+            Subscriptions whose messages may have been sent at the higher QoS of the ended one: their ``was_qos`` and
+            ``until`` have changed.
         """
         ended = [entry for entry in self._entries if entry[2] is value]
         self._entries = [entry for entry in self._entries if entry[2] is not value]
@@ -52,7 +52,7 @@ class Overlap(Generic[T]):
         return raised
 
     def begin_anew(self, value: T) -> None:
-        """The stream counts from 1 again."""
+        """Take the new start of a subscription's source: the stream counts from 1 again."""
         self._entries = [
             (source.start if found is value else start, pattern, found, source)
             for start, pattern, found, source in self._entries
@@ -61,13 +61,13 @@ class Overlap(Generic[T]):
         self._matching.clear()
 
     def after(self, value: T) -> list[SubscriptionState]:
-        """Those that may have left messages to a subscription: they may match the same, and come after it."""
+        """Return the subscriptions that may have left messages to this one: they overlap, and come later in order."""
         at = next(number for number, entry in enumerate(self._entries) if entry[2] is value)
         pattern = self._entries[at][1]
         return [source for _, other, _, source in self._entries[at + 1 :] if patterns_meet(other, pattern)]
 
     def after_ended(self, start: int, pattern: str) -> list[SubscriptionState]:
-        """The same of one that has ended, by its start; 0 = not known, then all that may match the same."""
+        """Return the same for an ended subscription by its ``start``; 0 = not known: all subscriptions that overlap."""
         return [
             source
             for first, other, _, source in self._entries
@@ -75,12 +75,12 @@ class Overlap(Generic[T]):
         ]
 
     def owner(self, subject: str, sequence: int, own: bool = False) -> tuple[T | None, int]:
-        """Who delivers the message, and the highest QoS granted by any subscription that it matches.
+        """Return the subscription that delivers a message, and the highest QoS granted by any that it matches.
 
         [MQTT-3.3.5-1] (3.1.1), [MQTT-3.3.4-2] (5.0)
 
         Args:
-            own: the session has published it: subscriptions with No Local do not count.
+            own: whether the session has published the message: subscriptions with No Local do not count.
         """
         owner: T | None = None
         granted = 0
@@ -92,7 +92,7 @@ class Overlap(Generic[T]):
         return owner, granted
 
     def matching(self, subject: str, sequence: int, own: bool) -> list[T]:
-        """All that match a message, the owner first."""
+        """Return all subscriptions that match a message, the owner first."""
         matching = self._match(subject)
         return [
             value
@@ -101,7 +101,7 @@ class Overlap(Generic[T]):
         ]
 
     def extras(self, subject: str, sequence: int, own: bool) -> tuple[list[int], bool]:
-        """Subscription identifiers of everything that matches, and whether RETAIN stays as published (5.0)."""
+        """Return the identifiers of all matching subscriptions, and whether RETAIN stays as published (5.0)."""
         identifiers: list[int] = []
         kept = False
         for start, _, _, source in self._match(subject):
@@ -123,7 +123,7 @@ class Overlap(Generic[T]):
 
 
 def _reaches(source: SubscriptionState, sequence: int) -> bool:
-    """Whether a subscription had not ended, in favour of one at QoS 0, when a message was stored."""
+    """Whether a message was stored before the subscription was lowered to QoS 0, or it was not lowered."""
     return not source.end or sequence <= source.end
 
 
@@ -132,7 +132,7 @@ def subject_matches(pattern: str, tokens: list[str]) -> bool:
 
     No wildcard matches a leading ``$``.
 
-    [MQTT-4.7.2-1] (3.1.1, 5.0): what such a consumer brings is dropped, so it must not own the message.
+    [MQTT-4.7.2-1] (3.1.1, 5.0): such a message of a wildcard consumer is dropped, so its subscription must not own it.
     """
     if pattern[0] in "*>" and tokens[0].startswith("$"):
         return False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Owed PUBRELs: they remain of a QoS 2 message that the client has, and leave in the order of their PUBRECs.
+"""Owed PUBRELs: the rest of QoS 2 messages that the client has received; they are sent in the order of the PUBRECs.
 
 Why: docs/internals/rules.md#owed-pubrels.
 """
@@ -15,35 +15,37 @@ from mqtt_nats.protocol.unsequenced import RETAINED_BASE
 
 
 class OwedPubrels(Requeue):
-    """The part of a durable session's sender that deals with them."""
+    """The part of a durable session's sender that deals with owed PUBRELs."""
 
     def __init__(self, version: int) -> None:
         super().__init__()
         self.version = version
         self.released = 0
-        """How many of those count as in flight: a message of this connection in 5.0."""
+        """Number of owed PUBRELs that count as in flight: in 5.0, those whose message this connection has sent."""
         self.on_complete: Callable[[Delivery], None] | None = None
-        """Called when a message of a subscription that has ended is complete."""
+        """Called when a message of an ended subscription is complete."""
         self._owed: set[int] = set()
-        """Sequences of the session's own messages whose PUBREL was owed when it was resumed: never to be sent again."""
+        """Stream sequences whose PUBREL was owed at the resume: these messages are never sent again."""
         self._cleared: set[int] = set()
+        """Packet identifiers that the client has given up: they are not suspect any more."""
 
     def owe(self, identifier: int, sequence: int, former: bool = False) -> None:
-        """A PUBREL record was found: reserve the identifier; the PUBREL is sent by :meth:`DurableSender.start`.
+        """Add the PUBREL of a record that was found; :meth:`DurableSender.start` sends it.
 
         Args:
-            former: the sequence counts in a stream that was replaced.
+            former: whether the sequence counts in a stream that was replaced.
         """
         self.releases[identifier] = Release(sequence, former)
-        # Else it is of a shared subscription's copy, which may be another one's too, or of a retained message, whose
-        # sequence counts elsewhere. Records of nats-server's listener, with any identifier, have no sequence.
+        # Other identifiers stand for a copy of a shared subscription, while a subscription of the session may have the
+        # same message to deliver, or for a retained message, whose sequence counts in another stream.
+        # Records of nats-server's listener, with any identifier, have no sequence.
         if not former and identifier < RETAINED_BASE:
             self._owed.add(sequence)
         if identifier >= RETAINED_BASE:
             self._recorded[identifier] = sequence
 
     def keep(self, identifier: int, record: bytes) -> None:
-        """An owed PUBREL's identifier is taken until it is freed."""
+        """Keep the identifier of an owed PUBREL taken until :meth:`freed` is called."""
         release = self.releases.get(identifier)
         if release is not None and not release.stays:
             release.stays = True
@@ -51,7 +53,7 @@ class OwedPubrels(Requeue):
             self._finish(identifier, release)
 
     def freed(self, identifier: int) -> None:
-        """The identifier of a release that stays may be used again."""
+        """Free the identifier of a release that stays: the position that has it no more is stored."""
         release = self.releases.get(identifier)
         if release is not None and release.stays and release.comp:
             del self.releases[identifier]
@@ -59,9 +61,9 @@ class OwedPubrels(Requeue):
                 self.pump()
 
     def answered(self, identifier: int, sequence: int) -> None:
-        """Another message than that of ``sequence`` had the identifier before: the client has answered that PUBREL.
+        """Drop an owed PUBREL whose identifier the message of ``sequence`` has by now: the client has answered it.
 
-        Else the identifier had not been free. The record is left of a connection that has ended too early to remove it.
+        Otherwise the identifier would not have been free. A connection that ended too early has left the record.
         """
         release = self.releases.get(identifier)
         if release is not None and release.sequence != sequence:
@@ -70,7 +72,7 @@ class OwedPubrels(Requeue):
                 self.ports.ack(record)
 
     def confirmed(self, identifier: int) -> None:
-        """JetStream has confirmed one acknowledgement of a released message."""
+        """Note that JetStream has confirmed one acknowledgement of a released message."""
         release = self.releases.get(identifier)
         if release is not None:
             release.unconfirmed -= 1
@@ -79,21 +81,21 @@ class OwedPubrels(Requeue):
             self._finish(identifier, release)
 
     def pubrel_delivered(self, identifier: int, sequence: int, reply: bytes) -> None:
-        """The consumer of PUBREL records has delivered a record."""
+        """Handle a record that the consumer of PUBREL records has delivered."""
         release = self.releases.get(identifier)
         if release is None:
             delivery = self.inflight.get(identifier)
             if delivery is not None and delivery.state == STORING and abs(delivery.sequence) == sequence:
-                # The record overtook its own PubAck.
+                # JetStream delivered the record before its PubAck came.
                 release = self.releases[identifier] = Release(sequence)
         if release is None or release.sequence != sequence:
-            self.ports.ack(reply)  # of a message that is done
+            self.ports.ack(reply)  # the record of a message that is complete
             return
         release.records.append(reply)
         self._finish(identifier, release)
 
     def unrecorded(self) -> dict[int, int]:
-        """The sequences, by identifier, of what the client has completed and whose record was not delivered."""
+        """Return the sequences, by identifier, of answered PUBRELs whose record JetStream has not delivered."""
         return {
             identifier: release.sequence
             for identifier, release in self.releases.items()
@@ -101,12 +103,12 @@ class OwedPubrels(Requeue):
         }
 
     def vanished(self, identifier: int, sequence: int) -> None:
-        """There is no such record any more: an earlier connection has removed it after it was read here."""
+        """Complete a PUBREL whose record is gone: an earlier connection removed it after it was read here."""
         if self.unrecorded().get(identifier) == sequence:
             self._finish(identifier, self.releases[identifier], gone=True)
 
     def _completed(self, identifier: int) -> None:
-        """PUBCOMP, with whatever reason: the client has let the identifier go."""
+        """Handle a PUBCOMP, with any reason code: the client has given the identifier up."""
         if identifier in self._asked:
             self._asked.discard(identifier)
             self._cleared.add(identifier)
@@ -120,7 +122,7 @@ class OwedPubrels(Requeue):
             self._finish(identifier, release)
 
     def replayed(self, source: SubscriptionState, cursor: int | None) -> None:
-        """The session record says how far a subscription's retained messages are: what is before it needs no record."""
+        """Note how far the record has a subscription's replay; PUBREL records before ``cursor`` may be removed."""
         if cursor is None or source.end:
             self.cursors.pop(source, None)
         else:
@@ -131,11 +133,11 @@ class OwedPubrels(Requeue):
 
     @property
     def keeps(self) -> bool:
-        """Whether records are kept of retained messages that the client has whole."""
+        """Whether PUBREL records of retained messages are kept although the client has completed the messages."""
         return any(one.comp and self._kept(identifier, one) for identifier, one in self.releases.items())
 
     def _kept(self, identifier: int, release: Release) -> bool:
-        """Whether the next connection would send a retained message again, if there were no record of its PUBREL."""
+        """Whether the next connection would send a retained message again without the record of its PUBREL."""
         if identifier < RETAINED_BASE or not self.cursors:
             return False
         source = release.source
@@ -147,12 +149,12 @@ class OwedPubrels(Requeue):
             return False  # of a shared subscription
         if first > release.sequence:
             return False
-        # Whoever subscribes again meanwhile gets the same once more: that is what would have to be sent again.
+        # If the client subscribes again meanwhile, it gets the same message once more: the record must not prevent it.
         new = self.others[0] if self.others else None
         return new is None or -new.sequence != release.sequence or source not in (None, new.source)
 
     def _give_way(self, identifier: int) -> bool:
-        """Let go of a record that is kept, for the same message that is to be sent anew; False: it is in use."""
+        """Remove a kept record whose message is to be sent anew; False while the identifier is in use."""
         self._finish(identifier, self.releases[identifier])
         return identifier not in self.releases
 
@@ -178,9 +180,9 @@ class OwedPubrels(Requeue):
 
 
 class ReleaseOrder:
-    """What has to be stored before a PUBREL may be sent is stored in streams of their own, which keep no order.
+    """The order of PUBRELs: each waits until those of earlier PUBRECs are stored, too.
 
-    [MQTT-4.6.0-4] (3.1.1)
+    Records and positions are in different streams, which are stored in no common order. [MQTT-4.6.0-4] (3.1.1)
     """
 
     __slots__ = ("_storable", "_waiting")
@@ -189,14 +191,14 @@ class ReleaseOrder:
         self._waiting: deque[int] = deque()
         """Packet identifiers in the order of their PUBRECs."""
         self._storable: dict[int, bytes] = {}
-        """Those of them that are stored, behind one that is not."""
+        """Marks of the identifiers that are stored, behind an identifier that is not."""
 
     def received(self, identifier: int) -> None:
-        """A PUBREC has come."""
+        """Note that a PUBREC has come."""
         self._waiting.append(identifier)
 
     def stored(self, identifier: int, mark: bytes) -> list[tuple[int, bytes]]:
-        """It is stored, which ``mark`` stands for; returns the PUBRELs that may be sent now, with theirs."""
+        """Note that a PUBREL is stored as ``mark``; return the identifiers that may be sent now, with their marks."""
         waiting, storable = self._waiting, self._storable
         if not storable and waiting and waiting[0] == identifier:
             waiting.popleft()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the machine of a durable session asks of the world."""
+"""Ports: the operations by which the state machine of a durable session acts on the client and on JetStream."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
 
 
 class Ports(Protocol):
-    """What the machine asks of the world."""
+    """The operations that the state machine of a durable session calls."""
 
     def send(self, data: bytes) -> None:
         """Send bytes to the client."""
@@ -30,14 +30,14 @@ class Ports(Protocol):
         """Ask JetStream for the state of a consumer and report it with :meth:`DurableSender.looked`."""
 
     def written(self, source: SubscriptionState) -> None:
-        """A message that had waited is sent, of a subscription of which QoS 0 has taken the place, or that is live."""
+        """Report that a waiting message was sent whose subscription is live or was lowered to QoS 0."""
 
     def seek(self) -> None:
-        """Look for the records of :meth:`Releasing.unrecorded` and report with :meth:`Releasing.vanished`."""
+        """Look for the records of :meth:`DurableSender.unrecorded` and report with :meth:`DurableSender.vanished`."""
 
 
 class Nowhere:
-    """The ports of a machine whose connection has ended: what is not done is done by the next one."""
+    """The ports of a machine whose connection has ended: all work is left to the next connection."""
 
     def send(self, data: bytes) -> None:
         """Drop bytes."""
@@ -56,13 +56,13 @@ class Nowhere:
         """Leave a message to be delivered again."""
 
     def look(self, source: SubscriptionState, sequence: int) -> None:
-        """Ask nothing."""
+        """Leave the request to the next connection."""
 
     def written(self, source: SubscriptionState) -> None:
-        """Nobody waits for it."""
+        """Drop the report: nothing waits for it."""
 
     def seek(self) -> None:
-        """Look for nothing."""
+        """Leave the records to the next connection."""
 
 
 NOWHERE: Final = Nowhere()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a durable session has taken from the shared reader, and what is stored of that.
+"""Position of a durable session in the messages of the shared reader, in memory and as it is stored.
 
-Theory of operation. A message that was taken is *pending* until it is complete. What is stored is the whole of it, each
-time: up to where everything was taken, what of it is pending, and for which packet identifiers PUBREL is owed. What
-depends on having been stored is done after that: PUBREL is sent after the write that has its identifier as owed, and
-an identifier is used again after the write that has it no more.
+Theory of operation. A message that was taken is *pending* until it is complete. Each write stores the whole position:
+the sequence up to which every message was taken, the pending messages, and the packet identifiers for which PUBREL is
+owed. Steps that depend on a write are done after it: PUBREL is sent after the write that has its identifier as owed,
+and an identifier is used again after the write that has it no more.
 
 Why: docs/internals/rules.md#positions.
 """
@@ -16,18 +16,18 @@ from typing import NamedTuple
 
 
 class Step(Enum):
-    """What may be done once it has been written that it will be."""
+    """A step that may be done once the position that names it is stored."""
 
     RELEASE = 1
     """PUBREL may be sent."""
     CONFIRM = 2
-    """A message is complete of which PUBREL was sent by other means."""
+    """A message is confirmed whose PUBREL is owed by a record instead of the position."""
     FREE = 3
     """The packet identifier may be used again."""
 
 
 class Content(NamedTuple):
-    """What is to be written."""
+    """The content of one write of the position; see `SessionPosition`."""
 
     reached: int
     pending: dict[int, int]
@@ -35,41 +35,43 @@ class Content(NamedTuple):
 
 
 class SessionPosition:
-    """One session's."""
+    """The position of one durable session."""
 
     __slots__ = ("_steps", "_under_way", "dirty", "pending", "reached", "released")
 
     def __init__(self) -> None:
         self.reached = 0
-        """Everything up to this sequence was taken."""
+        """Stream sequence up to which every message was taken; 0 = none."""
         self.pending: dict[int, int] = {}
-        """What was taken and is not complete: QoS by sequence."""
+        """QoS of messages that were taken and are not complete, by stream sequence."""
         self.released: dict[int, int] = {}
-        """For which packet identifiers PUBREL is owed, with the sequence of the message."""
+        """Stream sequences of messages whose PUBREL is owed, by packet identifier."""
         self.dirty = False
-        """Something has changed since the last write was begun."""
+        """Whether the position has changed since the last write began."""
         self._steps: list[tuple[Step, int]] = []
+        """Steps that wait for the next write, each with its packet identifier."""
         self._under_way: list[tuple[Step, int]] = []
+        """Steps that wait for the write under way."""
 
     def take(self, sequence: int, qos: int) -> None:
-        """A message is this session's from now on."""
+        """Add a message that the session takes: it is pending."""
         self.pending[sequence] = qos
         self.dirty = True
 
     def done(self, sequence: int) -> None:
-        """A message is complete."""
+        """Remove a complete message from the pending ones."""
         self.pending.pop(sequence, None)
         self.dirty = True
 
     def receive(self, identifier: int, sequence: int) -> None:
-        """PUBREC has come: PUBREL is owed from now on."""
+        """Note a PUBREC: PUBREL is owed from now on."""
         self.pending.pop(sequence, None)
         self.released[identifier] = sequence
         self._steps.append((Step.RELEASE, identifier))
         self.dirty = True
 
     def confirm(self, sequence: int, identifier: int) -> bool:
-        """A message is complete whose PUBREL record has been stored elsewhere; False when that is written already."""
+        """Remove a message whose PUBREL is owed by a record; False when the message is not pending (any more)."""
         if self.pending.pop(sequence, None) is None:
             return False
         self._steps.append((Step.CONFIRM, identifier))
@@ -77,24 +79,24 @@ class SessionPosition:
         return True
 
     def free(self, identifier: int) -> None:
-        """PUBCOMP has come."""
+        """Note a PUBCOMP: the packet identifier is free after the next write."""
         if self.released.pop(identifier, None) is not None:
             self._steps.append((Step.FREE, identifier))
             self.dirty = True
 
     @property
     def urgent(self) -> bool:
-        """Whether the client waits for a write."""
+        """Whether a PUBREL to the client waits for the next write."""
         return any(step is Step.RELEASE for step, _ in self._steps)
 
     def begin(self) -> Content:
-        """A write begins; there is one at a time."""
+        """Begin a write and return its content; there is one write at a time."""
         self._under_way += self._steps
         self._steps = []
         self.dirty = False
         return Content(self.reached, dict(self.pending), dict(self.released))
 
     def stored(self) -> list[tuple[Step, int]]:
-        """The write that was begun last is stored: what may be done now, in order."""
+        """Return the steps that may be done, in order, now that the write under way is stored."""
         done, self._under_way = self._under_way, []
         return done

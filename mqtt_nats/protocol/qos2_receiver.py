@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The receiver's side of QoS 2: which packet identifiers are held, and what a packet means for them.
+"""The receiver's side of QoS 2: states of the packet identifiers, and the actions on PUBLISH and PUBREL.
 
     ========== ================================= ================================
     state      PUBLISH                           PUBREL
@@ -24,7 +24,7 @@ from mqtt_nats.codec import ProtocolError
 
 
 class State(Enum):
-    """State of a packet identifier."""
+    """The state of a packet identifier of an unfinished QoS 2 publish."""
 
     HOLDING = auto()
     HELD = auto()
@@ -32,7 +32,7 @@ class State(Enum):
 
 
 class Action(Enum):
-    """What to do about a packet."""
+    """The action on a PUBLISH or PUBREL packet; see the table of the module."""
 
     HOLD = auto()
     WAIT = auto()
@@ -67,7 +67,7 @@ class InboundQos2:
         self.states: dict[int, State] = {}
 
     def publish(self, packet_id: int) -> Action:
-        """A PUBLISH at QoS 2 has arrived.
+        """Handle a PUBLISH at QoS 2; return the action.
 
         Raises:
             ProtocolError: the identifier is still being released.
@@ -79,14 +79,14 @@ class InboundQos2:
         return action
 
     def releasing(self, packet_id: int) -> bool:
-        """Whether a PUBLISH with this identifier has to wait for the PUBCOMP of the one before it."""
+        """Whether a PUBLISH with this identifier has to wait for the PUBCOMP of the publish before it."""
         return self.states.get(packet_id) is State.RELEASING
 
     def pubrel(self, packet_id: int) -> Action:
-        """A PUBREL has arrived.
+        """Handle a PUBREL; return the action.
 
         Raises:
-            ProtocolError: the publish has not been acknowledged yet.
+            ProtocolError: PUBREC has not been sent for the publish yet.
         """
         step = ON_PUBREL[self.states.get(packet_id)]
         if step is None:
@@ -97,9 +97,9 @@ class InboundQos2:
         return action
 
     def stored(self, packet_id: int) -> None:
-        """The publish is held in the stream."""
+        """Note that the publish is held in the stream."""
         self.states[packet_id] = State.HELD
 
     def released(self, packet_id: int) -> None:
-        """The publish has gone to its subscribers and the held record is deleted."""
+        """Free the identifier: the publish has gone to its subscribers, and the held record is deleted."""
         self.states.pop(packet_id, None)

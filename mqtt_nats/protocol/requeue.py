@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is not sent to a client that does not read is given up: its consumers keep it, and bring it again.
+"""Messages that a client does not read are given up: its consumers keep them pending and deliver them again.
 
 Why: docs/internals/rules.md#clients-that-do-not-read.
 """
@@ -18,13 +18,13 @@ from mqtt_nats.protocol.unsequenced import UnsequencedQueue
 EVER: Final = 1 << 62
 
 PAST: Final = 4096
-"""Sequences that are remembered of subscriptions that are no more."""
+"""Completed sequences that are remembered of subscriptions that have ended."""
 
 
 class Requeue(UnsequencedQueue):
-    """The part of a durable session's sender that does so.
+    """The part of a durable session's sender that gives up messages, and that ends subscriptions.
 
-    Subscriptions that have ended are left alone: there is little of them, and others may depend on it.
+    Messages of ended subscriptions are not given up: they are few, and other subscriptions may wait for them.
     """
 
     def __init__(self) -> None:
@@ -32,90 +32,93 @@ class Requeue(UnsequencedQueue):
         self.ports: Ports = NOWHERE
         self.sources: list[SubscriptionState] = []
         self._queued: dict[int, Delivery] = {}
-        """What is WAITING, by stream sequence."""
+        """Messages in state WAITING, by stream sequence; those of a held source included."""
         self._waiting: list[tuple[int, Delivery]] = []
+        """Heap, by stream sequence, of the messages in state WAITING whose source is not held."""
         self._perhaps = 0
-        """Up to this sequence an earlier connection may have sent what is delivered for the first time."""
-        self._wary = False  # else no message is sent without a thought
+        """Stream sequence up to which an earlier connection may have sent messages that come as first deliveries;
+        0 = none."""
+        self._wary = False
+        """Whether `DurableSender.sent_at_once` is off: each message needs the full checks."""
         self.on_room: Callable[[], None] | None = None
-        """Called when acknowledgements may have made room."""
+        """Called when acknowledgements may have made room in the window."""
         self.ended = 0
-        """Up to this sequence subscriptions that have ended may have brought messages which others match too."""
+        """Stream sequence up to which ended subscriptions may have brought messages that others match too."""
         self._past: deque[int] = deque(maxlen=PAST)
-        """Sequences that were completed last by subscriptions which are no more."""
+        """Stream sequences completed last by subscriptions that have ended and are forgotten."""
         self._unsent: set[int] = set()
-        """Sequences that were taken and not sent: when they come again it is for the first time."""
+        """Stream sequences that were taken and never sent: they have no DUP when they come again."""
         self.begun = False
-        """Something may have been sent on this connection."""
+        """Whether this connection may have sent a message."""
         self._most = EVER
-        """What is known to come after all that earlier connections have sent."""
+        """Stream sequence after which earlier connections have sent no message; `EVER` = not known."""
         self._forgotten = 0
-        """How far subscriptions had come that are complete."""
+        """Highest stream sequence that forgotten subscriptions had received."""
 
     def sent_perhaps(self, last: int) -> None:
-        """Up to ``last`` an earlier connection may have sent what is delivered for the first time: it has DUP."""
+        """Set DUP for first deliveries up to sequence ``last``: an earlier connection may have sent them."""
         self._perhaps = last
         self._wary = True
 
     def perhaps(self, sequence: int) -> bool:
-        """Whether an earlier connection may have sent what is delivered for the first time."""
+        """Whether an earlier connection may have sent a message that comes as a first delivery."""
         return sequence <= self._perhaps
 
     def not_sent(self, sequences: Iterable[int]) -> None:
-        """What an earlier connection had taken, and has not sent: these and no others."""
+        """Set the sequences that an earlier connection had taken and not sent; they replace former ones."""
         self._unsent = set(sequences)
 
     def begin(self) -> None:
-        """A session begins: nothing was ever sent."""
+        """Open the machine for a new session: no message was ever sent."""
         self.open = self.begun = True
         self._most = 0
 
     def close(self) -> None:
-        """The connection has ended: what comes from now on waits."""
+        """Stop sending, as the connection has ended: messages that come from now on wait."""
         self.open = False
 
     def sent_at_most(self, last: int) -> None:
-        """Earlier connections have sent nothing after ``last``, however often a consumer may have tried."""
+        """Note that earlier connections have sent no message after ``last``, also where one comes as a redelivery."""
         self._most = last
 
     @property
     def most(self) -> int:
-        """After this sequence nothing was sent, now or before; :data:`EVER` where that is not known."""
+        """Stream sequence after which no message was sent, by any connection; :data:`EVER` = not known."""
         if not self.begun:
             return self._most
         return max(self._forgotten, self.ended, *(source.last for source in self.sources), 0)
 
     def unsent(self) -> set[int]:
-        """Sequences that were taken, wait for a place in the window or to come again, and have never been sent."""
+        """Return the sequences that were taken and never sent: they wait for the window, or have to come again."""
         return self._unsent.union(one.sequence for one in self._queued.values() if not one.dup)
 
     def taken_before(self, delivery: Delivery, qos: int, mark: bytes) -> None:
-        """An earlier connection had taken a message, too, that is on its way: ``mark`` hears of its end as well."""
+        """Note that an earlier connection had taken a message that is on its way; ``mark`` is acknowledged with it."""
         if mark not in delivery.replies():
             delivery.others = [*(delivery.others or ()), mark]
         if self._perhaps_sent(delivery):
             delivery.dup, delivery.qos = True, qos
 
     def _perhaps_sent(self, delivery: Delivery) -> bool:
-        """Whether an earlier connection may have sent what waits, and has to have DUP, if it has had it."""
+        """Whether a message has no DUP yet and may need one: it waits, and was not known as unsent."""
         return delivery.state == WAITING and not delivery.dup and delivery.sequence not in self._unsent
 
     @property
     def crowd(self) -> int:
-        """How many stored messages wait for a place in the window."""
+        """Number of stored messages that wait for a place in the window."""
         return len(self._queued)
 
     def crowd_before(self, sequence: int) -> int:
-        """How many of them are no newer than a sequence."""
+        """Return how many waiting stored messages have at most this sequence."""
         return sum(one <= sequence for one in self._queued)
 
     def on_their_way(self) -> list[Delivery]:
-        """What is in flight or waits, retained messages that wait excepted."""
+        """Return the messages in flight, and those that wait, except for waiting retained and shared messages."""
         return [*self.inflight.values(), *self._queued.values()]
 
     @property
     def places(self) -> int:
-        """In how large a window all that an earlier connection may have sent is sent again at once."""
+        """Size of a window in which all messages with DUP can be sent again at once."""
         known = [*self.on_their_way(), *self.others]
         again = [one.sequence for one in known if one.dup]
         last = max(again, default=0)
@@ -123,11 +126,11 @@ class Requeue(UnsequencedQueue):
 
     @property
     def queued(self) -> list[Delivery]:
-        """What waits for a place in the window."""
+        """Messages that wait for a place in the window."""
         return [*self._queued.values(), *self.others] if self._queued or self.others else []
 
     def recallable(self, identifier: int) -> bool:
-        """Whether a consumer would bring a message again that is taken back."""
+        """Whether a message in flight can be taken back, since a consumer will deliver it again."""
         delivery = self.inflight.get(identifier)
         return delivery is not None and delivery.state == SENT and delivery.sequence > 0 and not delivery.source.end
 
@@ -135,7 +138,7 @@ class Requeue(UnsequencedQueue):
         """Take back a message whose PUBLISH packet has not left the gateway.
 
         Returns:
-            False when the packet has to be sent all the same: no consumer would bring the message again.
+            False when the packet has to be sent all the same: no consumer would deliver the message again.
         """
         if not self.recallable(identifier):
             return False
@@ -143,7 +146,7 @@ class Requeue(UnsequencedQueue):
         return True
 
     def stall(self) -> None:
-        """Forget what waits, and send nothing more, until everything has come again and :meth:`go_on` is called."""
+        """Forget waiting messages and stop sending, until the messages have come again and :meth:`go_on` is called."""
         self.open = False
         for delivery in list(self._queued.values()):
             if not delivery.source.end:
@@ -159,11 +162,11 @@ class Requeue(UnsequencedQueue):
         if not delivery.dup:
             self._unsent.add(delivery.sequence)
         for source in self.sources:
-            # A server that is killed meanwhile may deliver it for the first time again: it is not done.
+            # A nats-server that is killed meanwhile may deliver it as a first delivery again: it is not complete.
             source.given_up(delivery.sequence)
 
     def go_on(self) -> None:
-        """Send again: first what had been given up, in order."""
+        """Send again: first the messages that were given up, in order."""
         self._unsent.clear()
         for source in self.sources:
             source.forgotten_from = 0
@@ -173,25 +176,25 @@ class Requeue(UnsequencedQueue):
     # -- changes of subscriptions ---------------------------------------------------------------
 
     def forget(self, source: SubscriptionState) -> None:
-        """A subscription that has ended is complete: its consumer is no more."""
+        """Remove the source of an ended subscription that is complete: its consumer is deleted."""
         if source in self.sources:
             self.sources.remove(source)
             self._forgotten = max(self._forgotten, source.last)
             self._past.extend(source.done)
 
     def begin_anew(self) -> None:
-        """The stream counts from 1 again."""
+        """Reset the sequences: the stream counts from 1 again."""
         self.ended = self._forgotten = 0
         self._most = EVER
         self._past.clear()
         self._unsent.clear()
 
     def _had(self, sequence: int) -> bool:
-        """Whether the client has had a message whole, by whichever subscription, of those that were lately."""
+        """Whether the client has completed a message lately, through any subscription."""
         return any(sequence in source.done for source in self.sources) or sequence in self._past
 
     def holds(self, source: SubscriptionState) -> bool:
-        """True while a message of ``source`` is on its way, or JetStream has to confirm that it is complete."""
+        """Whether a message of ``source`` is on its way, or JetStream has yet to confirm its acknowledgement."""
         return (
             self.waits(source)
             or any(delivery.source is source for delivery in self.inflight.values())
@@ -202,16 +205,16 @@ class Requeue(UnsequencedQueue):
         )
 
     def waits(self, source: SubscriptionState) -> bool:
-        """True while a message of ``source`` waits for its place, and is not sent."""
+        """Whether a message of ``source`` waits and is not sent."""
         return bool(source.backlog) or any(delivery.source is source for _, delivery in self._waiting)
 
     def lower(self, source: SubscriptionState, end: int, retained: bool) -> None:
-        """QoS 0 takes the place of a subscription: what its consumer brings up to ``end`` is still sent.
+        """Lower a subscription to QoS 0: messages that its consumer brings up to ``end`` are still sent.
 
         Args:
-            retained: the retained messages that wait are sent all the same: nothing else brings them.
+            retained: whether waiting retained messages are sent all the same: they come in no other way.
         """
-        # Others have left what they have brought by now to this one.
+        # Up to what the other subscriptions have received: they may have left those messages to this one.
         source.end, source.whole = max(end, 1, *(one.last for one in self.sources)), True
         self.others = deque(d for d in self.others if d.source is not source or d.dup or retained)
         self.replayed(source, None)
@@ -219,18 +222,18 @@ class Requeue(UnsequencedQueue):
     def drain(
         self, source: SubscriptionState, keep: Callable[[Delivery], bool] = lambda delivery: False
     ) -> list[Delivery]:
-        """A subscription ends: forget what its source has brought and was not sent yet.
+        """End a subscription: forget the messages that its source has brought and that were not sent yet.
 
         Args:
-            keep: whether another subscription wants it, which has left it to this one.
+            keep: whether another subscription wants a message that it has left to this one.
 
         Returns:
-            What is still in flight; the source may go when all of it is complete.
+            The messages still in flight; the source may go when all of them are complete.
         """
         source.end = max(source.last, 1)
         again: list[tuple[int, Delivery]] = []
         for delivery in [*source.backlog, *(d for _, d in self._waiting if d.source is source)]:
-            # An earlier connection may have sent it: it is completed [MQTT-3.10.4-3].
+            # An earlier connection may have sent the message: it is completed [MQTT-3.10.4-3].
             if delivery.dup or keep(delivery):
                 again.append((delivery.sequence, delivery))
                 continue

@@ -11,7 +11,7 @@ Theory of operation. Every packet identifier in use is in one of three states:
     RELEASED   PUBCOMP               free
     ========== ===================== ==========================
 
-Nothing is ever sent again: a connection that breaks ends the session. At most ``limit`` identifiers are
+No message is ever sent again: the end of the connection ends the session. At most ``limit`` identifiers are
 in use; further messages wait, bounded by count and bytes.
 """
 
@@ -33,17 +33,17 @@ PUBREL: Final = 6
 PUBCOMP: Final = 7
 
 Late = Callable[[int], bytes]
-"""Makes a PUBLISH packet when it is sent, from its packet identifier; empty = it must not be sent any more."""
+"""Return a PUBLISH packet for a packet identifier at the moment of sending; empty = it must not be sent any more."""
 
 
 class TransientSender:
     """The sender's side of a regular session.
 
     Args:
-        limit: messages in flight at a time (the client's Receive Maximum, bounded by ours).
-        max_queued: messages waiting beyond that.
+        limit: messages in flight at a time (the client's Receive Maximum, bounded by the gateway's).
+        max_queued: most messages that wait beyond that.
         write: sends bytes to the client.
-        max_bytes: payload bytes of the messages waiting.
+        max_bytes: most payload bytes of the waiting messages.
         version: protocol version of the client, 4 or 5.
     """
 
@@ -79,11 +79,11 @@ class TransientSender:
         self.inflight: dict[int, int] = {}
         self._queue: deque[tuple[int, bytes, bytes, Late | None, bytes]] | None = None
         self._tokens: dict[int, bytes] | None = None
-        """By packet identifier: what stands for a message that others get when this client does not acknowledge it."""
+        """Tokens by packet identifier, of messages that other members get if this client does not acknowledge them."""
         self.settled: Callable[[bytes], None] | None = None
         """Called with the token of a message that is complete."""
         self.on_room: Callable[[], None] | None = None
-        """Called once, when no more than half a window waits."""
+        """Called once when at most half a window of messages waits; then it is None again."""
         self._last = 0
 
     def publish(self, qos: int, head: bytes, payload: bytes, late: Late | None = None, token: bytes = b"") -> None:
@@ -91,10 +91,10 @@ class TransientSender:
 
         Args:
             late: makes the whole packet when it is sent, in place of ``head`` and ``payload``.
-            token: given to ``settled`` when the message is complete.
+            token: given to ``settled`` when the message is complete; empty = none.
 
         Raises:
-            QuotaExceeded: the queue is full; the session has to end, it cannot keep its promise.
+            QuotaExceeded: the queue is full; the session has to end, since a QoS 1 or 2 message would be lost.
         """
         # Nothing but PUBLISH waits [MQTT-3.3.4-10] [MQTT-4.9.0-2] [MQTT-4.9.0-3] (5.0)
         queue = self._queue
@@ -184,26 +184,26 @@ class TransientSender:
             self.settled(token)
 
     def has_room_for(self, size: int) -> bool:
-        """Whether a message of ``size`` bytes may wait: less than one window waits, and there are enough bytes.
+        """Whether a message of ``size`` bytes may wait: less than one window waits, in less than half of the bytes.
 
-        So there is something to send when acknowledgements come.
+        Waiting messages can be sent as soon as acknowledgements come.
         """
         most = min(self.limit, self.max_queued // 2)
         return self.waiting < most and self._bytes + size <= self.max_bytes // 2
 
     @property
     def waiting(self) -> int:
-        """How many messages are not sent yet."""
+        """Number of messages that are not sent yet."""
         return 0 if self._queue is None else len(self._queue)
 
     @property
     def room(self) -> int:
-        """How many more messages could be sent now."""
+        """Number of further messages that could be sent now."""
         return max(self.limit - len(self.inflight) - self.waiting, 0)
 
 
 def unknown_pubrel(packet_id: int, version: int) -> bytes:
-    """PUBREL for a message that is not known (any more), so that the receiver lets it go.
+    """Return a PUBREL for a message that is not known (any more), so that the receiver gives the identifier up.
 
     It has no reason string and no user properties [MQTT-3.6.2-2] [MQTT-3.6.2-3] (5.0).
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages of a durable session whose packet identifiers do not follow from a sequence of ``$MQTT_msgs``.
 
-Retained messages have identifiers that follow from a sequence of their own stream; messages of shared subscriptions
-have any that is free. Both wait in one queue, in the order in which they came.
+The identifier of a retained message follows from its sequence in the stream of retained messages; a message of a
+shared subscription has any free identifier. Both kinds wait in one queue, in the order in which they came.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ RETAINED_SPACE: Final = 16384
 
 
 def retained_id(sequence: int) -> int:
-    """The packet identifier under which a retained message is replayed."""
+    """Return the packet identifier under which a retained message is replayed."""
     return RETAINED_BASE + sequence % RETAINED_SPACE
 
 
 class UnsequencedQueue:
-    """The part of a durable session's sender that deals with them."""
+    """The part of a durable session's sender that deals with retained messages and shared subscriptions."""
 
     def __init__(self) -> None:
         self.inflight: dict[int, Delivery] = {}
         self.releases: dict[int, Release] = {}
         self.open = False
-        """False until everything in flight from an earlier connection has been collected."""
+        """Whether messages may be sent; False until all pending messages have come again, and while stalled."""
         self.others: deque[Delivery] = deque()
-        """What waits for a place in the window."""
+        """Retained and shared messages that wait for a place in the window."""
         self.reserved: set[int] = set()
-        """Identifiers of messages of shared subscriptions that are not sent yet."""
+        """Packet identifiers of shared subscriptions' messages that are not sent yet."""
         self._asked: set[int] = set()
-        """Identifiers that the client is to give up first, where the next message is at QoS 2."""
+        """Packet identifiers that the client has to give up before a QoS 2 message may use them; PUBREL is sent."""
         self.cursors: dict[SubscriptionState, int] = {}
-        """Where the next connection would go on with retained messages, by subscription whose replay is unfinished."""
+        """Retained sequence from which the next connection would go on, by subscription with an unfinished replay."""
         self._last_free = 0
         self._recorded: dict[int, int] = {}
         """Sequences of the PUBRELs that were owed at the resume, by identifier, where :meth:`free_id` has such ones."""
 
     def pump(self) -> None:
-        """Send what may be sent now."""
+        """Send the messages that may be sent now."""
         raise NotImplementedError
 
     def replayed(self, source: SubscriptionState, cursor: int | None) -> None:
-        """The next connection would go on with a subscription's retained messages here; None = they are complete."""
+        """Note the retained sequence from which the next connection would go on; None = the replay is complete."""
         raise NotImplementedError
 
     def replay(self, source: SubscriptionState, sequence: int, qos: int, body: Any, dup: bool) -> None:
@@ -55,8 +55,8 @@ class UnsequencedQueue:
         identifier = retained_id(sequence)
         release = self.releases.get(identifier)
         if release is not None and release.sequence == sequence and dup and release.source in (None, source):
-            release.source = source  # what another subscription asks for is another copy
-            return  # the client has it: its PUBREL is owed, or was until now
+            release.source = source  # a copy for another subscription would be another message
+            return  # the client has the message: its PUBREL is owed, or was until now
         self.others.append(Delivery(source, -sequence, identifier, qos, body, b"", dup))
         self.pump()
 
@@ -84,22 +84,25 @@ class UnsequencedQueue:
         reply: bytes,
         dup: bool = False,
     ) -> None:
-        """Send a message of a shared subscription, under an identifier of :meth:`free_id`, or the one it had before."""
+        """Send a message of a shared subscription, under an identifier of :meth:`free_id`, or its former one."""
         self.reserved.add(identifier)
         self.others.append(Delivery(source, -sequence, identifier, qos, body, reply, dup))
         if self.open:
             self.pump()
 
     def shared(self, source: SubscriptionState) -> list[bytes]:
-        """The acknowledgement subjects of a shared subscription's messages at QoS 1 that are not acknowledged."""
+        """Return the acknowledgement subjects of a shared subscription's unacknowledged messages at QoS 1."""
         known = [*self.inflight.values(), *self.others]
         return [one.reply for one in known if one.source is source and one.qos == 1 and one.reply]
 
     def unshare(self, source: SubscriptionState, *, all_: bool) -> list[bytes]:
-        """A shared subscription, or with ``all_`` its connection, has ended: what of it others may have at QoS 1.
+        """End a shared subscription: give up its QoS 1 messages that other members may have.
+
+        Args:
+            all_: whether the connection has ended, so that messages in flight are given up, too.
 
         Returns:
-            The acknowledgement subjects of what was not sent, with ``all_`` also of what was not acknowledged.
+            The acknowledgement subjects of unsent messages, with ``all_`` also of unacknowledged ones.
         """
         waiting = [one for one in self.others if one.source is source and one.qos == 1]
         self.others = deque(one for one in self.others if one.source is not source or one.qos != 1)
@@ -110,11 +113,11 @@ class UnsequencedQueue:
 
     @property
     def replaying(self) -> int:
-        """Retained messages that wait for a place in the window."""
+        """Number of retained and shared messages that wait for a place in the window."""
         return len(self.others)
 
     def oldest_replayed(self, source: SubscriptionState) -> int | None:
-        """The lowest retained sequence of a source that waits or is not acknowledged; None when there is none."""
+        """Return the lowest retained sequence of a source that waits or is not acknowledged; None = there is none."""
         sequences = [-one.sequence for one in self.inflight.values() if one.sequence < 0 and one.source is source]
         sequences += [-one.sequence for one in self.others if one.source is source]
         return min(sequences, default=None)
