@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a connection is in its life."""
+"""States of a client's connection, from accept to end."""
 
 from enum import Enum, auto
 
 
 class State(Enum):
-    """Where a connection is in its life."""
+    """The state of a client's connection."""
 
     NEW = auto()
     OPENING = auto()
     RESUMING = auto()
-    """CONNACK was sent, and the session's messages are being looked for."""
+    """CONNACK was sent, and the session's pending messages are being collected."""
     LIVE = auto()
     ENDED = auto()

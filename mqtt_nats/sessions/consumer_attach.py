@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a consumer comes to deliver to a new connection, and to send again what is not acknowledged.
+"""Attaching a consumer to a new connection, so that it sends its pending messages again.
 
-Theory of operation. A deliver subject that was never used before makes the server send everything pending again,
-in order and at once. It refuses the change while anybody listens to the present subject: the former owner, for a
-moment, or somebody who listens to everything (a ``#`` subscriber, a NATS client on ``>``) for good. Then the
-subject is kept, and what is pending is made to expire once, which has the same effect a tenth of a second later.
+Theory of operation. A deliver subject that was never used before makes nats-server send all pending messages again,
+in order and at once. nats-server refuses the change while the present subject has interest: of the former owner, for a
+moment, or for good of a client that listens to everything (a ``#`` subscriber, a NATS client on ``>``). Then the
+subject is kept, and the pending messages are made to expire once, with the same effect a tenth of a second later.
 """
 
 from __future__ import annotations
@@ -41,41 +41,43 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-# The former owner of a consumer has this long to let go of it (seconds). After that it is somebody who listens to
-# everything; for a while the owners of other consumers are not waited for as long.
+# Seconds for which the former owner may still listen to a deliver subject. After that the listener is a client that
+# listens to everything: for `CROWDED` seconds other deliver subjects are waited for no longer than `LET_GO_CROWDED`.
 LET_GO: Final = 1.0
 LET_GO_CROWDED: Final = 0.1
 CROWDED: Final = 60.0
-STEP: Final = 0.02
 
-# Places in the window of PUBREL records: as many as there are packet identifiers.
+STEP: Final = 0.02
+"""Seconds between two attempts, or two looks."""
+
+# Window of the consumer of PUBREL records: as many places as there are packet identifiers.
 PUBREL_WINDOW: Final = 65535
 
-# nats-server may still be removing the files of a consumer that is made again under the same name.
+# Creating a consumer fails while nats-server still removes the files of a former consumer of the same name.
 CREATE_FAILED: Final = 10012
 CREATE_TRIES: Final = 10
 
 EXPIRE_NS: Final = 100_000_000
-"""Nanoseconds after which what is pending expires."""
+"""AckWait in nanoseconds that is set for a moment, so that pending messages expire and are sent again."""
 
 EXPIRED: Final = 5.0
-"""Seconds in which all of it has come."""
+"""Seconds to wait for the expired messages to come again."""
 
 LOOK_AGAIN: Final = 25
-"""Steps between two looks at how much is pending still."""
+"""Steps between two looks at how many messages are still pending."""
 
 BRING_BACK: Final = 20
-"""Attempts: the consumer may lose its leader in the middle of one."""
+"""Attempts to have pending messages sent again; the consumer may lose its leader during an attempt."""
 
 RETURN: Final = 1.0
-"""Seconds in which what is pending comes again after a change of the deliver subject."""
+"""Seconds in which pending messages come again after a change of the deliver subject."""
 
 
 async def move(broker: Broker, stream: str, consumer: ConsumerRef) -> ConsumerInfo:
     """Change a consumer's deliver subject.
 
     Raises:
-        DeliverSubjectBusy: somebody listens to the present one, and goes on doing so.
+        DeliverSubjectBusy: the present deliver subject has interest, and keeps it.
         ConsumerNotFound: there is no such consumer.
     """
     now = asyncio.get_running_loop().time
@@ -91,9 +93,9 @@ async def move(broker: Broker, stream: str, consumer: ConsumerRef) -> ConsumerIn
 
 
 def outdated(info: ConsumerInfo, consumer: ConsumerRef) -> bool:
-    """Whether the server's answer to a change tells how things were when the consumer got its leader.
+    """Whether nats-server's answer to a change has the state that the consumer had when it got its leader.
 
-    nats-server keeps that for the first answer after it has started, or the leader was elected. The change is made.
+    The first answer after the start of nats-server, or the election of a leader, is such a one. The change is made.
     """
     config = info.config
     return bool(config["deliver_subject"] != consumer.deliver_subject or config["ack_wait"] != consumer.ack_wait)
@@ -103,11 +105,11 @@ async def take(side: DurableDelivery, attachment: ConsumerBinding) -> tuple[Cons
     """Have a consumer deliver to this connection.
 
     Returns:
-        How it is since then, and whether that was asked after the change had been made.
+        State of the consumer since then, and whether the state was requested after the change.
 
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream does not do it.
-        MqttError: somebody deletes the consumer at the same moment.
+        MqttError: the consumer was deleted at the same moment, or the stream was replaced.
     """
     broker = side.client.broker
     consumer = attachment.consumer
@@ -132,7 +134,7 @@ async def take(side: DurableDelivery, attachment: ConsumerBinding) -> tuple[Cons
 
 
 async def _adopt_start(side: DurableDelivery, attachment: ConsumerBinding) -> bool:
-    """A consumer that was made again may begin elsewhere than the record says, which was to be written next."""
+    """Take over the start of a consumer that was created again before the record was written; False = same start."""
     consumer = attachment.consumer
     found = await existing_consumer(side.client.broker.inbox, MESSAGES, consumer.durable_name, side.client.client_id)
     if found is None or found.start_seq == consumer.start_seq:
@@ -150,7 +152,7 @@ async def attach_in_place(side: DurableDelivery, attachment: ConsumerBinding) ->
 
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream does not do it.
-        MqttError: somebody deletes the consumer at the same moment.
+        MqttError: the consumer was deleted at the same moment.
     """
     broker = side.client.broker
     link = broker.link
@@ -158,7 +160,7 @@ async def attach_in_place(side: DurableDelivery, attachment: ConsumerBinding) ->
     if found is None:
         raise MqttError("a consumer was deleted while it was being attached", ReasonCode.SERVER_BUSY)
     source = attachment.source
-    source.held += source.REPLAYING  # what is new comes before what is sent again
+    source.held += source.REPLAYING  # new messages come before the redeliveries, and have to wait
     link.unsubscribe_raw(attachment.sid)
     source.place = 0
     attachment.consumer = replace(attachment.consumer, deliver_subject=found.deliver_subject)
@@ -175,10 +177,10 @@ async def attach_in_place(side: DurableDelivery, attachment: ConsumerBinding) ->
 
 
 async def make_anew(client: Client, side: DurableDelivery, attachment: ConsumerBinding) -> ConsumerInfo:
-    """Create a consumer that somebody has deleted, to go on where it was, as far as that is known.
+    """Create a deleted consumer again, to go on where it was, as far as that is known.
 
     Raises:
-        ApiError: JetStream does not create it.
+        ApiError, MqttError: JetStream does not create it; or the stream was replaced.
     """
     broker = client.broker
     source = attachment.source
@@ -186,7 +188,7 @@ async def make_anew(client: Client, side: DurableDelivery, attachment: ConsumerB
     record = client.record
     assert record is not None
     assert record.v5 is not None
-    await broker.generation.check()  # before anything is made in a stream that the session does not count in
+    await broker.generation.check()  # no consumer may be created in a stream in which the session does not count
     if not client.alive:
         raise MqttError("the stream of messages was replaced", ReasonCode.SERVER_BUSY)
     last = int((await call(broker.inbox, f"STREAM.INFO.{MESSAGES}"))["state"]["last_seq"])
@@ -224,11 +226,11 @@ async def make_anew(client: Client, side: DurableDelivery, attachment: ConsumerB
 
 
 async def send_again(broker: Broker, stream: str, consumer: ConsumerRef, come: Callable[[], int]) -> ConsumerInfo:
-    """Have a consumer send again what is not acknowledged, on its present deliver subject.
+    """Have a consumer send its pending messages again on its present deliver subject, by a short AckWait.
 
     Args:
-        consumer: as it is to be, with the deliver subject that it has.
-        come: how many repeated messages have arrived.
+        consumer: the wanted configuration, with the present deliver subject.
+        come: returns how many redeliveries have arrived.
     """
     short = replace(consumer, ack_wait=EXPIRE_NS)
     try:
@@ -240,7 +242,7 @@ async def send_again(broker: Broker, stream: str, consumer: ConsumerRef, come: C
             if come() >= pending:
                 break
             await asyncio.sleep(STEP)
-            if not step % LOOK_AGAIN:  # what is acknowledged meanwhile does not come again
+            if not step % LOOK_AGAIN:  # messages acknowledged meanwhile do not come again
                 latest = await consumer_info(broker.inbox, stream, consumer.durable_name)
                 pending = min(pending, latest.num_ack_pending) if latest is not None else 0
     finally:
@@ -251,13 +253,13 @@ async def send_again(broker: Broker, stream: str, consumer: ConsumerRef, come: C
 async def bring_back(
     side: DurableDelivery, attachment: ConsumerBinding, patience: float = RETURN, attempts: int = BRING_BACK
 ) -> bool:
-    """Wait until what a consumer had pending has come again; see to it when it does not come by itself.
+    """Wait until a consumer's pending messages have come again; make the consumer send them when they do not come.
 
-    A change of the deliver subject that is made while the consumer has no leader sends nothing again.
+    A change of the deliver subject without a leader sends no message again. ``patience``: seconds to wait before.
 
     Returns:
-        False when it has to be attached once more: it does not send, or one of those messages was lost on its way, or
-        the connection to NATS.
+        False when the consumer has to be attached once more: it does not send, or one of the messages, or the
+        connection to NATS, was lost.
 
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream does not answer.
@@ -267,7 +269,7 @@ async def bring_back(
     name = attachment.consumer.durable_name
 
     def deaf() -> bool:
-        """Whether nobody listens to the deliver subject any more."""
+        """Whether this connection does not listen to the deliver subject any more."""
         return attachment.missed or attachment.wire is not broker.link.wire
 
     for _ in range(int(patience / STEP)):
@@ -293,11 +295,11 @@ async def bring_back(
             await send_again(broker, MESSAGES, attachment.consumer, come)
             refused = None
         except (ConsumerNotFound, DeliverSubjectBusy):
-            pass  # whoever hears of its end makes it anew
+            pass  # a deleted consumer is created again by the handler of its advisory
         except ApiError as error:
             if error.err_code != CREATE_FAILED:
                 raise
-            refused = error  # it may have been told to send again, and not that it has
+            refused = error  # the short AckWait may be set, and not set back: another attempt has to follow
             await asyncio.sleep(STEP)
     if refused is not None:
         raise refused
@@ -306,7 +308,7 @@ async def bring_back(
 
 
 def outstanding(machine: DurableSender, source: SubscriptionState) -> int:
-    """How many messages of a consumer are on their way to the client, or acknowledged and not confirmed."""
+    """Return how many messages of a consumer are on their way to the client, or acknowledged and not confirmed."""
     on_their_way = [*machine.inflight.values(), *machine.queued]
     return sum(delivery.source is source for delivery in on_their_way) + sum(
         release.unconfirmed
@@ -316,10 +318,10 @@ def outstanding(machine: DurableSender, source: SubscriptionState) -> int:
 
 
 async def attach_pubrels(client: Client, side: DurableDelivery) -> None:
-    """Make sure that the consumer of PUBREL records exists and delivers here.
+    """Make sure that the consumer of PUBREL records exists and delivers to this connection.
 
-    Its deliver subject is the one that nats-server's listener uses, which subscribes it and leaves the consumer
-    alone; there and back is two changes of the subject, so everything pending is sent again.
+    It keeps the deliver subject that nats-server's listener uses, which subscribes that subject and does not change the
+    consumer. The subject is changed to another one and back, so that all pending records are sent again.
     """
     broker = client.broker
     consumer = pubrel_consumer(client.hash, max_ack_pending=PUBREL_WINDOW, client_id=client.client_id)
@@ -352,4 +354,4 @@ async def attach_pubrels(client: Client, side: DurableDelivery) -> None:
         await create_consumer(broker.inbox, OUT, consumer)
     broker.attached[consumer.durable_name] = client
     if client.record is not None:
-        client.record.pubrel = consumer  # where nats-server's listener looks for it
+        client.record.pubrel = consumer  # nats-server's listener looks for the consumer there

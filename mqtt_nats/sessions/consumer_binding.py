@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a connection keeps about one of its consumers."""
+"""Binding of a durable session's consumer to the client's connection."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 Came = Callable[["Stored", int], bool]
-"""``came(message, sequence)``: whether core NATS has brought a stored message to the client."""
+"""``came(message, sequence)``: whether core NATS has already brought a stored message to the client."""
 
 
 class ConsumerBinding:
-    """One consumer, attached."""
+    """A consumer of a durable session, attached to the client's connection or about to be."""
 
     __slots__ = (
         "_idle",
@@ -58,33 +58,33 @@ class ConsumerBinding:
         self.source = source
         self.sid = b""
         self.wire: NatsTransport | None = None
-        """The connection to NATS on which the deliver subject was subscribed."""
+        """Connection to NATS on which the deliver subject was subscribed; None = not subscribed yet."""
         self.handover_limits: dict[SubscriptionState, int] = {}
-        """Once the subscription has ended: those that match the same, and how far they have left messages to it."""
+        """Stream sequences up to which overlapping subscriptions left messages to this one, which has ended."""
         self.drained = True
-        """Once the subscription has ended: nothing more comes that another subscription wants."""
+        """Drained: no undelivered message of this consumer matches a remaining filter. Set by `delivery.draining`."""
         self.through = False
-        """Once the subscription has ended: so it is, but for what was pending and has yet to come again."""
+        """Drained, except for redeliveries of messages that were pending when the subscription ended."""
         self.redelivering = False
-        """What was pending when it was attached last may have yet to come again: see `draining.returned`."""
+        """Whether pending messages may have to come again since the last attachment: see `draining.returned`."""
         self.behind: list[SubscriptionState] = []
-        """Once the subscription has ended: those whose new messages wait until this is spent."""
+        """Subscriptions whose new messages wait until this one, which has ended, is drained."""
         self.came = came
-        """Where it has taken the place of QoS 0: whether a message has come by that."""
+        """Whether core NATS has brought a message, for a subscription raised from QoS 0; None = it was not raised."""
         self.gates: list[Gate] = []
-        """Once QoS 0 has taken its place: what comes by that, and waits until this is spent and all of it is sent."""
+        """Gates of a subscription lowered to QoS 0: messages of core NATS wait there until the consumer's are sent."""
         self._idle: asyncio.Event | None = None
         self.missed = False
-        """A delivery was lost on its way: nothing more is taken until it has come again."""
+        """Whether a delivery was lost on its way: later deliveries are not taken until it has come again."""
         self.passing = False
-        """The oldest messages are being passed over."""
+        """Whether the oldest messages are being passed over (`max_backlog`)."""
         self.since = 0
-        """Once it is live: the shared reader brings what comes after this sequence."""
+        """Stream sequence after which the shared reader brings the messages of a live subscription; 0 = not live."""
         self.gone = (1, 0)
-        """Sequences among which are those that were in flight and may have been removed."""
+        """First and last stream sequence between which messages were pending when the consumer was attached."""
 
     def lowered(self, gates: list[Gate]) -> None:
-        """QoS 0 has taken its place; what comes by that waits in ``gates``."""
+        """Mark the subscription as lowered to QoS 0; messages of core NATS wait in ``gates``."""
         self.key = ""
         self.gates = gates
         self._idle = asyncio.Event()
@@ -92,18 +92,18 @@ class ConsumerBinding:
             gate.hold()
 
     def brings(self, message: Stored) -> None:
-        """Its consumer has brought what may have come at QoS 0 too, and waits: that comes once."""
+        """Discard the copy of a message that waits in a gate: the consumer has brought the message."""
         known = identity(message.headers)
         for gate in self.gates:
             gate.discard(known)
 
     def emptied(self) -> None:
-        """Its consumer says that it has nothing more."""
+        """Note that the consumer reports no further messages."""
         if self._idle is not None:
             self._idle.set()
 
     async def rest(self, seconds: float) -> None:
-        """Wait until it has said so since, for so many seconds at most."""
+        """Wait until :meth:`emptied` is called, for at most ``seconds``."""
         if self._idle is None:
             await asyncio.sleep(seconds)
             return
@@ -113,6 +113,6 @@ class ConsumerBinding:
         self._idle.clear()
 
     def release(self) -> list[Gate]:
-        """What waits for it waits no more; returns the gates."""
+        """Return the gates, which do not wait for this consumer any more."""
         gates, self.gates = self.gates, []
         return gates

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose a session is."""
+"""Check that a session still belongs to a connection: its record has the connection's epoch."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-# JetStream may need a while after core NATS is back: a stream's leader has to be elected (seconds).
 PATIENCE: Final = 30.0
+"""Seconds to wait for JetStream after core NATS is back: a stream's leader may have to be elected."""
+
 RETRY: Final = 0.25
+"""Seconds between two attempts to read the record."""
 
 
 async def still_owner(client: Client) -> bool:
-    """Whether the session is this connection's; otherwise, or when nobody can tell, the connection is ended."""
+    """Whether the session is this connection's; if not, or if its record cannot be read, the connection is ended."""
     broker = client.broker
     patience = asyncio.get_running_loop().time() + PATIENCE
     while True:
@@ -30,7 +32,7 @@ async def still_owner(client: Client) -> bool:
             break
         except (ApiError, NoResponders, RequestTimeout) as error:
             if not broker.link.online or not client.alive:
-                return False  # the next connection to NATS starts over
+                return False  # after the reconnect to NATS the record is read again
             if asyncio.get_running_loop().time() > patience:
                 log.warning("%s: its session cannot be read: %s", client, error)
                 client.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The session record: writing it, and removing what it names."""
+"""The session record: writing the record, and removing the consumers and messages of a session that ends."""
 
 from __future__ import annotations
 
@@ -36,12 +36,15 @@ log = logging.getLogger("mqtt_nats.broker")
 
 
 async def save_record(client: Client, expected: int) -> int:
-    """Write the session record [MQTT-4.1.0-1] (3.1.1), [MQTT-3.1.2-23] (5.0); returns its sequence.
+    """Write the session record [MQTT-4.1.0-1] (3.1.1), [MQTT-3.1.2-23] (5.0); return its sequence, the epoch.
 
-    A write whose outcome is unknown is read back: the record's nonce tells whether it is ours.
+    A write whose outcome is unknown is read back: the record's nonce tells whether this connection wrote it.
+
+    Args:
+        expected: sequence of the record that this write replaces; 0 = none.
 
     Raises:
-        Conflict: somebody else wrote it.
+        Conflict: another connection wrote the record.
         RequestTimeout, NoResponders: JetStream does not answer, and the session is not this connection's yet.
     """
     broker = client.broker
@@ -50,7 +53,7 @@ async def save_record(client: Client, expected: int) -> int:
     assert record.v5 is not None
     record.origin = broker.identity
     record.v5.owner = broker.identity
-    # Written before the first QoS 2 publish is held, and a durable client may send one at any time.
+    # `q2` is to be stored before the first QoS 2 publish is held; a durable client may send one at any time.
     record.v5.q2 = record.v5.q2 or client.durable
     if client.epoch and record.v5.first == FIRST:
         record.v5.first = client.epoch
@@ -66,7 +69,7 @@ async def save_record(client: Client, expected: int) -> int:
 
 
 async def _save_again(client: Client, record: SessionRecord, expected: int, nonce: str, reply: str) -> int:
-    """Write a record of which nobody knows whether it was written."""
+    """Write a record again unless an earlier write, whose outcome is unknown, has stored it."""
     known = await _written(client, nonce)
     if known is not None:
         return known
@@ -80,16 +83,16 @@ async def _save_again(client: Client, record: SessionRecord, expected: int, nonc
 
 
 async def _written(client: Client, nonce: str) -> int | None:
-    """The sequence of the stored record, if it is the one of this write."""
+    """Return the sequence of the stored record if the write with this nonce has stored it; None = it has not."""
     found = await client.broker.sessions.load(client.hash, client.client_id)
     return found[1] if found is not None and found[0].v5 is not None and found[0].v5.nonce == nonce else None
 
 
 def leftovers(known: SessionRecord) -> list[Draining]:
-    """The consumers of a session that is not continued.
+    """Return the consumers of a session that is not continued.
 
-    Whoever ends it names them in the record that takes its place, until they are removed: should that be
-    interrupted, the next owner of the record goes on.
+    The record that takes the session's place names them until they are removed: where the removal is interrupted, the
+    next owner of the record goes on with it.
     """
     found = {
         one.durable_name: Draining(one.durable_name, one.filter_subject or ">", 0, 0) for one in known.cons.values()
@@ -103,21 +106,21 @@ def leftovers(known: SessionRecord) -> list[Draining]:
 
 
 def unfinished(record: SessionRecord) -> bool:
-    """Whether the session has taken the place of one that was not removed when this record was written."""
+    """Whether the session has replaced another session that was not removed yet when this record was written."""
     pubrels = CONSUMER_PREFIX + record.key
     return record.v5 is not None and any(entry.name == pubrels for entry in record.v5.draining)
 
 
 async def discard_session(broker: Broker, known: SessionRecord, epoch: int, until: int = 0) -> None:
-    """Remove what a session that is not continued has left, other than its record [MQTT-3.1.2-6] [MQTT-3.1.2-7].
+    """Remove consumers and messages of a session that is not continued, not its record [MQTT-3.1.2-6] [MQTT-3.1.2-7].
 
-    Whoever does that may be held up until the client has a new session: what was stored after the look that says that
-    the record is still the one of the end is left alone. See docs/internals/rules.md#late-ends.
+    The removal may be held up until the client has a new session. So the last sequences are read first, then the
+    record: messages stored later than those sequences are left alone. See docs/internals/rules.md#late-ends.
 
     Args:
-        epoch: of the write that has ended it.
-        until: when the session was claimed that has taken its place, which a client may have had since: what is newer
-            stays; nanoseconds since 1970, 0 = no client has.
+        epoch: sequence of the record write that has ended the session.
+        until: nanoseconds since 1970 at which the session in its place was claimed, which a client may have used
+            since: newer messages stay; 0 = no client has used it.
     """
     inbox = broker.inbox
     client_hash = known.key
@@ -146,13 +149,13 @@ async def discard_session(broker: Broker, known: SessionRecord, epoch: int, unti
     for group in groups:
         await broker.groups.tidy(group)
     if pubrels in names and not until and await _as_written(broker, known, epoch):
-        await delete_consumer(inbox, OUT, pubrels)  # the next session's has the same name
+        await delete_consumer(inbox, OUT, pubrels)  # the consumer of the client's next session has the same name
     if pubrels in names:
         await broker.timers.cancel(EXPIRY, client_hash, epoch)
 
 
 async def _end(broker: Broker, stream: str, subject: str, until: int) -> int:
-    """Sequence of the last message of a subject, of one stored ``until`` then; 0 where there is none, or no stream."""
+    """Return the sequence of a subject's last message (stored by ``until``, if not 0); 0 = no message, or no stream."""
     try:
         found = await get_last(broker.inbox, stream, subject)
     except ApiError as error:
@@ -165,7 +168,7 @@ async def _end(broker: Broker, stream: str, subject: str, until: int) -> int:
 
 
 async def _as_written(broker: Broker, known: SessionRecord, epoch: int) -> bool:
-    """Whether nobody has written the record since ``epoch``."""
+    """Whether the record was not written since ``epoch``."""
     try:
         found = await broker.sessions.load(known.key, known.client_id)
     except (NewerRecord, PoisonedRecord):

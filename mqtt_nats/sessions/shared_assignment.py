@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""QoS 2 messages of groups that have become a durable session's when its next connection had looked for them already.
+"""Late assignments: QoS 2 messages of groups that were assigned after the session's next connection had looked.
 
-What says so was on its way to JetStream when the connection ended. Its gateway has not sent the message, and tells
-whoever has the session now. See docs/internals/rules.md#shared-subscriptions.
+The assignment was on its way to JetStream when the connection ended. The gateway of that connection has not sent the
+message; it names the record to all gateways, and the present owner sends the message. See
+docs/internals/rules.md#shared-subscriptions.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class LateAssignments:
-    """Those of which one gateway tells, or is told."""
+    """Late assignments of which this gateway informs other gateways, or is informed."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -35,12 +36,17 @@ class LateAssignments:
         link.renew(self._sid, ASSIGNED)
 
     def tell(self, name: str, record: int) -> None:
-        """A message was made a client's whose connection here has ended; ``name`` is that of `registered_as`."""
+        """Announce an assignment to a client whose connection here has ended.
+
+        Args:
+            name: of the client, as `registered_as` has it.
+            record: sequence of the assignment in ``$MQTT_shared``.
+        """
         link = self._broker.link
         body = b"%d %b" % (record, name.encode())
         link.out.append(b"PUB %b %d\r\n%b\r\n" % (ASSIGNED, len(body), body))
         link.kick()
-        self._told(name, record)  # a connection does not hear itself
+        self._told(name, record)  # a connection to NATS does not get its own messages
 
     def _heard(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         record, _, name = payload.partition(b" ")
@@ -54,20 +60,20 @@ class LateAssignments:
 
 
 async def _look(client: Client, record: int) -> None:
-    """Send a message unless this connection knows of it; its session is resumed by now."""
+    """Send the message of a late assignment, unless this connection knows the assignment; runs after the resume."""
     broker = client.broker
     side = client.durable_side
     if side is None or record in (side.assigned or ()):
         return
     assignments, _ = await retry_until_answered(client, partial(broker.groups.assigned, client.hash))
     one = next((one for one in assignments if one.seq == record), None)
-    if one is None or one.subscription not in (client.shares or {}):  # what has ended is seen to at the next resume
+    if one is None or one.subscription not in (client.shares or {}):  # the next resume handles an ended subscription
         return
     found = await retry_until_answered(client, partial(get_sequence, broker.inbox, MESSAGES, one.message_seq))
     if not client.alive:
         return
     side.assigned = {record, *(side.assigned or ())}
-    if found is None:  # the stream has let it go, and the client was not sent it
+    if found is None:  # the message was removed from the stream, and never sent to the client
         broker.drop_assignment(b"%d" % record, IgnoredStore())
     else:
         send_assigned(client, side, one, found, dup=False)

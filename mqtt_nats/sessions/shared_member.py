@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A member of a shared subscription: each message of a group goes to one, on whatever gateway that is connected.
+"""Members of shared subscriptions: each message of a group goes to one member, connected to any gateway.
 
 Theory of operation. Messages at QoS 0, also those of NATS clients, come through a NATS queue group with one
 subscription per member. Messages at QoS 1 and 2 come from the group's pull consumer: each member asks for as many as it
@@ -10,8 +10,8 @@ has room for, so a member that is full takes nothing from the others.
     ======= ==================== =================================================================================
     0       any                  when the message is written
     1       any                  on PUBACK; when the connection ends before, the message goes to another member
-    2       regular              with the message: what was sent is nobody else's, even when the session ends
-    2       durable              when it is stored that the message is this client's; it is sent again after a resume
+    2       regular              with the message: a sent message goes to no other member, even when the session ends
+    2       durable              when the assignment to this client is stored; the message is sent again after a resume
     ======= ==================== =================================================================================
 
 See docs/internals/rules.md#shared-subscriptions.
@@ -60,20 +60,20 @@ PULL_MOST: Final = 32
 """Messages asked for at a time: few enough that members take turns."""
 
 PULL_NS: Final = 30_000_000_000
-"""Nanoseconds after which a request that was not served is made again."""
+"""Nanoseconds after which a request for messages expires at the consumer and is made again."""
 
 OVERDUE: Final = 40.0
-"""Seconds after which a request is lost that was neither served nor ended."""
+"""Seconds after which a request that was neither served nor ended counts as lost."""
 
 LATE: Final = 2.0
-"""Seconds for which what still arrives for a member that has left is given to the others."""
+"""Seconds for which messages that still arrive for a member that has left are given back to the group."""
 
 INEXACT: Final = 1.0
-"""Seconds by which the time of nats-server may be another than is known here."""
+"""Most seconds by which the gateway's estimate of nats-server's time may be wrong."""
 
 
 class Membership:
-    """A client's part in one group."""
+    """A client's membership in one group of a shared subscription."""
 
     __slots__ = (
         "address",
@@ -102,28 +102,30 @@ class Membership:
         self.group = group_hash(name, self.filter)
         subjects = tuple(subject.encode() for subject in filter_to_subjects(self.filter))
         self.found = Filter(self.filter, subjects, broker.shared, False)
-        """Stands for the subscription in requests that are answered."""
+        """Stands for the subscription where a `Filter` is needed, as for the response topics of requests."""
         self.source = SubscriptionState(wanted.qos, 0, 1)
         self.choice = Choice(self.found, wanted.qos, b"", False)
         self.queues: list[bytes] = []
-        # Never used again: a request of a member that has left waits at its consumer for as long as there is interest.
+        # Never used again: the request of a member that has left waits at the consumer while its address has interest.
         self.address = b"%bm%b" % (broker.inbox.prefix[:-1], broker.inbox.token())
-        """Where messages of the group's consumer arrive."""
+        """NATS subject on which messages of the group's consumer arrive."""
         self.inbox = b""
+        """NATS subscription id of `address`; empty = the member takes no part (yet)."""
         self.asked = 0
-        """Messages of the last request that have not come."""
+        """Number of messages of the last request that have not come; 0 = no request is open."""
         self.since = 0.0
-        """Loop time of that request."""
+        """Loop time in seconds of the last request."""
         self.restoring = False
+        """Whether the group's consumer is being created again."""
         self.note = 0
-        """Sequence of what says that the client is a member; 0 = not stored yet."""
+        """Sequence of the membership in the registry `$MQTT_shared`; 0 = not stored yet."""
         self.held: set[bytes] = set()
-        """Acknowledgement subjects of what a regular session's client has not acknowledged."""
+        """Acknowledgement subjects of QoS 1 messages that a regular session's client has not acknowledged."""
         self.doubtful = OwnershipChecks(self)
         self.change(wanted)
 
     def change(self, wanted: SharedSubscription) -> None:
-        """The client has subscribed again, with other options."""
+        """Take the options of a new SUBSCRIBE for the same filter."""
         source = self.source
         source.qos, source.kept, source.identifier = wanted.qos, wanted.rap, wanted.id
         client = self.client
@@ -134,9 +136,10 @@ class Membership:
     # -- NATS -----------------------------------------------------------------------------------
 
     async def enter(self) -> None:
-        """Be noted as a member, make sure of the group's consumer, and take part.
+        """Register the member, make sure that the group's consumer exists, and take part.
 
-        The session may be somebody else's by now, who has removed what it knew of: then the note is taken back.
+        The session may have another owner by now, which has removed the memberships that it knew: then the new
+        registration is taken back.
 
         Raises:
             ApiError, NoResponders, RequestTimeout: JetStream does not do it.
@@ -151,14 +154,14 @@ class Membership:
         start = record.v5.shared[self.text].start
         await groups.ensure_consumer(self.group, self.text, subjects, start, backstop(client.expiry))
         present, sequence = await self._record()
-        # A write that is under way is known by its nonce, or not in the record yet.
+        # A record write under way may be stored (then its nonce is known), or the record is still that of the epoch.
         if present is not None and (present.nonce == record.v5.nonce or sequence == client.epoch):
             self.begin()
         elif present is None or self.text not in present.shared:
             await groups.leave(self.group, client.hash, self.note)
 
     async def _record(self) -> tuple[V5 | None, int]:
-        """What the session record says now, and its sequence."""
+        """Return the stored session record's `v5` part and sequence; None and 0 = there is no readable record."""
         client = self.client
         try:
             found = await client.broker.sessions.load(client.hash, client.client_id)
@@ -167,7 +170,7 @@ class Membership:
         return (found[0].v5, found[1]) if found is not None else (None, 0)
 
     def begin(self) -> None:
-        """Take part: messages at QoS 0 may come from now on, others when they are asked for."""
+        """Take part: QoS 0 messages may come from now on, others once the member asks for them."""
         broker = self.client.broker
         if not self.queues:
             group = self.group.encode()
@@ -177,16 +180,16 @@ class Membership:
             self.inbox = broker.link.subscribe_raw(self.address, self._arrived)
 
     def renew(self) -> None:
-        """The connection for queue groups is a new one."""
-        for sid, subject in zip(self.queues, self.found.subjects, strict=False):  # none before it takes part
+        """Subscribe the queue group again on a new connection."""
+        for sid, subject in zip(self.queues, self.found.subjects, strict=False):  # no queues before it takes part
             link = self.client.broker.shared
             link.out.append(b"SUB %b %b %b\r\n" % (subject, self.group.encode(), sid))
             link.kick()
 
     def renew_inbox(self) -> None:
-        """The connection for requests is a new one."""
+        """Subscribe the address again on a new connection for requests, and ask for messages."""
         self.asked = 0
-        if self.inbox:  # else it takes no part yet: nats-server ends a connection that subscribes without an id
+        if self.inbox:  # else there is no id yet: nats-server ends a connection that subscribes without an id
             self.client.broker.link.renew(self.inbox, self.address)
             self.ask()
 
@@ -206,18 +209,18 @@ class Membership:
             broker.link.kick()
 
     def ask_again(self) -> None:
-        """Ask anew: the last request was lost with the leader of the consumer."""
+        """Ask again: the last request was lost with the leader of the consumer."""
         self.asked = 0
         self.ask()
 
     def end(self, *, all_: bool) -> None:
-        """Take no part any more; what the client has not been sent, with ``all_`` not acknowledged, others get."""
+        """Leave the group: give back unsent messages, with ``all_`` also unacknowledged ones, for other members."""
         client = self.client
         broker = client.broker
         for sid in self.queues:
             broker.shared.unsubscribe_raw(sid)
         if self.inbox:
-            # What is on its way is given back; after that the subscription may be forgotten.
+            # Messages on their way are given back for a while; then the handler can go.
             broker.link.out.append(b"UNSUB %b\r\n" % self.inbox)
             asyncio.get_running_loop().call_later(LATE, broker.link.handlers.pop, self.inbox, None)
         self.queues, self.inbox = [], b""
@@ -234,7 +237,7 @@ class Membership:
     # -- messages -------------------------------------------------------------------------------
 
     def _zero_arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        """A message of the queue group; those at QoS 1 and 2 come from the consumer as well."""
+        """Handle a message of the queue group; the consumer brings QoS 1 and 2 messages as well."""
         client = self.client
         broker = client.broker
         if not client.alive or reply.startswith(b"$JS.ACK.") or (headers and is_status(headers)):
@@ -253,7 +256,7 @@ class Membership:
         client.deliver(self.choice, received(route.key, payload, 0, headers, topic=topic))
 
     def _arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        """A message of the group's consumer, or why there are no more."""
+        """Handle a message of the group's consumer, or the status that ends a request."""
         ack = parse_ack(reply) if reply else None
         client = self.client
         if ack is None:
@@ -262,7 +265,7 @@ class Membership:
             if gone and client.alive and self.inbox and not self.restoring:
                 self.restoring = True
                 client.do(self._restore())
-            elif headers[9:12] in (b"404", b"408"):  # nothing to be had for so long
+            elif headers[9:12] in (b"404", b"408"):  # the request has expired without messages
                 self.ask()
             return
         if self.asked:
@@ -289,7 +292,7 @@ class Membership:
             self.ask()
 
     def _doubtful(self, ack: Ack) -> bool:
-        """Whether a message may be a durable session's already.
+        """Whether a message may be assigned to a durable session already.
 
         Its gateway may have died between the store that says so and the acknowledgement, or nats-server after both:
         then it has forgotten what it wrote last, and every gateway has had to connect anew. To a durable session it is
@@ -332,7 +335,7 @@ class Membership:
             answer(broker, reply, b"")
 
     def send(self, message: Stored, qos: int, token: bytes) -> None:
-        """Send to a regular session, or at QoS 0."""
+        """Send a message to a regular session, or at QoS 0 to any session."""
         client = self.client
         if not client.alive:
             return
@@ -349,7 +352,7 @@ class Membership:
                 client.end(error)
 
     async def _restore(self) -> None:
-        """The consumer is gone: somebody has removed it."""
+        """Create the group's consumer again, which was deleted."""
         try:
             await retry_until_answered(self.client, self.enter)
         finally:
@@ -357,13 +360,13 @@ class Membership:
         self.ask()
 
     def unfinished(self) -> list[bytes]:
-        """Acknowledgement subjects of what others get unless JetStream hears of it."""
+        """Return the acknowledgement subjects of messages for which JetStream has to be asked for more time."""
         side = self.client.durable_side
         return list(self.held) if side is None else side.machine.shared(self.source)
 
 
 class TakenOp(IgnoredStore):
-    """The acknowledgement of a QoS 2 message that was sent to a regular session: nobody else may get it."""
+    """The acknowledgement of a QoS 2 message that was sent to a regular session: no other member may get it."""
 
     __slots__ = ()
 
@@ -395,10 +398,10 @@ class AssignOp(PendingStore):
         client.broker.link.kick()
 
     def stored(self, ack: bytes) -> None:
-        """It is: let the group forget it, then send it.
+        """Acknowledge the assigned message to the group's consumer; then it is sent.
 
-        It may have been so late that another member was given the message meanwhile, and had it whole: a gateway that
-        stands still before it has written what it has collected.
+        If the gateway stood still before it wrote the store to NATS, the store may be so late that another member got
+        the message meanwhile, and completed it.
         """
         if self.stale():
             self._look(partial(self._late, sequence(ack)))
@@ -406,7 +409,7 @@ class AssignOp(PendingStore):
             self._own(sequence(ack))
 
     def _look(self, look: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Find out whose the message is, also when the connection has ended."""
+        """Run a lookup of the message's owner, also when the connection has ended."""
         client = self.member.client
         if client.alive:
             client.do(look())
@@ -414,20 +417,20 @@ class AssignOp(PendingStore):
             client.broker.spawn(ask_once_for_all(look), f"message of {client.client_id}")
 
     async def _late(self, record: int) -> None:
-        """Keep the message where only the answer was late; else give it back."""
+        """Keep the message if only the answer was late; give it back if the assignment was stored too late."""
         client = self.member.client
         inbox = client.broker.inbox
         found = await retry_until_answered(client, lambda: get_sequence(inbox, SHARED, record))
         if found is not None and found.time_ns - self.arrived > IN_TIME_NS:
             await retry_until_answered(
                 client, lambda: delete(inbox, SHARED, record)
-            )  # else the next member would find an owner
+            )  # the next member must not find an owner
             self._leave(NAK)
         else:
             self._own(record)
 
     def stale(self) -> bool:
-        """Whether another member may be given the message before it is stored, and have had it whole."""
+        """Whether the store would be too late: another member may get the message before, and complete it."""
         return natstime.now() * 1e9 - self.arrived > IN_TIME_NS
 
     def _own(self, record: int) -> None:
@@ -436,7 +439,7 @@ class AssignOp(PendingStore):
         broker.link.kick()
 
     def failed(self, error: ApiError) -> None:
-        """Somebody has it, or may have it."""
+        """Handle a refused or stale assignment: another member has the message, or may have it."""
         client = self.member.client
         if error.err_code in TAKEN or error is STALE:
             self._look(partial(self._contested, error.err_code == TAKEN[0]))
@@ -445,10 +448,13 @@ class AssignOp(PendingStore):
         self._leave(NAK)
 
     async def _contested(self, decided: bool) -> None:
-        """The message was assigned before: to this client, when this was stored twice, or to another one.
+        """Decide about a message that may be assigned already: to this client by an earlier attempt, or to another.
 
-        Or another message had its sequence in a stream that was replaced; else, unless it is ``decided``, nobody has it
-        yet.
+        Without an assignment the message is given back.
+
+        Args:
+            decided: whether an assignment for the sequence is stored. If it is not one of this message, a message of a
+                stream that was replaced had the sequence.
         """
         client = self.member.client
         found = await retry_until_answered(client, lambda: self.member.owner(self.number, self.message))
@@ -457,7 +463,7 @@ class AssignOp(PendingStore):
         elif found is None:
             self._leave(NAK)
         elif (found.client_hash, found.packet_id, found.arrived_ns) == (client.hash, self.identifier, self.arrived):
-            self._own(found.seq)  # an earlier one may have had this identifier, and is sent, or was
+            self._own(found.seq)  # all three: an assignment of an earlier delivery may have this identifier, too
         else:
             self._leave(b"")
 
@@ -469,7 +475,7 @@ class AssignOp(PendingStore):
 
 
 class AssignedOp(PendingStore):
-    """The acknowledgement of a QoS 2 message that is a durable session's."""
+    """The acknowledgement of a QoS 2 message that is assigned to a durable session."""
 
     __slots__ = ("assignment", "record")
 
@@ -480,7 +486,7 @@ class AssignedOp(PendingStore):
         self.record = record
 
     def stored(self, ack: bytes) -> None:
-        """Nobody else gets it; when the connection has ended, the next one finds what was stored, or is told."""
+        """Send the message, which no other member gets; after the connection's end, announce the assignment."""
         one = self.assignment
         client = one.member.client
         if client.durable_side is not None and client.alive:
@@ -491,5 +497,5 @@ class AssignedOp(PendingStore):
             client.broker.belated.tell(registered_as(client.client_id, client.hash), self.record)
 
     def failed(self, error: ApiError) -> None:
-        """The consumer is gone, and the message with it."""
+        """Treat the message as acknowledged: the consumer is gone, and the message with it."""
         self.stored(b"")

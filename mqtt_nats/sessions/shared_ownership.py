@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """QoS 2 messages of a group that may belong to a member already, until the one that is given them has looked.
 
-What comes behind them waits too, so that they keep their order. All of it has its place in the client's window: without
-that a member would ask for ever more, and give it back unseen.
+Later messages wait behind the checked ones, so that all keep their order. All waiting messages have their places in the
+client's window: otherwise the member would ask for more and more messages, and give them back unsent.
 See docs/internals/rules.md#shared-subscriptions.
 """
 
@@ -25,7 +25,11 @@ NAK: Final = b"-NAK"
 
 
 class Waiting(NamedTuple):
-    """A message, the QoS at which it is to be sent, and when it came (nanoseconds since 1970)."""
+    """A message that waits for its ownership check, or behind one.
+
+    ``number`` is its stream sequence, ``qos`` the QoS at which it is to be sent, ``doubtful`` whether it needs a check,
+    ``arrived`` when it came (nanoseconds since 1970, nats-server's clock).
+    """
 
     message: Stored
     number: int
@@ -36,22 +40,22 @@ class Waiting(NamedTuple):
 
 
 class OwnershipChecks:
-    """Those of one member, in the order in which they came."""
+    """The messages of one member that wait for ownership checks, in the order in which they came."""
 
     __slots__ = ("_member", "waiting")
 
     def __init__(self, member: Membership) -> None:
         self._member = member
-        self.waiting: list[Waiting] = []  # a deque takes 700 bytes more, of every member
+        self.waiting: list[Waiting] = []  # a deque would take 700 bytes more for every member
 
     def add(self, message: Stored, number: int, qos: int, reply: bytes, doubtful: bool) -> None:
-        """Look whose it is, after those before it."""
+        """Add a message; it is checked or sent after the messages before it."""
         self.waiting.append(Waiting(message, number, qos, reply, doubtful, int(natstime.now() * 1e9)))
         if len(self.waiting) == 1:
             self._member.client.do(self._look())
 
     def give_back(self) -> list[bytes]:
-        """The member has left: the acknowledgement subjects of what others get."""
+        """Drop the waiting messages of a member that leaves; return their acknowledgement subjects."""
         found = [one.reply for one in self.waiting]
         self.waiting.clear()
         return found
@@ -72,7 +76,7 @@ class OwnershipChecks:
             if owner is not None:
                 answer(broker, one.reply, b"")
             elif natstime.now() * 1e9 - one.arrived > IN_TIME_NS:
-                continue  # another member may be given it before this one would have it
+                continue  # JetStream may deliver the message to another member before this one has sent it
             elif place_of(client):
                 member.take(one.message, one.number, one.qos, one.reply, one.arrived)
                 broker.round.start()
@@ -82,13 +86,13 @@ class OwnershipChecks:
 
 
 def answer(broker: Broker, reply: bytes, body: bytes) -> None:
-    """Acknowledge a message to JetStream, give it back, or ask for more time."""
+    """Answer a delivery of JetStream: an empty ``body`` acknowledges, `NAK` gives back, ``+WPI`` asks for time."""
     broker.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
     broker.link.kick()
 
 
 def place_of(client: Client) -> int:
-    """How many more messages could be sent to a client now."""
+    """Return how many further messages could be sent to a client now."""
     if client.outlet.clogged:
         return 0
     if client.durable_side is not None:
@@ -97,6 +101,6 @@ def place_of(client: Client) -> int:
 
 
 def room_of(client: Client) -> int:
-    """How many more messages a client can take now."""
+    """Return how many further messages a client can take now, besides those that wait for ownership checks."""
     waiting = sum(len(member.doubtful.waiting) for member in (client.shares or {}).values())
     return max(place_of(client) - waiting, 0)

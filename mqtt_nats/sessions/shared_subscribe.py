@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared subscriptions: joining groups, leaving them, and what goes on while clients are members.
+"""Shared subscriptions: joining groups, leaving groups, and upkeep of the members while the gateway runs.
 
-See :mod:`mqtt_nats.sessions.shared_member` for how messages come to a member.
+See :mod:`mqtt_nats.sessions.shared_member` for the way of messages to a member.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 PROGRESS: Final = 10.0
-"""Seconds between two signs that a member is still there: a third of the time after which others get its messages."""
+"""Seconds between two requests for more time (``+WPI``): a third of the AckWait after which messages go to others."""
 
 STEP: Final = 1.0
+"""Seconds between two rounds of `look_after`."""
 
 
 # -- joining and leaving ------------------------------------------------------------------------------
 
 
 async def join(client: Client, members: list[Membership]) -> None:
-    """Have clients take part in groups: registry, consumer, subscriptions.
+    """Have a client's members take part in their groups: registry, consumer, subscriptions.
 
     Raises:
         ApiError, NoResponders, RequestTimeout, TimeoutError: NATS does not do it.
@@ -62,10 +63,10 @@ async def join(client: Client, members: list[Membership]) -> None:
 
 
 async def subscribe_shared(client: Client, wanted: dict[str, SharedSubscription]) -> None:
-    """Begin shared subscriptions, or change them.
+    """Begin shared subscriptions, or change their options.
 
     Raises:
-        Conflict: the session belongs to somebody else.
+        Conflict: the session has another owner.
         ApiError: JetStream does not do it.
     """
     broker = client.broker
@@ -90,10 +91,10 @@ async def subscribe_shared(client: Client, wanted: dict[str, SharedSubscription]
 
 
 async def unsubscribe_shared(client: Client, texts: list[str]) -> None:
-    """End shared subscriptions: what was sent is completed, what was not goes to the others.
+    """End shared subscriptions: sent messages are completed, unsent ones go to other members.
 
     Raises:
-        Conflict: the session belongs to somebody else.
+        Conflict: the session has another owner.
         ApiError: the session record cannot be stored.
     """
     record = client.record
@@ -114,26 +115,26 @@ async def unsubscribe_shared(client: Client, texts: list[str]) -> None:
 
 
 def settled(client: Client, token: bytes) -> None:
-    """A regular session's client has acknowledged a message, or refused it [MQTT-4.8.2-6] (5.0)."""
+    """Acknowledge a message that a regular session's client has acknowledged or refused [MQTT-4.8.2-6] (5.0)."""
     for member in (client.shares or {}).values():
         member.held.discard(token)
     answer(client.broker, token, b"")
 
 
 def acknowledged(client: Client) -> None:
-    """A client has acknowledged something: it may have room again."""
+    """Ask for more messages after a client's acknowledgement, which may have made room."""
     for member in (client.shares or {}).values():
         member.ask()
 
 
 def detach(client: Client) -> None:
-    """The connection has ended: others get what the client has not acknowledged at QoS 1 (section 4.8.2)."""
+    """Give back QoS 1 messages that a client has not acknowledged, at the end of its connection (section 4.8.2)."""
     for member in (client.shares or {}).values():
         member.end(all_=True)
 
 
 async def forget_later(client: Client) -> None:
-    """A regular session has ended with its connection; the next one of the client may have joined already."""
+    """Leave the groups of a regular session that has ended; the client's next session may have joined already."""
     groups = client.broker.groups
     try:
         for member in (client.shares or {}).values():
@@ -143,7 +144,7 @@ async def forget_later(client: Client) -> None:
 
 
 async def rejoin_shared(client: Client) -> None:
-    """A durable session goes on: take part again, with what belongs to this client first."""
+    """Join the groups of a durable session again at its resume; messages assigned to it are sent first: `resend`."""
     record = client.record
     if record is None or record.v5 is None or not record.v5.shared:
         return
@@ -158,9 +159,9 @@ async def rejoin_shared(client: Client) -> None:
 
 
 async def resend(client: Client, assignments: list[Assignment]) -> None:
-    """Send again the QoS 2 messages that belong to this client, unless their PUBREL is owed.
+    """Send the QoS 2 messages again that are assigned to this client, unless their PUBREL is owed.
 
-    Called before the machine is opened, so that they come before anything new.
+    Called before the machine is opened, so that they come before new messages.
     """
     broker = client.broker
     side = client.durable_side
@@ -177,9 +178,9 @@ async def resend(client: Client, assignments: list[Assignment]) -> None:
             found = await stored.get_sequence(broker.inbox, MESSAGES, one.message_seq)
         if found is None:
             if release is not None and not other:
-                release.await_one_more()  # the client has it; its PUBREL is owed while there is the assignment
+                release.await_one_more()  # the client has it; its PUBREL is owed for as long as the assignment exists
                 side.ack_confirmed(assigned(one.seq, one.ack, 0.0), one.packet_id)
-            else:  # removed; the client may know it by its identifier, and must give that up
+            else:  # the message was removed; the client may know its identifier, and must give it up
                 machine.owe(one.packet_id, one.message_seq, other)
                 machine.releases[one.packet_id].records.append(removed(one.seq))
             continue
@@ -187,7 +188,7 @@ async def resend(client: Client, assignments: list[Assignment]) -> None:
 
 
 def send_assigned(client: Client, side: DurableDelivery, one: Assignment, found: StoredMessage, *, dup: bool) -> None:
-    """Send a QoS 2 message that belongs to this client, under the identifier that it has."""
+    """Send a QoS 2 message that is assigned to this client, under the identifier of the assignment."""
     stamp = b"%d" % found.time_ns
     message = client.broker.stored_message(found.seq, stamp, found.subject.encode(), found.headers, found.payload)
     member = (client.shares or {}).get(one.subscription)
@@ -200,7 +201,7 @@ def send_assigned(client: Client, side: DurableDelivery, one: Assignment, found:
 
 
 async def look_after(broker: Broker) -> None:
-    """Ask for messages where there is room again, and tell JetStream of members that take their time."""
+    """Ask for messages where there is room again, and ask JetStream for more time for slow members (``+WPI``)."""
     loop = asyncio.get_running_loop()
     told = loop.time()
     while True:
@@ -220,14 +221,14 @@ async def look_after(broker: Broker) -> None:
 
 
 def recover_inboxes(broker: Broker) -> None:
-    """The connection for requests is a new one."""
+    """Subscribe the members' addresses again on a new connection for requests."""
     for client in broker.clients.values():
         for member in (client.shares or {}).values():
             member.renew_inbox()
 
 
 def ask_groups_again(broker: Broker, groups: set[str]) -> None:
-    """The consumers of these groups have new leaders, which know of no requests."""
+    """Repeat the requests to the consumers of ``groups``, whose new leaders do not have them."""
     for client in broker.clients.values():
         for member in (client.shares or {}).values():
             if member.group in groups:
@@ -235,7 +236,7 @@ def ask_groups_again(broker: Broker, groups: set[str]) -> None:
 
 
 def recover_queues(broker: Broker) -> None:
-    """The connection for queue groups is a new one."""
+    """Subscribe the queue groups again on a new connection for queue groups."""
     broker.nodes.renew(broker.shared)
     for client in broker.clients.values():
         for member in (client.shares or {}).values():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far the stream of messages is, for sure.
+"""Head of the stream of messages: its certain last sequence, also after the election of a leader.
 
-The leader of a stream with replicas that has just been elected has every message that was confirmed, but may count
-some of them only once it has decided something of its own. So it is given something to decide that changes nothing.
+A leader of a replicated stream that has just been elected has every confirmed message, but may count some of them only
+after its first own decision with the replicas. So it is given a decision that changes nothing.
 See docs/internals/rules.md#reads-and-writes-of-records.
 """
 
@@ -26,31 +26,32 @@ if TYPE_CHECKING:
     from mqtt_nats.gateway.broker import Broker
 
 PLACE: Final = b"NATS/1.0\r\nNats-Expected-Last-Sequence:%d\r\n\r\n" % ((1 << 63) - 1)
-"""Headers of a message that is to follow one that cannot be there: JetStream refuses it, and says which is the last."""
+"""Headers of a message that is to follow an impossible sequence: JetStream refuses it, and names the last sequence."""
 
 LAST_SEQUENCE: Final = re.compile(r"wrong last sequence: (\d+)")
 
 UNKNOWN: Final = -1
+"""Result of a mark whose refusal names no sequence."""
 
 NONE: Final = 1 << 62
 """A sequence that no message has."""
 
 
 class Mark(AwaitedStore):
-    """The place in the stream between what this gateway has sent to it before and what it sends afterwards.
+    """A mark in the stream, between the messages that this gateway stored before and those that it stores afterwards.
 
-    It is asked for by a store that is always refused: stores of one connection are dealt with in their order, requests
-    are not.
+    The mark is a store that is always refused: JetStream handles stores of one connection in their order, but requests
+    in any order.
     """
 
     def failed(self, error: ApiError) -> None:
-        """JetStream has refused it, and says after which sequence."""
+        """Take the last sequence from the refusal."""
         found = LAST_SEQUENCE.search(error.description)
         if not self.done.done():
             self.done.set_result(int(found[1]) if found is not None else UNKNOWN)
 
     async def position(self, broker: Broker) -> int:
-        """The sequence of the last message before the mark.
+        """Return the stream sequence of the last message before the mark.
 
         Raises:
             ApiError, NoResponders, RequestTimeout: JetStream does not say.
@@ -63,7 +64,7 @@ class Mark(AwaitedStore):
 
 
 def mark(broker: Broker) -> Mark:
-    """Ask for the present place in the stream of messages."""
+    """Set a mark at the present head of the stream of messages."""
     asked = Mark()
     broker.store.put(b"HPUB %b.mark " % PREFIX.encode().rstrip(b"."), PLACE, b"", asked)
     broker.link.kick()
@@ -71,7 +72,7 @@ def mark(broker: Broker) -> Mark:
 
 
 class StreamHead:
-    """Looks at the stream, once for all who ask at the same time."""
+    """Reader of the stream's state; callers at the same time share one request."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -83,7 +84,7 @@ class StreamHead:
         """Whether the stream has more than one replica, as far as is known."""
 
     async def state(self) -> dict[str, Any]:
-        """The state of the stream at some time after the call.
+        """Return the state of the stream at some time after the call.
 
         Raises:
             ApiError, NoResponders, RequestTimeout: JetStream does not answer.
@@ -105,7 +106,7 @@ class StreamHead:
                 await delete(inbox, MESSAGES, NONE)
             except ApiError as error:
                 if error.err_code in TRANSIENT:
-                    raise  # else it may not be asked, where nothing may be deleted
+                    raise  # any other error: the stream denies deletes, so its leader cannot be made to decide
         info = await call(inbox, f"STREAM.INFO.{MESSAGES}")
         self.replicated = int(info["config"].get("num_replicas", 1)) > 1
         state: dict[str, Any] = info["state"]
@@ -115,14 +116,14 @@ class StreamHead:
 async def beyond(broker: Broker, subject: str, start: int, since: int) -> bool:
     """Whether there is no message of ``subject`` from sequence ``start`` up to ``since``."""
     found = await get_next(broker.inbox, MESSAGES, subject, start)
-    if found is None and broker.latest.replicated:  # a new leader may not count all of it yet
+    if found is None and broker.latest.replicated:  # a new leader may not count all messages yet
         await broker.latest.state()
         found = await get_next(broker.inbox, MESSAGES, subject, start)
     return found is None or found.seq > since
 
 
 async def nothing_left(broker: Broker, subjects: Sequence[str], position: int, since: int) -> bool:
-    """Whether nothing of ``subjects`` is to come between two sequences."""
+    """Whether no message of ``subjects`` is stored after sequence ``position`` up to ``since``."""
     for some in parts(subjects if position < since else []):
         if not all(await asyncio.gather(*(beyond(broker, one, position + 1, since) for one in some))):
             return False

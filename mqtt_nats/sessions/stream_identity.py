@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``$MQTT_msgs`` was made anew, or restored from a backup: sessions go on with what there is.
+"""Identity of ``$MQTT_msgs``: a stream that was created anew, or restored from a backup, and the sessions in it.
 
-Sequences are those of other messages then, and packet identifiers follow from them. See
+Other messages have the known sequences then, and packet identifiers follow from sequences. See
 docs/internals/rules.md#replaced-streams.
 """
 
@@ -29,29 +29,29 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 CATCH_UP: Final = 2.0
-"""Seconds in which a new leader of the stream has what the former one had."""
+"""Seconds after which a new leader of the stream must have all messages that the former leader had."""
 
 ADVISORIES: Final = f"$JS.EVENT.ADVISORY.STREAM.*.{MESSAGES}".encode()
 
 
 class StreamIdentity:
-    """Which ``$MQTT_msgs`` the gateway knows."""
+    """The identity of the ``$MQTT_msgs`` that the gateway knows."""
 
     def __init__(self, broker: Broker) -> None:
         self.id = ""
-        """Empty until it has been looked at for the first time."""
+        """Id of the stream's mark; empty until the first check."""
         self.floor = 0
-        """Up to this sequence the messages are those of the stream before."""
+        """Stream sequence up to which the messages are those of the stream before; 0 = none."""
         self._broker = broker
         self._store = GenerationStore(broker.inbox, natstime.elapsed)
         self._sid = b""
 
     def watch(self) -> None:
-        """Look when something happens to the stream."""
+        """Check the stream on each JetStream advisory about it."""
         self._sid = self._broker.link.subscribe_raw(ADVISORIES, self._advised)
 
     def renew(self, link: NatsConnection) -> None:
-        """The connection is a new one."""
+        """Subscribe again, and check the stream, after a reconnect."""
         link.renew(self._sid, ADVISORIES)
         self._broker.spawn(self._look(), "generation")
 
@@ -65,7 +65,7 @@ class StreamIdentity:
             log.debug("stream %s: %s", MESSAGES, error)
 
     async def check(self) -> None:
-        """See whether the stream is the one that it was; end the connections of sessions that count in another one.
+        """Check whether the stream was replaced; end the connections of durable sessions that count in the former one.
 
         Raises:
             ApiError, NoResponders, RequestTimeout: JetStream does not answer.
@@ -97,7 +97,7 @@ class StreamIdentity:
 
 
 def adopt(client: Client, side: DurableDelivery) -> None:
-    """A session goes on: with its stream, or with the one in its place."""
+    """Continue a session in the present stream: its own, or the one that has replaced it."""
     generation = client.broker.generation
     assert client.record is not None
     v5 = client.record.v5
@@ -116,13 +116,13 @@ def adopt(client: Client, side: DurableDelivery) -> None:
 
 
 def settle(v5: V5, last: int) -> None:
-    """The session has come to sequence ``last``: every identifier may have been used since the stream was replaced."""
+    """End the suspicion of identifiers once sequence ``last`` shows that all were used in the present stream."""
     if v5.fresh and last >= v5.fresh + ID_SPACE:
         v5.fresh = 0
 
 
 def _count_anew(v5: V5, floor: int) -> None:
-    """No position is behind what the new stream has reached; after ``floor`` everything is new."""
+    """Lower the sequences in a session record to a replaced stream's ``floor``: all later messages are new ones."""
     v5.start = {key: min(start, floor + 1) for key, start in v5.start.items()}
     v5.was = {key: (qos, min(until, floor)) for key, (qos, until) in v5.was.items() if floor}
     v5.draining = [

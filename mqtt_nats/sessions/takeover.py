@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hears who claims the sessions of this gateway's clients: the acknowledgements of all writes to session records.
+"""Takeover signals: acknowledgements of all writes to session records, by which a gateway learns of claims.
 
-One subscription for all of them: one for each client would take more of every nats-server of a cluster than the
-signals for the clients of other gateways take of this one. See docs/internals/rules.md#takeover-signal.
+One subscription covers all sessions: one for each client would cost every nats-server of a cluster more than the
+signals for clients of other gateways cost this gateway. See docs/internals/rules.md#takeover-signal.
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 SIGNALS: Final = b"$MQTT.JSA.*.SP.*.*"
-"""``$MQTT.JSA.<gateway>.SP.<hash of the client id>.<any>``: where a write is acknowledged."""
+"""``$MQTT.JSA.<gateway>.SP.<hash of the client id>.<any>``: subjects on which record writes are acknowledged."""
 
 TURN: Final = 5.0
-"""Seconds for which a connection waits until what an earlier one has sent is done."""
+"""Most seconds for which a connection waits until the packets of an earlier connection are handled."""
 
 
 class Claims:
-    """The connections that have claimed a session, or are about to."""
+    """The connections of this gateway that have claimed a session, or are about to."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._clients: dict[str, tuple[Client, ...]] = {}
-        """By the client's hash: more than one while a session is taken over."""
+        """Connections by the hash of the client id, oldest first; several while a session is taken over."""
         self._served: dict[str, asyncio.Event] = {}
-        """By the client's hash: set when an earlier connection has nothing left to be done."""
+        """Events by the hash of the client id, set when an earlier connection has no packets left to handle."""
         self._own: set[bytes] = set()
         """The ids that this gateway has had."""
         self.second_keys = True
-        """Sessions may have second keys; where that is known not to be so nobody looks for one."""
+        """Whether sessions may have second keys; False = it is known that no session has one."""
         self._second_writes = 0
-        """Writes to such sessions that were heard of."""
+        """Number of signals for sessions under second keys."""
         self.named()
         self._sid = broker.link.subscribe_raw(SIGNALS, self._heard)
 
     def named(self) -> None:
-        """The gateway has another id."""
+        """Add the present id of the gateway, which is a new one."""
         self._own.add(self._broker.identity.encode())
 
     def renew(self, link: NatsConnection) -> None:
         """Subscribe again after a reconnect."""
         link.renew(self._sid, SIGNALS)
-        self.second_keys = True  # what was written meanwhile was not heard
+        self.second_keys = True  # signals of writes made meanwhile were missed
 
     async def look_for_second_keys(self) -> bool:
-        """Whether any session has its second key. Raises ApiError, NoResponders, RequestTimeout."""
+        """Whether any session has a second key. Raises ApiError, NoResponders, RequestTimeout."""
         if self.second_keys:
             writes = self._second_writes
             found = await self._broker.sessions.any_second()
@@ -66,11 +66,11 @@ class Claims:
         return self.second_keys
 
     def listen(self, client: Client) -> None:
-        """A client's session is about to be claimed."""
+        """Add a connection that is about to claim its session."""
         self._clients[client.hash] = (*self._clients.get(client.hash, ()), client)
 
     async def turn(self, client: Client) -> None:
-        """Wait until what earlier connections of a client have sent is done: to be taken over would drop it."""
+        """Wait until the packets of a client's earlier connections are handled: a takeover would drop them."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TURN):
                 while self._unserved(client):
@@ -89,13 +89,13 @@ class Claims:
         return any(one.epoch for one in later)
 
     def served(self, client_hash: str) -> None:
-        """What a connection of this client has sent is done, or nobody will do it."""
+        """Wake waiting connections: the packets of an earlier connection are handled, or never will be."""
         event = self._served.pop(client_hash, None)
         if event is not None:
             event.set()
 
     def leave(self, client: Client) -> None:
-        """A connection has ended."""
+        """Remove a connection that has ended."""
         self.served(client.hash)
         left = tuple(one for one in self._clients.get(client.hash, ()) if one is not client)
         if left:
