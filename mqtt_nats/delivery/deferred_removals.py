@@ -34,7 +34,7 @@ LINGER: Final = 0.3
 """Seconds from the end of an exchange to the removal of its record."""
 
 AFTERWARDS: Final = 5.0
-"""Seconds after `relinked` (reconnect, new leader) in which messages with forgotten acknowledgements come again."""
+"""Seconds after `Broker.relinked` in which messages come again whose acknowledgement was forgotten."""
 
 UNDER_WAY: Final = IN_TIME_NS / 1e9 + 1.0
 """Seconds in which another member may claim a message that was delivered to it again."""
@@ -214,7 +214,7 @@ class DeferredRemovals:
             self._settling = False
 
     def _is_settled(self, one: _Doubt) -> bool:
-        """Whether the acknowledgement was confirmed since `relinked`: a killed nats-server may forget earlier ones."""
+        """Whether the acknowledgement was confirmed after `Broker.relinked`: earlier ones may be forgotten."""
         return one.settled > max(self._broker.relinked, 0.0)
 
     def _pause(self) -> float:

@@ -54,7 +54,7 @@ def _strike(side: DurableDelivery, key: str) -> tuple[V5, ConsumerBinding]:
 
 
 def drain(side: DurableDelivery, key: str) -> Draining | None:
-    """End a subscription's source; return its entry in the record, or None when no message of it is left."""
+    """End a subscription's source; return its entry in the record, or None if its consumer can be deleted now."""
     record, attachment = _strike(side, key)
     consumer = attachment.consumer
     side.settle()

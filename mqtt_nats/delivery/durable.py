@@ -192,7 +192,7 @@ class DurableDelivery:
                 self.machine.pubrel_stored(one)
 
     def look(self, source: SubscriptionState, sequence: int) -> None:
-        """Ask JetStream what a consumer has left to deliver."""
+        """Ask JetStream how far a consumer has delivered, and how many messages it has left."""
         self.client.do(self._look(source, sequence))
 
     async def _look(self, source: SubscriptionState, sequence: int) -> None:

@@ -140,7 +140,7 @@ class Reconciling:
         return None if any(again.get(name) == floor for name, floor in found.items()) else set(again)
 
     async def _suspects(self, side: DurableDelivery, names: set[str]) -> dict[str, int]:
-        """Return the acknowledgement floor of each consumer with more messages pending than are on their way."""
+        """Return the acknowledgement floor of each consumer that may have lost deliveries or acknowledgements."""
         client = side.client
         inbox = client.broker.inbox
         found: dict[str, int] = {}
@@ -161,6 +161,7 @@ class Reconciling:
 
 
 def _suspicious(info: ConsumerInfo, machine: DurableSender, attachment: ConsumerBinding) -> bool:
+    """Whether a delivery was not seen, more is pending than on its way, or the deliver subject is a wrong one."""
     source = attachment.source
     unseen = source.place and info.delivered_consumer_seq >= abs(source.place)
     astray = info.config["deliver_subject"] != attachment.consumer.deliver_subject or not info.push_bound

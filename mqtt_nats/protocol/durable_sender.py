@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """QoS 1 and 2 messages of a durable session: from its consumers to the client and back.
 
-Theory of operation. A *source* is one durable consumer. What it delivers is identified by its stream
-sequence, and the packet identifier is derived from that sequence, so any gateway, after any crash, sends
-a message under the identifier that the client knows. A message passes through these states:
+Theory of operation. A *source* is one durable consumer. Each message is identified by its stream sequence,
+and the packet identifier is derived from that sequence, so any gateway, after any crash, sends a message
+under the identifier that the client knows. A message passes through these states:
 
     ========== ============================================ ===============================
     state      waits for                                    then

@@ -12,7 +12,7 @@ STORING: Final = 2
 
 
 class SubscriptionState:
-    """The delivery state of one subscription of a durable session: what its consumer has delivered, and how far."""
+    """The delivery state of one subscription of a durable session, and of its consumer."""
 
     REPLAYING: Final = 1
     BEHIND: Final = 1 << 20

@@ -21,7 +21,7 @@ class OwedPubrels(Requeue):
         super().__init__()
         self.version = version
         self.released = 0
-        """Number of owed PUBRELs that count as in flight: in 5.0, those whose message this connection has sent."""
+        """Number of owed PUBRELs that count as in flight: in 5.0, PUBRELs of messages that this connection has sent."""
         self.on_complete: Callable[[Delivery], None] | None = None
         """Called when a message of an ended subscription is complete."""
         self._owed: set[int] = set()
@@ -53,7 +53,7 @@ class OwedPubrels(Requeue):
             self._finish(identifier, release)
 
     def freed(self, identifier: int) -> None:
-        """Free the identifier of a release that stays: the position that has it no more is stored."""
+        """Free the identifier of a release that stays: a position without the identifier is stored."""
         release = self.releases.get(identifier)
         if release is not None and release.stays and release.comp:
             del self.releases[identifier]

@@ -4,7 +4,7 @@
 Theory of operation. A message that was taken is *pending* until it is complete. Each write stores the whole position:
 the sequence up to which every message was taken, the pending messages, and the packet identifiers for which PUBREL is
 owed. Steps that depend on a write are done after it: PUBREL is sent after the write that has its identifier as owed,
-and an identifier is used again after the write that has it no more.
+and an identifier is used again after the write that no longer has it.
 
 Why: docs/internals/rules.md#positions.
 """
@@ -21,7 +21,7 @@ class Step(Enum):
     RELEASE = 1
     """PUBREL may be sent."""
     CONFIRM = 2
-    """A message is confirmed whose PUBREL is owed by a record instead of the position."""
+    """The message counts as acknowledged (`confirmed`): its PUBREL is owed by a record, not by the position."""
     FREE = 3
     """The packet identifier may be used again."""
 

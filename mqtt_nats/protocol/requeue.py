@@ -32,7 +32,7 @@ class Requeue(UnsequencedQueue):
         self.ports: Ports = NOWHERE
         self.sources: list[SubscriptionState] = []
         self._queued: dict[int, Delivery] = {}
-        """Messages in state WAITING, by stream sequence; those of a held source included."""
+        """Messages in state WAITING, by stream sequence; messages of held sources included."""
         self._waiting: list[tuple[int, Delivery]] = []
         """Heap, by stream sequence, of the messages in state WAITING whose source is not held."""
         self._perhaps = 0

@@ -87,7 +87,7 @@ class TransientSender:
         self._last = 0
 
     def publish(self, qos: int, head: bytes, payload: bytes, late: Late | None = None, token: bytes = b"") -> None:
-        """Send a message, or queue it; ``head`` is the packet up to its packet identifier, ``payload`` what follows.
+        """Send a message, or queue it; ``head`` is the packet up to its packet identifier, ``payload`` the rest.
 
         Args:
             late: makes the whole packet when it is sent, in place of ``head`` and ``payload``.

@@ -23,7 +23,10 @@ RETRY: Final = 0.25
 
 
 async def still_owner(client: Client) -> bool:
-    """Whether the session is this connection's; if not, or if its record cannot be read, the connection is ended."""
+    """Whether the session is this connection's; if not, or if its record cannot be read, the connection is ended.
+
+    While NATS is lost the result is False, and the connection goes on.
+    """
     broker = client.broker
     patience = asyncio.get_running_loop().time() + PATIENCE
     while True:

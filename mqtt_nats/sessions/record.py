@@ -76,7 +76,7 @@ async def _save_again(client: Client, record: SessionRecord, expected: int, nonc
     try:
         return await client.broker.sessions.save(record, expected=expected, reply=reply)
     except Conflict as error:
-        known = await _written(client, nonce)  # the first attempt may have come late
+        known = await _written(client, nonce)  # the first write may have been stored late
         if known is None:
             raise error
         return known
@@ -115,7 +115,7 @@ async def discard_session(broker: Broker, known: SessionRecord, epoch: int, unti
     """Remove consumers and messages of a session that is not continued, not its record [MQTT-3.1.2-6] [MQTT-3.1.2-7].
 
     The removal may be held up until the client has a new session. So the last sequences are read first, then the
-    record: messages stored later than those sequences are left alone. See docs/internals/rules.md#late-ends.
+    record: messages with higher sequences are left alone. See docs/internals/rules.md#late-ends.
 
     Args:
         epoch: sequence of the record write that has ended the session.
