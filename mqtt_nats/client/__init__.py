@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One client: CONNECT, SUBSCRIBE, UNSUBSCRIBE, DISCONNECT, AUTH, keep alive; packets to their packages."""
+"""A client's connection: CONNECT, SUBSCRIBE, UNSUBSCRIBE, DISCONNECT, AUTH, keep alive; dispatch of other packets."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Enhanced authentication: the AUTH packets of CONNECT, and of re-authentication (section 4.12).
+"""Authentication of CONNECT; AUTH packets of enhanced authentication and re-authentication (section 4.12).
 
-What a stranger may do and what not: docs/internals/rules.md#enhanced-authentication.
+What a client may do before it is authenticated: docs/internals/rules.md#enhanced-authentication.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-# An authenticator that has not answered after this long denies (seconds).
+# Seconds; an authenticator that has not answered by then denies access.
 AUTHENTICATION: Final = 10.0
 
-# Messages of a client in one exchange. SCRAM needs two, Kerberos three.
+# Largest number of messages of a client in one exchange. SCRAM needs two, Kerberos three.
 ROUNDS_MOST: Final = 8
 
 T = TypeVar("T")
 
 
 async def authenticate(client: Client, connect: Connect, client_id: str) -> Properties | None:
-    """Decide about a CONNECT; returns what CONNACK has to say about it.
+    """Authenticate the client of a CONNECT; returns the properties for CONNACK, or None.
 
     Raises:
-        MqttError: the client does not get in.
+        MqttError: access is denied.
     """
     if client.authentication is not None:
         return await client.authentication.open(connect, client_id)
@@ -72,14 +72,14 @@ def _log_denial(client: Client, client_id: str, verdict: Denied) -> None:
 
 
 def admit(client: Client, granted: Allow) -> None:
-    """The client has proved who it is; its connection ends when that is not good any more.
+    """Let an authenticated client in; its connection ends when its credentials expire.
 
     Raises:
-        NotAuthorized: it is not good any more already.
+        NotAuthorized: the client has gone, or its credentials are already invalid or expired.
     """
     if not client.alive:
         raise NotAuthorized("the client has gone")
-    if not granted.valid():  # files were read again while it proved who it is
+    if not granted.valid():  # the access files were reloaded during the authentication
         raise NotAuthorized("the credentials are not good any more")
     client.granted, client.user = granted, granted.user
     if granted.expires is not None:
@@ -105,13 +105,13 @@ async def _decision(work: Coroutine[Any, Any, T], *, immediate: bool = False) ->
 
 
 def begin(client: Client, connect: Connect) -> Authentication | None:
-    """What is to come of a CONNECT that names an authentication method."""
+    """Return the enhanced authentication of a CONNECT; None: it names no authentication method."""
     method = (connect.properties or {}).get("authentication_method")
     return None if method is None else Authentication(client, method)
 
 
 class Authentication:
-    """The method that a client has named in its CONNECT, and the exchange that is under way."""
+    """Enhanced authentication of a client: the method that CONNECT names, and the running exchange."""
 
     __slots__ = ("_answer", "_busy", "_client", "_method", "_user")
 
@@ -121,12 +121,12 @@ class Authentication:
         self._user = ""
         self._busy = False
         self._answer: asyncio.Future[bytes | None] | None = None
-        """Set while the client has the turn."""
+        """Gets the authentication data of the client's next AUTH; None = no challenge is unanswered."""
 
     # -- from the client ------------------------------------------------------------------------
 
     def early(self, packets: list[Packet]) -> None:
-        """What comes before CONNACK: answers, one at a time, or the end [MQTT-3.1.2-30] (5.0)."""
+        """Handle packets before CONNACK: one AUTH per challenge, or DISCONNECT [MQTT-3.1.2-30] (5.0)."""
         client = self._client
         if not client.alive:
             return
@@ -144,10 +144,10 @@ class Authentication:
             client.connection.hold(Hold.HANDSHAKE)
 
     def received(self, packet: Auth) -> None:
-        """AUTH.
+        """Handle an AUTH packet.
 
         Raises:
-            MqttError: it names another method [MQTT-4.12.0-5] [MQTT-4.12.1-1] (5.0), or is not the client's turn.
+            MqttError: AUTH names another method [MQTT-4.12.0-5] [MQTT-4.12.1-1] (5.0), or comes out of turn.
         """
         properties = packet.properties or {}
         if properties.get("authentication_method") != self._method:
@@ -163,7 +163,7 @@ class Authentication:
             raise ProtocolError("AUTH out of turn")  # [MQTT-4.12.0-3] (5.0)
 
     def lost(self) -> None:
-        """The client is gone: there will be no answer."""
+        """End the exchange that waits for the client's answer: the client has gone."""
         if self._answer is not None:
             answer, self._answer = self._answer, None
             answer.set_exception(NotAuthorized("the client has gone"))
@@ -171,10 +171,10 @@ class Authentication:
     # -- exchanges ------------------------------------------------------------------------------
 
     async def open(self, connect: Connect, client_id: str) -> Properties:
-        """The exchange that begins with CONNECT; returns what CONNACK has to say about it.
+        """Run the exchange that begins with CONNECT; returns its properties for CONNACK.
 
         Raises:
-            MqttError: the client does not get in [MQTT-4.12.0-4] (5.0).
+            MqttError: access is denied [MQTT-4.12.0-4] (5.0).
         """
         client = self._client
         if self._method not in client.access.methods:  # [MQTT-4.12.0-1] (5.0)
@@ -187,7 +187,7 @@ class Authentication:
         return self._properties(done.data)
 
     async def _again(self, data: bytes | None) -> None:
-        """Re-authentication; everything else goes on meanwhile."""
+        """Re-authenticate the client; its other packets are handled meanwhile."""
         client = self._client
         try:
             done = await self._exchange(client.client_id, data, asyncio.get_running_loop().time())
@@ -199,7 +199,7 @@ class Authentication:
             client.end(error)  # [MQTT-4.12.1-2] (5.0)
 
     async def _exchange(self, client_id: str, data: bytes | None, since: float) -> Success:
-        """Run an exchange that must be complete in the time for CONNECT, counted from ``since`` (loop time)."""
+        """Run an exchange, which must end within `connect_timeout` of ``since`` (loop time in seconds)."""
         client = self._client
         access = client.access
         self._busy = True
@@ -225,7 +225,7 @@ class Authentication:
         raise NotAuthorized("authentication takes too many steps")
 
     async def _ask(self, data: bytes) -> bytes | None:
-        """Send a challenge [MQTT-4.12.0-2] (5.0) and wait for the answer."""
+        """Send a challenge [MQTT-4.12.0-2] (5.0); returns the client's answer."""
         self._send(ReasonCode.CONTINUE_AUTHENTICATION, data)
         self._answer = asyncio.get_running_loop().create_future()
         self._client.connection.release(Hold.HANDSHAKE)
@@ -247,13 +247,13 @@ class Authentication:
 
 
 async def hand_over(client: Client, client_id: str) -> Broker:
-    """Hand a client that has just been authenticated to the NATS account that it belongs to, once that can be used.
+    """Move an authenticated client to the broker of its tenant and wait until that broker is connected to NATS.
 
-    Until then it is in the hands of the account of its listener, of which nothing but the hooks of CONNECT and bans of
-    addresses concern it. See docs/internals/rules.md#tenants.
+    Until then the client belongs to the broker of its listener, of which only the CONNECT hooks and the bans of
+    addresses concern the client. See docs/internals/rules.md#tenants.
 
     Raises:
-        NotAuthorized: its listener is for another tenant, or there is no such tenant.
+        NotAuthorized: the listener is for another tenant, or the client's tenant does not exist.
     """
     former, tenant = client.broker, client.granted.tenant
     if tenant is None or tenant == former.tenant:
@@ -269,7 +269,7 @@ async def hand_over(client: Client, client_id: str) -> Broker:
     client.broker, client.path = broker, broker.path
     broker.connections.add(client)
     client.connection.move(broker.round, broker.clock)
-    if broker.standing:  # who lets go of those that wait knows only its own clients
+    if broker.standing:  # the end of a broker's standstill releases the clients of that broker only
         client.connection.hold(Hold.STANDSTILL)
     else:
         client.connection.release(Hold.STANDSTILL)

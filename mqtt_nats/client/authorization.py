@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client may not do: how it is told, and what becomes of what it had when the rules change."""
+"""Access checks of a client, and the end of subscriptions and wills that changed rules no longer permit."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.audit")
 
 READING: Final = 4
-"""Added to the QoS of a decision about what the client may receive."""
+"""Added to the QoS in the key of a remembered decision about receiving, to tell it from one about publishing."""
 
 
 class Guard:
-    """One connection's permissions."""
+    """Permissions of one connection."""
 
     __slots__ = ("_client", "at_delivery", "identity", "permissions")
 
     def __init__(self, client: Client, identity: Identity, permissions: Permissions) -> None:
         self._client = client
         self.at_delivery = client.broker.settings.acl_subscribe == "deliver"
-        """Each message is looked at, and not only its filter."""
+        """Each message is checked, not only the topic filter of its subscription."""
         self.identity = identity
         self.permissions = permissions
 
     def may_publish(self, key: bytes, qos: int, retain: bool) -> bool:
-        """Whether the client may publish this; a denial is logged. ``key`` is the topic, its length first."""
+        """Whether the client may publish a message; a denial is logged. ``key``: topic after its two length bytes."""
         if self._allows_publish(key, qos, retain):
             return True
         kind = "retained publish" if retain else "publish"
@@ -53,7 +53,7 @@ class Guard:
         return False
 
     def permits(self, key: bytes, qos: int, retain: bool) -> bool:
-        """Whether the client may publish this; nothing is logged."""
+        """Whether the client may publish a message; nothing is logged."""
         return self._allows_publish(key, qos, retain)
 
     def _allows_publish(self, key: bytes, qos: int, retain: bool) -> bool:
@@ -66,14 +66,14 @@ class Guard:
         return known
 
     def may_subscribe(self, topic_filter: str, qos: int) -> bool:
-        """Whether the client may have this subscription; a denial is logged."""
+        """Whether the client may have a subscription; a denial is logged."""
         if self.allows(topic_filter, qos):
             return True
         self.audit(f"subscription of {shorten(topic_filter)!r} at QoS {qos}")
         return False
 
     def allows(self, topic_filter: str, qos: int) -> bool:
-        """Whether the client may have this subscription, shared ones included."""
+        """Whether the client may have a subscription, shared ones included; nothing is logged."""
         return self._allows_subscription(plain_filter(topic_filter), qos)
 
     def _allows_subscription(self, topic_filter: str, qos: int) -> bool:
@@ -82,7 +82,7 @@ class Guard:
         return self.permissions.may_subscribe(topic_filter, qos)
 
     def may_receive(self, key: bytes, qos: int) -> bool:
-        """Whether the client may have messages of a topic, of which the subscription has that QoS."""
+        """Whether the client may receive messages of a topic by a subscription of this QoS."""
         if not self.at_delivery:
             return True
         asked = (key, qos + READING, False)
@@ -96,11 +96,11 @@ class Guard:
         return known
 
     def _allows_reading(self, topic: str, qos: int) -> bool | None:
-        """None: that is not known at the moment."""
+        """Whether the client may receive messages of a topic; None: a hook has failed, nothing is remembered."""
         return self.permissions.may_subscribe(topic, qos)
 
     def withholds(self, key: bytes, qos: int, message_id: str = "") -> bool:
-        """Whether the client may not have a message that its subscription, at that QoS, brings; it is counted."""
+        """Whether the client may not receive a message of a subscription of this QoS; the message is counted."""
         if self.may_receive(key, qos):
             return False
         dropped(self._client, key[2:].decode(), qos, "not permitted", message_id)
@@ -115,7 +115,7 @@ class Guard:
 
 
 class AskingGuard(Guard):
-    """Asks hooks too: they get what the rules say, and have the last word."""
+    """Permissions that hooks decide: a hook gets the decision of the rules and may change it."""
 
     __slots__ = ("_view",)
 
@@ -139,7 +139,7 @@ class AskingGuard(Guard):
         return bool(self._answer(event, allowed))
 
     def _answer(self, event: Authorizing, allowed: bool) -> bool | None:
-        """What hooks say; None: one has failed."""
+        """Return the decision of the hooks; None: a hook has failed."""
         chain = self._client.broker.hooks.deciding(CLIENT_AUTHORIZE)
         if chain is None:
             return allowed
@@ -150,7 +150,7 @@ class AskingGuard(Guard):
 
 
 def identify(client: Client) -> None:
-    """The client is known: from now on it may do what the rules, and hooks, say."""
+    """Set the permissions of an identified client by the present rules and hooks."""
     client.memory.forget_decisions()
     rules, own = client.broker.rules, client.granted.rules
     asking = client.broker.hooks.deciding(CLIENT_AUTHORIZE) is not None
@@ -164,7 +164,7 @@ def identify(client: Client) -> None:
 
 
 def denied_subscriptions(client: Client) -> set[str]:
-    """What the session has subscribed and the client may not have (any more), shared subscriptions included."""
+    """Return the filters of the session, shared ones included, that the client may not subscribe (any more)."""
     found = {one.text: qos for one, qos in client.filters.items()}
     found |= {text: one.choice.qos for text, one in (client.shares or {}).items()}
     record = client.record
@@ -172,7 +172,7 @@ def denied_subscriptions(client: Client) -> set[str]:
         for subject, qos in record.subs.items():
             try:
                 found.setdefault(subject_to_filter(subject), qos)
-            except ValueError:  # not continued here anyway
+            except ValueError:  # a subscription of nats-server's listener that `resubscribe` leaves out
                 continue
         if record.v5 is not None:
             for text, share in record.v5.shared.items():
@@ -181,18 +181,18 @@ def denied_subscriptions(client: Client) -> set[str]:
 
 
 def change_rules(broker: Broker, rules: Rules) -> None:
-    """Have other rules from now on, for everybody who is connected too.
+    """Replace the access rules, for connected clients too.
 
-    A subscription that is not permitted any more ends, and so does what waits for it; so does a will.
+    A subscription that is no longer permitted ends together with its waiting messages. A will is removed likewise.
     """
     broker.rules = rules
     look_again(broker)
 
 
 def look_again(broker: Broker) -> None:
-    """Hold everybody who is connected against the rules, and hooks, of now.
+    """Check all connected clients against the present rules and hooks.
 
-    Who is connecting, and has been identified, has nothing yet that could be taken away: it is only identified anew.
+    A client that is identified but still connecting has no subscriptions to end: only its permissions are set anew.
     """
     for client in list(broker.connections):
         if client.alive and client.client_id:
@@ -202,7 +202,7 @@ def look_again(broker: Broker) -> None:
 
 
 def revoke(broker: Broker) -> None:
-    """Disconnect who would not be let in any more."""
+    """Disconnect the clients whose credentials are no longer valid."""
     for client in list(broker.connections):
         if client.alive and not client.granted.valid():
             client.end(NotAuthorized("the credentials are not good any more"))
@@ -220,7 +220,8 @@ def _check(client: Client) -> None:
         return
     regular, durable = client.regular_side, client.durable_side
     if (regular is not None and regular.waiting) or (durable is not None and durable.stall is not None):
-        # Nobody can tell what of the queue is permitted, or what of a stalled subscription others would have brought.
+        # It is unknown which queued messages are permitted, and which messages of a stalled subscription another
+        # subscription would have delivered.
         client.end(NotAuthorized("permissions have changed"))
     else:
         client.do(withdraw(client, denied))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One client: what its packets do.
+"""A connected client: how its packets are handled.
 
-Everything on the message path is a plain function call. What has to wait for NATS (CONNECT, SUBSCRIBE, UNSUBSCRIBE,
-repairs) is a job: a client's jobs run one after the other, in a task that lives while there are any.
+The message path is plain function calls. Work that has to wait for NATS (CONNECT, SUBSCRIBE, UNSUBSCRIBE, repairs) is
+a job: the jobs of a client run one after the other, in a task that exists while there are jobs.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-# Bytes that a client has not read; beyond this nothing is read from it, since answers would only be added.
+# Bytes that a client has not read; beyond this nothing is read from the client: its packets would add more answers.
 UNREAD_MOST: Final = 1024 * 1024
 
 
 class Client(JobRunner):
-    """A connected client and its session, as far as this gateway holds it."""
+    """A connected client and the state of its session in this gateway."""
 
     __slots__ = (
         "__weakref__",
@@ -102,52 +102,52 @@ class Client(JobRunner):
     def __init__(self, broker: Broker, connection: Connection, access: Door) -> None:
         super().__init__(broker, connection)
         self.terms: Terms = TERMS
-        """What a 5.0 client has asked for in CONNECT."""
+        """Limits and options that the client has set in CONNECT."""
         self.token = ""
         self.epoch = 0
-        """Stream sequence of this session's last record write; the first of them claimed it."""
+        """Stream sequence of the session record that this connection wrote last; 0 = the session is not claimed."""
         self.foreign = 0
-        """Highest sequence of somebody else's write of the session record that was heard of."""
+        """Highest known stream sequence of a session record that another connection wrote; 0 = none."""
         self.record: SessionRecord | None = None
         self.expiry: int | None = 0
-        """Seconds for which the session outlives the connection, None = for good."""
+        """Session expiry interval in seconds; None = the session does not expire."""
         self.will: StoredWill | None = None
         self.greeted = False
-        """CONNACK has accepted the connection: what ends it is said in DISCONNECT."""
+        """CONNACK with success was sent: a reason for the end of the connection goes into DISCONNECT."""
         self.sender_header = b""
-        """The header line that names this client to receivers, or empty."""
+        """Header line with the client id for each publish; empty = publishes do not name the client."""
         self.marked = False
-        """Every publish names this client, so that it can be kept from getting it."""
+        """Every publish names this client, so that it is not delivered to the client itself (No Local, bridges)."""
         self.user: str | None = None
-        """Whom the authentication has proved the client to be; None: it is anonymous."""
+        """User that the authentication has proved; None = the client is anonymous."""
         self.warned = False
-        """The log has it that filters of the client are beyond limits."""
+        """The log has a warning that limits refuse filters of this client."""
         self.why: MqttError | None = None
-        """Why the gateway has ended the connection, where it has."""
+        """Error for which the gateway has ended the connection; None = it has not."""
         self.access, self.granted = access, ANONYMOUS
-        """Who decides whether it gets in, and what has been decided."""
+        """The authentication of the listener, and its decision; `ANONYMOUS` until then."""
         self.expires: asyncio.TimerHandle | None = None
-        """Ends the connection when that is not good any more."""
+        """Timer that ends the connection when the credentials expire; None = they do not expire."""
         self.guarded: Guard | None = None
-        """What it may publish and subscribe; None: everything."""
+        """Permissions of the client; None = no rules and no hooks apply to the client."""
         self.memory = broker.path.client_memory()
-        """What the client makes the gateway remember."""
+        """Topic aliases, access decisions and routes that the gateway remembers because of the client."""
         self.outgoing: Aliases | None = None
-        """Topic aliases that the client allows."""
+        """Topic aliases of PUBLISH packets to the client; None = the client allows none."""
         self.shares: dict[str, Membership] | None = None
-        """Shared subscriptions by their filter, ``$share/`` included."""
+        """Shared subscriptions by topic filter, ``$share/`` included; None = there are none."""
         self.unacknowledged = 0
-        """QoS 1 publishes of a 5.0 client without PUBACK."""
-        self.receipts: list[Acknowledgement] = []  # a deque takes 700 bytes more, of every connection
+        """Number of QoS 1 publishes of a 5.0 client that wait for PUBACK."""
+        self.receipts: list[Acknowledgement] = []  # a deque takes 700 bytes more in every connection
         self.regular_side: TransientSender | None = None
         self.durable_side: DurableDelivery | None = None
 
     def __str__(self) -> str:
-        """Its name, for logs."""
+        """Return the client's name for logs."""
         return f"client {shorten(self.client_id)!r}"
 
     def log_fields(self) -> dict[str, Any]:
-        """The ids of a log record about it."""
+        """Return the ids for a log record about the client."""
         return {"gateway": self.broker.identity, "client": self.client_id, "connection": self.connection.number}
 
     def packets(self, packets: list[Packet]) -> None:
@@ -187,7 +187,7 @@ class Client(JobRunner):
         path.leave()
 
     def _before(self, packets: list[Packet]) -> None:
-        """CONNECT and what comes with it [MQTT-3.1.4-5] (3.1.1), [MQTT-3.1.4-6] (5.0), [MQTT-3.2.0-1] (3.1.1, 5.0)."""
+        """Handle CONNECT; others wait. [MQTT-3.1.4-5] (3.1.1), [MQTT-3.1.4-6] (5.0), [MQTT-3.2.0-1] (3.1.1, 5.0)."""
         if self.state is State.NEW:
             connect, *packets = packets
             assert isinstance(connect, Connect)  # the decoder lets nothing else come first
@@ -205,7 +205,7 @@ class Client(JobRunner):
             self.path.leave()
 
     def opened(self) -> None:
-        """The session is open: handle what came with CONNECT, then read on."""
+        """Handle the packets that came behind CONNECT, then read on: the session is open."""
         if self.state is State.ENDED:
             return
         self.state = State.LIVE
@@ -213,7 +213,7 @@ class Client(JobRunner):
         self.connection.release(Hold.HANDSHAKE)
 
     def handle(self, packet: Packet) -> None:
-        """A packet that is no PUBLISH."""
+        """Handle a packet other than PUBLISH."""
         match packet:
             case PingReq():
                 self.outlet.write(PINGRESP)  # [MQTT-3.12.4-1] (3.1.1, 5.0)
@@ -233,7 +233,7 @@ class Client(JobRunner):
                 raise ProtocolError(f"unexpected {type(packet).__name__}")  # [MQTT-4.12.0-7] (5.0)
 
     def acknowledged(self, kind: int, ids: list[int], failed: bool) -> None:
-        """PUBACK, PUBREC, PUBREL or PUBCOMP."""
+        """Handle PUBACK, PUBREC, PUBREL or PUBCOMP; ``kind`` is the packet type."""
         if kind == 6:
             for identifier in ids:
                 self.inbound.pubrel(self, identifier)
@@ -262,27 +262,27 @@ class Client(JobRunner):
             self.connection.release(Hold.WINDOW)
 
     def refused(self, error: ApiError) -> None:
-        """JetStream does not take a message: no acknowledgement, the client has to reconnect [MQTT-4.8.0-2]."""
+        """End the connection without an acknowledgement: JetStream refuses a message [MQTT-4.8.0-2]."""
         log_failure(log, logging.WARNING, "store", "%s: a message was not stored: %s", self, error)
         self.end(QuotaExceeded(str(error)))
 
     def refuse_filters(self, limits: Mapping[str, int], why: str = "") -> None:
-        """Filters of a SUBSCRIBE packet are beyond limits: count them by limit; the first time the log has it."""
+        """Count filters of a SUBSCRIBE packet that limits refuse, by limit; only the first refusal is a warning."""
         for limit, count in limits.items():
             self.broker.counters.refuse_filters(limit, count)
         level, self.warned = logging.DEBUG if self.warned else logging.WARNING, True
         what = ", ".join(f"{limit} {count}" for limit, count in limits.items())
         text = "%s: %d filters are refused by limits (%s)%s; more of this connection are counted only"
-        extra = once(f"filters of {self.hash}")  # also where it connects again and again
+        extra = once(f"filters of {self.hash}")  # also for a client that reconnects again and again
         log_failure(log, level, "filters", text, self, sum(limits.values()), what, why, extra=extra)
 
     def take(self, message: Message, qos: int, late: Late | None = None) -> None:
-        """A QoS 1 or 2 message for a regular session, in the plain encoding, or as ``late`` makes it."""
+        """Send or queue a QoS 1 or 2 message of a regular session; ``late`` encodes its packet when it is sent."""
         side = self.regular_side
         if side is None:
             return
         try:
-            if message.expiry >= 0 or late is not None:  # it may have to wait
+            if message.expiry >= 0 or late is not None:  # encoded when it is sent: it may wait in the queue
                 side.publish(qos, b"", message.payload, late or encode_for_subscriber(self, message, qos))
             elif self.version == 5:
                 side.publish(qos, message.head5(qos), message.tail5())
@@ -292,13 +292,13 @@ class Client(JobRunner):
             self.end(error)
 
     def guard(self, choice: Choice, message: Message, known: bytes = b"") -> None:
-        """A message that needs a look before it may be sent."""
+        """Deliver a message after the checks for No Local, stream delivery and gates."""
         if choice.own is not choice and message.sender == self.client_id:
             if choice.own is None:
                 return
             choice = choice.own
         if self.durable and choice.qos and message.qos:
-            return  # comes from the stream
+            return  # a consumer brings it from the stream
         gate = self.gates.get(choice.found) if self.gates else None
         if gate is None:
             self.deliver(choice, message)
@@ -330,16 +330,16 @@ class Client(JobRunner):
             self.outlet.write(data)
 
     def withheld(self, key: bytes, qos: int, message_id: str) -> bool:
-        """Whether the rules keep a message from the client, of which the subscription has that QoS; it is counted."""
+        """Whether the rules withhold a message of a subscription of this QoS; a withheld message is counted."""
         return self.guarded is not None and self.guarded.withholds(key, qos, message_id)
 
     @property
     def unanswered(self) -> bool:
-        """True while CONNECT waits for its session."""
+        """True while CONNECT waits and the session is not claimed yet."""
         return self.state is State.OPENING and not self.epoch
 
     def join(self, topic_filter: str, qos: int, options: Options = PLAIN) -> Filter:
-        """Put the client into the subscription table."""
+        """Add a subscription of the client to the routing table of this gateway."""
         broker = self.broker
         link = broker.wild if topic_filter[0] in "#+" else broker.link
         subjects = filter_to_subjects(topic_filter)
@@ -348,18 +348,18 @@ class Client(JobRunner):
         return broker.table.subscribe(self, topic_filter, qos, subjects, link, broker.fanout.arrival, options)
 
     def mark(self) -> None:
-        """Have every publish name this client: it does not want its own messages back."""
+        """Name this client in each of its publishes, so that it does not get its own messages."""
         self.marked = True
         self.sender_header = b"Nmqtt-Client:%b\r\n" % percent_encode(self.client_id).encode()
 
     # -- the end --------------------------------------------------------------------------------
 
     def broken(self, error: MqttError) -> None:
-        """The client violated the protocol [MQTT-4.8.0-1] (3.1.1), [MQTT-4.13.1-1] (5.0)."""
+        """End the connection: the client violated the protocol [MQTT-4.8.0-1] (3.1.1), [MQTT-4.13.1-1] (5.0)."""
         behind = self._order is not None or self.state in (State.OPENING, State.RESUMING)
         if behind and self.alive:
             if self.authentication is None or self.state is not State.OPENING:
-                self.order.fail(error)  # what came before the violation is served first
+                self.order.fail(error)  # the packets before the violation are handled first
             else:
                 refuse(self, error)
                 self.lost()
@@ -370,7 +370,7 @@ class Client(JobRunner):
         self.end(error)
 
     def end(self, error: MqttError) -> None:
-        """Close the connection because of an error; the will, where there is one, is published."""
+        """Close the connection because of an error; a will is published."""
         if self.state is State.ENDED:
             return
         level = logging.DEBUG if self.state is State.NEW else logging.INFO
@@ -380,12 +380,12 @@ class Client(JobRunner):
         self.close()
 
     def say_goodbye(self, error: MqttError) -> None:
-        """Tell a 5.0 client why its connection ends [MQTT-3.14.0-1] [MQTT-3.14.4-1] [MQTT-3.14.4-2] (5.0)."""
+        """Send a 5.0 client DISCONNECT with the reason [MQTT-3.14.0-1] [MQTT-3.14.4-1] [MQTT-3.14.4-2] (5.0)."""
         if self.version == 5 and self.greeted and not self.sent_disconnect and self.state is not State.ENDED:
             self.outlet.write(goodbye(error, self.terms))
 
     def close(self) -> None:
-        """Close the connection; :meth:`lost` does the rest."""
+        """Close the connection; the session is left in :meth:`lost`."""
         self.connection.close()
         self.fall_silent()
         order, self._order = self._order, None
@@ -393,7 +393,7 @@ class Client(JobRunner):
             self.lost()
 
     def taken_over(self) -> None:
-        """Another connection has claimed the session: end at once, and touch nothing of what is stored."""
+        """End at once and change nothing that is stored: another connection has claimed the session."""
         self.taken = True
         if self._task is not None and self._idle is not None and self._task is not asyncio.current_task():
             self._task.cancel()
@@ -404,13 +404,14 @@ class Client(JobRunner):
         self.lost()
 
     def refused_after_claim(self) -> None:
-        """The session is not this connection's after all: who looks for its claim leaves it as it has to be left."""
+        """Give up a claimed session, as its client is refused: `leave_claimed` leaves the session in order."""
         self.taken = True
 
     def lost(self, way: Handler | None = None) -> None:
-        """The socket is closed, or is about to be. Called more than once; what still waits goes by ``way``.
+        """End the client; its socket is closed or about to be. May be called again; ``way`` gets waiting packets.
 
-        A running job goes on, unless it waits for NATS or the session has moved: its write says what is to be left.
+        A running job goes on, unless it waits for NATS or the session has moved: the session is left as the job
+        records it.
         """
         if self.state is State.ENDED or self.outlasts(way):
             return
@@ -428,9 +429,9 @@ class Client(JobRunner):
             self._task.cancel()
 
     def fall_silent(self) -> None:
-        """Nothing reaches the client any more."""
+        """Stop the deliveries of the session: no message reaches the client any more."""
         fall_silent(self)
 
     def leave(self) -> None:
-        """Leave everything in order; the last thing that is done."""
+        """Release the client's state in this gateway and leave its session; the last step."""
         leave(self)

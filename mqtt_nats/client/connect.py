@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CONNECT: authentication, claiming the session, taking over what it had.
+"""CONNECT: authentication, the claim of the session, and the resume of an earlier session.
 
-One owner per session in the whole cluster: whoever wrote the session's record last. The stream sequence
-of that write is the session's epoch. The write is conditional on the record that was read, and its
-acknowledgement is also what tells the former owner, here or in nats-server's own listener.
+A session has one owner in the whole cluster: the connection that wrote the session's record last. The stream
+sequence of that write is the epoch. The write is conditional on the record that was read. Its acknowledgement also
+reaches the former owner, in a gateway or in nats-server's own listener, and tells it that the session has moved.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-# Conflicting claims of one session are settled in as many rounds as there are claimants.
+# Attempts to claim a session. Of n concurrent claims of one session the last needs n attempts.
 CLAIM_ROUNDS: Final = 20
 
 RESOLUTION: Final = 0.01
-"""Seconds by which the time at which a client has sent something is not exact."""
+"""Resolution, in seconds, of the time at which the last bytes of a client came."""
 
 
 async def handle_connect(client: Client, connect: Connect) -> None:
@@ -97,7 +97,7 @@ async def handle_connect(client: Client, connect: Connect) -> None:
     idle: list[ConsumerBinding] = []
     try:
         if client.durable_side is not None and present:
-            # CONNACK leaves when everything subscribed is live: who sees it may rely on that, as on SUBACK.
+            # CONNACK leaves when all subscriptions are live: the client may rely on that, as after SUBACK.
             client.outlet.clog()
             denied = denied_subscriptions(client)
             gates = await resubscribe(client, denied)
@@ -110,7 +110,7 @@ async def handle_connect(client: Client, connect: Connect) -> None:
         client.end(MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE))
         return
     finally:
-        connected(client, present)  # also when it ends here: who hears of its end has heard of its beginning
+        connected(client, present)  # also on failure: hooks get the end of a connection only after its beginning
     client.opened()
     if client.durable_side is not None and idle:
         await attach_idle(client, client.durable_side, idle)
@@ -119,7 +119,7 @@ async def handle_connect(client: Client, connect: Connect) -> None:
 
 
 def refuse(client: Client, error: MqttError) -> None:
-    """Answer CONNECT with a return code or reason code and close.
+    """Answer CONNECT with a return code or reason code and close the connection.
 
     [MQTT-3.1.3-9] [MQTT-3.2.2-4] [MQTT-3.2.2-5] (3.1.1), [MQTT-3.1.3-8] [MQTT-3.1.4-2] [MQTT-4.13.2-1] (5.0)
     """
@@ -132,7 +132,7 @@ def refuse(client: Client, error: MqttError) -> None:
 
 
 async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | None]:
-    """Claim the session; returns whether it existed, and what CONNACK has to say about the authentication."""
+    """Authenticate the client and claim its session; returns Session Present and properties for CONNACK."""
     broker = client.broker
     settings = client.connection.settings
     if broker.closing:
@@ -184,15 +184,15 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
 
 
 def _keep_at(client: Client, key: str) -> None:
-    """Have the session of a client under a key: the hash of its id, or its second key."""
+    """Set the key of the client's session: the hash of the client id, or the second key."""
     client.hash, client.token = key, held_token(client.client_id, key)
 
 
 async def _move(client: Client, key: str) -> None:
-    """Have the session of a client that has come for another key under this one; others know of second keys then.
+    """Change the key of the client's session; the registration says first that second keys are in use.
 
     Raises:
-        TimeoutError: others cannot be told.
+        TimeoutError: the registration of the gateway is not written in time.
     """
     broker = client.broker
     if broker.lease is not None and key != name_hash(client.client_id):
@@ -203,7 +203,7 @@ async def _move(client: Client, key: str) -> None:
 
 
 async def _claim(client: Client, connect: Connect) -> bool:
-    """Make the session this connection's; returns whether it continues an earlier one.
+    """Claim the session for this connection; returns whether an earlier session goes on.
 
     [MQTT-3.1.4-3] (3.1.1), [MQTT-3.1.4-4] (5.0)
     """
@@ -240,7 +240,7 @@ async def _claim(client: Client, connect: Connect) -> bool:
             broker.spawn(forget_second(client), f"second key of {client.client_id}")
         try:
             await _succeed(client, known, expected, wills, written if present else 0, continued=present)
-        except BaseException:  # whatever it is: nobody else sees to what the former connection has left
+        except BaseException:  # any failure: nothing else deals with the former connection's deadline and wills
             client.refused_after_claim()
             work = leave_claimed(client, expected, continued=present)
             broker.spawn(work, f"claim of {client.client_id}")
@@ -255,17 +255,17 @@ async def _claim(client: Client, connect: Connect) -> bool:
 async def _succeed(
     client: Client, known: SessionRecord | None, expected: int, wills: list[str], until: int, *, continued: bool
 ) -> None:
-    """The claim is stored: end the former connection, and see to what it has left.
+    """End the former connection after the claim is stored, and settle the former session and its wills.
 
     Args:
         known: the record that the claim has replaced; ``expected`` is its sequence.
-        wills: gateways where the session has wills.
-        until: as that of `discard_session`.
+        wills: gateways under which wills of the session may be stored.
+        until: as in `discard_session`.
         continued: the session goes on.
 
     Raises:
         MqttError: the session was claimed again.
-        ApiError, NoResponders, RequestTimeout: JetStream does not do all of it.
+        ApiError, NoResponders, RequestTimeout: JetStream refuses a request or does not answer.
     """
     broker = client.broker
     _take_over(client)
@@ -284,10 +284,10 @@ async def _succeed(
 
 
 def _take_over(client: Client) -> None:
-    """The claim is stored: end the connection here that had the session [MQTT-3.1.4-2] (3.1.1), [MQTT-3.1.4-3] (5.0).
+    """End this gateway's connection that had the session [MQTT-3.1.4-2] (3.1.1), [MQTT-3.1.4-3] (5.0).
 
     Raises:
-        MqttError: the session was claimed again before that was known.
+        MqttError: another connection has claimed the session after this one.
     """
     clients, name = client.broker.clients, registered_as(client.client_id, client.hash)
     former = clients.get(name)
@@ -300,7 +300,7 @@ def _take_over(client: Client) -> None:
 
 
 def _is_elsewhere(client: Client, known: SessionRecord) -> bool:
-    """Whether a client has closed its connection, and may have claimed the session elsewhere since."""
+    """Whether the client has closed this connection and may have claimed the session by a later one."""
     connection, broker = client.connection, client.broker
     if not connection.hung_up:
         return False
@@ -310,7 +310,7 @@ def _is_elsewhere(client: Client, known: SessionRecord) -> bool:
 
 
 async def _forget_leftovers(client: Client) -> None:
-    """The former session is removed: the record need not name what was left of it."""
+    """Remove the former session's consumers from the record: they are deleted."""
     record = client.record
     assert record is not None
     assert record.v5 is not None
@@ -324,18 +324,18 @@ async def _forget_leftovers(client: Client) -> None:
 
 
 def _quota(client: Client) -> str:
-    """The quota for which new sessions of a client count."""
+    """Return the quota in which new sessions of a client count."""
     return quota_of(user_of(client), household(client.connection.host))
 
 
 async def _count(client: Client, known: SessionRecord | None, quota: str, *, present: bool) -> None:
-    """Count a session that is about to be claimed.
+    """Count a session that is about to be claimed in its quota.
 
     Args:
-        quota: for which ``known`` has counted.
+        quota: the quota in which the session ``known`` has counted.
 
     Raises:
-        QuotaExceeded: its user, or address, has too many.
+        QuotaExceeded: the user, or the address, has too many sessions.
     """
     quotas, record = client.broker.quotas, client.record
     assert record is not None
@@ -347,35 +347,35 @@ async def _count(client: Client, known: SessionRecord | None, quota: str, *, pre
 
 
 async def _count_no_more(client: Client, known: SessionRecord) -> None:
-    """The former session counts no more, unless the new one is noted in its place."""
+    """Remove the former session from its quota, unless the new session counts there in its place."""
     record = client.record
     if known.v5 is not None and record is not None and record.v5 is not None and known.v5.quota != record.v5.quota:
         await client.broker.quotas.forget(known)
 
 
 def _new_record(client: Client, v5: V5, *, clean: bool = False) -> SessionRecord:
-    """A new session of a client's user, at the client's key."""
+    """Return the record of a new session of the client's user, under the session's key."""
     version = V5_PLAIN if client.hash == name_hash(client.client_id) else V5_SECOND
     v5 = replace(v5, version=version, user=user_of(client), quota="" if clean else _quota(client))
     return SessionRecord(client.client_id, clean=clean, v5=v5, key=client.hash)
 
 
 def _may_continue(client: Client, known: SessionRecord) -> bool:
-    """Whether a session outlives its connections, and is that of the client's user or of nobody known."""
+    """Whether a session outlives its connections and belongs to the client's user or to no known user."""
     v5 = known.v5
     own = v5 is None or (v5.kind == "durable" and v5.expiry != 0 and v5.user in (None, user_of(client)))
     return own and not known.clean
 
 
 def _prepare(client: Client, connect: Connect, known: SessionRecord | None, expired: bool = False) -> bool:
-    """Set the record to be written; returns whether it continues ``known``, which it does not when that has expired.
+    """Set the record that claims the session; returns whether it continues the session ``known``.
 
-    [MQTT-3.1.2-4] [MQTT-3.1.2-6] (3.1.1), [MQTT-3.1.2-4] [MQTT-3.1.2-5] [MQTT-3.1.2-6] (5.0). A session that was
-    made to outlive its connection stays of that kind, and ends at once where its expiry interval is now 0.
+    [MQTT-3.1.2-4] [MQTT-3.1.2-6] (3.1.1), [MQTT-3.1.2-4] [MQTT-3.1.2-5] [MQTT-3.1.2-6] (5.0). A durable session
+    stays durable; it ends with its connection where its session expiry interval is now 0.
     """
     settings = client.connection.settings
     left = leftovers(known) if known is not None else []
-    # Until the former owner's will has been dealt with, whoever ends the session finds it.
+    # The record names the former owner's will until that is dealt with: the end of the session has to find the will.
     wills = list(known.v5.wills) if known is not None and known.v5 is not None else []
     if connect.will is not None and client.broker.identity not in wills:
         wills.append(client.broker.identity)

@@ -38,15 +38,15 @@ log = logging.getLogger("mqtt_nats.broker")
 
 
 def handle_disconnect(client: Client, packet: Disconnect) -> None:
-    """DISCONNECT: the client leaves in good order.
+    """Handle DISCONNECT.
 
     Raises:
-        ProtocolError: it gives an expiry to a session that was to end with the connection (section 3.14.2.2.2).
+        ProtocolError: it sets an expiry interval where CONNECT has set 0 (section 3.14.2.2.2).
     """
     expiry = (packet.properties or {}).get("session_expiry_interval", -1)
     record = client.record
     if not client.connection.settings.durable_sessions:
-        expiry = -1  # CONNACK has told it
+        expiry = -1  # CONNACK has told the client that its session ends with the connection
     if expiry > 0 and not client.expiry and client.expiry is not None:
         raise ProtocolError("a session that ends with its connection is given an expiry interval")
     client.sent_disconnect = True
@@ -57,18 +57,18 @@ def handle_disconnect(client: Client, packet: Disconnect) -> None:
         client.expiry = record.v5.expiry = bounded_expiry(expiry, client.connection.settings)
     # [MQTT-3.14.4-3] (3.1.1, 5.0), [MQTT-3.1.2-8] [MQTT-3.1.2-10] (5.0)
     dropped = drop_will(client) if packet.reason == ReasonCode.SUCCESS else None
-    if changed or dropped is not None or client.busy:  # jobs are what came before
+    if changed or dropped is not None or client.busy:  # jobs of earlier packets come first
         client.do(_leave(client, changed, dropped))
     else:
         client.close()
 
 
 async def _leave(client: Client, changed: bool, dropped: Done | None) -> None:
-    """Close when what DISCONNECT says has been stored.
+    """Close the connection when the changes that DISCONNECT asks for are stored.
 
     Args:
-        changed: the session outlives the connection for another time than CONNECT has said.
-        dropped: the will is being removed.
+        changed: DISCONNECT has changed the session expiry interval.
+        dropped: the removal of the will; None = there is nothing to remove.
     """
     side = client.durable_side
     try:
@@ -90,7 +90,7 @@ async def renew_backstops(side: DurableDelivery) -> None:
     """Let the consumers live as long as the session, whose expiry interval has changed.
 
     Raises:
-        ApiError, NoResponders, RequestTimeout: JetStream does not do it.
+        ApiError, NoResponders, RequestTimeout: JetStream refuses a request or does not answer.
     """
     record = side.client.record
     assert record is not None
@@ -103,7 +103,7 @@ async def renew_backstops(side: DurableDelivery) -> None:
 
 
 def fall_silent(client: Client) -> None:
-    """The connection is closed: what comes before the session is left is not said to have been sent."""
+    """Stop the deliveries to a closed connection: messages that still come do not count as sent."""
     side = client.durable_side
     if side is None or not side.machine.begun:
         return
@@ -118,7 +118,7 @@ def fall_silent(client: Client) -> None:
 
 
 def leave(client: Client) -> None:
-    """Leave everything in order; the last thing that a client does."""
+    """Release a client's state in this gateway and leave its session; the last step of a client."""
     broker = client.broker
     broker.connections.discard(client)
     broker.unchecked.discard(client)
@@ -153,10 +153,10 @@ def leave(client: Client) -> None:
 
 
 def _close_session(client: Client, will: Done | None) -> None:
-    """Leave a session whose connection has ended: end it, or set its deadline [MQTT-4.1.0-2] (5.0).
+    """End a session whose connection has ended, or set its deadline [MQTT-4.1.0-2] (5.0).
 
     Args:
-        will: is being published; None: there is none, or the session goes on.
+        will: the publication of the will; None = there is no will, or the session goes on.
     """
     broker = client.broker
     record = client.record
@@ -184,16 +184,16 @@ def _take_leave(client: Client, work: Coroutine[Any, Any, None], name: str) -> N
 
 
 async def _end(client: Client, will: Done | None) -> None:
-    """Remove the record last: it is by the record that others find the will, and what is held.
+    """End a session: its record goes last, since other gateways find the will and held publishes by the record.
 
-    Each is in a stream of its own, and one of them may have no leader at the moment.
+    Each of these is in a stream of its own, and one of the streams may have no leader.
     """
     broker = client.broker
     if will is not None:
         await will.event.wait()
     if client.qos2 is not None and client.qos2.newest:
         removed = Done()
-        # Bounded by the sequence: a new session of the same client may be holding publishes already.
+        # Only up to this sequence: a new session of the same client may have held publishes already.
         broker.store.call(broker.purge_held, held_up_to(client.token, client.qos2.newest), removed)
         broker.link.kick()
         await removed.event.wait()
@@ -202,22 +202,22 @@ async def _end(client: Client, will: Done | None) -> None:
 
 
 def _delete_record(client: Client) -> None:
-    """A newer record under the subject has another sequence and is not touched."""
+    """Delete the session record by its sequence: a newer record under the subject stays."""
     broker = client.broker
     broker.store.call(broker.delete_session, b'{"seq":%d,"no_erase":true}' % client.epoch, IgnoredStore())
 
 
 def end_silent(connections: Iterable[Client], now: float) -> None:
-    """End the connections whose time is up at ``now`` (loop time)."""
+    """End connections whose keep alive or connect timeout has passed at ``now`` (loop time in seconds)."""
     known, timeout = None, 0.0
     for client in list(connections):
         connection = client.connection
-        if connection.settings is not known:  # not asked each: twice a second, for every connection
+        if connection.settings is not known:  # read once: this runs twice a second for every connection
             known, timeout = connection.settings, connection.settings.connect_timeout
         if client.alive and connection.expired(now, timeout):
             client.end(MqttError("nothing came in time", ReasonCode.KEEP_ALIVE_TIMEOUT))
-            if client.version != 5:  # else it is told why
+            if client.version != 5:  # a 5.0 client gets DISCONNECT first
                 connection.abort()
         elif client.unanswered and now - connection.opened > timeout + CLOCK_STEP:
-            # Nothing is read from it meanwhile, so that it is not noticed when it gives up.
+            # Nothing is read from such a client, so the gateway would not notice that the client has gone.
             refuse(client, MqttError("NATS does not answer", ReasonCode.SERVER_UNAVAILABLE))

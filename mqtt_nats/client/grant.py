@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Subscriptions of a durable session begin, or take the place of others: its record, then the consumers."""
+"""New and changed subscriptions of a durable session: the session record, then the consumers; their limits."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 LEVELS_EACH: Final = 8
-"""Levels of a session's filters, on the average: each takes memory of the gateway."""
+"""Levels that the filters of a session may have on the average: each level takes memory of the gateway."""
 
 RECORD_SPARE: Final = 2048
-"""Bytes of max_payload that are left for the rest of the session record: headers, later changes."""
+"""Bytes of max_payload that subscriptions leave to the rest of the session record: headers, later changes."""
 
 OVERLAPS: Final = "overlapping_filters"
 """Name of the limit :class:`OverlapLimit` in the log and in metrics."""
@@ -59,18 +59,18 @@ async def grant(
     place: Mark,
     came: Came | None = None,
 ) -> set[str]:
-    """Write the record, then make the consumers what it says.
+    """Write the session record with the subscriptions, then create their consumers.
 
     Args:
-        replays: what is to be sent first, by key in the session record.
-        place: in the stream, from which on messages are for new subscriptions.
-        came: whether one of these has come by core NATS.
+        replays: replays of retained messages, which come first, by key in the session record.
+        place: mark in the stream, after which messages are for new subscriptions.
+        came: whether core NATS has already brought such a message.
 
     Returns:
         The filters for which JetStream does not create a consumer.
 
     Raises:
-        Conflict: the session belongs to somebody else.
+        Conflict: the session belongs to another connection.
         ApiError: JetStream does not store the record.
     """
     broker = client.broker
@@ -100,7 +100,7 @@ async def grant(
                 if key in replays:
                     replays[key].hold(source)
                 if source.qos != qos:
-                    # An overlapping subscription may have brought what this one's consumer has yet to bring.
+                    # The last sequence of all: an overlapping subscription may be ahead of this one's consumer.
                     until = max(each.last for each in side.machine.sources)
                     source.was_qos, source.until, source.qos = source.qos, until, qos
                     record.v5.was[key] = (source.was_qos, source.until)
@@ -111,14 +111,14 @@ async def grant(
                 set_options(source, described)
                 if key in replays:
                     replays[key].hold(source)
-                source.expected, source.place = 0, 1  # nobody else has had anything of it: one that is lost is missed
+                source.expected, source.place = 0, 1  # its deliveries begin with 1: the loss of the first is noticed
                 stand_behind(side, older, source, subject)
                 created.append((topic_filter, side.add(key, consumer, source, came)))
         record.subs[subjects[0]] = qos
         record.v5.options[subjects[0]] = described
     await save_record(client, client.epoch)
     if created:
-        limit_in_flight(side)  # each has a window of its own
+        limit_in_flight(side)  # each new consumer adds its window
     results = await retry_until_answered(client, partial(_create, client, created))
     failed = {created[at][0]: error for at, error in enumerate(results) if error is not None}
     if failed:
@@ -127,7 +127,7 @@ async def grant(
 
 
 def _consumer(client: Client, side: DurableDelivery, subject: str, start: int, expiry: int | None) -> ConsumerRef:
-    """What the record has of the consumer of a new subscription."""
+    """Return the consumer of a new subscription as the session record has it."""
     return subscription_consumer(
         client.hash,
         subject,
@@ -141,9 +141,9 @@ def _consumer(client: Client, side: DurableDelivery, subject: str, start: int, e
 
 
 class _Starts:
-    """Where new subscriptions begin: after a sequence of the stream, and after what others have brought meanwhile.
+    """First sequences of new subscriptions: after a stream sequence, and after deliveries of overlapping consumers.
 
-    That is not for the new one, since it would come twice.
+    A message that an overlapping consumer has delivered meanwhile would come twice.
     """
 
     def __init__(self, side: DurableDelivery, position: int) -> None:
@@ -156,12 +156,12 @@ class _Starts:
         ]
 
     def __call__(self, subject: str) -> int:
-        """The first sequence that counts for a subscription of ``subject``."""
+        """Return the first stream sequence of a new subscription of ``subject``."""
         return max([self._position, *(last for one, last in self._later if patterns_meet(one, subject))]) + 1
 
 
 async def _create(client: Client, wanted: list[tuple[str, ConsumerBinding]]) -> list[ApiError | None]:
-    """Create the consumers of these filters; for each why JetStream has not."""
+    """Create consumers; returns for each one JetStream's error, or None."""
     await client.broker.quotas.pace(client.hash)
     return await in_turn([partial(_create_one, client, *one) for one in wanted])
 
@@ -176,7 +176,7 @@ async def _create_one(client: Client, topic_filter: str, attachment: ConsumerBin
 
 
 async def room_for(client: Client, packet: Subscribe) -> Room:
-    """What there is room for of a SUBSCRIBE packet."""
+    """Return the room for the subscriptions of a SUBSCRIBE packet; JetStream is asked for the use of the quota."""
     wanted, quota = _consumers(client, packet)
     if not wanted or not quota:
         return Room(client, wanted)
@@ -186,7 +186,7 @@ async def room_for(client: Client, packet: Subscribe) -> Room:
 
 
 def known_room(client: Client, packet: Subscribe) -> Room | None:
-    """The same, where that is known at once; else None."""
+    """Return the room for the subscriptions of a SUBSCRIBE packet; None: the use of the quota is not known yet."""
     wanted, quota = _consumers(client, packet)
     if not wanted or not quota:
         return Room(client, wanted)
@@ -196,7 +196,7 @@ def known_room(client: Client, packet: Subscribe) -> Room | None:
 
 
 def _consumers(client: Client, packet: Subscribe) -> tuple[int, str | None]:
-    """How many consumers a SUBSCRIBE packet may need, and the quota for which they count."""
+    """Return the number of consumers that a SUBSCRIBE packet may need, and the quota in which they count."""
     record = client.record
     if client.durable_side is None or record is None or record.v5 is None:
         return 0, None
@@ -206,7 +206,7 @@ def _consumers(client: Client, packet: Subscribe) -> tuple[int, str | None]:
 
 
 class Room:
-    """How many more subscriptions the session may have, and consumers for them."""
+    """Room for further subscriptions of a session, and for their consumers."""
 
     def __init__(self, client: Client, consumers: int) -> None:
         self._client = client
@@ -215,30 +215,30 @@ class Room:
         self._having = client.record.cons if client.durable_side is not None and client.record is not None else None
         self._present = {found.text for found in client.filters} | set(client.shares or ())
         self._overlaps: OverlapLimit | None = None
-        """Those that have consumers, and may overlap others."""
+        """Overlaps of the session's filters with wildcards or of groups; None = not needed yet."""
         self._count = client.connection.settings.max_subscriptions
         most = LEVELS_EACH * self._count + client.broker.settings.max_topic_levels
         self._levels = most - sum(map(_level_count, self._present))
-        """What its filters may have in levels besides."""
+        """Levels that further filters may have."""
         self._bytes: int | None = None
-        """What the session record may grow by: it is stored in one message."""
+        """Bytes by which the session record, one message, may grow; None = the session is not durable."""
         if client.durable_side is not None and client.record is not None:
             self._bytes = client.broker.store.max_payload - len(client.record.encode()) - RECORD_SPARE
 
     def take(self, entry: Subscription, subjects: tuple[str, ...]) -> bool:
-        """Whether there is room for one more; it is then taken."""
+        """Whether there is room for a subscription; the room is then taken."""
         limit = self._exceeded(entry, subjects)
         if limit:
             self._refused[limit] += 1
         return not limit
 
     def tell(self) -> None:
-        """Count and log what was refused."""
+        """Count and log the refused subscriptions."""
         if self._refused:
             self._client.refuse_filters(self._refused)
 
     def _exceeded(self, entry: Subscription, subjects: tuple[str, ...]) -> str:
-        """The limit that leaves no room for one more, by its name in `FILTER_LIMITS`; empty: the room is taken."""
+        """Return the name in `FILTER_LIMITS` of the limit that a subscription exceeds; empty: the room is taken."""
         topic_filter = entry.topic_filter
         consumers = 0
         shared = topic_filter.startswith(SHARED)
@@ -271,7 +271,7 @@ class Room:
         return ""
 
     def _may_overlap(self, topic_filter: str) -> bool:
-        """Whether a new filter with consumers does not make too many that match a topic."""
+        """Whether a new filter with consumers stays within the number of filters that may match one topic."""
         if not is_open(topic_filter):
             return True
         client, overlaps = self._client, self._overlaps
@@ -289,7 +289,7 @@ def _level_count(topic_filter: str) -> int:
 
 
 def replays_of(client: Client, wanted: dict[str, Wish]) -> list[Replay]:
-    """One for each subject of which retained messages are wanted."""
+    """Return a replay for each subject of which the subscriptions get retained messages."""
     return [
         Replay(client, topic_filter, subject if index == 0 else second_sid(subject), subject, wish.qos)
         for topic_filter, wish in wanted.items()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client has asked for and waits for NATS: jobs one after the other, and packets in their order.
+"""Jobs of a client that wait for NATS, run one after the other, and the order of its packets.
 
-A client has a task only while it has jobs. Packets that come behind a SUBSCRIBE or UNSUBSCRIBE wait until that has
-taken effect at this gateway, those behind a PUBLISH whose packet identifier is being released until its PUBCOMP, and
-the end of the connection until they are done. See :mod:`mqtt_nats.transport.packet_order`.
+A client has a task only while it has jobs. Packets behind a SUBSCRIBE or UNSUBSCRIBE wait until that packet has taken
+effect at this gateway. Packets behind a PUBLISH whose packet identifier is being released wait for PUBCOMP. The end of
+the connection waits for all these packets. See :mod:`mqtt_nats.transport.packet_order`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 JOBS_MOST: Final = 100
-"""SUBSCRIBE and UNSUBSCRIBE packets, and repairs, that wait for NATS; beyond this nothing is read from the client."""
+"""Waiting jobs (SUBSCRIBE, UNSUBSCRIBE, repairs) of a client; beyond this nothing is read from the client."""
 
 JOBS_LOW: Final = 50
 
 
 class JobRunner(Member):
-    """A connection, as far as the order of what it asks for concerns it."""
+    """A connection with its jobs and the order of its packets."""
 
     __slots__ = (
         "_idle",
@@ -61,19 +61,20 @@ class JobRunner(Member):
         self.sent_disconnect = False
         """The client has sent DISCONNECT."""
         self.taken = False
-        """The session belongs to another connection now: leave what is stored alone."""
+        """The session belongs to another connection: this one changes nothing that is stored."""
         self.authentication: Authentication | None = None
-        """What became of the authentication method of CONNECT, where it names one."""
+        """Enhanced authentication; None = CONNECT names no authentication method."""
         self.qos2: Inbound | None = None
         self._order: PacketOrder | None = None
         self._idle: bool | None = None
-        """Whether the jobs wait for NATS to be connected; None: their task has not begun, so cannot end in order."""
+        """Whether the task waits for the connection to NATS; None = the task has not begun and must not be cancelled:
+        its cleanup would not run."""
         self._jobs: deque[Coroutine[Any, Any, None]] | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
     def inbound(self) -> Inbound:
-        """Its publishes at QoS 2: most clients have none."""
+        """QoS 2 publishes of the client; made with the first one, since most clients have none."""
         if self.qos2 is None:
             self.qos2 = Inbound()
         return self.qos2
@@ -85,12 +86,12 @@ class JobRunner(Member):
 
     @property
     def ended(self) -> bool:
-        """True when nothing more is to be handled."""
+        """True when no further packets are handled: the connection has ended, or DISCONNECT has come."""
         return self.state is State.ENDED or self.sent_disconnect
 
     @property
     def unserved(self) -> bool:
-        """True while something that it has sent is yet to be done, and will be."""
+        """True while packets of the client wait and will still be handled."""
         waits = self._order is not None or self.connection.keeps or (self.sent_disconnect and self.busy)
         return waits and self.alive and not self.taken
 
@@ -99,18 +100,18 @@ class JobRunner(Member):
         """True when the client itself has ended the connection."""
         return self.sent_disconnect or self.connection.hung_up
 
-    # -- what a client makes of it --------------------------------------------------------------
+    # -- implemented by Client ------------------------------------------------------------------
 
     def packets(self, packets: list[Packet]) -> None:
         """Handle packets, in order."""
         raise NotImplementedError
 
     def handle(self, packet: Packet) -> None:
-        """A packet that is no PUBLISH."""
+        """Handle a packet other than PUBLISH."""
         raise NotImplementedError
 
     def broken(self, error: MqttError) -> None:
-        """The client violated the protocol, or cannot be served."""
+        """End the connection: the client violated the protocol, or cannot be served."""
         raise NotImplementedError
 
     def end(self, error: MqttError) -> None:
@@ -118,34 +119,34 @@ class JobRunner(Member):
         raise NotImplementedError
 
     def fall_silent(self) -> None:
-        """Nothing reaches the client any more."""
+        """Stop the deliveries of the session: no message reaches the client any more."""
         raise NotImplementedError
 
     def lost(self, way: Handler | None = None) -> None:
-        """The socket is closed; what still waits goes by ``way``."""
+        """End the client, whose socket is closed; ``way`` gets waiting packets."""
         raise NotImplementedError
 
     def leave(self) -> None:
-        """Leave everything in order; the last thing that is done."""
+        """Release the client's state in this gateway and leave its session; the last step."""
         raise NotImplementedError
 
     # -- packets --------------------------------------------------------------------------------
 
     def wait(self, packets: list[Packet]) -> None:
-        """Have packets wait until what came before them has taken effect, but for those that depend on nothing."""
+        """Queue packets until the packets before them have taken effect; handle at once those that need not wait."""
         self.order.add([one for one in packets if not self._passes(one)])
         for packet in packets:
             if self._passes(packet):
                 self.handle(packet)
 
     def _passes(self, packet: Packet) -> bool:
-        """Whether a packet is handled before those that wait."""
+        """Whether a packet is handled before the waiting packets."""
         if self.state is State.RESUMING:
             return isinstance(packet, PingReq)
         return self.state is State.LIVE and passes(packet)
 
     def resuming(self) -> None:
-        """CONNACK was sent, and the session goes on: what the client sends waits for that, but for PINGREQ."""
+        """Read from the client after CONNACK, while its session is resumed: PINGREQ is answered, other packets wait."""
         if self.state is not State.OPENING:
             return
         self.state = State.RESUMING
@@ -161,11 +162,11 @@ class JobRunner(Member):
         return True
 
     def holds_up(self, packet: Packet) -> bool:
-        """Whether a packet has to wait, with all behind it, or is not handled any more."""
+        """Whether a packet has to wait, with all packets behind it, or is not handled any more."""
         return self.ended or self.waits or (isinstance(packet, Publish) and packet.qos == 2 and self.reuses(packet))
 
     def proceed(self) -> None:
-        """Handle the packets that wait, unless something before them has yet to take effect."""
+        """Handle the waiting packets, unless a packet before them has not taken effect yet."""
         order = self._order
         if order is None or order.requested or self.state is not State.LIVE:
             return
@@ -179,13 +180,14 @@ class JobRunner(Member):
             self.broker.claims.served(self.hash)
 
     def outlasts(self, way: Handler | None) -> bool:
-        """Whether what came before the end of the connection has yet to be done; it is lost then."""
+        """Whether packets before the end of the connection are still to be handled; the end then waits for them."""
         order = self._order
         if self.taken or not self.broker.online.is_set() or (order is not None and order.gone):
             return False
         if self.state is State.OPENING and self.authentication is not None:
             return False
-        if (order is None or order.empty) and not (self.sent_disconnect and self.busy):  # a job that is running goes on
+        # No packet waits; a running job goes on without the connection.
+        if (order is None or order.empty) and not (self.sent_disconnect and self.busy):
             return False
         self.order.leave(way or self.connection.inner(self))
         self.fall_silent()
@@ -194,7 +196,7 @@ class JobRunner(Member):
     # -- jobs -----------------------------------------------------------------------------------
 
     def do(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a job after the jobs before it."""
+        """Queue a job, which runs after the client's earlier jobs."""
         if self.state is State.ENDED:
             work.close()
             return
@@ -207,33 +209,33 @@ class JobRunner(Member):
             self._task = self.broker.spawn_safe(self._work(), self.client_id or "a client")
 
     def crowded(self) -> bool:
-        """Whether jobs wait behind the present one."""
+        """Whether jobs wait behind the running one."""
         return bool(self._jobs)
 
     @property
     def busy(self) -> bool:
-        """True while there are jobs."""
+        """True while the client has jobs."""
         return self._task is not None
 
     @property
     def order(self) -> PacketOrder:
-        """What waits: most clients have nothing of it."""
+        """Queue of waiting packets; made with the first one, since most clients have none."""
         if self._order is None:
             self._order = PacketOrder(self.connection)
         return self._order
 
     @property
     def waits(self) -> bool:
-        """True while what the client sends waits for something before it."""
+        """True while packets of the client wait for a packet before them."""
         return self._order is not None
 
     def request(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a job that packets behind it have to wait for, until :meth:`in_force`."""
+        """Queue the job of a SUBSCRIBE or UNSUBSCRIBE; packets behind it wait until :meth:`in_force`."""
         self.order.request()
         self.do(self.obey(work))
 
     async def obey(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Answer the request that came first."""
+        """Run the job of the oldest SUBSCRIBE or UNSUBSCRIBE."""
         if self._order is not None:
             self._order.obey()
         try:
@@ -242,7 +244,7 @@ class JobRunner(Member):
             self.in_force()
 
     def in_force(self) -> None:
-        """The request that is being answered has taken effect at this gateway."""
+        """Let the packets behind the running request go on: it has taken effect at this gateway."""
         if self._order is not None:
             self._order.took_effect()
             self.proceed()
@@ -277,7 +279,7 @@ class JobRunner(Member):
                 self.proceed()
 
     async def connected(self) -> None:
-        """Wait, in a job, until NATS is connected; the job ends here when the client does."""
+        """Wait, in a job, until NATS is connected; the end of the client cancels the wait."""
         if not self.broker.online.is_set():
             self._idle = True
             try:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks on the message path: what stands between a connection and its client while somebody wants to see messages.
+"""Message hooks: the handlers between a connection and its client while hooks for messages are registered.
 
-Without such hooks it is not there: a connection hands its packets to the client itself, and the client's bytes go to
-the socket as they are. With the first hook a :class:`MessageHooks` takes the client's place as the connection's
-handler, and a :class:`DeliveryHooks` that of the socket's ``write``. With the last hook both are taken out again, while
-clients stay connected.
+Without such hooks a connection hands its packets to the client itself, and the client's bytes go to the socket as they
+are. With the first hook a :class:`MessageHooks` (tap) takes the client's place as the connection's handler, and a
+:class:`DeliveryHooks` (spout) takes the place of the socket's ``write``. With the last hook both are removed again,
+while clients stay connected.
 
-It handles one packet after the other. While an async hook has one, those behind it wait, and nothing more is read
-from this client; so its messages, and all else that it sends, stay in their order.
+A tap handles one packet after the other. While an async hook handles a packet, the packets behind it wait, and nothing
+more is read from this client; so all packets of the client stay in their order.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ PUBCOMP = 7
 
 
 class HookError(MqttError):
-    """A hook that has to say what becomes of a message has failed."""
+    """A hook that decides about a message has failed."""
 
     reason = ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
 
 
 def changed(broker: Broker, point: Point) -> None:
-    """A point has got a hook, or has lost one."""
+    """Adapt the connections after a hook was added to a point or removed from it."""
     if point is CLIENT_AUTHORIZE:
         look_again(broker)
     else:
@@ -91,14 +91,14 @@ def changed(broker: Broker, point: Point) -> None:
 
 
 def arrange(broker: Broker) -> None:
-    """Put taps and spouts in, or take them out, as the hooks of the moment want it."""
+    """Insert or remove the taps and spouts of all connections, as the present hooks require."""
     broker.round.lost = lost if broker.hooks.noticing(MESSAGE_DROPPED) else None
     for client in broker.connections:
         fit(client)
 
 
 def entered(client: Client) -> Handler:
-    """What a new connection hands its packets to."""
+    """Return the packet handler of a new connection: the client, or its tap."""
     broker = client.broker
     fit_spout(client)
     return MessageHooks(client) if _tapped(broker) else client
@@ -110,7 +110,7 @@ def _tapped(broker: Broker) -> bool:
 
 
 def fit(client: Client) -> None:
-    """Put a tap and a spout in, or take them out, as the hooks of the moment want it."""
+    """Insert or remove the tap and the spout of one connection, as the present hooks require."""
     connection = client.connection
     place = connection.handler if isinstance(connection.handler, Counting) else connection
     handler = place.handler
@@ -126,7 +126,7 @@ def fit(client: Client) -> None:
 
 
 class MessageHooks:
-    """Takes the place of a client as its connection's handler."""
+    """Tap: the packet handler of a connection, which asks the hooks before the client handles a packet."""
 
     __slots__ = ("_error", "_event", "_gone", "_waiting", "client")
 
@@ -134,13 +134,13 @@ class MessageHooks:
         self.client = client
         self._event = Publishing(ClientView(client))
         self._waiting: deque[Packet] | None = None
-        """Packets behind one that an async hook has; None: no hook has any."""
+        """Packets behind the packet that an async hook handles; None = no async hook is running."""
         self._error: MqttError | None = None
         self._gone = False
 
     @property
     def idle(self) -> bool:
-        """True when nothing waits here."""
+        """True when no packet waits for a hook."""
         return self._waiting is None
 
     def packets(self, packets: list[Packet]) -> None:
@@ -155,14 +155,14 @@ class MessageHooks:
             self._go(deque(packets))
 
     def broken(self, error: MqttError) -> None:
-        """The client violated the protocol; what came before that is served first."""
+        """Report a protocol violation to the client after the packets before the violation are handled."""
         if self._waiting is not None:
             self._error = error
         else:
             self.client.broken(error)
 
     def lost(self) -> None:
-        """The socket is closed; what came before that is served first."""
+        """Report the closed socket to the client after the packets before the end are handled."""
         if self._waiting is not None and self.client.alive:
             self._gone = True
         else:
@@ -195,12 +195,12 @@ class MessageHooks:
             if ready:
                 client.packets(ready)
         except MqttError:
-            if self._waiting is not None:  # what comes after the violation is not served
+            if self._waiting is not None:  # packets after the violation are not handled
                 self._waiting.clear()
             raise
 
     def _held_up(self, packets: deque[Packet], ready: list[Packet]) -> bool:
-        """Whether the next packets wait until those that are ready have taken effect: no hook sees them yet."""
+        """Whether the next packets wait until the ``ready`` packets have taken effect: no hook sees them yet."""
         client = self.client
         if ready and (isinstance(ready[-1], Subscribe | Unsubscribe) or getattr(packets[0], "qos", 0) == 2):
             client.packets(ready)
@@ -221,7 +221,7 @@ class MessageHooks:
         client.broker.spawn(self._serve(packets), f"hooks for {client.client_id}")
 
     async def _serve(self, waiting: deque[Packet]) -> None:
-        """Handle the packets that wait, one after the other, and those that come meanwhile."""
+        """Handle the waiting packets one after the other, and packets that come meanwhile."""
         client = self.client
         try:
             while waiting and not client.ended and not self._held_up(waiting, []):
@@ -272,9 +272,9 @@ class MessageHooks:
             client.packets(ready)
 
     def _before(self, packet: Publish) -> tuple[bytes, Published | None]:
-        """The topic as it stands in a packet, and the message; None where no hook has to see it.
+        """Return the topic as it stands in a PUBLISH, and the message for the hooks; None: hooks do not see the packet.
 
-        That is what is sent again, which a hook has seen, and what is wrong, which the client is told as ever.
+        Hooks do not see a repeated QoS 2 publish, about which they have decided, nor an invalid one: `Client` answers.
         """
         client = self.client
         key = packet.key
@@ -295,7 +295,7 @@ class MessageHooks:
         return key, Published(topic, packet.payload, packet.qos, packet.retain, shown, identity)
 
     def _decided(self, chain: Chain | None, before: Published) -> Published | Drop | None:
-        """What becomes of a message; None: a hook has failed."""
+        """Return the decision of the hooks about a message; None: a hook has failed."""
         if chain is None:
             return before
         try:
@@ -306,7 +306,7 @@ class MessageHooks:
     def _pass(
         self, packet: Publish, key: bytes, before: Published, after: Published | Drop | None, ready: list[Packet]
     ) -> None:
-        """Go on with what the hooks have made of a packet: it joins those that are ready, or is dealt with here.
+        """Apply the decision of the hooks: append the packet to ``ready``, or publish, drop or refuse it here.
 
         Raises:
             MqttError: the connection has to end.
@@ -315,7 +315,7 @@ class MessageHooks:
             self._go_on(packet, key, before, after, ready)
             return
         client = self.client
-        if ready:  # the id is for this one
+        if ready:  # the message id given below is for this packet only
             client.packets(ready)
             ready.clear()
             if client.ended:
@@ -345,7 +345,7 @@ class MessageHooks:
                 Publish(packet.qos, after.retain, packet.dup, topic, packet.packet_id, after.payload, properties)
             )
             return
-        if ready:  # order
+        if ready:  # the packets before this one take effect first
             client.packets(ready)
             ready.clear()
             if client.ended:
@@ -371,14 +371,14 @@ class MessageHooks:
         bound(client)
 
     def _uncounted(self, packet: Publish, error: MqttError) -> None:
-        """Refuse a publish whose acknowledgement will be counted."""
+        """Refuse a publish; where a hook has failed, count the publish first, since its acknowledgement is counted."""
         client = self.client
         if isinstance(error, HookError):
             count(client, packet)
         refuse_publish(client, packet, error)
 
     def _publish(self, packet: Publish, after: Published, taker: Taker | None) -> None:
-        """A message with another QoS than its packet, one with properties of a 3.1.1 client, or one that is taken."""
+        """Publish a message that has another QoS than its packet, 3.1.1 properties from a hook, or a taker."""
         client = self.client
         broker = client.broker
         key = _key(after.topic)
@@ -423,7 +423,7 @@ class MessageHooks:
             operation.stored(b"")
 
     def _operation(self, packet: Publish, key: bytes, topic: str) -> PendingStore:
-        """What the stores of a message end with."""
+        """Return the operation that ends when all stores of a message are done: a PUBACK, a PUBREC, or none."""
         client = self.client
         if not packet.qos:
             return Lonely(topic)
@@ -432,14 +432,14 @@ class MessageHooks:
         return receipt
 
     def _passed(self, packet: Publish, key: bytes) -> Acknowledgement:
-        """The PUBREC of a QoS 2 publish that goes on at once: its PUBREL only frees the packet identifier."""
+        """Return the PUBREC of a QoS 2 publish that is not held: its PUBREL only frees the packet identifier."""
         client = self.client
         if client.inbound.machine.publish(packet.packet_id) is not Action.HOLD:
             raise AssertionError("a publish that is held is not looked at again")
         return UnheldPubrec(client, client.inbound.passed(packet.packet_id, key))
 
     def _drop(self, packet: Publish, key: bytes, drop: Drop, counted: bool = False, identity: str = "") -> None:
-        """Nobody gets the message; answer its publisher [MQTT-3.3.5-2] (3.1.1)."""
+        """Drop a message and answer its publisher [MQTT-3.3.5-2] (3.1.1)."""
         client = self.client
         if not counted:
             dropped(client, key[2:].decode(), packet.qos, "hook", identity)
@@ -457,7 +457,7 @@ class MessageHooks:
     # -- acknowledgements -----------------------------------------------------------------------
 
     def _acknowledged(self, packet: Packet) -> None:
-        """Tell who wants to know that the client has a message."""
+        """Report to the hooks that the client has acknowledged messages."""
         if isinstance(packet, AckRun):
             kind, ids, failed = packet.kind, packet.ids, False
         elif isinstance(packet, Ack):
@@ -474,10 +474,10 @@ class MessageHooks:
 
 
 def _key(topic: str) -> bytes:
-    """A topic as it stands in a PUBLISH packet.
+    """Return a topic as it stands in a PUBLISH packet.
 
     Raises:
-        NotAuthorized: it has more bytes than a topic can have; only a hook can make such a one.
+        NotAuthorized: the topic has more bytes than a topic can have; only a hook can make such a topic.
     """
     encoded = topic.encode()
     if len(encoded) > 65535:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What gateway and client tell each other when a connection begins and ends: CONNACK, DISCONNECT, and their limits."""
+"""Negotiation with a client: limits and options of CONNECT, and the CONNACK and DISCONNECT of the gateway."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from mqtt_nats.config.settings import Settings
 
 NEVER: Final = 0xFFFFFFFF
-"""A session expiry interval that does not end (section 3.1.2.11.2)."""
+"""Session expiry interval of a session that does not expire (section 3.1.2.11.2)."""
 
 HEADED: Final = 5120
-"""Bytes of `max_payload` for what a stored message has besides its payload: subject, client id, names of headers."""
+"""Bytes of `max_payload` for the rest of a stored message: subject, client id, names of headers."""
 
 CLIENT_USUAL: Final = 256
 CLIENT_COPIES: Final = 12
-"""Bytes of a header for each character of a client id that is longer than usual, percent-encoded."""
+"""Header bytes for each character of a client id beyond `CLIENT_USUAL`, percent-encoded."""
 
 SMALLEST: Final = 1024
-"""Maximum Packet Size at least, in bytes."""
+"""Smallest Maximum Packet Size of CONNACK, in bytes."""
 
 UNLIMITED: Final = MAX_REMAINING_LENGTH + 5
 
@@ -60,16 +60,16 @@ _DISCONNECT_INSTEAD: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a client has asked for in CONNECT; the defaults are those of the protocol, and of 3.1.1."""
+    """Limits and options of a client's CONNECT; the defaults are the protocol's, also for a 3.1.1 client."""
 
     receive_maximum: int = 65535
     maximum_packet_size: int = UNLIMITED
-    """Bytes of a whole packet [MQTT-3.1.2-24] (5.0)."""
+    """Largest packet that the client takes, in bytes, with its fixed header [MQTT-3.1.2-24] (5.0)."""
     topic_alias_maximum: int = 0
     problem_information: bool = True
     response_information: bool = False
     old: bool = False
-    """It speaks MQTT 3.1: CONNACK has no flag Session Present, SUBACK no code for a refused subscription."""
+    """The client speaks MQTT 3.1: CONNACK has no Session Present, SUBACK no code for a refused subscription."""
 
 
 TERMS: Final = Terms()
@@ -77,7 +77,7 @@ TERMS_OLD: Final = Terms(old=True)
 
 
 def terms(connect: Connect) -> Terms:
-    """What a CONNECT packet asks for."""
+    """Return the limits and options of a CONNECT packet."""
     properties = connect.properties
     if properties is None:
         return TERMS_OLD if connect.protocol_level == 3 else TERMS
@@ -91,7 +91,7 @@ def terms(connect: Connect) -> Terms:
 
 
 def session_expiry(connect: Connect, settings: Settings) -> int | None:
-    """Seconds for which the session outlives the connection, None = for good."""
+    """Return the session expiry interval in seconds; None = the session does not expire."""
     if not settings.durable_sessions:
         return 0
     if connect.protocol_level != 5:
@@ -100,7 +100,7 @@ def session_expiry(connect: Connect, settings: Settings) -> int | None:
 
 
 def bounded_expiry(asked: int, settings: Settings) -> int | None:
-    """The session expiry interval that a 5.0 client gets, None = for good."""
+    """Return the session expiry interval that a 5.0 client gets, in seconds; None = the session does not expire."""
     most = settings.max_session_expiry_interval
     if most is not None:
         return min(asked, most)
@@ -108,7 +108,7 @@ def bounded_expiry(asked: int, settings: Settings) -> int | None:
 
 
 def keep_alive(connect: Connect, settings: Settings) -> int:
-    """Seconds between two packets of the client; 0 = any time [MQTT-3.1.2-22] [MQTT-3.2.2-22] (5.0)."""
+    """Return the keep alive in seconds; 0 = no limit [MQTT-3.1.2-22] [MQTT-3.2.2-22] (5.0)."""
     longest = settings.server_keep_alive
     if connect.protocol_level != 5 or longest is None or 0 < connect.keepalive <= longest:
         return connect.keepalive
@@ -116,13 +116,13 @@ def keep_alive(connect: Connect, settings: Settings) -> int:
 
 
 def largest_packet(client: Client, client_id: str) -> int:
-    """Maximum Packet Size: what is accepted, as far as a PUBLISH of that size without properties can be stored."""
+    """Return the Maximum Packet Size in bytes: a PUBLISH of that size without properties can be stored."""
     most = client.broker.store.max_payload - HEADED - CLIENT_COPIES * max(len(client_id) - CLIENT_USUAL, 0)
     return min(int(client.connection.settings.max_packet_size), max(most, SMALLEST))
 
 
 def welcome(client: Client, connect: Connect, present: bool, more: Properties | None = None) -> bytes:
-    """CONNACK of a connection that is accepted; ``more`` are properties of its authentication."""
+    """Return the CONNACK of an accepted connection; ``more`` are the properties of its authentication."""
     if client.version != 5:
         return encode(Connack(present and not client.terms.old, 0), 4)
     settings = client.connection.settings
@@ -167,10 +167,10 @@ def welcome(client: Client, connect: Connect, present: bool, more: Properties | 
 
 
 def check_greeting(client: Client, connect: Connect, more: Properties | None) -> None:
-    """A client has to take the whole CONNACK: what it says cannot be left out [MQTT-3.1.2-24] (5.0).
+    """Check that the client takes the whole CONNACK: its properties cannot be left out [MQTT-3.1.2-24] (5.0).
 
     Raises:
-        PacketTooLarge: it does not.
+        PacketTooLarge: CONNACK exceeds the client's Maximum Packet Size.
     """
     limit = client.terms.maximum_packet_size
     if limit < UNLIMITED and len(welcome(client, connect, False, more)) > limit:
@@ -178,10 +178,10 @@ def check_greeting(client: Client, connect: Connect, more: Properties | None) ->
 
 
 def refusal(version: int, error: MqttError) -> bytes:
-    """The answer to a CONNECT that cannot be read or accepted; empty where none may be given.
+    """Return the answer to a CONNECT that cannot be read or accepted; empty: no answer may be sent.
 
     Args:
-        version: of the CONNECT packet, 0 when it is not known.
+        version: protocol version of the CONNECT packet; 0 = not known.
     """
     if version == 5 or isinstance(error, NewerProtocolVersion):  # [MQTT-3.1.2-2] (5.0)
         return connack_error(error, TERMS)
@@ -192,7 +192,7 @@ def refusal(version: int, error: MqttError) -> bytes:
 
 
 def connack_error(error: MqttError, agreed: Terms) -> bytes:
-    """CONNACK of a 5.0 connection that is refused [MQTT-3.2.2-7] (5.0).
+    """Return the CONNACK of a refused 5.0 connection [MQTT-3.2.2-7] (5.0); empty: the client cannot take it.
 
     It has no user properties [MQTT-3.2.2-20] (5.0).
     """
@@ -206,7 +206,7 @@ def connack_error(error: MqttError, agreed: Terms) -> bytes:
 
 
 class UseAnotherServer(MqttError):
-    """The gateway stops; ``reference`` says where the client may go, as it goes into Server Reference."""
+    """The gateway stops; ``reference`` is the Server Reference that names other gateways to the client."""
 
     reason = ReasonCode.USE_ANOTHER_SERVER
 
@@ -216,7 +216,10 @@ class UseAnotherServer(MqttError):
 
 
 def goodbye(error: MqttError, agreed: Terms) -> bytes:
-    """DISCONNECT of a 5.0 connection that ends with an error. It has no user properties [MQTT-3.14.2-4] (5.0)."""
+    """Return the DISCONNECT of a 5.0 connection that ends with an error, without user properties [MQTT-3.14.2-4] (5.0).
+
+    Empty: the client cannot take it.
+    """
     reason = _DISCONNECT_INSTEAD.get(error.reason, error.reason)
     needed: Properties = {}
     if isinstance(error, UseAnotherServer):

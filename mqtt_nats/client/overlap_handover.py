@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of subscriptions of a regular session that others of the same client overlap."""
+"""End of subscriptions of a regular session that overlap other subscriptions of the same client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 async def part(client: Client, filters: Set[str], end: Callable[[Client, Set[str]], Awaitable[None]]) -> None:
-    """Have ``end`` end subscriptions; what it overlaps serves the client from then on, and nothing is lost or doubled.
+    """End subscriptions by ``end``; overlapping ones then serve the client, and no message is lost or doubled.
 
     Raises:
         Conflict, ApiError: as ``end`` does.
@@ -40,10 +40,10 @@ async def part(client: Client, filters: Set[str], end: Callable[[Client, Set[str
 
 
 async def _passed(client: Client) -> None:
-    """Return when what was on its way to the client through NATS has come, also what a lost connection has missed.
+    """Wait for the messages on their way through NATS to the client, and for those that a lost connection has missed.
 
     Raises:
-        TimeoutError: not yet.
+        TimeoutError: some of these messages have not come yet.
     """
     await fence(client)
     if any(found.backlog is not None for found in client.filters):
@@ -51,7 +51,7 @@ async def _passed(client: Client) -> None:
 
 
 def _overlapped(client: Client, ending: Set[Filter]) -> bool:
-    """Whether the client is served through one of these where a later one, that stays, would match too."""
+    """Whether an ending filter serves the client where a later filter, which stays, matches too."""
     before: list[Filter] = []
     for found, qos in client.filters.items():
         if found in ending:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""QoS 0 takes the place of a durable subscription, or QoS 1 or 2 that of QoS 0: each message comes once, in order."""
+"""Change of a durable session's subscription from QoS 1 or 2 to 0, or back: each message comes once, in order."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from mqtt_nats.pubsub.routing_table import Filter
 
 PAIRS_MOST: Final = 10_000
-"""Pairs of filters that are compared at once."""
+"""Largest number of filter pairs that are compared in one turn of the event loop."""
 
 
 class Wish(NamedTuple):
-    """One subscription that is asked for and may be had."""
+    """A subscription that SUBSCRIBE asks for and that is permitted."""
 
     qos: int
     subjects: tuple[str, ...]
@@ -43,7 +43,7 @@ class Wish(NamedTuple):
     """Retained messages are wanted [MQTT-3.3.1-9] [MQTT-3.3.1-10] [MQTT-3.3.1-11] (5.0)."""
 
     def described(self, topic_filter: str) -> SubscriptionOptions:
-        """As the session record has it."""
+        """Return the subscription options as the session record has them."""
         options = self.options
         return SubscriptionOptions(
             topic_filter, options.no_local, options.retain_as_published, self.handling, options.identifier
@@ -51,43 +51,43 @@ class Wish(NamedTuple):
 
 
 def is_lowered(client: Client, wish: Wish) -> bool:
-    """Whether QoS 0 is to take the place of a subscription that has consumers."""
+    """Whether a subscription that has consumers is to be changed to QoS 0."""
     record = client.record
     return not wish.qos and record is not None and wish.subjects[0] in record.cons
 
 
 class CoreCopies:
-    """The messages that core NATS brings a durable session at QoS 0 on some subjects, where they may be stored too."""
+    """Messages that core NATS brings a durable session at QoS 0 on some subjects; they may be stored too."""
 
     def __init__(self, client: Client, subjects: Collection[str]) -> None:
         self._client = client
         self.filters = meeting(client, subjects)
 
     def before(self) -> frozenset[bytes]:
-        """The ids of those that have come lately through NATS."""
+        """Return the ids of the messages that have come lately through core NATS."""
         return frozenset(chain.from_iterable(chain(one.seen, one.seen_before) for one in self.filters))
 
     def is_local(self, message: Stored) -> bool:
-        """Whether this gateway has published a message, and has delivered it without a way through NATS."""
+        """Whether this gateway has published a message and has delivered it locally, not through NATS."""
         if not self._client.broker.is_own(message.headers):
             return False
         tokens = message.subject.split(".")
-        for found in self.filters:  # the first one serves the client
+        for found in self.filters:  # the first filter that matches serves the client
             if any(subject_matches(one.decode(), tokens) for one in found.subjects):
                 return found.local
         return False
 
 
 class Lowering:
-    """QoS 0 takes the place of a durable subscription, of which nothing may be lost [MQTT-3.8.4-4] (5.0).
+    """Change of a durable subscription to QoS 0 without loss of messages [MQTT-3.8.4-4] (5.0).
 
-    What its consumer brings waits until core NATS has brought all that is as old. Then the client joins at QoS 0, and
-    what that brings waits too. Then the stream says how far it is: up to there the consumer brings all, and goes on
-    first; what has come at QoS 0 as well is discarded there, and the rest of that comes when the consumer is done.
+    Messages of its consumer wait until core NATS has brought all messages of the same age. Then the client joins at
+    QoS 0, and the messages of core NATS wait in gates. Then the last stream sequence is read: the consumer brings all
+    messages up to it, and these go first. The gates discard their copies, and send the rest when the consumer is done.
     """
 
     def __init__(self, client: Client, topic_filter: str, wish: Wish) -> None:
-        """What the consumer brings waits from now on."""
+        """Keep back the messages of the consumers from now on."""
         self._client = client
         self.filter = topic_filter
         self._wish = wish
@@ -103,11 +103,11 @@ class Lowering:
             source.held += SubscriptionState.REPLAYING
 
     def open(self) -> None:
-        """The client is about to join: whatever core NATS may bring, by whichever filter, waits."""
+        """Open gates for all filters by which core NATS may bring messages: the client is about to join."""
         self._gates = [open_gate(self._client, found) for found in meeting(self._client, self._wish.subjects)]
 
     def let_go(self) -> None:
-        """Send what has waited, in its order."""
+        """Send the messages that have waited, in order."""
         side = self._client.durable_side
         for attachment in self._attachments:
             for delivery in attachment.source.backlog:
@@ -121,17 +121,17 @@ class Lowering:
             close_gate(self._client, gate)
 
     def give_up(self) -> None:
-        """The subscription stays as it was."""
+        """Undo the change: the subscription keeps its QoS."""
         record = self._client.record
         if record is not None and self.filter in {found.text for found in self._client.filters}:
             options = (self._client.options or {}).get(self._found, PLAIN)
             self._client.join(self.filter, record.subs[self._wish.subjects[0]], options)
         for gate in self._gates:
-            gate.discard_stored()  # the consumer brings all
+            gate.discard_stored()  # the consumer brings all stored messages
         self.let_go()
 
     def apply(self, last: int) -> list[ConsumerBinding]:
-        """The stream has got to ``last``; returns the consumers that go on up to there."""
+        """Set QoS 0 in the session record; returns the consumers, which go on up to stream sequence ``last``."""
         side, record = self._client.durable_side, self._client.record
         if side is None or record is None or record.v5 is None:
             return []
@@ -143,15 +143,15 @@ class Lowering:
 
 
 def lowerings(client: Client, wanted: dict[str, Wish]) -> list[Lowering]:
-    """What of a SUBSCRIBE has QoS 0 take the place of a subscription that has consumers."""
+    """Return the changes of a SUBSCRIBE that set a subscription with consumers to QoS 0."""
     return [Lowering(client, topic_filter, wish) for topic_filter, wish in wanted.items() if is_lowered(client, wish)]
 
 
 async def begin_lowering(client: Client, lowering: list[Lowering]) -> None:
-    """Before the client joins: core NATS has brought whatever consumers have brought until now.
+    """Wait until core NATS has brought all messages that consumers have brought, then open the gates.
 
     Raises:
-        ApiError: JetStream does not say how far it is.
+        ApiError: JetStream refuses to name the last stream sequence.
     """
     if lowering:
         await retry_until_answered(client, partial(mark(client.broker).position, client.broker))
@@ -161,10 +161,10 @@ async def begin_lowering(client: Client, lowering: list[Lowering]) -> None:
 
 
 class Raising:
-    """A durable session gets at QoS 1 or 2, out of the stream, what core NATS has brought it at QoS 0 until now.
+    """Change of a durable session's subscriptions from QoS 0 (core NATS) to QoS 1 or 2 (consumers of the stream).
 
-    What is stored after a first mark is for the new consumers, but for what has come by core NATS: that of this
-    gateway's own clients up to a second mark, which is made as the client joins, and else what is known by its id.
+    The new consumers bring the messages after a first mark, except those that core NATS has brought: messages of this
+    gateway's own clients up to a second mark, set when the client joins, and others that are known by their ids.
     """
 
     def __init__(self, client: Client, wanted: dict[str, Wish]) -> None:
@@ -177,32 +177,32 @@ class Raising:
         self._came: frozenset[bytes] = frozenset()
 
     async def drain(self) -> None:
-        """Wait until core NATS has brought whatever was stored before the first mark."""
+        """Wait until core NATS has brought all messages that were stored before the first mark."""
         await retry_until_answered(self._client, partial(self.place.position, self._client.broker))
         await retry_until_answered(self._client, partial(fence, self._client))
 
     def change(self) -> None:
-        """The client is about to join."""
+        """Set the second mark and note the ids that core NATS has brought: the client is about to join."""
         self._joined = mark(self._client.broker)
         self._came = self._copies.before()
 
     async def look(self) -> None:
-        """Learn where the stream was then."""
+        """Read the stream sequence of the second mark."""
         assert self._joined is not None
         self._until = await retry_until_answered(self._client, partial(self._joined.position, self._client.broker))
 
     def has_come(self, message: Stored, sequence: int) -> bool:
-        """Whether core NATS has brought a message."""
+        """Whether core NATS has brought a message with this stream sequence."""
         if self._copies.is_local(message):
             return sequence <= self._until
         return bool(self._came) and identity(message.headers) in self._came
 
 
 async def finish_lowering(client: Client, lowering: list[Lowering]) -> None:
-    """The server has the subscriptions: let consumers go on up to what is stored now.
+    """Let the consumers go on up to the present last sequence; nats-server has the subscriptions of QoS 0.
 
     Raises:
-        Conflict: the session belongs to somebody else.
+        Conflict: the session belongs to another connection.
         ApiError: JetStream does not store the record.
     """
     side = client.durable_side
@@ -212,20 +212,20 @@ async def finish_lowering(client: Client, lowering: list[Lowering]) -> None:
     last = await retry_until_answered(client, partial(mark(client.broker).position, client.broker))
     for one in lowering:
         attachments += one.apply(last)
-    await retry_until_answered(client, partial(fence, client))  # what core NATS brings of that has come
+    await retry_until_answered(client, partial(fence, client))  # core NATS has brought the messages up to `last`
     for one in lowering:
-        one.let_go()  # before anything that stands behind it
+        one.let_go()  # before the messages that stand behind these
     await save_record(client, client.epoch)
     for attachment in attachments:
         watch(side, attachment)
 
 
 def raises(client: Client, wanted: dict[str, Wish]) -> bool:
-    """Whether a durable session is to get at QoS 1 or 2 what it gets at QoS 0 now, so that something may come twice."""
+    """Whether wanted filters at QoS 1 or 2 meet filters at QoS 0 of a durable session: messages may come twice."""
     if not client.durable:
         return False
     zero = [subject.decode() for found, qos in client.filters.items() if not qos for subject in found.subjects]
     higher = [subject for wish in wanted.values() if wish.qos for subject in wish.subjects]
-    if len(zero) * len(higher) > PAIRS_MOST:  # to look at each pair would hold up others
+    if len(zero) * len(higher) > PAIRS_MOST:  # the comparison of all pairs would hold up other clients
         return True
     return any(patterns_meet(one, other) for one in zero for other in higher)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """SUBSCRIBE and UNSUBSCRIBE.
 
-SUBACK leaves when the subscription is live: the session record written (durable sessions), the consumers
-created, the NATS subscriptions confirmed by the server. Retained messages follow it.
+SUBACK leaves when the subscription is live: the session record is written (durable sessions), the consumers are
+created, and nats-server has confirmed the NATS subscriptions. Retained messages follow SUBACK.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ audit = logging.getLogger("mqtt_nats.audit")
 FAILURE: Final = 0x80
 
 JOINS_AT_ONCE: Final = 32
-"""Filters with which the client is put into the subscription table in one turn of the event loop."""
+"""Filters that are added to the routing table in one turn of the event loop."""
 
 
 class Subscribing:
-    """One SUBSCRIBE packet that is being answered."""
+    """A SUBSCRIBE packet that is being handled."""
 
     def __init__(
         self, client: Client, packet: Subscribe, room: Room, refused: Mapping[int, int], place: Mark | None = None
     ) -> None:
-        """See what of it may be had; ``refused`` by hooks, with the reason, by place."""
+        """Check each filter; ``refused``: reason codes of filters that hooks refuse, by index in the packet."""
         if (most := client.connection.settings.max_qos) < 2:  # [MQTT-3.2.2-10] (5.0)
             filters = tuple(replace(one, qos=min(one.qos, most)) for one in packet.filters)
             packet = replace(packet, filters=filters)
@@ -82,13 +82,13 @@ class Subscribing:
         self.wanted: dict[str, Wish] = {}
         self.shares: dict[str, SharedSubscription] = {}
         self.codes: list[int] = []
-        """By place; 0: it is in `wanted` or `shares`, or was."""
+        """Reason codes by index in the packet; 0: the filter is, or was, in `wanted` or `shares`."""
         self.gates: dict[str, Gate] = {}
         self.lowering: list[Lowering] = []
         self.lost: set[str] = set()
-        """Filters that the client may not have after all."""
+        """Filters that were denied after the first check, by NATS or by changed rules."""
         self.place = place
-        """In the stream, from which on messages are for these subscriptions."""
+        """Mark in the stream, after which messages are for these subscriptions; None = not set yet."""
         self.begun = False
         """Consumers may have been created."""
         self._judge(room, refused)
@@ -120,13 +120,13 @@ class Subscribing:
         room.tell()
 
     def join_at_once(self) -> None:
-        """Have what is published from now on sent to the client; its consumers, and filters beyond some, follow."""
+        """Set the mark and join with the first filters; further filters and the consumers follow in a job."""
         if self.client.durable:
             self.place = mark(self.client.broker)
         self._join(list(islice(self.wanted, JOINS_AT_ONCE)))
 
     async def _join_all(self, *, higher: bool = False) -> None:
-        """Join with all filters, or ``higher`` ones only: many take more than a turn of the event loop."""
+        """Join with the remaining filters, or with ``higher`` ones (QoS 1, 2) only, in turns of the event loop."""
         left = [text for text, wish in self.wanted.items() if text not in self.gates and (wish.qos or not higher)]
         for start in range(0, len(left), JOINS_AT_ONCE):
             if start:
@@ -134,18 +134,18 @@ class Subscribing:
             self._join(left[start : start + JOINS_AT_ONCE])
 
     def _join(self, filters: list[str]) -> None:
-        """Have what is published from now on sent to the client, but for what its consumers bring."""
+        """Add filters to the routing table: from now on core NATS brings the messages that no consumer brings."""
         client = self.client
         for topic_filter in filters:
             wish = self.wanted[topic_filter]
             self.gates[topic_filter] = open_gate(client, client.join(topic_filter, wish.qos, wish.options))
 
     async def run(self) -> None:
-        """Make the subscriptions, until they are live everywhere.
+        """Create the subscriptions; returns when they are live on all gateways.
 
         Raises:
-            Conflict: the session belongs to somebody else.
-            ApiError: JetStream does not make them.
+            Conflict: the session belongs to another connection.
+            ApiError: JetStream refuses them.
         """
         client, wanted, replays = self.client, self.wanted, self.replays
         if self.shares:
@@ -158,11 +158,11 @@ class Subscribing:
         await begin_lowering(client, self.lowering)
         await self._join_all()
         await retry_until_answered(client, partial(fence_wild, client))
-        # Who has joined now gets what is published from now on; what was published before has to be there to be read.
+        # The client gets messages that are published from now on; retained ones of before have to be stored to be read.
         await client.broker.retained_so_far()
-        # Read before SUBACK leaves: a newer message can then only come after these. The requests follow the
-        # subscriptions on the same connection, so their replies also tell that the server has those; of the other
-        # servers of a cluster only an echo tells.
+        # Read before SUBACK leaves: newer messages then come after these. The requests follow the subscriptions on the
+        # same connection, so their replies confirm the subscriptions at this nats-server; the other servers of a
+        # cluster confirm them by an echo only.
         await retry_until_answered(client, partial(_first_pages, replays))
         if not self.lowering:
             client.in_force()
@@ -181,7 +181,7 @@ class Subscribing:
             self.lost |= await _hold_again(client, wanted, self.shares, replays)
 
     async def _grant(self) -> set[str]:
-        """Make what the record of a durable session needs; returns the filters that JetStream refuses."""
+        """Write the record of a durable session, create its consumers; returns the filters that JetStream refuses."""
         client, keys = self.client, {replay.key: replay for replay in self.replays}
         if self.gates or not raises(client, self.wanted):
             return await grant(client, self.wanted, keys, self.place or mark(client.broker))
@@ -193,21 +193,21 @@ class Subscribing:
         return await grant(client, self.wanted, keys, raising.place, raising.has_come)
 
     async def undo(self) -> bool:
-        """JetStream does not make them; False when the session belongs to somebody else."""
+        """Undo the subscriptions, which JetStream refuses; False when the session belongs to another connection."""
         client, gates = self.client, self.gates
         if not await _undo(client, self.wanted.keys() - self.present, self.fresh, self.begun):
             return False
         _drop(self.replays, set(self.wanted))
         for one in self.lowering:
             one.give_up()
-        # What came meanwhile is for the subscriptions that there were before: they go on.
+        # The subscriptions that existed before go on and get the messages that came meanwhile.
         start_replays(client, [], {text: gates[text] for text in self.present & gates.keys()})
         self.wanted.clear()
         self.shares.clear()
         return True
 
     def answer(self) -> None:
-        """Send SUBACK, and what is retained after it."""
+        """Send SUBACK, then the retained messages."""
         client, packet, codes = self.client, self.packet, self.codes
         for index, entry in enumerate(packet.filters):
             if not codes[index] and entry.topic_filter in self.lost:
@@ -231,14 +231,14 @@ class Subscribing:
 
 
 def begin_subscribing(client: Client, packet: Subscribe) -> Subscribing | Mark | None:
-    """Put a SUBSCRIBE into effect for what comes to this gateway after it; None: only a job can do that.
+    """Let a SUBSCRIBE take effect at this gateway before the next packet; None: only a job can do that.
 
-    A mark where only its place in the stream can be kept, since the use of a quota has to be read first. None where
-    hooks or JetStream have to be asked first, or where the client has it, or something that it asked for before, in
-    another form.
+    Returns a mark where only the place in the stream can be kept: the use of a quota has to be read first. Returns
+    None where hooks or JetStream have to be asked first, where a filter is a shared one or is just being subscribed,
+    and where a durable session has one of the filters already.
 
     Raises:
-        PacketTooLarge: the client does not take an answer.
+        PacketTooLarge: SUBACK exceeds the client's Maximum Packet Size.
     """
     stalled = client.durable_side is not None and client.durable_side.stall is not None
     if stalled or not client.broker.online.is_set() or client.broker.hooks.deciding(CLIENT_SUBSCRIBE) is not None:
@@ -259,12 +259,12 @@ def begin_subscribing(client: Client, packet: Subscribe) -> Subscribing | Mark |
 
 
 def _is_open(client: Client, filters: Set[str]) -> bool:
-    """Whether one of these is being subscribed."""
+    """Whether one of these filters has a gate: its subscription, or a replay for it, is not complete."""
     return any(found.text in filters for found in client.gates or ())
 
 
 async def subscribe(client: Client, packet: Subscribe, begun: Subscribing | Mark | None = None) -> None:
-    """Answer a SUBSCRIBE packet, with one SUBACK; nobody has sent, or is answered, one without packet identifier.
+    """Handle a SUBSCRIBE packet and send one SUBACK; a SUBSCRIBE of a plugin has packet identifier 0 and no SUBACK.
 
     [MQTT-3.8.4-1] [MQTT-3.8.4-4] (3.1.1), [MQTT-3.8.4-1] [MQTT-3.8.4-5] (5.0)
     """
@@ -291,20 +291,20 @@ async def subscribe(client: Client, packet: Subscribe, begun: Subscribing | Mark
 
 
 def _check_room(client: Client, count: int) -> None:
-    """SUBACK and UNSUBACK cannot be left out where they are too large for the client [MQTT-3.1.2-24] (5.0).
+    """Check that the client takes SUBACK or UNSUBACK, which cannot be left out [MQTT-3.1.2-24] (5.0).
 
     Raises:
-        PacketTooLarge: it does not take one of ``count`` reason codes.
+        PacketTooLarge: an answer with ``count`` reason codes exceeds the client's Maximum Packet Size.
     """
     if client.version == 5 and 4 + len(put_varint(3 + count)) + count > client.terms.maximum_packet_size:
         raise PacketTooLarge(f"an answer with {count} reason codes is too large for the client")
 
 
 async def _abandon(client: Client, wanted: dict[str, Wish], replays: list[Replay], refused: set[str]) -> None:
-    """Take out of ``wanted`` and ``replays`` what NATS has refused, and leave nothing of it behind.
+    """Remove filters that NATS has refused from ``wanted`` and ``replays``, and end their subscriptions.
 
     Raises:
-        Conflict: the session belongs to somebody else.
+        Conflict: the session belongs to another connection.
     """
     if refused:
         for topic_filter in refused:
@@ -314,7 +314,7 @@ async def _abandon(client: Client, wanted: dict[str, Wish], replays: list[Replay
 
 
 def may_subscribe(client: Client, topic_filter: str, qos: int) -> bool:
-    """Whether a client may have a subscription, shared ones included, also where there are no rules."""
+    """Whether a client may have a subscription, shared ones included; without rules `EVERYTHING` decides."""
     if client.guarded is not None:
         return client.guarded.may_subscribe(topic_filter, qos)
     if client.granted is ADMINISTRATOR or EVERYTHING.may_subscribe(plain_filter(topic_filter), qos):
@@ -327,13 +327,13 @@ def may_subscribe(client: Client, topic_filter: str, qos: int) -> bool:
 async def _hold_again(
     client: Client, wanted: dict[str, Wish], shares: dict[str, SharedSubscription], replays: list[Replay]
 ) -> set[str]:
-    """The rules have changed meanwhile: give up what they do not permit any more.
+    """End the subscriptions that the rules, which have changed meanwhile, no longer permit.
 
     Returns:
-        The filters that are taken out of ``wanted`` and ``shares``.
+        The filters that are removed from ``wanted`` and ``shares``.
 
     Raises:
-        Conflict: the session belongs to somebody else.
+        Conflict: the session belongs to another connection.
     """
     denied = {text for text, wish in wanted.items() if not may_subscribe(client, text, wish.qos)}
     refused = {text for text, one in shares.items() if not may_subscribe(client, text, one.qos)}
@@ -345,7 +345,7 @@ async def _hold_again(
 
 
 def _drop(replays: list[Replay], filters: Set[str]) -> None:
-    """Take out of ``replays`` those of some filters, which do not begin."""
+    """Remove the replays of some filters from ``replays``: these replays do not begin."""
     for replay in replays:
         if replay.filter in filters:
             replay.finish()
@@ -353,7 +353,7 @@ def _drop(replays: list[Replay], filters: Set[str]) -> None:
 
 
 async def _first_pages(replays: list[Replay]) -> None:
-    """Read the beginning of what is retained for each subject."""
+    """Read the first page of the retained messages of each subject."""
     if len(replays) == 1:
         await replays[0].first_page()
     else:
@@ -361,7 +361,7 @@ async def _first_pages(replays: list[Replay]) -> None:
 
 
 def _subjects(client: Client, topic_filter: str) -> tuple[tuple[str, ...] | None, int]:
-    """The NATS subjects of a filter, or None and the reason why it may not be subscribed."""
+    """Return the NATS subjects of a filter, or None and the reason code of its refusal."""
     try:
         if topic_filter.startswith(SHARED):
             topic_filter = parse_shared(topic_filter, client.broker.settings.max_topic_levels)[1]
@@ -376,7 +376,7 @@ def _subjects(client: Client, topic_filter: str) -> tuple[tuple[str, ...] | None
 
 
 async def unsubscribe(client: Client, packet: Unsubscribe) -> None:
-    """Answer an UNSUBSCRIBE packet, in any case [MQTT-3.10.4-5] [MQTT-3.10.4-6] (3.1.1, 5.0).
+    """Handle an UNSUBSCRIBE packet; UNSUBACK is sent in any case [MQTT-3.10.4-5] [MQTT-3.10.4-6] (3.1.1, 5.0).
 
     Subscriptions end [MQTT-3.10.4-1] (3.1.1, 5.0), messages in flight are completed [MQTT-3.10.4-3] (3.1.1, 5.0).
     """
@@ -404,7 +404,7 @@ async def unsubscribe(client: Client, packet: Unsubscribe) -> None:
 
 def _unsuback_code(client: Client, topic_filter: str, present: set[str]) -> int:
     if topic_filter in present:
-        present.remove(topic_filter)  # named once more, it is none any more
+        present.remove(topic_filter)  # the packet may name the filter again: no subscription exists then
         return ReasonCode.SUCCESS
     try:
         validate_topic_filter(topic_filter, client.broker.settings.max_topic_levels)
@@ -414,7 +414,7 @@ def _unsuback_code(client: Client, topic_filter: str, present: set[str]) -> int:
 
 
 async def withdraw(client: Client, filters: Set[str]) -> None:
-    """End subscriptions, shared ones among them, that the client may not have any more; they may have ended already."""
+    """End subscriptions, shared ones included, that the rules no longer permit; some may have ended already."""
     shares = filters & set(client.shares or ())
     try:
         await unsubscribe_shared(client, list(shares))
@@ -427,7 +427,7 @@ async def _end(client: Client, filters: Set[str]) -> None:
     """End subscriptions [MQTT-3.10.4-2] (3.1.1, 5.0).
 
     Raises:
-        Conflict: the session belongs to somebody else.
+        Conflict: the session belongs to another connection.
         ApiError: the session record cannot be stored.
     """
     if filters:
@@ -441,8 +441,8 @@ async def _end(client: Client, filters: Set[str]) -> None:
 
 
 async def _undo(client: Client, filters: Set[str], shares: list[str], begun: bool) -> bool:
-    """End subscriptions that JetStream has not let begin; False when the session belongs to somebody else."""
-    if filters and begun:  # else they never had consumers: those that are live have left nothing to them
+    """End subscriptions that JetStream has refused; False when the session belongs to another connection."""
+    if filters and begun:  # else no consumers were created, and live subscriptions have left no messages to these
         await leave_shared_reader(client)
     gone = _forget(client, filters)
     side = client.durable_side
@@ -455,7 +455,7 @@ async def _undo(client: Client, filters: Set[str], shares: list[str], begun: boo
         client.taken_over()
         return False
     except ApiError as error:
-        # Where there is no room for this one, there was none for the one that named them.
+        # Where JetStream has no room for this record, it had none for the record that named the subscriptions.
         log_failure(log, logging.WARNING, "store", "%s: its session record was not stored: %s", client, error)
     if side is not None and filters:
         await retry_until_answered(client, partial(side.remove, gone))
@@ -463,7 +463,7 @@ async def _undo(client: Client, filters: Set[str], shares: list[str], begun: boo
 
 
 def _forget(client: Client, filters: Set[str]) -> list[str]:
-    """Take subscriptions out of what this gateway knows; returns the consumers that can be deleted."""
+    """Remove subscriptions from this gateway's state and the record; returns the consumers that can be deleted."""
     for topic_filter in filters:
         client.broker.table.unsubscribe(client, topic_filter)
         drop_gate(client, topic_filter)
