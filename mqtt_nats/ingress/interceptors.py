@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Topics whose messages are not published as they come: somebody takes them, and answers for them.
+"""Takers: topics whose messages a taker stores instead of their publication, such as delayed messages.
 
-Whoever takes a message stores it before its publisher is told that it is; at QoS 2 it gets it when its publisher has
-released it, once, under an identity that stays the same whichever gateway does that.
+A taker stores a message before the publisher gets its acknowledgement. At QoS 2 it gets the message once, after
+PUBREL, under an identity that is the same on whichever gateway handles PUBREL.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ if TYPE_CHECKING:
 
 
 class Taken(NamedTuple):
-    """A message that somebody takes."""
+    """A message that a taker gets."""
 
     topic: str
-    """As it was published."""
+    """Topic on which the message was published."""
     route: Route
-    """Of the topic that it is for."""
+    """Route of the topic that the message is for."""
     payload: bytes
     qos: int
     retain: bool
     sender: bytes
-    """The header line that names its publisher, or nothing."""
+    """Header line that names the publisher; empty = none."""
     more: Extras | None
-    """Its properties."""
+    """Properties of the message."""
     identity: bytes
-    """Of this message and no other."""
+    """Unique id of the message."""
 
 
 class Taker(Protocol):
-    """Takes the messages of topics that begin alike."""
+    """A taker of the messages of all topics with one beginning."""
 
     def target(self, topic: str) -> str:
-        """The topic that a message on ``topic`` is for; who may publish there may publish here.
+        """Return the topic that a message on ``topic`` is for; a client that may publish there may publish here.
 
         Raises:
-            MqttError: there is none.
+            MqttError: ``topic`` names no such topic.
         """
 
     def take(self, taken: Taken, operation: PendingStore) -> None:
-        """Store a message; ``operation`` is a :class:`~mqtt_nats.ingress.server_publish.Counting` that ends with that.
+        """Store a message; ``operation``, a :class:`~mqtt_nats.ingress.server_publish.Counting`, ends with the store.
 
         Raises:
-            TooLarge: NATS would not take it.
+            TooLarge: NATS would not take the message.
         """
 
 
 class Takers:
-    """Who takes what, by the beginning of the topic."""
+    """Takers by the beginning of their topics."""
 
     __slots__ = ("_found",)
 
@@ -63,26 +63,26 @@ class Takers:
         return bool(self._found)
 
     def add(self, beginning: str, taker: Taker) -> None:
-        """Have a taker for topics that begin so.
+        """Add a taker for topics with this beginning.
 
         Raises:
-            ValueError: there is one already, or it is no whole number of levels.
+            ValueError: the beginning has a taker already, or is no whole number of levels.
         """
         if not beginning.endswith("/") or beginning in self._found:
             raise ValueError(f"{beginning!r} is taken, or does not end with a slash")
         self._found[beginning] = taker
 
     def remove(self, beginning: str) -> None:
-        """Topics that begin so are as any others."""
+        """Remove the taker of topics with this beginning: their messages are published again."""
         self._found.pop(beginning, None)
 
     def of(self, topic: str) -> Taker | None:
-        """Who takes a topic; None: nobody."""
+        """Return the taker of a topic; None: the topic has no taker."""
         for beginning, taker in self._found.items():
             if topic.startswith(beginning):
                 return taker
         return None
 
     def of_key(self, key: bytes) -> Taker | None:
-        """The same, for a topic as it stands in a PUBLISH packet."""
+        """Return the taker of a topic as it stands in a PUBLISH packet; None: the topic has no taker."""
         return self.of(key[2:].decode())

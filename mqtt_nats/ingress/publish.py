@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PUBLISH from a client: what it is answered with, and where it goes."""
+"""PUBLISH from a client: its acknowledgement, its copies in NATS and the stream, and local delivery."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from mqtt_nats.pubsub.routing_table import Route
 
 HEADERS: Final = 256
-"""More than all headers of a message take, without its subject, the publisher's client id and properties (bytes)."""
+"""Upper bound, in bytes, of all headers of a message except its subject, the publisher's client id and properties."""
 
 HEADER_BYTES_MAX: Final = 65_535
-"""Bytes of all headers of a message that JetStream stores."""
+"""Largest size, in bytes, of all headers of a message that JetStream stores."""
 
-# A client's publishes that wait for JetStream; beyond this nothing is read from it.
+# Publishes of a client that wait for JetStream; beyond this nothing is read from the client.
 RECEIPTS_MOST: Final = 1024
 RECEIPTS_LOW: Final = 512
 
@@ -53,18 +53,18 @@ ANSWERED: Final = frozenset(
         ReasonCode.PAYLOAD_FORMAT_INVALID,
     )
 )
-"""Why a single publish is refused, in its PUBACK or PUBREC; every other error ends the connection."""
+"""Reason codes of PUBACK or PUBREC that refuse a single publish; every other error ends the connection."""
 
 RETAIN_LINE: Final = b"Nmqtt-Retain:1\r\n"
 
 ANSWER_LINE: Final = b"Nmqtt-Answer:1\r\n"
-"""In the record of a publish: NATS clients may answer on its Response Topic. Its publisher may publish there."""
+"""Header line of a stored record: NATS clients may answer, since the publisher may publish on its Response Topic."""
 
 STATES: Final = b"$SYS/broker/connection/"
-"""Beginning of the topics on which mosquitto's bridges say whether they are connected."""
+"""Beginning of the topics on which bridges of mosquitto publish the state of their connection."""
 
 ANSWERS: Final = f"{REPLY_LEVEL}/".encode()
-"""Beginning of the topics on which NATS clients are answered."""
+"""Beginning of the topics on which MQTT clients answer NATS clients."""
 
 OF_RECORD: Final = (
     b"Nmqtt-Pub:",
@@ -76,24 +76,24 @@ OF_RECORD: Final = (
     b"Nmqtt-Answer:",
     b"Nats-",
 )
-"""Beginnings of the header lines of a held publish that are not its properties."""
+"""Beginnings of the header lines of a held publish that are not properties of the message."""
 
 
 class Extras(NamedTuple):
-    """The properties of a publish (5.0), as its copies need them."""
+    """Properties of a publish (5.0) in the forms that its copies need."""
 
     lines: bytes
     """Header lines, with the expiry."""
     ttl: bytes
-    """Header line for the copy that is retained."""
+    """TTL header line of the retained copy; empty without an expiry."""
     body: bytes
-    """As they stand in a PUBLISH packet."""
+    """Properties as they stand in a PUBLISH packet."""
     expiry: int
     """Message expiry interval in seconds; -1 = none."""
     born: float
     """Unix time of the publish, from which the expiry counts."""
     reply: bytes = b""
-    """Where NATS clients answer, with a space after it; empty where no answer is wanted."""
+    """Reply subject for NATS clients with a space after it; empty = no answer is wanted."""
 
     @property
     def stay(self) -> bytes:
@@ -107,7 +107,7 @@ class Extras(NamedTuple):
 
 
 def extras(properties: Properties, reply: bytes = b"") -> Extras | None:
-    """The properties that travel with a message; None when there are none."""
+    """Return the properties that travel with a message; None when there are none."""
     lines = header_lines(properties)
     if not lines:
         return None
@@ -116,19 +116,19 @@ def extras(properties: Properties, reply: bytes = b"") -> Extras | None:
 
 
 def aged(more: Extras, now: float) -> Extras | None:
-    """The same with what is left of the expiry interval at Unix time ``now``; None when the message has expired."""
+    """Return the properties with what is left of the expiry interval at Unix time ``now``; None: it has passed."""
     passed = int(now - more.born)
     if passed < 1:
         return more
     left = more.expiry - passed
     if left <= 0:
         return None
-    lines = more.lines.replace(b"Nmqtt-Expiry:%d" % more.expiry, b"Nmqtt-Expiry:%d" % left, 1)  # it comes first
+    lines = more.lines.replace(b"Nmqtt-Expiry:%d" % more.expiry, b"Nmqtt-Expiry:%d" % left, 1)  # the first line
     return Extras(lines, ttl_line({"message_expiry_interval": left}), more.body, left, now, more.reply)
 
 
 def restored(headers: bytes, born: float) -> Extras | None:
-    """The properties of a publish that was held, from the headers of its record; ``born`` is when that was stored."""
+    """Return the properties of a held publish from its record's headers; ``born``: Unix time of the record's store."""
     found, expiry = from_headers(headers)
     if not found and expiry < 0:
         return None
@@ -139,10 +139,10 @@ def restored(headers: bytes, born: float) -> Extras | None:
 
 
 def route_for(client: Client, key: bytes) -> Route:
-    """The route of what a client publishes on a topic.
+    """Return the route of a client's publishes on a topic.
 
     `$SYS/broker/connection/<client id>/state` is for the client of that id: a bridge of mosquitto has its will and a
-    retained message there. All other `$SYS` topics are the gateways'.
+    retained message there. All other `$SYS` topics belong to the gateways.
 
     Raises:
         MqttError: the topic is not for this client.
@@ -154,7 +154,7 @@ def route_for(client: Client, key: bytes) -> Route:
 
 
 def publish_run(client: Client, run: PublishRun) -> None:
-    """A run of QoS 0 publishes on one topic.
+    """Publish a run of QoS 0 messages on one topic.
 
     Raises:
         MqttError: the topic is not for clients, or NATS would not take the messages.
@@ -183,7 +183,7 @@ def publish_run(client: Client, run: PublishRun) -> None:
 def publish(
     client: Client, route: Route, payload: bytes, qos: int, retain: bool, packet_id: int, more: Extras | None = None
 ) -> None:
-    """A PUBLISH: what it is answered with follows from its QoS [MQTT-3.3.4-1] (3.1.1, 5.0).
+    """Publish a message of a client; its QoS decides about the acknowledgement [MQTT-3.3.4-1] (3.1.1, 5.0).
 
     Raises:
         PacketTooLarge, QuotaExceeded: NATS would not take the message, or not store its headers.
@@ -192,7 +192,7 @@ def publish(
     if client.guarded is not None and not _permitted(client, client.guarded, route.asked, qos, retain, packet_id):
         return
     size = len(payload)
-    if qos != 2:  # a QoS 2 one may have come before
+    if qos != 2:  # a QoS 2 publish may be a repetition: `Inbound.publish` counts it
         path.received[qos] += 1
         path.received_bytes[qos] += size
     retain = retain and may_retain(client, size, qos)
@@ -242,10 +242,10 @@ def publish(
 
 
 def checked(size: int, stored: bool = True) -> int:
-    """``size`` bytes of headers, before anybody is given the message; those of one that is not ``stored`` may be any.
+    """Return ``size``, bytes of headers, if JetStream takes it; without limit for a message that is not ``stored``.
 
     Raises:
-        QuotaExceeded: JetStream would not store them.
+        QuotaExceeded: JetStream would not store so many header bytes.
     """
     if stored and size > HEADER_BYTES_MAX:
         raise QuotaExceeded(f"JetStream stores headers of {HEADER_BYTES_MAX} bytes")
@@ -253,18 +253,19 @@ def checked(size: int, stored: bool = True) -> int:
 
 
 def bound(client: Client) -> None:
-    """Read nothing from a client that has too much to be acknowledged."""
+    """Read nothing from a client that has too many publishes without an acknowledgement."""
     if len(client.receipts) > RECEIPTS_MOST:
         client.connection.hold(Hold.WINDOW)
 
 
 def _permitted(client: Client, guard: Guard, key: bytes, qos: int, retain: bool, packet_id: int) -> bool:
-    """Whether a publish is permitted; otherwise it is answered and dropped [MQTT-3.3.5-2] (3.1.1).
+    """Whether a publish is permitted; otherwise it is acknowledged and dropped [MQTT-3.3.5-2] (3.1.1).
 
-    A 5.0 client is told. The PUBREL of a 3.1.1 client finds nothing, and is answered.
+    The acknowledgement of a 5.0 client has the reason. The PUBREL of a 3.1.1 client finds no held publish and gets
+    PUBCOMP.
     """
     if qos == 2 and packet_id in client.inbound.machine.states:
-        return True  # sent again: it was permitted, and is held
+        return True  # a repetition: the publish was permitted and is held
     if guard.may_publish(key, qos, retain):
         return True
     if qos:
@@ -278,7 +279,7 @@ def _permitted(client: Client, guard: Guard, key: bytes, qos: int, retain: bool,
 
 
 def bare(client: Client, route: Route, headers: bytes, payload: bytes, more: Extras | None = None) -> None:
-    """Publish to NATS clients and other gateways: the copy that is not stored."""
+    """Publish the copy of a message that is not stored, for NATS clients and other gateways."""
     size = len(headers)
     target = route.hpub if more is None else route.hpub + more.reply
     client.path.out.append(b"%b%d %d\r\n%b%b\r\n" % (target, size, size + len(payload), headers, payload))
@@ -293,12 +294,12 @@ def may_answer(client: Client, topic: str) -> bool:
 
 
 def is_answer(key: bytes) -> bool:
-    """Whether a topic, as it stands in a PUBLISH packet, is one on which NATS clients are answered."""
+    """Whether a topic, as it stands in a PUBLISH packet, is for answers to NATS clients."""
     return key.startswith(ANSWERS, 2)
 
 
 def message(client: Client, route: Route, payload: bytes, qos: int, retain: bool, more: Extras | None) -> Message:
-    """A publish as this gateway's subscribers get it."""
+    """Return the message of a publish for the subscribers of this gateway."""
     if more is None and not retain:
         return Message(route.key, payload, qos, client.client_id)
     if more is None:
@@ -309,9 +310,9 @@ def message(client: Client, route: Route, payload: bytes, qos: int, retain: bool
 
 
 def publish5(client: Client, packet: Publish) -> None:
-    """A PUBLISH of a 5.0 client.
+    """Handle a PUBLISH of a 5.0 client.
 
-    What is wrong with a single message at QoS 1 or 2 is said in its acknowledgement.
+    An error of a single message at QoS 1 or 2 goes into its acknowledgement.
 
     Raises:
         MqttError: the connection has to end.
@@ -342,7 +343,7 @@ def publish5(client: Client, packet: Publish) -> None:
 
 
 def refuse_publish(client: Client, packet: Publish, error: MqttError) -> None:
-    """Tell a 5.0 client in its PUBACK or PUBREC why a publish is not accepted [MQTT-4.3.3-9] (5.0)."""
+    """Refuse a publish of a 5.0 client by a reason code in PUBACK or PUBREC [MQTT-4.3.3-9] (5.0)."""
     receipt = Acknowledgement(client, 4 if packet.qos == 1 else 5, packet.packet_id, 0)
     receipt.refuse(error.reason, str(error))
     client.receipts.append(receipt)
@@ -350,10 +351,10 @@ def refuse_publish(client: Client, packet: Publish, error: MqttError) -> None:
 
 
 def described(client: Client, properties: Properties, payload: bytes, qos: int) -> Extras | None:
-    """The properties of a client's publish, as they travel with it.
+    """Return the properties of a client's publish in the forms that its copies need.
 
     Raises:
-        MqttError: they are not what they have to be.
+        MqttError: a property is invalid or not permitted.
     """
     reply = b""
     if "response_topic" in properties:
@@ -366,11 +367,11 @@ def described(client: Client, properties: Properties, payload: bytes, qos: int) 
 
 
 def count(client: Client, packet: Publish) -> None:
-    """A client may have as many publishes unacknowledged as CONNACK has told it [MQTT-3.3.4-7] (5.0)."""
+    """Count a publish against the Receive Maximum of CONNACK [MQTT-3.3.4-7] (5.0)."""
     unreleased = 0 if client.qos2 is None else len(client.qos2.machine.states)
     if packet.qos == 2:
         if packet.packet_id in client.inbound.machine.states:
-            return  # sent again
+            return  # a repetition
         unreleased += 1
     else:
         client.unacknowledged += 1
@@ -380,11 +381,11 @@ def count(client: Client, packet: Publish) -> None:
 
 
 def unalias(client: Client, key: bytes, alias: int) -> bytes:
-    """The topic that an alias stands for, or has been given now [MQTT-3.3.2-7] [MQTT-3.3.2-12] (5.0).
+    """Return the topic of an alias, which the packet may also set [MQTT-3.3.2-7] [MQTT-3.3.2-12] (5.0).
 
     Raises:
-        TopicAliasInvalid: it is higher than CONNACK allows, or not known.
-        QuotaExceeded: there is no memory for it.
+        TopicAliasInvalid: the alias is higher than CONNACK allows, or not known.
+        QuotaExceeded: the gateway has no memory for the alias.
     """
     if alias > client.broker.settings.topic_alias_maximum:  # [MQTT-3.3.2-9] (5.0)
         # [MQTT-3.2.2-17] [MQTT-3.2.2-18] (5.0)

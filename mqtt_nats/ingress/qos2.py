@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """QoS 2 publishes of one client: held until PUBREL, then released once.
 
-The order on release is store, confirmation, deletion of the held record, PUBCOMP. A crash between any
-two of these steps leaves the held record; its release carries the id ``q2-<held sequence>``, by which
-the store recognises a repetition.
+The order of a release is: store of the message, PubAck, deletion of the held record, PUBCOMP. After a crash between two
+of these steps the held record still exists. Its release has the id ``q2-<held sequence>``, by which the stream
+recognises a repetition.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-# Held messages kept in memory per client; what is beyond is read back when it is released.
+# Bytes of held payloads that are kept in memory per client; other payloads are read back at their release.
 KEEP_BYTES: Final = 1024 * 1024
 
 TOGETHER: Final = 3
-"""Records from which on it costs less to remove what is held up to a sequence than each of them."""
+"""Number of records from which on one removal up to a sequence costs less than a removal of each record."""
 
 RECENT = SEEN_FOR / 2 - 5.0
-"""Seconds for which gateways are sure to remember the id of what was released, however long the stream does."""
+"""Seconds for which every gateway certainly remembers the id of a released publish, whatever the stream does."""
 
 LATE: Final = 5.0
-"""Seconds after which nothing more comes from a gateway that had the session before."""
+"""Seconds after a claim in which the former gateway may still hold publishes of the session."""
 
 
 class HeldPublish:
@@ -72,32 +72,32 @@ class HeldPublish:
     ) -> None:
         self.id = identifier
         self.more = more
-        """Its properties."""
+        """Properties of the message."""
         self.key = key
         self.payload = payload
-        """None when it has to be read back from the stream."""
+        """None = the payload has to be read back from the stream."""
         self.retain = retain
         self.message_id = message_id
         self.sequence = 0
-        """Of the record in the stream; 0 = there is none."""
+        """Stream sequence of the held record; 0 = there is no record."""
         self.since = 0.0
-        """Unix time of the store by another connection; 0 = held by this one."""
+        """Unix time at which an earlier connection stored the record; 0 = this connection holds the publish."""
 
 
 class Removals:
-    """The removal of held records: what is released while one is under way waits for the next."""
+    """Removals of held records: records that are released during a removal wait for the next removal."""
 
     __slots__ = ("_done", "_requests", "clearance")
 
     def __init__(self) -> None:
         self._done: list[tuple[HeldPublish, Acknowledgement]] = []
-        """Released, and the record is still there."""
+        """Released publishes whose records are not removed yet, each with its PUBCOMP."""
         self._requests = 0
-        """To be answered, or the one that is to be made at the end of the turn."""
+        """Number of unanswered removals; a removal that is scheduled for the end of the turn counts as one."""
         self.clearance = Clearance()
 
     def add(self, client: Client, held: HeldPublish, receipt: Acknowledgement) -> None:
-        """A record may go."""
+        """Have the record of a released publish removed."""
         self.clearance.done(held.id)
         self._done.append((held, receipt))
         if not self._requests:
@@ -105,7 +105,7 @@ class Removals:
             asyncio.get_running_loop().call_soon(self.answered, client)
 
     def answered(self, client: Client) -> None:
-        """A request is answered: when all are, make the next."""
+        """Note that a removal is answered; after the last answer the next removals are sent."""
         self._requests -= 1
         if self._requests or not self._done:
             return
@@ -128,38 +128,38 @@ class Removals:
 
 
 class Inbound:
-    """The receiver's side of a client's QoS 2 publishes."""
+    """The receiver's state of a client's QoS 2 publishes."""
 
     __slots__ = ("_kept", "_publishes", "_reloading", "_removals", "machine", "newest")
 
     def __init__(self) -> None:
-        # The client holds this and is not held by it: together they would wait for the collector.
+        # No reference to the client, which refers to this: a cycle would wait for the garbage collector.
         self._kept = 0
         self._publishes: dict[int, HeldPublish] = {}
         self._reloading = 0
-        """Releases that wait for what has to be read back, and those behind them."""
+        """Number of releases that wait for a read from the stream, with the releases behind them."""
         self._removals: Removals | None = None
         self.machine = InboundQos2()
         self.newest = 0
-        """Highest sequence of what this connection has held."""
+        """Highest stream sequence that this connection has held; 0 = none."""
 
     @property
     def removals(self) -> Removals:
-        """Made with the first publish: most connections have none at QoS 2."""
+        """Removals of held records; made with the first publish, since most connections have none at QoS 2."""
         removals = self._removals
         if removals is None:
             removals = self._removals = Removals()
         return removals
 
     async def take_over(self, client: Client, former: int, session: SessionRecord) -> None:
-        """Take over what an earlier connection of the session has held, while it was its owner.
+        """Take over the publishes that earlier connections of the session held while they were its owners.
 
-        What came too late, and later than the connection before this one has looked for, is removed; so is what an
-        earlier session of the client has left.
+        A record that an earlier owner held too late, after the previous connection had looked for such records, is
+        removed; so is a record of an earlier session of the client.
 
         Args:
-            former: sequence of the record that the connection before this one had replaced.
-            session: the last record of that connection.
+            former: sequence of the session record that the claim of the previous connection had replaced.
+            session: the last session record of the previous connection.
         """
         broker = client.broker
         records = []
@@ -196,14 +196,14 @@ class Inbound:
             client.do(self.remove_late(client, known, epoch))
 
     async def remove_late(self, client: Client, known: Set[int], epoch: int) -> None:
-        """Remove what the former gateway has held after the session had gone.
+        """Remove records that the former gateway has held after the session was claimed here.
 
-        It may read a publish, and store it, before it hears of the claim. The client has sent it again here, so the
-        record would be taken for another message's by the next connection.
+        That gateway may read and hold a publish before it hears of the claim. The client has sent the publish again
+        here, so the next connection would take the record for another message with this packet identifier.
 
         Args:
-            known: sequences of what was held when the session was taken over.
-            epoch: of the claim; what this connection holds has it, or a later one.
+            known: sequences of the records that were held when the session was taken over.
+            epoch: epoch of the claim; records of this connection have this epoch or a later one.
         """
         broker = client.broker
         for record in await retry_until_answered(client, lambda: broker.held.held(client.token)):
@@ -221,7 +221,7 @@ class Inbound:
         retain: bool,
         more: Extras | None = None,
     ) -> None:
-        """A PUBLISH at QoS 2."""
+        """Hold a PUBLISH at QoS 2, or answer its repetition."""
         most = client.broker.settings.max_held
         if len(self.machine.states) >= most and identifier not in self.machine.states:
             raise QuotaExceeded(f"more than {most} publishes at QoS 2 wait for PUBREL")
@@ -250,12 +250,12 @@ class Inbound:
                 pass
 
     def passed(self, identifier: int, key: bytes) -> HeldPublish:
-        """A PUBLISH at QoS 2 that goes to its receiver at once: nothing is stored until its PUBREL."""
+        """Note a PUBLISH at QoS 2 that goes to its receiver at once: no record is held until its PUBREL."""
         held = self._publishes[identifier] = HeldPublish(identifier, key, b"", False, b"")
         return held
 
     def hold(self, client: Client, operation: StoreHeld, route: Route, payload: bytes) -> None:
-        """Store the publish until its PUBREL."""
+        """Store the held record of a publish, which exists until PUBREL."""
         held = operation.held
         lines = client.sender_header + (held.more.recorded if held.more is not None else b"")
         if route.origin != route.subject:
@@ -265,7 +265,7 @@ class Inbound:
         client.broker.store.put(target, headers, payload, operation)
 
     def held(self, client: Client, held: HeldPublish, sequence: int) -> None:
-        """The publish is stored."""
+        """Note that the record of a publish is stored under ``sequence``."""
         if not client.alive and not client.durable:  # the session ended before its publish was held
             client.broker.store.call(
                 client.broker.delete_held, b'{"seq":%d,"no_erase":true}' % sequence, IgnoredStore()
@@ -278,7 +278,7 @@ class Inbound:
         self.machine.stored(held.id)
 
     def stray(self, client: Client, operation: StoreHeld) -> None:
-        """Something that is not this session's is held under the identifier: remove it and store again."""
+        """Replace a record of another session under the packet identifier: remove it and store the publish again."""
         if not client.alive:
             if not client.durable:
                 client.broker.spawn(self._forget(client, operation.held), f"a held publish of {client.client_id}")
@@ -290,7 +290,7 @@ class Inbound:
             held = operation.held
             found = await retry_until_answered(client, lambda: broker.held.find(client.token, held.id))
             if found is not None and found.message_id.encode() == held.message_id:
-                # Our own store, sent twice over a reconnect: its first PubAck was lost.
+                # This connection's own record, sent twice over a reconnect: the first PubAck was lost.
                 self.held(client, held, found.seq)
                 Acknowledgement.stored(operation, b"")
                 return
@@ -311,7 +311,7 @@ class Inbound:
         client.do(replace())
 
     async def _forget(self, client: Client, held: HeldPublish) -> None:
-        """The session has ended: remove what may have been stored by a store whose PubAck was lost."""
+        """Remove the record of an ended session that may have been stored although its PubAck was lost."""
         broker = client.broker
         while True:
             try:
@@ -326,7 +326,7 @@ class Inbound:
     # -- release --------------------------------------------------------------------------------
 
     def pubrel(self, client: Client, identifier: int) -> None:
-        """A PUBREL."""
+        """Handle PUBREL: release the publish, or answer at once where there is none."""
         match self.machine.pubrel(identifier):
             case Action.FINISHED:
                 receipt = Acknowledgement(client, 7, identifier, 0)
@@ -350,7 +350,7 @@ class Inbound:
 
     def _release(self, client: Client, held: HeldPublish, receipt: Acknowledgement) -> None:
         broker = client.broker
-        if not held.sequence:  # an answer to a NATS client, which has gone to it
+        if not held.sequence:  # no record: an answer that has gone to its NATS client, or a publish handled by hooks
             broker.replying.released(client, held.id)
             self.deleted(held)
             receipt.stored(b"")
@@ -381,7 +381,7 @@ class Inbound:
         broker.fanout.released(route, message(client, route, payload, 2, held.retain, more), release)
 
     def _give(self, client: Client, taker: Taker, held: HeldPublish, receipt: Acknowledgement) -> None:
-        """Release a publish to whoever takes it."""
+        """Release a publish to the taker of its topic."""
         broker = client.broker
         topic = held.key[2:].decode()
         target = taker.target(topic).encode()
@@ -392,7 +392,7 @@ class Inbound:
         taker.take(Taken(topic, route, payload, 2, held.retain, sender, held.more, held.message_id), operation)
 
     async def _release_later(self, client: Client, held: HeldPublish, receipt: Acknowledgement) -> None:
-        """Release a publish behind others that had to be read back."""
+        """Release a publish in a job, behind publishes that have to be read back."""
         if held.payload is None or held.since:
             await self._reload(client, held, receipt)
         else:
@@ -403,7 +403,7 @@ class Inbound:
         client.broker.round.start()
 
     async def _reload(self, client: Client, held: HeldPublish, receipt: Acknowledgement) -> None:
-        """Release what this connection does not have in memory, unless it has been released before."""
+        """Release a publish that this connection does not have in memory, unless it has been released before."""
         broker = client.broker
         loaded = await retry_until_answered(client, lambda: broker.held.load(held.sequence))
         if loaded is None:
@@ -433,9 +433,10 @@ class Inbound:
         self._release(client, held, receipt)
 
     async def _retain_again(self, client: Client, held: HeldPublish, record: Held, operation: PendingStore) -> None:
-        """Retain what was released, unless that, or something newer, is retained.
+        """Retain a publish that was released before, unless it, or a newer message, is retained.
 
-        The gateway that has released it may have withheld that; see docs/internals/rules.md#withheld-messages.
+        The gateway that released the publish may have withheld the retained copy; see
+        docs/internals/rules.md#withheld-messages.
         """
         broker = client.broker
         subject = route_for(client, held.key).subject
@@ -459,11 +460,11 @@ class Inbound:
         store_retained(client, route, payload, 2, retained, release_id(held.sequence).encode(), more)
 
     def stored(self, client: Client, held: HeldPublish, receipt: Acknowledgement) -> None:
-        """The release is stored: remove the held record."""
+        """Remove the held record: the release is stored."""
         self.removals.add(client, held, receipt)
 
     def deleted(self, held: HeldPublish) -> None:
-        """The held record is gone: the identifier is free."""
+        """Free the packet identifier: the held record is removed."""
         if self._publishes.get(held.id) is held:
             del self._publishes[held.id]
             self.removals.clearance.gone(held.id)

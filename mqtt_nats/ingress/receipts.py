@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client waits for: stores, and the acknowledgements that leave in the order of its packets.
+"""Acknowledgements to a client (PUBACK, PUBREC, PUBCOMP), sent in the order of its packets, and their stores.
 
 Each connection has one first-in-first-out queue of :class:`Acknowledgement`; an acknowledgement that is due early
-waits for those before it [MQTT-4.6.0-2].
+waits for the acknowledgements before it [MQTT-4.6.0-2].
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 MSG_NOT_FOUND: Final = frozenset((10037, 10057, 10043))
-"""JetStream's answers to deleting what is not there."""
+"""JetStream's error codes for the deletion of a message that does not exist."""
 
 TOO_MANY_PER_SUBJECT: Final = "maximum messages per subject exceeded"
-"""JetStream's words; its error code, 10077, is that of every store that a limit of the stream forbids."""
+"""JetStream's text of the error; its code, 10077, also stands for every other limit of a stream."""
 
 
 class Acknowledgement(PendingStore):
@@ -42,13 +42,13 @@ class Acknowledgement(PendingStore):
         self.text = ""
 
     def refuse(self, reason: int, text: str) -> None:
-        """Nothing more is waited for: the acknowledgement says why there was no success (5.0)."""
+        """Make the acknowledgement due with a reason code; stores are not waited for any more (5.0)."""
         self.left = 0
         self.reason = reason
         self.text = text
 
     def stored(self, ack: bytes) -> None:
-        """One of the stores is done."""
+        """Count a finished store; after the last one the acknowledgement is due."""
         if self.reason:
             return
         self.left -= 1
@@ -58,11 +58,11 @@ class Acknowledgement(PendingStore):
                 self.client.settle()
 
     def explains(self) -> bool:
-        """An acknowledgement of MQTT 5 has a reason."""
+        """Whether the acknowledgement can have a reason code (5.0)."""
         return self.client.version == 5
 
     def failed(self, error: ApiError) -> None:
-        """JetStream refuses: the client has to know."""
+        """Report JetStream's refusal to the client: by a reason code, or by the end of the connection."""
         client = self.client
         if client.version != 5 or self.kind == 7:
             client.refused(error)
@@ -73,7 +73,7 @@ class Acknowledgement(PendingStore):
                 client.settle()
 
     def packet(self) -> bytes:
-        """The acknowledgement. It has no user properties [MQTT-3.4.2-3] [MQTT-3.5.2-3] [MQTT-3.7.2-3] (5.0)."""
+        """Return the packet, without user properties [MQTT-3.4.2-3] [MQTT-3.5.2-3] [MQTT-3.7.2-3] (5.0)."""
         if not self.reason:
             return ack_bytes(self.kind, self.id)
         terms = self.client.terms
@@ -94,19 +94,19 @@ class UnheldPubrec(Acknowledgement):
         self._held = held
 
     def failed(self, error: ApiError) -> None:
-        """JetStream refuses: the identifier is free."""
+        """Free the packet identifier: JetStream refuses the message."""
         self.client.inbound.deleted(self._held)
         super().failed(error)
 
     def stored(self, ack: bytes) -> None:
-        """When everything is stored, the client may release it."""
+        """Count a finished store; after the last one PUBREC is due and the client may send PUBREL."""
         if self.left == 1 and not self.reason:
             self.client.inbound.machine.stored(self.id)
         super().stored(ack)
 
 
 class StoreHeld(Acknowledgement):
-    """The store of a QoS 2 publish until its PUBREL; the receipt is its PUBREC."""
+    """The store of a held publish; the acknowledgement is its PUBREC."""
 
     __slots__ = ("held",)
 
@@ -115,12 +115,12 @@ class StoreHeld(Acknowledgement):
         self.held = held
 
     def stored(self, ack: bytes) -> None:
-        """The publish is held."""
+        """Note the sequence of the held publish; PUBREC is due."""
         self.client.inbound.held(self.client, self.held, sequence(ack))
         super().stored(ack)
 
     def failed(self, error: ApiError) -> None:
-        """Something is held under this identifier that this session does not know, or JetStream refuses."""
+        """Replace an unknown record under this packet identifier, or report JetStream's refusal."""
         if error.description == TOO_MANY_PER_SUBJECT:
             self.client.inbound.stray(self.client, self)
         else:
@@ -140,18 +140,18 @@ class PublishHeld(PendingStore):
         self.left = left
 
     def stored(self, ack: bytes) -> None:
-        """Stored under its release id: now the held record may go."""
+        """Count a finished store; after the last one the held record is removed."""
         self.left -= 1
         if not self.left:
             self.client.inbound.stored(self.client, self.held, self.receipt)
 
     def failed(self, error: ApiError) -> None:
-        """The record stays; the client releases it again after it has reconnected."""
+        """End the connection: the record stays, and the client sends PUBREL again after it has reconnected."""
         self.client.refused(error)
 
 
 class DeleteHeld(PendingStore):
-    """The removal of held records; then their PUBCOMPs."""
+    """The removal of held records, then their PUBCOMP packets."""
 
     __slots__ = ("client", "done", "removals")
 
@@ -161,7 +161,7 @@ class DeleteHeld(PendingStore):
         self.done = done
 
     def stored(self, ack: bytes) -> None:
-        """The identifiers are free."""
+        """Free the packet identifiers and send PUBCOMP: the records are removed."""
         inbound = self.client.inbound
         for held, receipt in self.done:
             inbound.deleted(held)
@@ -170,7 +170,7 @@ class DeleteHeld(PendingStore):
         self.client.proceed()
 
     def failed(self, error: ApiError) -> None:
-        """What is gone is gone."""
+        """Treat records that do not exist as removed; any other error ends the connection."""
         if error.code == 404 or error.err_code in MSG_NOT_FOUND:
             self.stored(b"")
         else:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests and answers across NATS.
+"""Requests and answers between NATS clients and MQTT clients.
 
-A NATS client's request has a reply subject. A 5.0 client that gets the request sees an opaque Response Topic,
-``$reply/<token>``, and publishes its answer there; the gateway knows which subject the token stands for. An MQTT 5.0
-client's request has a Response Topic. NATS clients see it as the reply subject; where the request has correlation data
-too, as a subject of the gateway's own, so that the answer can be published on the Response Topic with that data.
+A request of a NATS client has a reply subject. A 5.0 client that gets the request sees an opaque Response Topic,
+``$reply/<token>``, and publishes its answer there; the gateway knows the reply subject of the token. A request of an
+MQTT 5.0 client has a Response Topic. NATS clients see the subject of this topic as the reply subject. Where the request
+has correlation data, they see a subject of the gateway, which publishes the answer on the Response Topic with the data.
 
 Tokens cannot be guessed, and are known for a limited time. See docs/internals/rules.md#replies.
 """
@@ -52,18 +52,18 @@ KNOWN_FOR: Final = 300.0
 
 KNOWN_MOST: Final = 65_536
 KNOWN_BYTES: Final = 32 * 1024 * 1024
-"""Requests that can be answered, each way, and the memory that they may take; the oldest are forgotten."""
+"""Largest number of open requests in each direction, and their memory in bytes; the oldest are forgotten."""
 
 ENTRY_BYTES: Final = 300
-"""What a request takes in memory besides its strings, roughly."""
+"""Rough size in memory, in bytes, of a request without its strings."""
 
 TOKEN_BYTES: Final = 16
 
 OWN_MOST: Final = 200
-"""Longest Response Topic that is itself the reply subject (bytes): both subjects have to fit into one line."""
+"""Longest subject of a Response Topic, in bytes, that is itself the reply subject: both have to fit into one line."""
 
 INBOXES: Final = (b"_INBOX.", b"_R_.", b"_GR_.")
-"""Where NATS clients wait for replies, and where NATS itself does between accounts and clusters."""
+"""Beginnings of the subjects on which NATS clients, and NATS itself between accounts and clusters, wait for replies."""
 
 T = TypeVar("T")
 
@@ -75,9 +75,9 @@ class Request(NamedTuple):
     """The reply subject."""
     topic: str
     filter: str
-    """The filter through which it came."""
+    """Topic filter of the subscription that brought the request."""
     asked: bytes
-    """The reply subject as a topic, as it stands in a PUBLISH packet: who answers has to be permitted to publish
+    """The reply subject as a topic, as it stands in a PUBLISH packet: an answering client must be permitted to publish
     there. Empty for an inbox, which is no topic."""
 
 
@@ -90,16 +90,16 @@ class Question(NamedTuple):
 
 
 class Unconfirmed(NamedTuple):
-    """An answer whose PUBACK or PUBREC waits until the server has it."""
+    """An answer whose PUBACK or PUBREC waits until nats-server has the answer."""
 
     receipt: Acknowledgement
     held: HeldPublish | None
-    """At QoS 2."""
+    """The publish at QoS 2; None at QoS 1."""
     wire: object
-    """The connection to NATS on which it was sent."""
+    """Connection to NATS on which the answer was sent."""
 
     def end(self, arrived: bool) -> None:
-        """The server has the answer, or the connection was lost: then the client may send it again."""
+        """Acknowledge the answer if nats-server has it; else refuse it, so that the client may send it again."""
         receipt, held = self.receipt, self.held
         client = receipt.client
         if not client.alive:
@@ -118,7 +118,7 @@ class Unconfirmed(NamedTuple):
 
 
 class Tokens(Generic[T]):
-    """What tokens stand for; bounded in number, memory and time."""
+    """Tokens with their values, bounded in number, memory and time."""
 
     __slots__ = ("_bytes", "_found")
 
@@ -130,7 +130,7 @@ class Tokens(Generic[T]):
         return len(self._found)
 
     def issue(self, value: T, size: int, now: float) -> bytes:
-        """A new token; ``size`` is the memory that its value takes, in bytes, roughly."""
+        """Return a new token for a value; ``size`` is the rough memory of the value, in bytes."""
         found = self._found
         self._bytes += size
         while found:
@@ -144,21 +144,21 @@ class Tokens(Generic[T]):
         return token
 
     def find(self, token: bytes, now: float) -> T | None:
-        """What a token stands for; None when it was never issued, or not lately."""
+        """Return the value of a token; None when the token is unknown or too old."""
         entry = self._found.get(token)
         if entry is None or now - entry[0] >= KNOWN_FOR:
             return None
         return entry[2]
 
     def forget(self, token: bytes) -> None:
-        """A token will not be used any more."""
+        """Remove a token that is not used any more."""
         entry = self._found.pop(token, None)
         if entry is not None:
             self._bytes -= entry[1]
 
 
 class Replying:
-    """The requests that one gateway has passed on, both ways."""
+    """Open requests that one gateway has passed on, of NATS clients and of MQTT clients."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -169,7 +169,7 @@ class Replying:
         self._prefix = b"_INBOX." + secrets.token_hex(11).encode() + b"."
         self._sid = broker.link.subscribe_raw(self._prefix + b"*", self._answered)
         self._sent: dict[tuple[str, int], bytes] = {}
-        """Tokens of the answers at QoS 2 without PUBREL, by hash of the client id and packet identifier."""
+        """Tokens of the answers at QoS 2 without PUBREL, by session key and packet identifier."""
         self._unconfirmed: list[Unconfirmed] = []
         self._confirming = False
 
@@ -180,17 +180,17 @@ class Replying:
     # -- requests from NATS ---------------------------------------------------------------------
 
     def response_topic(self, found: Filter, route: Route, headers: bytes, reply: bytes) -> bytes:
-        """The Response Topic of a message that came from NATS with a reply subject, as a property.
+        """Return the Response Topic, as a property, of a message that came from NATS with a reply subject.
 
-        Empty when it has one of its own, or when nobody may be sent anything on that subject: a gateway may
-        publish where the requester must not.
+        Empty when the message has its own Response Topic, or when answers on the reply subject are not permitted: a
+        gateway may publish on subjects on which the requester must not.
         """
         if b"\r\nNmqtt-Reply:" in headers or not _answerable(reply):
             return b""
         asked = b""
         if not reply.startswith(self._inboxes):
             name = wire_topic(reply)
-            if name is None:  # rules cannot be asked about it
+            if name is None:  # no topic, so the rules cannot be applied
                 return b""
             encoded = name.encode()
             asked = len(encoded).to_bytes(2, "big") + encoded
@@ -201,15 +201,15 @@ class Replying:
         return RESPONSE_TOPIC + len(topic).to_bytes(2, "big") + topic
 
     def answer_run(self, client: Client, run: PublishRun) -> None:
-        """Answers at QoS 0 without properties."""
+        """Publish a run of answers at QoS 0 without properties."""
         for payload in run.payloads():
             self.answer(client, Publish(0, False, False, run.key, 0, payload), run.key, None)
 
     def answer(self, client: Client, packet: Publish, key: bytes, more: Extras | None) -> None:
-        """A PUBLISH on ``$reply/...``; at QoS 0 an answer that comes too late is dropped.
+        """Handle a PUBLISH on ``$reply/...``; at QoS 0 an answer that comes too late is dropped.
 
-        PUBACK and PUBREC leave when the server has the answer. It goes to the requester when it comes, also at QoS 2:
-        PUBREL only frees the packet identifier.
+        PUBACK and PUBREC leave when nats-server has the answer. The answer goes to the requester at once, also at
+        QoS 2: PUBREL only frees the packet identifier.
 
         Raises:
             NotAuthorized: the request is not known any more, or was not for this client, or its reply subject is a
@@ -254,10 +254,10 @@ class Replying:
             bound(client)
 
     def _request(self, client: Client, token: bytes, qos: int) -> Request | None:
-        """What a client answers; None: the answer is dropped, as it comes too late or is not permitted.
+        """Return the request that a client answers; None: the answer comes too late or is not permitted (QoS 0).
 
         Raises:
-            NotAuthorized: so it is, and the client can be told.
+            NotAuthorized: the same at QoS 1 or 2, where the acknowledgement has the reason.
         """
         request = self._requests.find(token, self._broker.clock.now)
         if request is None or not _receives(client, request):
@@ -276,7 +276,7 @@ class Replying:
         client.broker.counters.receive(packet.qos, len(payload))
         lines = client.sender_header + (more.lines if more is not None else b"")
         self._publish(request.subject, b"NATS/1.0\r\nNmqtt-Pub:0\r\n%b\r\n" % lines, payload, more)
-        if not request.subject.startswith(INBOXES):  # perhaps somebody's topic
+        if not request.subject.startswith(INBOXES):  # MQTT clients here may subscribe to it as a topic
             route = self._broker.table.route_of_subject(request.subject)
             if route is not None and route.local:
                 self._broker.fanout.group(route.local, message(client, route, payload, 0, False, more))
@@ -289,7 +289,7 @@ class Replying:
         self._broker.link.kick()
 
     def released(self, client: Client, identifier: int) -> None:
-        """PUBREL for an answer at QoS 2: its packet identifier can be used for another."""
+        """Forget an answer at QoS 2 after PUBREL: its packet identifier may be used for another answer."""
         self._sent.pop((client.hash, identifier), None)
 
     def _confirm(self, one: Unconfirmed) -> None:
@@ -299,7 +299,7 @@ class Replying:
             self._broker.spawn(self._confirm_all(), "answers")
 
     async def _confirm_all(self) -> None:
-        """Acknowledge answers when the server has them: one round trip for all that are waiting."""
+        """Acknowledge answers when nats-server has them: one round trip for all waiting answers."""
         try:
             while self._unconfirmed:
                 some, self._unconfirmed = self._unconfirmed, []
@@ -318,13 +318,14 @@ class Replying:
     # -- requests of MQTT clients ---------------------------------------------------------------
 
     def reply_subject(self, topic: str, correlation: bytes | None, qos: int) -> bytes:
-        """Where NATS clients answer a request, with a space after it.
+        """Return the reply subject of a request for NATS clients, with a space after it.
 
-        It is the Response Topic's own subject where nothing has to be put right. Some clients send the headers of a
-        request back with their answer; at QoS 1 and 2 these would make the answer a copy of a stored message.
+        This is the Response Topic's own subject where the answer needs no correlation data. Some clients send the
+        headers of a request back with their answer; at QoS 1 and 2 these would make the answer a copy of a stored
+        message, so the answer then comes to a subject of the gateway.
 
         Raises:
-            MqttError: the requester may not publish to its Response Topic itself.
+            MqttError: the Response Topic is not for clients.
         """
         encoded = topic.encode()
         route = self._broker.table.route(len(encoded).to_bytes(2, "big") + encoded)
@@ -336,10 +337,10 @@ class Replying:
         return b"%b%b " % (self._prefix, token)
 
     def addressed(self, more: Extras, record: bytes) -> Extras:
-        """The properties of a publish that comes from a record, with a reply subject where they need one.
+        """Return the properties of a publish from a record, with a reply subject if it has a Response Topic.
 
-        None is given where the record does not say that the publisher may be answered: that was decided when it
-        published, by the rules of its connection.
+        A record without `ANSWER_LINE` gets no reply subject: whether answers are permitted was decided at the publish,
+        by the rules of the publisher's connection.
 
         Args:
             record: the headers of the record.
@@ -354,19 +355,19 @@ class Replying:
             return more
 
     def _answered(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        """The answer of a NATS client: published on the Response Topic, with the correlation data of the request."""
+        """Publish the answer of a NATS client on the Response Topic, with the correlation data of the request."""
         broker = self._broker
         token = subject[len(self._prefix) :]
         question = self._questions.find(token, broker.clock.now)
         if question is None:
             return
-        if is_status(headers):  # nobody listens
+        if is_status(headers):  # no responders
             self._questions.forget(token)
             return
         found, expiry = from_headers(headers)
         properties = _decoded(found)
         if properties.get("response_topic", "").encode() == question.key[2:]:
-            del properties["response_topic"]  # only sent back
+            del properties["response_topic"]  # a header of the request that the NATS client has sent back
         if question.correlation is not None:
             properties["correlation_data"] = question.correlation
         if expiry >= 0:
@@ -386,10 +387,10 @@ class Replying:
 
 
 def _answerable(subject: bytes) -> bool:
-    """Whether MQTT clients may answer on a reply subject of somebody's choice.
+    """Whether MQTT clients may answer on a reply subject that a requester has chosen.
 
-    Replies in flight of NATS itself aside, not where JetStream or the gateways listen, and not where the frame would
-    be too long, over which nats-server would end the connection.
+    Not on subjects of JetStream, NATS (but for its subjects of replies) or the gateways, and not where the frame would
+    be so long that nats-server would end the connection.
     """
     if len(subject) > MAX_SUBJECT_BYTES or b"*" in subject or b">" in subject:
         return False
@@ -409,6 +410,6 @@ def _receives(client: Client, request: Request) -> bool:
 
 
 def _decoded(body: bytes) -> Properties:
-    """Properties as they stand in a PUBLISH packet, without their length."""
+    """Return the properties that stand in a PUBLISH packet as ``body``, without their length."""
     data = put_varint(len(body)) + body
     return read_properties(Reader(data, 0, len(data)), place(PacketKind.PUBLISH), SHOWN_MOST) or {}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Retained messages that were not stored when NATS was lost.
+"""Withheld retained messages: their stores were not acknowledged when NATS was lost.
 
-Their client may have gone to another gateway since, and have retained something else there. So they are stored when
-its session is known to be here still; until then whatever else is to be retained waits behind them.
+Their client may have gone to another gateway since and have retained a newer message there. So they are stored only
+when the client's session is known to be here still; until then all later retained messages wait behind them.
 See docs/internals/rules.md#withheld-messages.
 """
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 PASSING: Final = TRANSIENT | {10059}
-"""JetStream errors after which it is asked again; of a stream that was deleted, which is made anew."""
+"""JetStream errors after which a record is read again; 10059: a deleted stream, which is created again."""
 
 RETRY: Final = 0.5
-"""Seconds between two looks for the owner of a session, where JetStream does not answer."""
+"""Seconds between two reads of session records where JetStream does not answer."""
 
 
 AT_ONCE: Final = 64
@@ -37,13 +37,13 @@ AT_ONCE: Final = 64
 
 
 def withhold(broker: Broker) -> None:
-    """NATS is there again, and nothing was sent again yet."""
+    """Withhold all retained messages that are not stored; NATS is connected again and nothing was sent again yet."""
     for operation in broker.retaining:
         _withhold(broker, operation, True)
 
 
 def consider(broker: Broker, operation: PendingStore) -> None:
-    """Something is to be retained while it is not known whose some of the sessions are."""
+    """Withhold the store of a retained message if its client's session is in doubt, or if others are withheld."""
     client = _client(operation)
     doubtful = client is not None and client in broker.unchecked
     if doubtful or broker.withholding is not None:
@@ -65,7 +65,7 @@ def _client(operation: PendingStore) -> Client | None:
 
 
 async def _look(broker: Broker, doubted: set[Client]) -> None:
-    """Store what was withheld, all of it in the order in which it came, other than that of clients that have moved."""
+    """Store the withheld messages in their order, except messages of clients whose session has moved."""
     here: dict[Client, bool | None] = {}
     linked = 0.0
     while True:
@@ -82,7 +82,7 @@ async def _look(broker: Broker, doubted: set[Client]) -> None:
             log.debug("retained messages wait: %s", error)
         except Exception:
             log.exception("retained messages wait")
-        here.clear()  # who was here may have moved until the rest can be read
+        here.clear()  # a client that was here may have moved before the other records can be read
         await asyncio.sleep(RETRY)
     broker.withholding = None
     dropped: set[PendingStore] = {one for one in broker.retaining if not _may(here, one)}
@@ -104,7 +104,7 @@ def _may(here: dict[Client, bool | None], operation: PendingStore) -> bool:
 
 
 async def _read(doubted: set[Client], here: dict[Client, bool | None]) -> None:
-    """Find out which clients are ``here``."""
+    """Read the session records of clients; the results go into ``here``."""
     limit = asyncio.Semaphore(AT_ONCE)
 
     async def read(client: Client) -> None:
@@ -115,9 +115,9 @@ async def _read(doubted: set[Client], here: dict[Client, bool | None]) -> None:
 
 
 async def _is_here(client: Client) -> bool | None:
-    """Whether nobody else has had the session since; None: nobody can tell.
+    """Whether no other connection has had the client's session since; None: its record cannot be read.
 
-    A session that has ended leaves no record, wherever that was.
+    A session that has ended leaves no record, on whichever gateway it ended.
     """
     try:
         found = await client.broker.sessions.load(client.hash, client.client_id)
@@ -131,5 +131,5 @@ async def _is_here(client: Client) -> bool | None:
     if found is None:
         return not client.alive
     present, own = found[0].v5, client.record.v5 if client.record is not None else None
-    # A write that is under way is known by its nonce; one may have been confirmed since the record was read.
+    # The nonce identifies a write of this connection that is not confirmed yet; the epoch one confirmed since the read.
     return found[1] <= client.epoch or (present is not None and own is not None and present.nonce == own.nonce)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store of a retained message, and what its end means."""
+"""The store of a retained message: its success, its refusal, and its tombstone."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 NO_ROOM: Final = "maximum messages exceeded"
-"""JetStream's words, of a stream that has as many messages as it may."""
+"""JetStream's text of the error of a stream that has its maximum number of messages."""
 
 
 class RetainedOp(PendingStore):
-    """The store of a retained message, part of ``parent`` (or of nothing that anybody waits for)."""
+    """The store of a retained message, a part of the operation ``parent``; None = the result is only logged."""
 
     __slots__ = ("broker", "client", "parent", "tombstone")
 
@@ -30,12 +30,12 @@ class RetainedOp(PendingStore):
     ) -> None:
         self.broker = broker
         self.client = client
-        """Who has published it; None = nobody who may be elsewhere by now."""
+        """Client that has published the message; None = no client whose session may have moved."""
         self.parent = parent
         self.tombstone = tombstone
 
     def stored(self, ack: bytes) -> None:
-        """Remove our own tombstone: nobody else does."""
+        """Finish the store; a tombstone is removed by the gateway that has stored it."""
         broker = self.broker
         broker.retained_now(self)
         if self.tombstone:
@@ -44,7 +44,7 @@ class RetainedOp(PendingStore):
             self.parent.stored(ack)
 
     def failed(self, error: ApiError) -> None:
-        """The publish as a whole has failed, unless there are as many retained messages as there may be."""
+        """Fail the whole publish; without a reason code for it, a full stream only leaves the message unretained."""
         self.broker.retained_now(self)
         parent = self.parent
         if error.description == NO_ROOM and not (parent is not None and parent.explains()):

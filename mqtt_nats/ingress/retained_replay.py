@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Retained messages for a new subscription.
 
-They are read page by page, as fast as the client takes them. Until they are sent, the subscription's new
-messages wait, so that the last message a client gets on a topic is the newest. To a durable session those
-at QoS 1 and 2 are sent under identifiers derived from their own sequence, and a cursor in the session record
-tells the next gateway where to go on.
+They are read page by page, as fast as the client takes them. Until they are sent, the subscription's new messages
+wait, so that the last message that a client gets on a topic is the newest. In a durable session retained messages at
+QoS 1 and 2 have packet identifiers that follow from their own sequence, and a cursor in the session record tells the
+next gateway where to go on.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-# Few enough to be sent at once, together with SUBACK.
+# Largest number, and bytes of payload, of retained messages that are sent at once behind SUBACK.
 INLINE: Final = 64
 INLINE_BYTES: Final = 1024 * 1024
 
-# How long a replay waits before it looks again whether the client has room: at first, and at most (seconds).
+# Seconds between two checks whether the client has room for a replay: the first pause, and the longest.
 ROOM_STEP: Final = 0.002
 ROOM_MOST: Final = 0.1
 
-# What of each filter is read before SUBACK, where there are many (bytes).
+# Bytes of each filter that are read before SUBACK even where the client has many filters.
 EARLY_LEAST: Final = 64 * 1024
 
 # Filters of one client whose retained messages are read and sent at the same time: each has two pages in memory.
 AT_ONCE: Final = 4
 
-# New messages kept back per subscription while retained ones are sent (bytes).
+# Bytes of new messages that are kept back for a subscription while retained messages are sent.
 GATE_BYTES: Final = 4 * 1024 * 1024
 
 
@@ -65,18 +65,18 @@ class Replay:
         """Key of the consumer in the session record."""
         self.qos = qos
         self.again = start > 0
-        """A replay that an earlier connection had begun: the client may have some of the messages."""
+        """An earlier connection has begun this replay: the client may have some of the messages."""
         self.page: list[RetainedMessage] = []
         self.complete = False
-        """The first page is all there is."""
+        """No messages follow the first page."""
         self.cursor = start
         self.gate: Gate | None = None
         self._marks: deque[int] = deque()
-        """Where pages ended that were sent and are not noted in the record."""
+        """Cursors behind pages that were sent and are not noted in the session record."""
         self._sent = start
-        """Everything before this has been sent."""
+        """Stream sequence before which all messages were sent."""
         self._told = start
-        """What the record says of that, or is about to say."""
+        """Cursor in the session record, or in a write that is queued."""
         self._written = False
         self._subject = subject
         self._literal = "" if "*" in subject or ">" in subject else subject
@@ -91,7 +91,7 @@ class Replay:
         source.held += source.REPLAYING
 
     async def first_page(self) -> None:
-        """Read the first page; the last values of `$SYS` topics come before what is stored.
+        """Read the first page; the last values of `$SYS` topics come before stored messages.
 
         Raises:
             ApiError, NoResponders, RequestTimeout: the stream does not answer.
@@ -119,18 +119,18 @@ class Replay:
 
     @property
     def source(self) -> SubscriptionState | None:
-        """The consumer of the subscription that this replay is for, until that ends, whatever comes in its place."""
+        """Consumer of the subscription with which the replay began; None = that subscription has ended, or has none."""
         source = self._source
         return source if source is not None and not source.end else None
 
     @property
     def stored(self) -> bool:
-        """True when the session record has to know how far the replay is."""
+        """True when the session record needs a cursor: the session is durable and the QoS is above 0."""
         return self.client.durable_side is not None and self.qos > 0
 
     @property
     def noted(self) -> bool:
-        """True when the session record names this replay; what is behind the first page may be at QoS 1 or 2."""
+        """True when the session record names this replay; messages behind the first page may be at QoS 1 or 2."""
         return self.stored and (self.again or not self.complete or any(message.qos for message in self.page))
 
     def send(self, message: RetainedMessage) -> None:
@@ -145,7 +145,7 @@ class Replay:
         side = client.durable_side
         source = self.source
         if qos and side is not None and source is None:
-            qos = 0  # it was subscribed again, at QoS 0: what is left comes like everything else of it
+            qos = 0  # the filter was subscribed again at QoS 0: the remaining messages come at QoS 0, too
         elif qos and side is not None and source is not None:
             identifier = retained_id(message.seq)
             stamp = b"%d" % message.time_ns
@@ -157,7 +157,7 @@ class Replay:
         client.deliver(self._choice(self.qos if self.source is not None or side is None else qos), found)
 
     def _choice(self, qos: int) -> Choice:
-        """One subscription, whatever others match: only this one asks for retained messages [MQTT-3.3.4-5] (5.0)."""
+        """Return the options of this subscription only: others did not ask for the messages [MQTT-3.3.4-5] (5.0)."""
         client = self.client
         found = client.broker.table.filters[self.filter]
         options = (client.options or {}).get(found, PLAIN)
@@ -165,8 +165,8 @@ class Replay:
         return Choice(found, qos, ids, False)
 
     def finish(self) -> None:
-        """Everything is written, or is not going to be: let the new messages go."""
-        source = self._source  # also when it has ended: it may have something to bring for others
+        """End the replay and release the new messages that were kept back."""
+        source = self._source  # also an ended one: it may still bring messages for other subscriptions
         side = self.client.durable_side
         if self._holding and source is not None and side is not None:
             self._holding = False
@@ -178,7 +178,7 @@ class Replay:
         return self.client.alive and self.gate is not None and not self.gate.ended
 
     async def room(self, size: int | None) -> bool:
-        """Wait until the client can take ``size`` bytes more; False when nobody wants them any more.
+        """Wait until the client can take ``size`` bytes more; False: the subscription or the connection has ended.
 
         Args:
             size: None = until nothing waits to be sent.
@@ -192,7 +192,7 @@ class Replay:
         return False
 
     async def _acknowledged(self, most: float) -> None:
-        """Wait until the client has acknowledged a good part of what it was sent, at ``most`` so many seconds."""
+        """Wait until the client has acknowledged many of its messages, at ``most`` so many seconds."""
         regular = self.client.regular_side
         if regular is None or not regular.waiting:
             await asyncio.sleep(most)
@@ -215,7 +215,7 @@ class Replay:
         return free and not client.outlet.clogged
 
     async def run(self) -> None:
-        """Send page after page, and read the next one meanwhile."""
+        """Send page after page, and read the next page meanwhile."""
         client = self.client
         if self.noted:
             client.broker.spawn(self._follow(), f"retained messages for {client.client_id}")
@@ -224,7 +224,7 @@ class Replay:
             while self.page and self.wanted:
                 if not self.complete and self._pages is not None:
                     following = asyncio.create_task(self._read(self._pages))
-                    for _ in range(3):  # it asks, that is collected, and leaves: the server reads while this is sent
+                    for _ in range(3):  # the request leaves in three turns: nats-server reads while this page is sent
                         await asyncio.sleep(0)
                 for message in self.page:
                     size = len(message.payload)
@@ -236,11 +236,11 @@ class Replay:
                 self._marks.append(self.cursor)
                 self.page = [] if following is None else await following
                 following = None
-            # New messages at QoS 0 wait for nothing: they must not pass retained ones that wait for acknowledgements.
+            # New messages at QoS 0 must not pass retained messages that wait for acknowledgements.
             await self.room(None)
         except (ApiError, NoResponders, RequestTimeout) as error:
             log.error("%s: the retained messages of %r were not all sent: %s", client, self.filter, error)
-        except Exception:  # what is new goes all the same
+        except Exception:  # the new messages are sent all the same
             log.exception("%s: the retained messages of %r were not all sent", client, self.filter)
         finally:
             if following is not None:
@@ -251,13 +251,13 @@ class Replay:
         self._written = True
 
     async def _read(self, pages: AsyncGenerator[list[RetainedMessage], None]) -> list[RetainedMessage]:
-        """The page after the one that is being sent; empty at the end."""
+        """Read the page after the page that is being sent; empty at the end."""
         return await anext(pages, [])
 
     async def _follow(self) -> None:
-        """Note in the session record how far the client has acknowledged, page by page, and at last that it has all.
+        """Note the acknowledged pages as the cursor in the session record, and at last the end of the replay.
 
-        More often where records are kept of what is complete.
+        The cursor moves within pages where PUBREL records of complete messages are kept (QoS 2).
         """
         side = self.client.durable_side
         source = self.source
@@ -282,12 +282,12 @@ class Replay:
             await asyncio.sleep(wait)
 
     async def _note(self, cursor: int | None) -> None:
-        """Write the cursor into the session record; None = the client has everything."""
+        """Write the cursor into the session record; None = the client has all messages."""
         record = self.client.record
         assert record is not None
         assert record.v5 is not None
         side, source = self.client.durable_side, self.source
-        if side is None or source is None:  # a subscription that has taken its place has its own cursor
+        if side is None or source is None:  # a later subscription of the filter has its own cursor
             return
         if cursor is not None:
             record.v5.replay[self.key] = cursor
@@ -302,10 +302,10 @@ class Replay:
 
 
 async def prepare(client: Client, replays: list[Replay]) -> None:
-    """Note in the session record which replays begin, before the first of their messages is sent.
+    """Note the replays that begin in the session record, before the first of their messages is sent.
 
     Raises:
-        Conflict: the session belongs to somebody else.
+        Conflict: the session belongs to another connection.
     """
     record = client.record
     begun = [replay for replay in replays if replay.noted and not replay.again]
@@ -318,9 +318,10 @@ async def prepare(client: Client, replays: list[Replay]) -> None:
 
 
 def open_gate(client: Client, found: Filter) -> Gate:
-    """Keep a subscription's new messages back; every gate goes to :func:`start_replays` or :func:`close_gate`.
+    """Keep back a subscription's new messages; every gate goes to :func:`start_replays` or :func:`close_gate`.
 
-    Where something is to come after what is kept already, what is new comes after that: it has a gate of its own.
+    Where a consumer's messages follow the messages of the present gate, new messages get a gate of their own, which
+    follows that consumer.
     """
     if client.gates is None:
         client.gates = {}
@@ -337,7 +338,7 @@ def open_gate(client: Client, found: Filter) -> Gate:
 
 
 def drop_gate(client: Client, topic_filter: str) -> None:
-    """A subscription has ended, and with it what was kept back for it."""
+    """Discard the gates of an ended subscription with the messages that they have kept back."""
     for found in client.gates or ():
         if found.text == topic_filter:
             gate = _forget_gate(client, found)
@@ -352,13 +353,13 @@ def _forget_gate(client: Client, found: Filter) -> Gate | None:
     if client.gates is None:
         return None
     gate = client.gates.pop(found, None)
-    if not client.gates:  # an empty dictionary takes memory of each client for good
+    if not client.gates:  # an empty dictionary would take memory for each client
         client.gates = None
     return gate
 
 
 def close_gate(client: Client, gate: Gate) -> None:
-    """Something that new messages of a subscription had to wait for is over; after the last they go."""
+    """Release one hold of a gate; after the last one the messages that it has kept back are sent."""
     if not gate.unhold() or gate.ended:
         return
     if client.gates is not None and client.gates.get(gate.found) is gate:
@@ -374,13 +375,13 @@ def close_gate(client: Client, gate: Gate) -> None:
 
 
 def start_replays(client: Client, replays: list[Replay], gates: dict[str, Gate]) -> None:
-    """Send what fits at once, and the rest as the client takes it.
+    """Send the replays that fit at once, and the others as the client takes them.
 
     Args:
-        gates: by topic filter, what keeps back new messages until then.
+        gates: gates by topic filter, which keep back new messages until then.
     """
     longer: dict[str, list[Replay]] = {}
-    places, octets = INLINE, INLINE_BYTES  # of all filters together: there may be a thousand
+    places, octets = INLINE, INLINE_BYTES  # for all filters together: a packet may have a thousand filters
     for replay in replays:
         replay.gate = gates[replay.filter]
         count, size = len(replay.page), sum(len(message.payload) for message in replay.page)
@@ -400,7 +401,7 @@ def start_replays(client: Client, replays: list[Replay], gates: dict[str, Gate])
 
 
 class _Turns:
-    """The places of one client's replays, as long as there are any."""
+    """Places for the concurrent replays of one client; exists while the client has replays."""
 
     def __init__(self) -> None:
         self.places = asyncio.Semaphore(AT_ONCE)

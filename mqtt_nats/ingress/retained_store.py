@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Retained messages: stored, replaced, removed."""
+"""Retained messages: how they are stored, replaced and removed."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 ORPHANED: Final = b"Nats-TTL:60s\r\n"
-"""Of a tombstone whose gateway dies before it removes it."""
+"""TTL of a tombstone, in case its gateway dies before it removes the tombstone."""
 
 
 def may_retain(client: Client, size: int, qos: int) -> bool:
-    """Whether a payload of ``size`` bytes may be retained. What may not is passed on like any other message.
+    """Whether a payload of ``size`` bytes may be retained; otherwise the message is published without RETAIN.
 
     Raises:
-        QuotaExceeded: it may not, and its client can be told so in the acknowledgement.
+        QuotaExceeded: it may not be retained, and its acknowledgement can have a reason code.
     """
     most = client.broker.settings.max_retained_size
     if most is None or size <= most:
@@ -39,7 +39,7 @@ def may_retain(client: Client, size: int, qos: int) -> bool:
 
 
 def not_retained(client: Client, why: str) -> None:
-    """A message was passed on, but is not retained, and its client cannot be told."""
+    """Count a message that is published but not retained, without a reason code for its client."""
     client.broker.not_retained += 1
     log.debug("%s: a message is not retained: %s", client, why)
 
@@ -55,7 +55,7 @@ def store_retained(
 ) -> None:
     """Retain a message, or with an empty payload remove the retained message of the topic.
 
-    [MQTT-3.3.1-5] [MQTT-3.3.1-7] [MQTT-3.3.1-10] [MQTT-3.3.1-11]; nobody else calls it [MQTT-3.3.1-12].
+    [MQTT-3.3.1-5] [MQTT-3.3.1-7] [MQTT-3.3.1-10] [MQTT-3.3.1-11]; called for RETAIN publishes only [MQTT-3.3.1-12].
     [MQTT-3.3.1-5] [MQTT-3.3.1-6] [MQTT-3.3.1-7] [MQTT-3.3.1-8] (5.0)
     """
     known_by = b"Nats-Msg-Id:%b\r\n" % release if release else b""
@@ -71,7 +71,8 @@ def retain(
     """Retain a message with these header lines, or with an empty payload remove the retained message of the topic.
 
     Args:
-        known_by: the header line by which a repetition is recognised, of a removal too: something newer may be there.
+        known_by: header line by which the stream recognises a repetition, also of a removal: a late repetition would
+            remove a newer message.
     """
     if payload:
         headers = set_block(route.topic, qos << 1 | 1, broker.identity, known_by + lines)
@@ -85,10 +86,10 @@ def retain(
 
 
 async def is_retained(broker: Broker, subject: str, payload: bytes, since_ns: int) -> bool:
-    """Whether what was published at a time, or something newer, is retained; an empty payload leaves nothing.
+    """Whether a message, or a newer one of its subject, is retained; an empty payload leaves nothing retained.
 
     Args:
-        since_ns: in nanoseconds, by nats-server's clock.
+        since_ns: time of the message in nanoseconds since 1970, by nats-server's clock.
 
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream does not answer.

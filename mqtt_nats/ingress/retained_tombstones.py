@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The empty messages that tell of retained messages which were removed.
+"""Tombstones: empty messages in the stream that replace removed retained messages, and are deleted a little later.
 
-nats-server's MQTT listeners hear of them by consumers of their own: a tombstone that goes before they had it leaves
-them with the old message. So each stays a little. Why: docs/internals/rules.md#tombstones.
+nats-server's MQTT listeners read tombstones by consumers of their own. A listener that does not get a tombstone before
+its deletion keeps the old message. So each tombstone stays a second. Why: docs/internals/rules.md#tombstones.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from mqtt_streams.api import ApiError
 
 HEARD: Final = 1.0
-"""Seconds after which every listener has heard of it."""
+"""Seconds after which every listener has read a tombstone."""
 
 
 class Removal(PendingStore):
-    """The removal of a tombstone, which ``parent`` waits for."""
+    """The deletion of a tombstone, for which ``parent`` waits."""
 
     __slots__ = ("_ack", "_parent")
 
@@ -30,16 +30,16 @@ class Removal(PendingStore):
         self._parent, self._ack = parent, ack
 
     def stored(self, ack: bytes) -> None:
-        """Its place is free."""
+        """Finish the parent: the place of the tombstone is free."""
         self._parent.stored(self._ack)
 
     def failed(self, error: ApiError) -> None:
-        """It is gone already, or goes by its TTL: the message that it removes is."""
+        """Finish the parent: the retained message is removed, and the tombstone is gone or ends by its TTL."""
         self._parent.stored(self._ack)
 
 
 class Tombstones:
-    """Those that this gateway has stored, and nobody else removes."""
+    """Tombstones that this gateway has stored; no other gateway deletes them."""
 
     __slots__ = ("_broker", "_ended", "_waiting")
 
@@ -49,10 +49,10 @@ class Tombstones:
         self._waiting: deque[tuple[float, int]] = deque()
 
     def add(self, sequence: int, parent: PendingStore | None, ack: bytes) -> None:
-        """Remove one soon, or at once where it takes a place that a message on another topic may need.
+        """Delete a tombstone soon, or at once where the number of retained messages is limited: it takes a place.
 
         Args:
-            parent: what the removal of the retained message is part of: it is done when the next message has its place.
+            parent: operation to which the removal of the retained message belongs; it is done when the place is free.
             ack: PubAck of the tombstone.
         """
         if self._broker.settings.max_retained is not None:
@@ -71,7 +71,7 @@ class Tombstones:
         self._waiting.append((loop.time() + HEARD, sequence))
 
     def end(self) -> None:
-        """The gateway ends: remove all of them, and what is stored after this at once."""
+        """Delete all tombstones, and later ones at once: the gateway ends."""
         self._ended = True
         while self._waiting:
             self._remove(self._waiting.popleft()[1], IgnoredStore())

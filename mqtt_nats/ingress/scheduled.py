@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages that are published later: JetStream keeps them, and tells a gateway when they are due.
+"""Scheduled messages: JetStream keeps them until they are due, then any gateway publishes them.
 
-A message is a timer of ``$MQTT_timers`` with everything that is needed to publish it, so any gateway does it, whether
-or not it knows who had it scheduled. Above QoS 0 it is published under an id by which ``$MQTT_msgs`` recognises a
-repetition, and then the timer is removed; at QoS 0 whoever has removed the timer publishes it.
+A scheduled message is a timer of ``$MQTT_timers`` that has all data of the message, so any gateway can publish it.
+Above QoS 0 it is published under an id by which ``$MQTT_msgs`` recognises a repetition, then the timer is removed. At
+QoS 0 the gateway that has removed the timer publishes the message.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ REDELIVERED = 1
 
 
 def release_of(identity: str) -> bytes:
-    """What a scheduled message above QoS 0 is recognised by once it is published."""
+    """Return the id by which the stream recognises a repetition of a scheduled message above QoS 0."""
     return b"q2-later-%b" % identity.encode()
 
 
 def schedule(broker: Broker, taken: Taken, at: float, operation: PendingStore) -> None:
-    """Have a message published at Unix time ``at``; scheduling it again moves it.
+    """Have a message published at Unix time ``at``; another call for the same message moves its timer.
 
     Raises:
-        TooLarge: NATS would not take it.
+        TooLarge: NATS would not take the timer.
     """
     pairs = [(block.PUB, str(taken.qos)), (block.SUBJECT, taken.route.origin)]
     if taken.retain:
@@ -96,7 +96,7 @@ async def message_due(broker: Broker, timer: FiredTimer) -> None:
 
 
 async def _published(broker: Broker, timer: FiredTimer, subject: str, release: bytes) -> bool:
-    """Whether somebody has published a message before the timer came here."""
+    """Whether a redelivered timer's message has been published already, by any gateway."""
     ack = parse_ack(timer.ack.encode())
     if ack is None or ack.delivered <= REDELIVERED:
         return False
@@ -106,9 +106,10 @@ async def _published(broker: Broker, timer: FiredTimer, subject: str, release: b
 async def _retain_again(
     broker: Broker, timer: FiredTimer, route: Route, qos: int, sender: bytes, more: Extras | None, release: bytes
 ) -> None:
-    """Retain what somebody has published, unless that, or something newer, is retained.
+    """Retain a message that was published before, unless it, or a newer message, is retained.
 
-    Who has published it may have died with the copy that is to be retained: withheld, or its stream had no leader.
+    The gateway that published it may have died before it stored the retained copy: the copy was withheld, or its
+    stream had no leader.
     """
     ack = parse_ack(timer.ack.encode())
     due = 0 if ack is None else ack.timestamp_ns

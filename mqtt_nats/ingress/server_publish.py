@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages that no PUBLISH packet brings as they are: wills, those of plugins, those whose QoS a hook has changed."""
+"""Messages without a PUBLISH packet of their form: wills, scheduled ones, of plugins, with a QoS changed by a hook."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ log = logging.getLogger("mqtt_nats.broker")
 
 
 class Counting(Protocol):
-    """An operation that is done when as many stores are as it has counted."""
+    """An operation that ends when the number of stores that it has counted (``left``) is done."""
 
     left: int
 
     def stored(self, ack: bytes) -> None:
-        """One of them is done."""
+        """Count one finished store."""
 
     def failed(self, error: ApiError) -> None:
-        """One of them is refused."""
+        """Note that one store is refused."""
 
 
 class Lonely(PendingStore):
-    """Stores whose end nobody waits for, but the log."""
+    """Stores of a message for whose end no client waits: a refusal is logged."""
 
     __slots__ = ("left", "topic")
 
@@ -45,15 +45,15 @@ class Lonely(PendingStore):
         self.topic = topic
 
     def stored(self, ack: bytes) -> None:
-        """One of them is done."""
+        """Ignore a finished store."""
 
     def failed(self, error: ApiError) -> None:
-        """Nobody is left to be told."""
+        """Log that a store is refused."""
         log.error("a message on %r was not stored: %s", self.topic, error)
 
 
 class Awaited(AwaitedStore):
-    """Stores that somebody waits for."""
+    """Stores whose end a coroutine awaits (``done``)."""
 
     __slots__ = ("left",)
 
@@ -62,18 +62,18 @@ class Awaited(AwaitedStore):
         self.left = 0
 
     def stored(self, ack: bytes) -> None:
-        """The last of them is the end."""
+        """Count one finished store; ``done`` is set after the last one."""
         self.left -= 1
         if self.left <= 0 and not self.done.done():
             self.done.set_result(0)
 
 
 def check_size(broker: Broker, route: Route, payload: bytes, sender: bytes, more: Extras | None) -> None:
-    """See whether NATS takes a message.
+    """Check that NATS takes a message.
 
     Raises:
-        PacketTooLarge: it does not.
-        QuotaExceeded: JetStream would not store its headers.
+        PacketTooLarge: the message exceeds `max_payload`.
+        QuotaExceeded: JetStream would not store the headers.
     """
     lines = len(more.lines) if more is not None else 0
     size = len(payload) + checked(HEADERS + len(sender) + 2 * len(route.hpub) + lines)
@@ -92,15 +92,15 @@ def inject(
     release: bytes,
     operation: PendingStore,
 ) -> None:
-    """Publish a message to everybody.
+    """Publish a message: to NATS and local subscribers, into the stream at QoS 1 or 2, and as a retained message.
 
     Args:
-        sender: the header line that names its publisher, or nothing.
-        release: what a repetition of it is recognised by, beginning with ``q2-`` or ``will-``; empty: nothing.
-        operation: a :class:`Counting`, whose ``left`` grows by the stores that it has to wait for.
+        sender: header line that names the publisher; empty = none.
+        release: id by which a repetition is recognised, beginning with ``q2-`` or ``will-``; empty = none.
+        operation: a :class:`Counting`, whose ``left`` grows by the number of stores.
 
     Raises:
-        TooLarge: NATS would not take it.
+        TooLarge: NATS would not take the message.
     """
     counting: Counting = operation  # type: ignore[assignment]
     lines = sender
@@ -136,15 +136,15 @@ def inject(
 
 
 async def unretain(broker: Broker, topic: str) -> bool:
-    """Remove the retained message that is stored under a topic; False: nobody is told of it.
+    """Remove the retained message of a topic; False: subscribers do not get an empty message.
 
-    Where mappings lead elsewhere what is published there, only what is stored goes: an empty message would reach, and
-    clear, another topic.
+    Where subject mappings lead the topic's publishes elsewhere, only the stored message is removed: an empty message
+    would reach, and clear, another topic.
 
     Raises:
         MqttError: the topic is not for clients.
-        ValueError: it is too long.
-        ApiError: JetStream does not do it.
+        ValueError: the topic is too long.
+        ApiError: JetStream refuses the removal.
     """
     encoded = topic.encode()
     key = len(encoded).to_bytes(2) + encoded
@@ -152,7 +152,7 @@ async def unretain(broker: Broker, topic: str) -> bool:
     try:
         table = broker.table
         route: Route | None = table.system_route(key) if key.startswith(STATES, 2) else table.route(key)
-    except TopicNameInvalid:  # it is mapped to what is no topic
+    except TopicNameInvalid:  # the topic is mapped to a subject that is no topic
         route = None
     told = route is not None and route.topic == topic
     if route is not None and told:
@@ -176,7 +176,7 @@ def _message(route: Route, payload: bytes, qos: int, retained: bool, sender: byt
 
 
 def sender_line(headers: bytes) -> bytes:
-    """The header line that names a publisher, from where it comes first; empty where it does not."""
+    """Return the header line that names a publisher if ``headers`` begin with it, else empty bytes."""
     first, newline, _ = headers.partition(b"\r\n")
     return first + newline if first.startswith(b"Nmqtt-Client:") else b""
 
