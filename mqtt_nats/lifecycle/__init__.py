@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""End of a session: deadline, expiry, will, timers; leases, failover and readiness of gateways."""
+"""Lifecycle of sessions (claim, deadline, expiry, will, quotas, bans) and of gateways (lease, failover, readiness)."""

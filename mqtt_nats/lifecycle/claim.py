@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which session a client may claim; claims of which nobody knows whether they were stored.
+"""Claims of sessions: the session that a client may claim, and claims whose store has an unknown outcome.
 
 A client claims the session of its user, at the key of its client id or at its second key: see
 docs/internals/rules.md#keys-of-sessions and #users-of-sessions.
 
-A claim that was stored although its client was refused makes the deadline of the session void, and the timers of
-delayed wills, as they name the record before it. Nobody would set new ones: the record names a gateway that runs. See
-docs/internals/rules.md#unknown-outcomes.
+A claim that was stored although its client was refused makes the deadline of the session and the timers of delayed
+wills void, as they name the record before the claim. Other gateways do not set new ones, since the record names a
+gateway that runs: this gateway does. See docs/internals/rules.md#unknown-outcomes.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 SETTLING: Final = 10.0
-"""Seconds in which what was sent to a stream is stored, if ever: its leader may just be elected."""
+"""Seconds in which a record that was sent to its stream is stored, if ever: a leader may have to be elected first."""
 
 
 NOBODY: Final = ""
-"""The user of sessions of clients that have not proved who they are."""
+"""User of the sessions of anonymous clients."""
 
 
 class Claim(NamedTuple):
-    """Where a client is to write its record, and over which one; ``expected`` is its sequence, 0 = there is none."""
+    """Key for a client's record, and the record that the claim replaces; ``expected``: its sequence, 0 = no record."""
 
     key: str
     record: SessionRecord | None
@@ -54,16 +54,16 @@ class Claim(NamedTuple):
 
 
 def user_of(client: Client) -> str:
-    """The user whose session a client has."""
+    """Return the user to whom the session of a client belongs; `NOBODY` for an anonymous client."""
     return NOBODY if client.user is None else client.user
 
 
 async def find_session(client: Client, connect: Connect) -> Claim:
-    """Find the session of a client, or where its new one is to be kept.
+    """Find the session of a client, or the key for its new session.
 
     Raises:
-        NotAuthorized: it is another user's.
-        MqttError: its record cannot be read here.
+        NotAuthorized: the session belongs to another user.
+        MqttError: this gateway cannot read the session record.
         ApiError, NoResponders, RequestTimeout: JetStream does not answer.
     """
     first, second = name_hash(client.client_id), second_key(client.client_id, user_of(client))
@@ -80,7 +80,7 @@ async def find_session(client: Client, connect: Connect) -> Claim:
         return found
     try:
         beside = await _load(client, connect, second)
-    except ForeignRecord:  # no gateway has written it
+    except ForeignRecord:  # another client id at the second key: no gateway writes such a record
         raise InvalidClientId("no session can be kept for this client id") from None
     if beside.record is not None:
         return beside
@@ -92,7 +92,7 @@ async def find_session(client: Client, connect: Connect) -> Claim:
 
 
 async def forget_second(client: Client) -> None:
-    """A session that ends with its connection has begun at the first key: end what the client has at the second.
+    """End the client's session at its second key: a session that ends with its connection has begun at the first key.
 
     [MQTT-3.1.2-4] (3.1.1, 5.0)
     """
@@ -109,7 +109,7 @@ async def forget_second(client: Client) -> None:
 async def _load(client: Client, connect: Connect, key: str) -> Claim:
     try:
         found = await client.broker.sessions.load(key, client.client_id)
-    except NewerRecord as error:  # not even a clean start: only a gateway that can read it knows what it leaves behind
+    except NewerRecord as error:  # also for a clean start: only a newer gateway knows what the session has to remove
         log.warning("%s: only a newer gateway can serve its session: %s", client, error)
         raise MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE) from None
     except ForeignRecord:
@@ -132,7 +132,7 @@ async def _load(client: Client, connect: Connect, key: str) -> Claim:
 
 
 async def _may_claim(client: Client, record: SessionRecord, sequence: int) -> bool:
-    """Whether a session is the client's user's, or has no user and nothing that the client may not have."""
+    """Whether a session belongs to the client's user, or to no user and the client may subscribe and publish it all."""
     user = record.v5.user if record.v5 is not None else None
     if user is not None:
         return user == user_of(client) or is_ended(record) or await has_expired(client, record, sequence)
@@ -140,7 +140,7 @@ async def _may_claim(client: Client, record: SessionRecord, sequence: int) -> bo
 
 
 def _may_read(client: Client, record: SessionRecord) -> bool:
-    """Whether everything that a session subscribes, or had subscribed and not had whole, may be subscribed."""
+    """Whether the client may subscribe all filters of a session, ended ones with undelivered messages included."""
     guard = client.guarded
     if guard is None:
         return True
@@ -152,7 +152,7 @@ def _may_read(client: Client, record: SessionRecord) -> bool:
     for subject, qos in wanted:
         try:
             topic_filter = subject_to_filter(subject)
-        except ValueError:  # not continued here anyway
+        except ValueError:  # a subscription of nats-server's listener that a resume leaves out
             continue
         if not guard.allows(topic_filter, qos):
             return False
@@ -160,7 +160,7 @@ def _may_read(client: Client, record: SessionRecord) -> bool:
 
 
 async def _may_release(client: Client, record: SessionRecord) -> bool:
-    """Whether the client may publish all that is held for a session's PUBRELs."""
+    """Whether the client may publish all messages that are held for a session."""
     guard = client.guarded
     if guard is None:
         return True
@@ -175,7 +175,7 @@ async def _may_release(client: Client, record: SessionRecord) -> bool:
 
 
 async def has_expired(client: Client, known: SessionRecord | None, sequence: int) -> bool:
-    """Whether the time of a session is over, although nobody may have looked yet: its timer has fired."""
+    """Whether a session has expired: its timer has fired, although no gateway may have handled it yet."""
     expiry = known.v5.expiry if known is not None and known.v5 is not None else None
     if known is None or expiry is None or natstime.now() - known.time_ns / 1e9 < expiry:
         return False
@@ -186,8 +186,8 @@ async def leave_claimed(client: Client, expected: int, *, continued: bool) -> No
     """Find out whether a claim was stored; if so, leave the session as one whose connection has just ended.
 
     Args:
-        expected: sequence of the record that it was to replace, 0 = none.
-        continued: it was to go on with the session.
+        expected: sequence of the record that the claim was to replace; 0 = none.
+        continued: the claim was to go on with an earlier session.
     """
     loop = asyncio.get_running_loop()
     until = inf
@@ -198,7 +198,7 @@ async def leave_claimed(client: Client, expected: int, *, continued: bool) -> No
             if await _leave(client, expected, continued) or loop.time() > until:
                 return
             until = min(until, loop.time() + SETTLING)
-        except PoisonedRecord:  # somebody else's
+        except PoisonedRecord:  # a record that this gateway has not written
             return
         except (ApiError, NoResponders, RequestTimeout) as error:
             log.debug("%s: nothing tells yet whether it has claimed its session: %s", client, error)
@@ -207,7 +207,7 @@ async def leave_claimed(client: Client, expected: int, *, continued: bool) -> No
 
 
 async def _leave(client: Client, expected: int, continued: bool) -> bool:
-    """Look once; False: it was not stored so far, and nothing else either."""
+    """Read the record once; False: neither the claim nor another record was stored so far."""
     broker = client.broker
     mine = client.record
     assert mine is not None
@@ -230,7 +230,7 @@ async def _leave(client: Client, expected: int, continued: bool) -> bool:
 
 
 async def _delay_wills(client: Client, record: SessionRecord) -> None:
-    """The client is not back: wills come when their delay is over, or the session, counted from now."""
+    """Set the delays of a session's wills anew from now, as at the end of a connection; publish wills without one."""
     broker = client.broker
     assert record.v5 is not None
     for gateway in record.v5.wills:

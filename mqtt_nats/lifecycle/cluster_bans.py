@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bans, which every gateway of the cluster keeps, and clients that connect too often.
+"""Bans in the whole cluster, and clients that connect too often.
 
-A ban is in a KV bucket of JetStream, ends there by itself, and is heard of by all gateways at once. What was missed
-while there was no connection is read afterwards. Without NATS the bans that are known stay, and a new one holds here
+A ban is a key in a KV bucket of JetStream with a TTL; all gateways hear of its write at once. Writes that were missed
+without a connection are read afterwards. Without NATS the known bans stay in force, and a new ban is in force here
 until it can be stored. See docs/internals/rules.md#bans.
 """
 
@@ -30,14 +30,14 @@ log = logging.getLogger("mqtt_nats.audit")
 SUBJECTS: Final = f"{PREFIX}>".encode()
 
 EVERY: Final = 60.0
-"""Seconds between two looks at all bans; those between are heard."""
+"""Seconds between two reads of all bans; the gateway hears of writes between them."""
 
 SOON: Final = 2.0
-"""Seconds until the next one, when there was no answer, or the first one after a reconnect."""
+"""Seconds until the next read without an answer, and until the second read after a reconnect."""
 
 
 class Banning:
-    """The bans that this gateway knows."""
+    """Bans that this gateway knows, and its counts of connections."""
 
     def __init__(self, broker: Broker) -> None:
         settings = broker.settings
@@ -45,11 +45,11 @@ class Banning:
         self._store = BanStore(broker.inbox)
         self.bans = Bans()
         self._unsaved: dict[tuple[str, str], Ban] = {}
-        """Set here, and not stored yet."""
+        """Bans that this gateway has set and that are not stored yet."""
         self._heard: list[dict[str, Any]] = []
-        """What came since all bans were read last: it may be heard of before it is stored."""
+        """Writes that came since the last read of all bans: a write may be heard of before it is stored."""
         self._renewed = True
-        """What was published just before the subscription was made may not have been stored yet, either."""
+        """The subscription is new, so the next read is soon: a ban published before it may not have been stored yet."""
         self._wake = asyncio.Event()
         window = settings.flapping_window
         by_id, by_address = settings.flapping_connects, settings.flapping_connects_per_address
@@ -65,22 +65,22 @@ class Banning:
 
     @property
     def quiet(self) -> bool:
-        """Nobody is banned, and nobody is counted: there is nothing to ask."""
+        """True when no bans exist and no connections are counted: `admit` has nothing to check."""
         return not self.bans and self._by_id is None and self._by_address is None
 
     async def admit(self, client: Client, client_id: str, *, known: bool) -> None:
-        """Keep a client out that is banned, and slow one down that connects too often.
+        """Refuse a banned client, and delay a client that connects too often.
 
         Args:
-            known: it has been authenticated, so what it does counts for its user too; before, for its address only.
+            known: the client is authenticated, so it counts by client id and user; before, by its address only.
 
         Raises:
-            MqttError: it is banned.
+            MqttError: the client is banned.
         """
         host = client.connection.host
         now = natstime.now()
         user = client.granted.user if known else None
-        # Where users may be of other tenants, a client id says nothing before that is known.
+        # Where users may belong to other tenants, a ban of a client id applies only when the tenant is known.
         named = client_id if known or self._broker.tenant or len(self._broker.tenants) < 2 else ""
         self._refuse(self.bans.find(now, client=named, user=user, host=host, proved=known))
         delay: float | None = 0.0
@@ -112,7 +112,7 @@ class Banning:
     # -- what is stored -------------------------------------------------------------------------
 
     def _set(self, one: Ban) -> None:
-        """Have a ban, and end the connections that it is about."""
+        """Put a ban into force, and end the connections that it concerns."""
         if not one.holds(natstime.now()):
             return
         known = self.bans.get(one.kind, one.value) == one
@@ -157,21 +157,21 @@ class Banning:
             self._set(one)
 
     def renew(self, link: NatsConnection) -> None:
-        """Subscribe again after a reconnect, and read what was missed."""
+        """Subscribe again after a reconnect, and read the bans that were missed."""
         link.renew(self._sid, SUBJECTS)
         self._heard.clear()
         self._renewed = True
         self._wake.set()
 
     async def begin(self) -> None:
-        """Read the bans before anybody may connect; without an answer it is done as soon as there is one."""
+        """Read the bans before clients may connect; without an answer :meth:`keep` reads them later."""
         try:
             await self._read()
         except (ApiError, NoResponders, RequestTimeout) as error:
             log.warning("bans cannot be read yet: %s", error)
 
     async def keep(self) -> None:
-        """Keep the bans as they are stored, for as long as the gateway runs."""
+        """Store new bans and read all bans again and again, for as long as the gateway runs."""
         while True:
             wait = SOON if self._renewed else EVERY
             self._renewed = False

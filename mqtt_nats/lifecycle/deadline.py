@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The timer that ends a session whose connection has ended."""
+"""Deadline of a session: the timer that ends a session after its connection has ended."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-# The header with which a timer is stored only where there is none.
+# Header with which a timer is stored only if the session has no timer.
 UNSET: Final = ((EXPECTED_LAST_SUBJECT_SEQUENCE, "0"),)
 
 
 def set_deadline(client: Client, at: float, pairs: tuple[tuple[str, str], ...] = UNSET) -> None:
-    """Have the session end at Unix time ``at``, unless its record is written before."""
+    """Have the session end at Unix time ``at`` (nats-server's clock), unless its record is written before."""
     headers = schedule_block(EXPIRY, client.hash, at, client.epoch, pairs)
     target = b"HPUB %b " % timer_subject(EXPIRY, client.hash).encode()
     client.broker.store.put(target, headers, client.client_id.encode(), DeadlineOp(client, at))
@@ -31,8 +31,8 @@ def set_deadline(client: Client, at: float, pairs: tuple[tuple[str, str], ...] =
 class DeadlineOp(PendingStore):
     """The store of the timer of a session whose connection has ended.
 
-    It is stored only where there is none: a gateway that was cut off may learn late that the session has moved, and
-    must not replace the timer of the later owner.
+    The timer is stored only if the session has none: a gateway that was cut off may learn late that the session has
+    moved, and must not replace the timer of the later owner.
     """
 
     __slots__ = ("at", "client")
@@ -42,10 +42,10 @@ class DeadlineOp(PendingStore):
         self.at = at
 
     def stored(self, ack: bytes) -> None:
-        """The session will end in time."""
+        """Nothing to do: the session will end in time."""
 
     def failed(self, error: ApiError) -> None:
-        """There is a timer: see whose."""
+        """Replace a timer that exists, if the session has not moved; log any other error."""
         client = self.client
         if error.err_code in WRONG_LAST_SEQUENCE:
             client.broker.spawn(self._replace(), f"deadline of {client.client_id}")

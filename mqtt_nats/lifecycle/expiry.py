@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a session: in time, or since somebody asks for it."""
+"""End of a session: at its deadline, with its dead gateway, or at an administrator's request."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 ENDED: Final = "expired-"
-"""Before the epoch in the nonce of a record that ends a session."""
+"""Beginning of the nonce of a record that ends a session; the epoch follows."""
 
 POSTPONED: Final = 15.0
-"""Seconds after which a timer fires again that only a newer gateway can deal with."""
+"""Seconds after which a timer that only a newer gateway can handle fires again."""
 
 
 async def expire(broker: Broker, timer: FiredTimer) -> None:
-    """A session's deadline has passed: end it, unless its record was written since the timer was set.
+    """End a session whose deadline has passed, unless its record was written after the timer was set.
 
-    Done again from the start when it was interrupted: the timer then comes back.
+    After an interruption the timer is delivered again, and all is done again from the start.
     """
     try:
         found = await broker.sessions.load(timer.key)
-    except NewerRecord as error:  # a gateway that can read it may take the timer then
+    except NewerRecord as error:  # a gateway that can read the record may take the timer when it fires again
         log.debug("a session whose deadline has passed is left to a newer gateway: %s", error)
         await postpone(broker, timer)
         return
-    except PoisonedRecord as error:  # not the record for which the timer was set
+    except PoisonedRecord as error:  # another record than the one for which the timer was set
         log.warning("a session whose deadline has passed cannot be read: %s", error)
         return
     if found is None:
@@ -62,7 +62,7 @@ async def expire(broker: Broker, timer: FiredTimer) -> None:
 
 
 async def postpone(broker: Broker, timer: FiredTimer) -> None:
-    """Have a timer of a session fire again in a while, unless another one has been set."""
+    """Have a timer of a session fire again after `POSTPONED`, unless another timer was set."""
     try:
         at = natstime.now() + POSTPONED
         await broker.timers.schedule(timer.kind, timer.key, at, timer.epoch, timer.payload, UNSET)
@@ -72,9 +72,9 @@ async def postpone(broker: Broker, timer: FiredTimer) -> None:
 
 
 async def end_session(broker: Broker, record: SessionRecord, sequence: int) -> bool:
-    """End a session whose record was written with ``sequence``; False when somebody has claimed it since.
+    """End a session whose record has stream sequence ``sequence``; False when it has been claimed since.
 
-    It is claimed like any session, so that a client that connects at this moment either keeps it or gets a new one.
+    The session is claimed first, as by a client: a client that connects at this moment keeps it or gets a new one.
     """
     record = ended_record(record, broker.identity, sequence)
     reply = f"$MQTT.JSA.{broker.identity}.SP.{record.key}.{broker.new_nuid()}"
@@ -87,7 +87,7 @@ async def end_session(broker: Broker, record: SessionRecord, sequence: int) -> b
 
 
 async def _remove(broker: Broker, record: SessionRecord, sequence: int) -> None:
-    """Remove what a session has left; its end also ends the delay of its will."""
+    """Remove all that an ended session has stored; the end of the session also ends the delay of its will."""
     assert record.v5 is not None
     await settle_wills(broker, record.key, record.v5.wills, sequence, continued=False)
     await discard_session(broker, record, sequence)
@@ -96,7 +96,7 @@ async def _remove(broker: Broker, record: SessionRecord, sequence: int) -> None:
 
 
 def ended_record(record: SessionRecord, identity: str, epoch: int) -> SessionRecord:
-    """What takes the place of an expired session's record until everything of the session is removed."""
+    """Return the record that replaces an ended session's record until all of the session is removed."""
     wills = record.v5.wills if record.v5 is not None else []
     shared = record.v5.shared if record.v5 is not None else {}
     v5 = V5(
@@ -116,10 +116,10 @@ def ended_record(record: SessionRecord, identity: str, epoch: int) -> SessionRec
 
 
 def is_ended(record: SessionRecord) -> bool:
-    """Whether a record stands for a session that has ended, and is being removed."""
+    """Whether a record belongs to a session that has ended and is being removed."""
     return record.v5 is not None and record.v5.nonce.startswith(ENDED)
 
 
 def _expired(epoch: int) -> str:
-    """The nonce of a record that ends the session of ``epoch``."""
+    """Return the nonce of the record that ends the session of ``epoch``."""
     return f"{ENDED}{epoch}"

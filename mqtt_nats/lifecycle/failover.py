@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a dead gateway has left: wills are published, sessions end at once or in time.
+"""Failover of a dead gateway: its wills are published, its sessions end at once or at their deadlines.
 
-Everything here may be done twice, and by two gateways: each step is conditional on what it has found, or finds
+All of it may be done twice, and by two gateways: each step is conditional on the record that it has read, or finds
 nothing the second time.
 """
 
@@ -42,14 +42,14 @@ PAGE: Final = 256
 PAGE_BYTES: Final = 1024 * 1024
 
 AT_ONCE: Final = 32
-"""Sessions dealt with at the same time."""
+"""Sessions or wills that are handled at the same time."""
 
 LOOK_BACK: Final = 10.0
-"""Seconds before a gateway was last known to be alive in which it may have published a will that is there still."""
+"""Seconds before a gateway's last sign of life in which it may have published a will without its deletion."""
 
 
 async def publish_wills(broker: Broker, dead: Entry) -> int:
-    """Publish the wills of a gateway that does not run any more, or set their delays; returns how many there were.
+    """Publish the wills of a dead gateway, or set their timers; returns the number of wills.
 
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream does not answer.
@@ -64,7 +64,7 @@ async def publish_wills(broker: Broker, dead: Entry) -> int:
 
 
 async def reap(broker: Broker, dead: Entry) -> None:
-    """Deal with the clients of a gateway that does not run any more.
+    """Publish the wills of a dead gateway, and end its sessions or set their deadlines.
 
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream does not answer.
@@ -93,9 +93,9 @@ async def reap(broker: Broker, dead: Entry) -> None:
 
 
 async def _published_before(broker: Broker, dead: Entry, wills: list[StoredWill]) -> set[int]:
-    """The epochs of wills that a gateway has published, and not come to remove.
+    """Return the epochs of the wills that a dead gateway has published but not deleted.
 
-    The others have had them, and may have forgotten that by now: see docs/internals/rules.md#wills.
+    Other gateways have delivered these wills and may have forgotten their ids: see docs/internals/rules.md#wills.
     """
     since = int((dead.alive - LOOK_BACK) * 1e9)
     names: dict[str, dict[str, StoredWill]] = {}
@@ -107,7 +107,7 @@ async def _published_before(broker: Broker, dead: Entry, wills: list[StoredWill]
     async def look(subject: str) -> set[int]:
         known = names[subject]
         found = [known[name] for name in await releases_stored(broker.inbox, subject, known.keys(), since)]
-        # Where the copy that is to be retained is not there, it is published again with that.
+        # A will whose retained copy is missing is published again, with that copy.
         return {
             will.epoch for will in found if not will.retain or await is_retained(broker, subject, will.payload, since)
         }
@@ -120,10 +120,10 @@ async def _published_before(broker: Broker, dead: Entry, wills: list[StoredWill]
 
 
 async def _will(broker: Broker, dead: Entry, will: StoredWill, done: bool) -> None:
-    """Publish a will, at once or when its delay is over, counted from when the gateway was last alive.
+    """Publish a will at once or after its delay, which counts from the gateway's last sign of life.
 
     Args:
-        done: it has been published.
+        done: the will has been published and is only deleted.
     """
     if done:
         await broker.wills.delete(will.seq)
@@ -131,13 +131,13 @@ async def _will(broker: Broker, dead: Entry, will: StoredWill, done: bool) -> No
     try:
         found = await broker.sessions.load(will.client_hash)
     except NewerRecord:
-        return  # its new owner has claimed the session and deals with it
+        return  # the session's new owner deals with the will
     except PoisonedRecord:
         found = None
     if found is not None and found[0].v5 is not None and found[0].v5.owner != dead.identity:
-        if dead.identity not in found[0].v5.wills:  # its new owner has looked for it before it was stored
+        if dead.identity not in found[0].v5.wills:  # the new owner has looked for wills before this one was stored
             await broker.wills.delete(will.seq)
-        return  # else that one has claimed the session and deals with it
+        return  # else the session's new owner deals with the will
     record = found[0] if found is not None else None
     v5 = record.v5 if record is not None else None
     if found is None or v5 is None or not will.delay or v5.kind == "regular" or v5.expiry == 0:
@@ -148,24 +148,24 @@ async def _will(broker: Broker, dead: Entry, will: StoredWill, done: bool) -> No
 
 
 async def _session(broker: Broker, dead: Entry, record: SessionRecord, sequence: int) -> None:
-    """End a session that was to end with its connection; set the deadline of any other."""
+    """End a session that ends with its connection; set the deadline of any other session."""
     v5 = record.v5
     assert v5 is not None
     if v5.kind == "regular" or v5.expiry == 0:
         if await end_session(broker, record, sequence):
             broker.presence.lost(dead.identity, record.client_id, sequence)
         return
-    # A will that its dead owner had found and not dealt with; its own was stored under its own name.
+    # Wills of earlier gateways that the dead gateway had not dealt with; its own wills are under its own id.
     others = [gateway for gateway in v5.wills if gateway != dead.identity]
     if others:
         await settle_wills(broker, record.key, others, sequence + 1, continued=True)
-    # Of a session that never expires nothing tells whether its connection had ended before.
+    # A session that does not expire has no timer that would tell whether its connection had ended before.
     if v5.expiry is None or await _deadline(broker, record, sequence, dead.alive + v5.expiry):
         broker.presence.lost(dead.identity, record.client_id, sequence)
 
 
 async def _deadline(broker: Broker, record: SessionRecord, sequence: int, at: float) -> bool:
-    """Set the timer of a session; False when there is one, as its connection had ended before its gateway did."""
+    """Set the timer of a session; False when it has one, since its connection had ended before its gateway died."""
     client_hash = record.key
     payload = record.client_id.encode()
     try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This gateway's lease, and those of the others.
+"""Leases of this gateway and of the other gateways.
 
-A gateway holds a lease in a KV bucket and renews it. When it dies the lease lapses, and one of the others deals
-with its clients: see :mod:`mqtt_nats.lifecycle.failover` and docs/internals/rules.md#leases.
+A gateway holds a lease in a KV bucket and renews it. When the gateway dies, its lease lapses, and another gateway
+deals with its clients: see :mod:`mqtt_nats.lifecycle.failover` and docs/internals/rules.md#leases.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 RENEWALS: Final = 4
-"""Renewals in the time of a lease."""
+"""Number of renewals in the time that a lease lasts."""
 
 CONFIRMED: Final = 5.0
-"""Seconds for which a client's CONNECT waits for a lease that has to be renewed, or others that have to be told."""
+"""Seconds for which CONNECT waits for the renewal of the lease, or for an update of the registration."""
 
 
 def called(entry: Entry) -> str:
-    """A gateway for people: its id, and its name where it has one."""
+    """Return a gateway's id, and its name where it has one, for log messages."""
     name = entry.info.get(NAME)
     return f"{entry.identity} ({name})" if isinstance(name, str) and name else entry.identity
 
 
 async def _let_go(client: Client) -> None:
-    """End a connection whose session may have been dealt with."""
-    if await still_owner(client) or client.alive:  # it came after that, or nobody can tell: nobody else looks after it
+    """End a connection whose session another gateway may have dealt with."""
+    if await still_owner(client) or client.alive:  # still the owner, or unknown: the session was not dealt with
         client.end(MqttError("this gateway was taken for dead", ReasonCode.SERVER_UNAVAILABLE))
 
 
 class Lease:
-    """The lease of this gateway, and its judgement on others."""
+    """Lease and registration of this gateway; detects dead gateways by their lapsed leases."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -69,33 +69,33 @@ class Lease:
             POSITIONS: True,
             "started": time.time(),
         }
-        """What others are told of this gateway. ``records``: the newest version of a record that it may write."""
+        """Registration of this gateway. ``records``: the highest version of a session record that it may write."""
         self._announced = 0
-        """The newest version that they have been told of."""
+        """Highest record version in a registration that is stored; 0 = none is stored yet."""
         self._sequence = 0
         self._registration = 0
         self._until = (0.0, 0.0)
-        """On the monotonic clock and in Unix time: how long others certainly take this gateway for alive."""
+        """Ends of the lease by the monotonic clock and by `elapsed` (seconds): other gateways wait until then."""
         self._held = asyncio.Event()
         self._renewing = False
         self._healthy_since: float | None = None
         self._renewed = 0.0
         self._refusal = ""
-        """Why it was not renewed the last time; empty when it was."""
+        """Reason why the last renewal failed; empty = it succeeded."""
         self._reaping: set[str] = set()
         self._left: set[str] = set()
         """Dead gateways whose clients are left to a newer gateway."""
         broker.lease = self
         self.wake = asyncio.Event()
-        """Set when NATS is connected again: the lease is renewed first thing."""
+        """Set to renew the lease at once, as when NATS is connected again."""
 
     async def begin(self) -> None:
-        """Take the lease for the first time; nobody is served before.
+        """Take the lease for the first time; no client is served before.
 
         Raises:
             ApiError, NoResponders, RequestTimeout: JetStream does not answer.
         """
-        await ask_once_for_all(self.broker.generation.check)  # which tells what time it is, too
+        await ask_once_for_all(self.broker.generation.check)  # this also reads nats-server's time
         former = await ask_once_for_all(self._take_name)
         await ask_once_for_all(self._renew)
         for entry in former:
@@ -108,7 +108,7 @@ class Lease:
         gone = {one.identity: is_gone(one.info.get(PROCESS), own) for one in entries}
         wanted = settings.name or default_name()
         if any(one.lapsed and gone[one.identity] is None and one.info[NAME] == wanted for one in entries):
-            # After an outage of NATS a gateway that lives has a lapsed lease, too: it has time to renew it.
+            # After an outage of NATS a living gateway has a lapsed lease, too: wait until it can have renewed it.
             await asyncio.sleep(self.ttl / RENEWALS * 1.5)
             entries = [one for one in await self.store.entries() if one.identity in gone]
         dead = {one.identity for one in entries if gone[one.identity] or (one.lapsed and gone[one.identity] is None)}
@@ -121,7 +121,7 @@ class Lease:
         return [one for one in entries if one.identity in dead and one.info[NAME] == name]
 
     async def _succeed(self, entry: Entry) -> None:
-        """Publish the wills of the dead gateway that had this one's name; its sessions are dealt with meanwhile.
+        """Publish the wills of the dead gateway that had this one's name; deal with its sessions in the background.
 
         Raises:
             ApiError, NoResponders, RequestTimeout: JetStream does not answer.
@@ -132,7 +132,7 @@ class Lease:
             sequence = await self.store.hold(entry.identity, self.broker.identity, entry.sequence, self.ttl * RENEWALS)
         except LeaseTaken:
             sequence, holder = await self.store.lease(entry.identity)
-            if holder != self.broker.identity:  # else an earlier attempt was stored
+            if holder != self.broker.identity:  # else an earlier attempt of this gateway was stored
                 return  # another gateway was faster
         log.warning("gateway %s had this gateway's name and is dead: dealing with its clients", called(entry))
         await publish_wills(self.broker, entry)
@@ -140,9 +140,9 @@ class Lease:
         self.broker.spawn(self._reap(entry, sequence), f"clients of gateway {entry.identity}")
 
     async def keep(self) -> None:
-        """Renew the lease and look after those that have lapsed, for as long as the gateway runs.
+        """Renew the lease, and handle lapsed leases of other gateways, for as long as the gateway runs.
 
-        A look may take longer than a lease, where JetStream is slow: renewals do not wait for it.
+        A look at the other leases may last longer than a lease where JetStream is slow: renewals do not wait for it.
         """
         looking: asyncio.Task[None] | None = None
         while True:
@@ -160,7 +160,7 @@ class Lease:
                 log.exception("the lease could not be kept")
 
     async def _look(self) -> None:
-        """See which stream of messages there is, and whose lease has lapsed."""
+        """Check the stream of messages, and the leases of the other gateways."""
         try:
             await self.broker.generation.check()
             await self._judge()
@@ -169,19 +169,19 @@ class Lease:
 
     @property
     def obstacle(self) -> str:
-        """Why clients that are new are not let in; empty while the lease is renewed in time."""
+        """Reason why new clients are not let in; empty while the lease is renewed in time."""
         return self._complaint() if self._refusal and not self._lasts() else ""
 
     def _complaint(self) -> str:
         return "the gateway's lease is not renewed" + (f": {self._refusal}" if self._refusal else "")
 
     def _lasts(self) -> bool:
-        """Whether it is held for a while to come, by both clocks."""
+        """Whether the lease lasts for at least the time between two renewals, by both clocks."""
         left = self.ttl / RENEWALS
         return time.monotonic() + left <= self._until[0] and elapsed() + left <= self._until[1]
 
     async def confirmed(self, client: Client) -> None:
-        """Wait until the lease is held for a while to come: whatever a new client leaves, somebody will look after it.
+        """Wait until the lease lasts a while: only then do other gateways deal with a new client's session and will.
 
         Raises:
             RequestTimeout: the lease is not renewed, or the client has gone meanwhile.
@@ -197,19 +197,19 @@ class Lease:
                 raise RequestTimeout(self._complaint())
 
     async def told(self) -> None:
-        """Wait until others are told what :attr:`info` says now."""
+        """Wait until the present :attr:`info` is stored in the registration."""
         begun = time.monotonic()
-        while self._until[0] - self.ttl < begun:  # the last renewal was begun before
+        while self._until[0] - self.ttl < begun:  # the last renewal began before this call
             self._held.clear()
             self.wake.set()
             await self._held.wait()
 
     def may_write(self, version: int) -> None:
-        """Tell others with the next renewal that this gateway may write records of a version."""
+        """Have the next renewal register that this gateway may write records of a version."""
         self.info["records"] = max(self.info["records"], version)
 
     async def writes(self, version: int) -> None:
-        """Have others know of a version before a record of it is written: one that cannot read it leaves it alone.
+        """Register a record version before a record of it is written: gateways that cannot read it leave it alone.
 
         Raises:
             TimeoutError: the lease is not renewed.
@@ -220,7 +220,7 @@ class Lease:
                 await self.told()
 
     async def _renew_connected(self) -> bool:
-        """Renew the lease, until that is done or NATS is connected anew: an answer may be lost with a connection."""
+        """Renew the lease; False: NATS was connected anew meanwhile, and the answer may be lost with the connection."""
         self._renewing = True
         renewing = asyncio.create_task(self.renew())
         waking = asyncio.create_task(self.wake.wait())
@@ -236,7 +236,7 @@ class Lease:
             waking.cancel()
 
     async def renew(self) -> None:
-        """Renew the lease; a gateway whose clients somebody else has dealt with lets go of them.
+        """Renew the lease; after another gateway has dealt with this one's clients, end them and take a new id.
 
         Raises:
             ApiError, NoResponders, RequestTimeout: JetStream does not answer.
@@ -265,7 +265,7 @@ class Lease:
                 sequence, holder = await self.store.lease(identity)
                 registration = await self.store.registered(identity)
                 if holder in ("", identity) and (registration or not self._registration):
-                    # Our own write came late, or it has lapsed and nobody has noticed.
+                    # This gateway's own write came late, or the lease has lapsed and no other gateway has taken it.
                     self._sequence, self._registration = sequence, registration
                     continue
                 log.error("this gateway was taken for dead: its clients have been dealt with")
@@ -279,7 +279,7 @@ class Lease:
         self._renewed = now
 
     def _begin_anew(self) -> str:
-        """Let go of every client: their sessions may have moved. Goes on under another name."""
+        """End all clients, whose sessions may have moved, and go on under another id; returns the id."""
         broker = self.broker
         broker.presence.renamed()
         broker.identity = name_hash(secrets.token_hex(16))
@@ -290,15 +290,15 @@ class Lease:
             if client.epoch:
                 client.connection.hold(Hold.LEASE)
                 client.do(_let_go(client))
-            elif client.record is not None:  # its session is being claimed, under the former name
+            elif client.record is not None:  # its session is being claimed under the former id
                 client.end(MqttError("this gateway was taken for dead", ReasonCode.SERVER_UNAVAILABLE))
         return broker.identity
 
     async def _judge(self) -> None:
         """Deal with the clients of gateways whose lease has lapsed.
 
-        Nobody is judged before this gateway has itself been connected, with a JetStream that answers, for the time of
-        a whole lease: after an outage the others need that time to renew theirs.
+        This starts only after this gateway has been connected, with a JetStream that answers, for the time of a whole
+        lease: after an outage the other gateways need that time to renew their leases.
         """
         since = self._healthy_since
         if since is None or time.monotonic() - since < self.ttl:
@@ -312,13 +312,13 @@ class Lease:
                         entry.identity, self.broker.identity, entry.sequence, self.ttl * RENEWALS
                     )
                 except LeaseTaken:
-                    continue  # it is alive, or another gateway was faster
+                    continue  # the gateway is alive, or another gateway was faster
                 log.warning("gateway %s has not renewed its lease: dealing with its clients", called(entry))
                 self._reaping.add(entry.identity)
                 self.broker.spawn(self._reap(entry, sequence), f"clients of gateway {entry.identity}")
 
     def _can_read(self, entry: Entry) -> bool:
-        """Whether this gateway can read what a dead one may have written; else a newer one deals with its clients."""
+        """Whether this gateway can read all records of a dead one; else a newer gateway deals with its clients."""
         records = entry.info.get("records", 1)
         if not isinstance(records, int) or records <= V5_VERSION:
             return True
@@ -334,12 +334,12 @@ class Lease:
         return False
 
     async def _reap(self, entry: Entry, sequence: int) -> None:
-        """Deal with the clients of a dead gateway; done again, by whoever, when it is interrupted."""
+        """Deal with the clients of a dead gateway; after an interruption any gateway does it again."""
         work = asyncio.create_task(reap(self.broker, entry))
         try:
             while not work.done():
                 await asyncio.wait([work], timeout=self.ttl)
-                if not work.done():  # it takes long: keep the claim
+                if not work.done():  # the work takes long: renew the claim of the dead gateway's lease
                     sequence = await self.store.hold(
                         entry.identity, self.broker.identity, sequence, self.ttl * RENEWALS
                     )
@@ -352,7 +352,7 @@ class Lease:
             self._reaping.discard(entry.identity)
 
     async def release(self) -> None:
-        """The gateway ends, and has left everything in order."""
+        """Remove the lease: the gateway ends and has left its sessions in order."""
         try:
             await self.store.remove(self.broker.identity)
         except (ApiError, NoResponders, RequestTimeout) as error:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A gateway that stood still (a stopped process, a machine that was asleep) finds out what has moved before it acts.
+"""Standstill: after a pause of the process or the machine the gateway learns which sessions have moved before it acts.
 
-What it would send to JetStream is not conditional: acknowledgements and stores of a session that another gateway has
-taken over in the meantime. See docs/internals/rules.md#standstill.
+Acknowledgements and stores in JetStream are not conditional: without this the gateway would send them for sessions that
+another gateway has taken over in the meantime. See docs/internals/rules.md#standstill.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 PATIENCE: Final = 5.0
-"""Seconds until NATS is asked again."""
+"""Seconds after which a PING without PONG is repeated."""
 
 
 def tick(broker: Broker) -> None:
-    """The event loop runs. Called every `CLOCK_STEP` seconds, in vain only when it stood still."""
+    """Read the clock, or begin a standstill where it was not read in time; called every `CLOCK_STEP` seconds."""
     if monotonic() - broker.clock.read > STANDSTILL:
         _begin(broker)
     else:
@@ -38,7 +38,7 @@ def _read_clock(broker: Broker) -> None:
 
 
 def watch(broker: Broker) -> None:
-    """Notice from now on when it did not: before a client's bytes are handled, or a frame of NATS's, or one is sent."""
+    """Detect standstills from now on: before a client's bytes or a frame of NATS are handled, or a frame is sent."""
     _read_clock(broker)
 
     def noticed() -> None:
@@ -60,13 +60,13 @@ def _begin(broker: Broker) -> None:
     broker.standing = broker.link.stopped = broker.shared.stopped = True
     for client in broker.connections:
         client.connection.hold(Hold.STANDSTILL)
-        if not client.greeted:  # it may have come a moment ago, by a clock that was not read since
+        if not client.greeted:  # the time of its connection comes from the clock that was not read: no timeout yet
             client.connection.opened = now
     broker.spawn(_catch_up(broker), "standstill")
 
 
 async def _catch_up(broker: Broker) -> None:
-    """Wait until takeover signals have come; a client whose session has moved has been told by then."""
+    """Wait until the takeover signals have come, which end clients whose session has moved; then go on."""
     link = broker.link
     wire = link.wire
     waiting = set()
@@ -78,7 +78,7 @@ async def _catch_up(broker: Broker) -> None:
             except TimeoutError:
                 log.debug("NATS does not answer yet")
         else:
-            # The signals were lost with the connection: recovery looks into the record of each session.
+            # The signals were lost with the connection: the recovery reads the record of each session.
             waiting = set(broker.clients.values())
             await broker.online.wait()
     finally:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gateway that had this gateway's name before: is it dead?
+"""Predecessor: the gateway that had this gateway's name before, and whether its process is gone.
 
-A gateway writes into its registration which process it is. One that starts under the same name on the same machine
-knows from that, without waiting for a lease to lapse, that the former process is gone.
+The registration of a gateway names its process. A gateway that starts under the same name on the same machine finds
+out by this, without a wait for the lapse of the lease, that the former process is gone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAME: Final = "name"
 
 
 def own_process() -> dict[str, Any]:
-    """Where this process runs, and what tells it from every other; what the system does not tell is left out."""
+    """Return what identifies this process (host, boot, namespace, id, start time) as far as the system tells it."""
     found: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
     boot = _text("/proc/sys/kernel/random/boot_id")
     try:
@@ -33,19 +33,19 @@ def own_process() -> dict[str, Any]:
 
 
 def is_gone(process: object, own: Mapping[str, Any]) -> bool | None:
-    """Whether a process is gone.
+    """Whether the process of a gateway is gone.
 
     Args:
-        process: what another gateway has registered of its process.
+        process: the process in the registration of that gateway.
         own: :func:`own_process`.
 
     Returns:
-        None where this cannot be known here: it ran on another machine, or in another container.
+        None where this is unknown: the process ran on another machine, or in another container.
     """
     if not isinstance(process, dict) or "boot" not in process or process.get("host") != own["host"]:
         return None
     if process["boot"] != own.get("boot"):
-        return None  # the machine was started anew, or it is a copy of this one: its lease tells
+        return None  # the machine was restarted, or the host is a copy of this one: the lease decides
     pid = process.get("pid")
     if process.get("namespace", 0) != own.get("namespace") or not isinstance(pid, int) or pid <= 0:
         return None
@@ -54,7 +54,7 @@ def is_gone(process: object, own: Mapping[str, Any]) -> bool | None:
 
 
 def free_name(wanted: str, taken: Collection[str]) -> str:
-    """The first of `wanted`, `wanted-2`, `wanted-3` and so on that nobody has."""
+    """Return the first of the names `wanted`, `wanted-2`, `wanted-3` and so on that is not taken."""
     number = 1
     while (name := wanted if number == 1 else f"{wanted}-{number}") in taken:
         number += 1
@@ -62,7 +62,7 @@ def free_name(wanted: str, taken: Collection[str]) -> str:
 
 
 def _is_absent(pid: int) -> bool | None:
-    """Whether there is no process of this id; None: there may be one, which this user is not shown."""
+    """Whether no process has this id; None: a process may have it, but this user may not see it."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -73,7 +73,7 @@ def _is_absent(pid: int) -> bool | None:
 
 
 def _begun(pid: int) -> str:
-    """When a process was started, in ticks since the machine was; "" = there is none, or this user is not shown it."""
+    """Return the start of a process in ticks since the boot; "" = no such process, or this user may not see it."""
     status = _text(f"/proc/{pid}/stat")
     return status.rpartition(")")[2].split()[19] if status else ""
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many sessions and consumers a user, or an address of anonymous clients, may have in the cluster.
+"""Quotas: the sessions and consumers that a user, or an address of anonymous clients, may have in the cluster.
 
-Each session that outlives its connection is noted in `$MQTT_shared` under its quota. A gateway reads the notes of a
-quota when one of its clients asks for more, adds what it does itself, and reads them again now and then, since other
-gateways write there too. See docs/internals/rules.md#quotas.
+Each session that outlives its connection has a note in `$MQTT_shared` under its quota. A gateway reads the notes of a
+quota when one of its clients needs more, counts its own changes, and reads the notes again now and then, since other
+gateways write notes too. See docs/internals/rules.md#quotas.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 READ_AGAIN_S: Final = 60.0
-"""Seconds after which the notes of a quota are read again, when somebody asks for more."""
+"""Seconds after which the notes of a quota are read again, when a client needs more sessions or consumers."""
 READ_FULL_S: Final = 5.0
-"""The same for a quota that is used up."""
+"""Seconds after which the notes of a quota that is used up are read again."""
 QUOTAS_MAX: Final = 10_000
-"""Quotas whose use is known; the one that was asked for least recently makes room."""
+"""Largest number of quotas whose use is remembered; the least recently used one is forgotten first."""
 NAME_MAX: Final = 64
 """Characters of a user name that are logged."""
 STALE_MAX: Final = 20
-"""Notes of a quota that is used up of which it is checked, each time, whether there is still a session."""
+"""Largest number of notes that are checked for a missing session in each read of a quota that is used up."""
 
 
 def holder(user: str | None, address: str) -> str:
-    """For whom the sessions of a client count, as the log has it."""
+    """Return the user or address in whose quota the sessions of a client count, for the log."""
     return f"user {user[:NAME_MAX]!r}" if user else f"anonymous clients of {address}"
 
 
 class Reserved(NamedTuple):
-    """Consumers that a SUBSCRIBE packet may make, and that no record names yet."""
+    """Consumers that a SUBSCRIBE packet may create and that no session record names yet."""
 
     quota: str
     consumers: int
 
 
 class Use:
-    """What a quota has, as far as this gateway knows."""
+    """Use of a quota, as far as this gateway knows: sessions and consumers."""
 
     __slots__ = ("consumers", "read", "sessions")
 
@@ -61,10 +61,10 @@ class Use:
         self.sessions = sessions
         self.consumers = consumers
         self.read = read
-        """Time of the loop when the notes were read."""
+        """Loop time in seconds at which the notes were read."""
 
     def add(self, sessions: int, consumers: int) -> None:
-        """This gateway has made more, or less."""
+        """Add sessions and consumers that this gateway has created (positive) or removed (negative)."""
         self.sessions = max(0, self.sessions + sessions)
         self.consumers = max(0, self.consumers + consumers)
 
@@ -73,7 +73,7 @@ class Quotas:
     """The quotas of one account.
 
     Args:
-        counted: is told the setting that has refused something.
+        counted: called with the name of the setting that has refused a session or consumers.
     """
 
     def __init__(
@@ -91,13 +91,13 @@ class Quotas:
         self._counted = counted
         self._uses: dict[str, Use] = {}
         self._noted: dict[str, tuple[str, int]] = {}
-        """Quota and consumers in the note of each session that is connected here, by key."""
+        """Quota and number of consumers in the note of each session that is connected here, by session key."""
         self._reserved: dict[str, Reserved] = {}
-        """By key of the session."""
+        """Reserved consumers by session key."""
         self._starts: dict[str, float] = {}
-        """Time of the loop when they may be made, by key of the session."""
+        """Loop time in seconds at which the reserved consumers may be created, by session key."""
         self.consumers = 0
-        """Consumers of all these sessions, with those that are reserved."""
+        """Number of consumers of all sessions that are connected here, reserved ones included."""
         self._reading = asyncio.Lock()
         rate = settings.consumer_rate
         self._paces = Buckets(rate, depth(rate, settings.rate_burst)) if rate else None
@@ -105,13 +105,13 @@ class Quotas:
     # -- sessions ---------------------------------------------------------------------------------
 
     async def admit(self, quota: str, who: str) -> None:
-        """A session is about to begin that outlives its connection.
+        """Count a new session that outlives its connection, before its record is written.
 
         Args:
             who: the user or address, for the log.
 
         Raises:
-            QuotaExceeded: there are as many as there may be.
+            QuotaExceeded: the quota has as many sessions as permitted.
             ApiError, NoResponders, RequestTimeout: JetStream does not answer.
         """
         most = self._settings.max_sessions
@@ -122,12 +122,12 @@ class Quotas:
         use.add(1, 0)
 
     def claimed(self, record: SessionRecord) -> None:
-        """A session that there was goes on here, or another one takes its place; before its record is written."""
+        """Note a session that goes on here or is replaced by a new one, before the record of the claim is written."""
         if record.v5 is not None and record.v5.quota:
             self._note(record.key, record.v5.quota, len(record.cons))
 
     def written(self, record: SessionRecord) -> None:
-        """A record was written: note how many consumers it has, where that has changed."""
+        """Store the note of a session whose record was written, where its number of consumers has changed."""
         if record.v5 is None or not record.v5.quota:
             return
         quota, count = record.v5.quota, len(record.cons)
@@ -142,7 +142,7 @@ class Quotas:
         self._store.put(target, b"NATS/1.0\r\n\r\n", b"%d" % count, IgnoredStore())
 
     def left(self, key: str) -> None:
-        """The connection of a session has ended."""
+        """Forget the note and the reservation of a session whose connection has ended; its stored note stays."""
         self._release(key)
         self._starts.pop(key, None)
         self.consumers -= self._noted.pop(key, ("", 0))[1]
@@ -159,7 +159,7 @@ class Quotas:
                 self._uses[one.quota].add(0, -one.consumers)
 
     async def forget(self, record: SessionRecord) -> None:
-        """A session has ended, and its record is removed or names another quota.
+        """Remove the note of a session that has ended; its record is removed or names another quota.
 
         Raises:
             ApiError, NoResponders, RequestTimeout: JetStream does not answer.
@@ -167,7 +167,7 @@ class Quotas:
         if record.v5 is None or not record.v5.quota:
             return
         quota, count = record.v5.quota, len(record.cons)
-        if record.clean:  # it has ended, and names what it has left, the consumer of PUBRELs with it
+        if record.clean:  # an ended session: `draining` has its consumers, and the uncounted consumer of PUBRELs
             count = max(0, len(record.v5.draining) - 1)
         if await self._notes.forget(quota, record.key) and quota in self._uses:
             self._uses[quota].add(-1, -count)
@@ -175,10 +175,10 @@ class Quotas:
     # -- consumers --------------------------------------------------------------------------------
 
     async def reserve(self, key: str, quota: str, who: str, wanted: int) -> int:
-        """How many of ``wanted`` consumers a session may make; they count until its record is written.
+        """Return how many of ``wanted`` consumers a session may create; they count until its record is written.
 
         Args:
-            key: of the session.
+            key: session key.
             who: the user or address, for the log.
 
         Raises:
@@ -188,13 +188,13 @@ class Quotas:
         return self._reserve(await self._use(quota, self._full(wanted)), key, quota, who, wanted)
 
     def reserve_known(self, key: str, quota: str, who: str, wanted: int) -> int | None:
-        """The same as :meth:`reserve`, where no notes are to be read first; else None."""
+        """Do the same as :meth:`reserve` without a wait; None: the notes have to be read first."""
         self._release(key)
         use = self._known(quota, self._full(wanted))
         return None if use is None else self._reserve(use, key, quota, who, wanted)
 
     def _full(self, wanted: int) -> Callable[[Use], bool]:
-        """Says whether a quota has no room for so many consumers."""
+        """Return a function that tells whether a quota has no room for ``wanted`` consumers."""
         most = self._settings.max_durable_consumers
         return lambda use: most is not None and use.consumers + wanted > most
 
@@ -221,16 +221,16 @@ class Quotas:
         return room
 
     async def pace(self, key: str) -> None:
-        """Wait until what was reserved for a session may be made."""
+        """Wait until the consumers that were reserved for a session may be created."""
         await asyncio.sleep(self._starts.pop(key, 0.0) - self._now())
 
     # -- what is used -----------------------------------------------------------------------------
 
     async def _use(self, quota: str, full: Callable[[Use], bool]) -> Use:
-        """The use of a quota; its notes are read where they were not read lately."""
+        """Return the use of a quota; its notes are read where they were not read lately."""
         if (use := self._known(quota, full)) is not None:
             return use
-        async with self._reading:  # who comes meanwhile waits for the same notes
+        async with self._reading:  # other clients of the quota wait for the same notes
             if (use := self._known(quota, full)) is not None:
                 return use
             found = await self._notes.sessions(quota)
@@ -245,7 +245,7 @@ class Quotas:
             return use
 
     def _known(self, quota: str, full: Callable[[Use], bool]) -> Use | None:
-        """The use of a quota, unless its notes are to be read; it is now the one that was asked for last."""
+        """Return the use of a quota, now the most recently used one; None: its notes have to be read."""
         use = self._uses.get(quota)
         if use is None or self._now() - use.read > (READ_FULL_S if full(use) else READ_AGAIN_S):
             return None
@@ -253,7 +253,7 @@ class Quotas:
         return use
 
     async def _stale(self, quota: str, keys: list[str]) -> list[str]:
-        """Which of these sessions are not there any more: a gateway that does not know of notes has ended them."""
+        """Return the keys of sessions that do not exist any more: their gateway did not remove the notes."""
         found = []
         for key in keys:
             try:
@@ -266,7 +266,7 @@ class Quotas:
         return found
 
     def _refuse(self, limit: str, who: str) -> None:
-        """Count that a limit has refused something; the log says so once in a while for each holder."""
+        """Count a refusal by a limit; it is logged once in a while for each user or address."""
         self._counted(limit)
         text = "%s is reached by %s: more is refused"
         log_failure(log, logging.WARNING, "quota", text, limit, who, extra=once(f"{limit} {who}"))

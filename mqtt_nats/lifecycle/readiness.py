@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether JetStream does its part: being connected says nothing of that.
+"""Readiness: whether JetStream stores messages, which a connection to NATS does not tell.
 
-On the smaller side of a cluster that has fallen apart the connection stays and core NATS goes on, while nothing is
-stored. See docs/internals/rules.md#readiness.
+On the minority side of a partitioned cluster the connection stays and core NATS goes on, but JetStream stores nothing.
+See docs/internals/rules.md#readiness.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.gateway")
 
 PROBE: Final = f"{PREFIX}probe"
-"""A key that is never written: removing it changes nothing, once a majority has agreed."""
+"""A key that is never written: its removal changes nothing, but needs the agreement of a majority."""
 
 EVERY: Final = 5.0
 """Seconds between two probes."""
 
 SOON: Final = 1.0
-"""Seconds between two when there was no answer."""
+"""Seconds between two probes after one without an answer."""
 
 
 FULL: Final = "JetStream storage is full"
 
 NO_SPACE: Final = "no space left on device"
-"""In errors and in the log of nats-server (Go's text of ENOSPC)."""
+"""Go's text of ENOSPC, in errors and in the log of nats-server."""
 
 FULL_CODES: Final = frozenset({10002, 10023, 10047})
-"""JetStream's errors: the account's limit is reached; the server's resources are; its storage is."""
+"""JetStream's error codes: the account's limit, the server's resources, or the server's storage is used up."""
 
 
 class Readiness:
-    """Asks JetStream now and then, and says when it stops answering and when it does again.
+    """Probe of JetStream that runs now and then, and logs when the gateway becomes not ready or ready again.
 
     Attributes:
-        reason: why the gateway does not acknowledge everything at present; empty when it does.
+        reason: why the gateway is not ready at present; empty = it is ready.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -55,7 +55,7 @@ class Readiness:
         self.reason = ""
 
     async def keep(self) -> None:
-        """Look after it for as long as the gateway runs."""
+        """Probe JetStream again and again, for as long as the gateway runs."""
         while True:
             self._answer = await self._ask()
             until = asyncio.get_running_loop().time() + (SOON if self._answer else EVERY)
@@ -68,7 +68,7 @@ class Readiness:
         if not broker.online.is_set():
             return ""
         try:
-            # A leader that is cut off goes on answering questions for a while, but carries no change out.
+            # A leader that is cut off still answers queries for a while, but carries out no change.
             await stored.purge(broker.inbox, GATEWAYS, PROBE)
             for stream in broker.store.outages:
                 await stored.purge(broker.inbox, stream, PROBE)
@@ -97,7 +97,7 @@ class Readiness:
 
 
 def explain(error: ApiError | NoResponders | RequestTimeout) -> str:
-    """Why JetStream stores nothing, in one line; where its storage is full, what ends that."""
+    """Return in one line why JetStream stores nothing; for a full disk also what has to be done."""
     said = " ".join(str(error).split())
     if NO_SPACE in said:
         return f"{FULL}: no space left on the disk; restart nats-server when there is room"

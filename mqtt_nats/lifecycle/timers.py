@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Timers that have fired: each is taken by one gateway."""
+"""Fired timers: each is taken and handled by one gateway."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 WAIT: Final = 30.0
-"""Seconds for which a gateway waits for a timer before it asks again."""
+"""Seconds for which a pull request waits for a timer before the gateway sends another."""
 
 AT_ONCE: Final = 64
-"""Timers that a gateway deals with at the same time: thousands of sessions may end at the same moment."""
+"""Timers that a gateway handles at the same time: thousands of sessions may expire at the same moment."""
 
 PAUSE: Final = 1.0
 
@@ -45,7 +45,7 @@ async def take_timers(broker: Broker) -> None:
 
 
 async def _handle(broker: Broker, timer: FiredTimer) -> None:
-    """Do what a timer is for; it comes again, to some gateway, when that is interrupted."""
+    """Handle a timer by its kind; after an interruption JetStream delivers it again, to any gateway."""
     try:
         if timer.kind == EXPIRY:
             await expire(broker, timer)

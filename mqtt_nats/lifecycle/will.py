@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wills: stored at CONNECT, published once when the connection ends without DISCONNECT.
 
-The stored will names its gateway and the epoch of its session, so that it can be published by whoever finds that
-the connection, its gateway or the session has ended (docs/internals/rules.md#wills). At QoS 1 and 2 the message is
-stored under the id ``will-<epoch>``, which makes a repetition harmless, and then the will is deleted. At QoS 0 there
-is nothing that could recognise a repetition: whoever deletes the will publishes it.
+The stored will names its gateway and the epoch of its session, so that any gateway that finds the end of the
+connection, of its gateway or of the session can publish it (docs/internals/rules.md#wills). At QoS 1 and 2 the message
+is stored under the id ``will-<epoch>``, which makes a repetition harmless, and then the will is deleted. At QoS 0 a
+repetition could not be recognised: the gateway that has deleted the will publishes it.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ log = logging.getLogger("mqtt_nats.broker")
 
 
 def check_will(client: Client, will: Will) -> Route:
-    """The route of a will that can be published.
+    """Check that a will can be published; returns its route.
 
     Raises:
-        MqttError: its topic, or response topic, is not for clients, or NATS would not take the message.
+        MqttError: the topic or response topic is not permitted, or NATS would not take the message.
     """
     broker = client.broker
     properties = will.properties or {}
@@ -64,9 +64,9 @@ def check_will(client: Client, will: Will) -> Route:
 
 
 def permitted_will(client: Client, will: Will) -> Will | None:
-    """The will of a client; None: the rules do not let a bridge tell the state of its connection, which is no error.
+    """Return the will of a client; None: the rules do not permit the will for the state of a bridge, which is no error.
 
-    A bridge of mosquitto has that will unless its configuration says otherwise, and would try to connect for ever.
+    A bridge of mosquitto has that will by default, and would try to connect for ever if it were refused.
     """
     guard, key = client.guarded, put_string(will.topic)
     if guard is None or not key.startswith(STATES, 2) or guard.may_publish(key, will.qos, will.retain):
@@ -78,14 +78,14 @@ async def keep_will(client: Client, will: Will) -> None:
     """Store the will of a client whose session has just been claimed [MQTT-3.1.2-8] (3.1.1), [MQTT-3.1.2-7] (5.0).
 
     Raises:
-        ApiError: JetStream does not store it.
+        ApiError: JetStream does not store the will.
     """
     broker = client.broker
     route = check_will(client, will)
     properties = will.properties or {}
     lines = header_lines(properties)
     if "response_topic" in properties:
-        lines += ANSWER_LINE  # else it had been refused
+        lines += ANSWER_LINE  # `check_will` refuses a response topic that is not permitted
     found = StoredWill(
         broker.identity,
         client.hash,
@@ -107,7 +107,7 @@ async def keep_will(client: Client, will: Will) -> None:
 
 
 class KeepOp(AwaitedStore):
-    """The store of a will, which may be stored after its connection has ended: nobody deals with it then."""
+    """The store of a will; a will that is stored after the end of its connection is removed here."""
 
     __slots__ = ("client", "guard", "will")
 
@@ -118,7 +118,7 @@ class KeepOp(AwaitedStore):
         self.guard = client.guarded
 
     def stored(self, ack: bytes) -> None:
-        """It is the connection's, if that is still there, and the rules have not changed meanwhile."""
+        """Keep the stored will, or remove it if the connection has ended or changed rules do not permit it."""
         client, will = self.client, self.will
         client.will = will._replace(seq=sequence(ack))
         if not client.alive or (client.guarded is not self.guard and not may_leave(client, will)):
@@ -127,7 +127,7 @@ class KeepOp(AwaitedStore):
 
 
 def may_leave(client: Client, will: StoredWill) -> bool:
-    """Whether the rules of now permit a stored will: its message, and answers on its response topic."""
+    """Whether the present rules permit a stored will: its message, and answers on its response topic."""
     if client.guarded is None:
         return True
     topic = subject_to_topic(will.subject).encode()
@@ -138,10 +138,10 @@ def may_leave(client: Client, will: StoredWill) -> bool:
 
 
 def drop_will(client: Client) -> Done | None:
-    """The will is not to be published [MQTT-3.1.2-10] [MQTT-3.14.4-3] (3.1.1, 5.0).
+    """Remove the will without its publication [MQTT-3.1.2-10] [MQTT-3.14.4-3] (3.1.1, 5.0).
 
     Returns:
-        What to wait for before the client is let go: when it comes back at once, its will must not be found.
+        The deletion, to wait for before the connection is closed: the client's next connection must not find the will.
     """
     will, client.will = client.will, None
     if will is None:
@@ -153,7 +153,7 @@ def drop_will(client: Client) -> Done | None:
 
 
 def leave_will(client: Client) -> None:
-    """The connection has ended without DISCONNECT: publish the will, now or when its delay is over."""
+    """Publish the will of a connection that has ended without DISCONNECT, at once or after its delay."""
     will, client.will = client.will, None  # [MQTT-3.1.2-10] (3.1.1, 5.0)
     if will is None or not client.epoch:  # [MQTT-3.1.2-12] (3.1.1)
         return
@@ -161,7 +161,7 @@ def leave_will(client: Client) -> None:
     if client.taken:
         broker.spawn(_taken(client, will), f"will of {client.client_id}")
     elif will.delay and client.durable and client.expiry != 0:
-        # [MQTT-3.1.3-9] (5.0); the session may end before that
+        # [MQTT-3.1.3-9] (5.0); the session may expire before the delay is over
         delay = will.delay if client.expiry is None else min(will.delay, client.expiry)
         broker.late_wills[client] = will, natstime.now() + delay
     else:
@@ -177,7 +177,7 @@ def leave_will(client: Client) -> None:
 
 
 def leave_late_will(client: Client) -> None:
-    """Set the timer of a will that has a delay, once no job of its client writes the session record any more."""
+    """Set the timer of a delayed will, after the client's last job: a later write of the record would make it void."""
     broker = client.broker
     late = broker.late_wills.pop(client, None)
     if late is None:
@@ -190,7 +190,7 @@ def leave_late_will(client: Client) -> None:
 
 
 def delay_will(broker: Broker, will: StoredWill, epoch: int, at: float) -> None:
-    """Have a will published at Unix time ``at``, unless the session record is not that of ``epoch`` any more."""
+    """Have a will published at Unix time ``at``, unless the session record has been written after ``epoch``."""
     key = f"{will.gateway}.{will.client_hash}"
     headers = schedule_block(WILL, key, at, epoch)
     broker.store.put(b"HPUB %b " % timer_subject(WILL, key).encode(), headers, b"", TimerOp(will))
@@ -198,14 +198,14 @@ def delay_will(broker: Broker, will: StoredWill, epoch: int, at: float) -> None:
 
 
 async def _taken(client: Client, will: StoredWill) -> None:
-    """Somebody has claimed the session: a gateway deals with the will, nats-server's own listener does not know it."""
+    """Publish the will of a moved session unless a gateway has claimed it: nats-server's listener ignores it."""
     broker = client.broker
     while True:
         try:
             found = await broker.sessions.load(client.hash, client.client_id)
             break
         except NewerRecord:
-            return  # a gateway's: it has found the will's name in the record that it has replaced
+            return  # a gateway's record: the record that it has replaced has named the will
         except PoisonedRecord:
             found = None
             break
@@ -217,9 +217,9 @@ async def _taken(client: Client, will: StoredWill) -> None:
 
 
 async def _publish_if_there(broker: Broker, will: StoredWill, done: Done | None) -> None:
-    """Publish a will unless somebody has dealt with it while NATS was away from here, or this gateway passed for dead.
+    """Publish a will if it is still stored: another gateway may have published it while this one had no NATS.
 
-    Its message may have been published so long ago that nobody recognises a repetition.
+    This gateway may also have passed for dead. The message may be so old that a repetition would not be recognised.
     """
     while True:
         await broker.online.wait()
@@ -237,12 +237,12 @@ async def _publish_if_there(broker: Broker, will: StoredWill, done: Done | None)
 async def settle_wills(
     broker: Broker, client_hash: str, gateways: Iterable[str], epoch: int, *, continued: bool
 ) -> None:
-    """Deal with the wills of a session that has been claimed, or has ended.
+    """Publish or delete the wills of a session that has been claimed or has ended.
 
     Args:
-        epoch: of the claim: a will that is not older is a later connection's, and this gateway is late.
+        epoch: epoch of the claim: a will that is not older belongs to a later connection and is left alone.
         continued: the session goes on: a will whose delay is not over is not published [MQTT-3.1.3-9] (5.0). The delay
-            is over when its timer has fired, although nobody may have looked yet.
+            is over when its timer has fired, although no gateway may have handled it yet.
 
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream does not answer.
@@ -263,7 +263,7 @@ async def settle_wills(
 
 
 async def will_due(broker: Broker, timer: FiredTimer) -> None:
-    """The delay of a will is over: publish it, unless the session was claimed since: then its owner deals with it."""
+    """Publish a will whose delay is over, unless the session was claimed since: then its owner deals with the will."""
     gateway, _, client_hash = timer.key.partition(".")
     will = await broker.wills.load(gateway, client_hash)
     if will is None:
@@ -283,14 +283,14 @@ async def will_due(broker: Broker, timer: FiredTimer) -> None:
 
 
 async def published(broker: Broker, will: StoredWill) -> None:
-    """Publish a will, and wait until it is stored."""
+    """Publish a will, and wait until that is done."""
     done = Done()
     publish_will(broker, will, done)
     await done.event.wait()
 
 
 def publish_will(broker: Broker, will: StoredWill, then: Done | None = None) -> None:
-    """Publish a will that nobody else has published."""
+    """Publish a will that no gateway has published yet; ``then`` ends when that is done."""
     if will.qos == 0:
         _delete(broker, will, ZeroOp(broker, will, then))
     else:
@@ -321,7 +321,7 @@ def _publish(broker: Broker, will: StoredWill, then: Done | None) -> None:
 
 
 class Done(PendingStore):
-    """Something that is waited for; its failure is the end of it too."""
+    """An operation whose end, success or failure, a coroutine awaits (``event``)."""
 
     __slots__ = ("event",)
 
@@ -329,16 +329,16 @@ class Done(PendingStore):
         self.event = asyncio.Event()
 
     def stored(self, ack: bytes) -> None:
-        """Done."""
+        """Set the event."""
         self.event.set()
 
     def failed(self, error: ApiError) -> None:
-        """Done with."""
+        """Set the event: a failure is an end, too."""
         self.event.set()
 
 
 class WillOp(PendingStore):
-    """The stores of a will; then the stored will is deleted."""
+    """The stores of a will's message; after the last one the stored will is deleted."""
 
     __slots__ = ("broker", "left", "then", "will")
 
@@ -349,18 +349,18 @@ class WillOp(PendingStore):
         self.left = 0
 
     def stored(self, ack: bytes) -> None:
-        """One of them is done."""
+        """Count a finished store; the last one ends the operation."""
         self.left -= 1
         if self.left == 0:
             self.end()
 
     def failed(self, error: ApiError) -> None:
-        """Nobody is left to be told but the operator."""
+        """Log that a store is refused, and count it as finished: the client has gone."""
         log.error("the will on %r was not stored: %s", subject_to_topic(self.will.subject), error)
         self.stored(b"")
 
     def end(self) -> None:
-        """The will has been published."""
+        """Delete the stored will, which has been published; at QoS 0 it is deleted already."""
         if self.will.qos:
             _delete(self.broker, self.will, self.then or IgnoredStore())
             self.broker.link.kick()
@@ -369,7 +369,7 @@ class WillOp(PendingStore):
 
 
 class ZeroOp(PendingStore):
-    """The deletion of a stored will at QoS 0: who has deleted it publishes it."""
+    """The deletion of a stored will at QoS 0: the gateway that has deleted the will publishes it."""
 
     __slots__ = ("broker", "then", "will")
 
@@ -379,13 +379,13 @@ class ZeroOp(PendingStore):
         self.then = then
 
     def stored(self, ack: bytes) -> None:
-        """Nobody else has."""
+        """Publish the will: this gateway has deleted it."""
         _publish(self.broker, self.will, self.then)
         self.broker.link.kick()
         self.broker.round.start()
 
     def failed(self, error: ApiError) -> None:
-        """Somebody else has, or wants to."""
+        """End without a publication: another gateway has deleted the will, or the deletion is refused."""
         if self.then is not None:
             self.then.event.set()
 
@@ -399,8 +399,8 @@ class TimerOp(PendingStore):
         self.will = will
 
     def stored(self, ack: bytes) -> None:
-        """The will is published in time."""
+        """Nothing to do: the will is published in time."""
 
     def failed(self, error: ApiError) -> None:
-        """It is published when the session ends, or goes on elsewhere."""
+        """Log the error: without a timer the will is published when the session ends or is claimed."""
         log.error("the will on %r may come late: %s", subject_to_topic(self.will.subject), error)
