@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A message, its headers and properties; PUBLISH as one subscriber gets it."""
+"""Messages with their headers, properties and ids; PUBLISH packets for subscribers; copies, and hooks of deliveries."""

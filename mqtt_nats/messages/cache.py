@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has lately come out of the stream of messages."""
+"""Cache of the messages that consumers have lately brought from the stream ``$MQTT_msgs``."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from mqtt_streams.messages import PREFIX
 if TYPE_CHECKING:
     from mqtt_nats.pubsub.routing_table import Table
 
-# So many are kept (messages, bytes of payload).
+# Limits of the cache: messages, and bytes of payload; beyond one of them it is emptied.
 MOST: Final = 4096
 BYTES: Final = 16 * 1024 * 1024
 
 
 class Recent:
-    """Messages of ``$MQTT_msgs``, each made once however many consumers of this gateway bring it."""
+    """Cache of messages of ``$MQTT_msgs``: one object for a message that many consumers of this gateway bring."""
 
     __slots__ = ("_bytes", "_table", "messages")
 
     def __init__(self, table: Table) -> None:
         self.messages: dict[int, Stored] = {}
-        """By stream sequence."""
+        """Messages by stream sequence."""
         self._bytes = 0
         self._table = table
 
     def message(self, sequence: int, stamp: bytes, subject: bytes, headers: bytes, payload: bytes) -> Stored:
-        """The message with this sequence; at QoS 0, without a subject, where it is none for clients.
+        """Return the message with this sequence; one without a subject, at QoS 0, where it is not for clients.
 
-        ``stamp`` is its store time: a stream that was made anew counts from 1 again.
+        ``stamp`` is the store time in nanoseconds: a stream that was created again counts from 1 again.
         """
         found = self.messages.get(sequence)
         if found is not None and found.stamp == stamp:

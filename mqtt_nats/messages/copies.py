@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of QoS 1 and 2 messages that NATS has brought to another subject: stored for those who need them.
+"""Copies of QoS 1 and 2 messages that NATS has brought to another subject: the gateway stores them in the stream.
 
-A message at QoS 1 or 2 promises by its headers that it is stored under its subject. A stream that republishes, an
-import under another name and a relay keep the headers: such a copy reaches who listens, and nobody has stored it. The
-fan-out hands on what may be one. A moment later the stream is asked whether it has the message under that subject. If
+The headers of a message at QoS 1 or 2 promise that it is stored under its subject. A stream that republishes, an import
+under another name and a relay keep the headers: such a copy reaches subscribers, but is not stored. The fan-out reports
+messages that may be copies. A moment later the gateway looks whether the stream has the message under that subject. If
 not, the copy is stored, under an id that is the same on every gateway. See docs/internals/rules.md#copies.
 """
 
@@ -29,49 +29,49 @@ from mqtt_streams.stored import direct_page, rfc3339
 log = logging.getLogger("mqtt_nats.broker")
 
 DELAY_S: Final = 1.0
-"""Time in which what is stored by its publisher has got into the stream."""
+"""Seconds in which a message that its publisher stores has arrived in the stream."""
 
 BEFORE_S: Final = 5.0
-"""How much earlier than its copy on the subject a message may have been stored."""
+"""Seconds by which a message may have been stored before its bare copy came on the subject."""
 
 WAITING_MAX: Final = 4096
-"""Copies that wait; more are passed over."""
+"""Largest number of copies that wait; further copies are dropped."""
 
 WAITING_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Bytes of their headers and payloads."""
+"""Largest number of bytes, headers and payloads, of the copies that wait."""
 
 PAGES_MAX: Final = 32
-"""Pages that are read to find the messages of one subject; where there are more, copies are passed over."""
+"""Largest number of pages that are read for one subject; where the subject has more, its copies are dropped."""
 
 PAGE: Final = 512
 PAGE_BYTES: Final = 2 * 1024 * 1024
 
 COPIED: Final = b"copy-"
-"""Begins the `Nats-Msg-Id` of a copy that a gateway has stored."""
+"""Beginning of the `Nats-Msg-Id` of a copy that a gateway has stored."""
 
 
 class Copy(NamedTuple):
-    """What may be a copy that nobody has stored."""
+    """A message that may be a copy without a store."""
 
     subject: str
     target: bytes
     headers: bytes
     payload: bytes
     message_id: bytes
-    """Empty where it has none."""
+    """`Nmqtt-Id` of the message; empty = none."""
     known_by: bytes
-    """The id under which it is stored."""
+    """`Nats-Msg-Id` under which the copy is stored."""
     since: float
-    """When it came (Unix time of nats-server)."""
+    """Unix time in seconds, by nats-server's clock, at which the message came."""
 
     @property
     def size(self) -> int:
-        """The bytes that it takes."""
+        """Size of the copy in bytes: headers and payload."""
         return len(self.headers) + len(self.payload)
 
 
 class Copies:
-    """The copies of one gateway that wait for a look at the stream.
+    """Possible copies of one gateway that wait for a look at the stream.
 
     Args:
         online: set while NATS is connected.
@@ -91,25 +91,25 @@ class Copies:
         self._link, self._inbox, self._store, self._online = link, inbox, store, online
         self._spawn, self._dropped = spawn, dropped
         self._waiting: dict[bytes, Copy] = {}
-        """By what they are known by: one comes once for each subscription."""
+        """Waiting copies by `known_by`: a copy comes once for each NATS subscription that matches."""
         self._bytes = 0
         self._working = False
         self.stored = 0
-        """Copies that this gateway has stored."""
+        """Number of copies that this gateway has stored."""
 
     def waiting(self) -> int:
-        """How many wait."""
+        """Return the number of waiting copies."""
         return len(self._waiting)
 
     def suspect(self, subject: str, target: bytes, headers: bytes, payload: bytes) -> None:
-        """A message at QoS 1 or 2 has come on a subject of which it is not known that it is stored under it.
+        """Queue a message at QoS 1 or 2 that may not be stored under the subject on which it has come.
 
         Args:
-            target: the beginning of the frame that stores it.
+            target: beginning of the frame that stores the message.
         """
         message_id = header(headers, b"Nmqtt-Id:")
         if not message_id and b"\r\nNats-Stream:" not in headers:
-            return  # such are those of nats-server's own MQTT listener, which has stored them
+            return  # a message of nats-server's own MQTT listener, which has stored it
         known_by = _known_by(message_id, headers, subject)
         found = Copy(subject, target, headers, payload, message_id, known_by, natstime.now())
         if known_by in self._waiting:
@@ -131,7 +131,7 @@ class Copies:
         log_failure(log, logging.WARNING, "copy", text, one.subject, why)
 
     async def _work(self) -> None:
-        """Look after what waits, until nothing does."""
+        """Decide about waiting copies until none waits."""
         try:
             while self._waiting:
                 await asyncio.sleep(DELAY_S)
@@ -153,7 +153,7 @@ class Copies:
             self._working = False
 
     async def _decide(self, subject: str, copies: list[Copy]) -> None:
-        """Store those of these copies, in their order, that the stream does not have.
+        """Store the copies that the stream does not have, in their order.
 
         Raises:
             ApiError, NoResponders, RequestTimeout: JetStream does not answer.
@@ -166,7 +166,7 @@ class Copies:
                 self._keep(one)
 
     async def _stored_ids(self, subject: str, since: float) -> set[bytes] | None:
-        """The ids of what is stored under a subject; None: there is too much."""
+        """Return the ids of the messages that are stored under a subject; None: there are too many."""
         start: dict[str, object] = {"start_time": rfc3339(int((since - BEFORE_S) * 1e9))}
         found: set[bytes] = set()
         for _ in range(PAGES_MAX):
@@ -191,7 +191,7 @@ class Copies:
             self._link.kick()
 
     def end(self, one: Copy, ack: bytes, error: ApiError | None) -> None:
-        """The store of a copy has ended; another gateway may have been first."""
+        """Count a stored copy, unless another gateway has stored it first; a refused copy is dropped."""
         if error is not None:
             self._pass_over(one, error)
         elif b'"duplicate":' not in ack:
@@ -208,21 +208,21 @@ class CopyOp(PendingStore):
         self._copy = copy
 
     def stored(self, ack: bytes) -> None:
-        """It is in the stream, or was."""
+        """Report the PubAck: the copy is in the stream, stored now or before."""
         self._copies.end(self._copy, ack, None)
 
     def failed(self, error: ApiError) -> None:
-        """JetStream has refused it."""
+        """Report that JetStream has refused the copy."""
         self._copies.end(self._copy, b"", error)
 
 
 def _known_by(message_id: bytes, headers: bytes, subject: str) -> bytes:
-    """The id of a copy: of the message and the subject, else of its place in another stream and the subject."""
+    """Return the id of a copy: a hash of message id and subject, else of its place in another stream and subject."""
     origin = message_id or b"%b %b" % (header(headers, b"Nats-Stream:"), header(headers, b"Nats-Sequence:"))
     return COPIED + blake2b(b"%b %b" % (origin, subject.encode()), digest_size=16).hexdigest().encode()
 
 
 def _stays(line: bytes) -> bool:
-    """Whether a header of a copy is stored with it: not what NATS has said of, or obeyed in, the original."""
+    """Whether a header line of a copy is stored with it: no header that NATS has added to the original, or obeys."""
     name = line.partition(b":")[0].strip().lower()
     return not name.startswith(b"nats-") or name.startswith(b"nats-service-error")

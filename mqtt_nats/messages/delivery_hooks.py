@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks about what is sent to clients: what stands between a client and its socket while there are any."""
+"""Delivery hooks: the spout between a client and its socket while hooks for sent messages are registered."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def fit_spout(client: Client) -> None:
-    """Put a spout in, or take it out, as the hooks of the moment want it."""
+    """Insert or remove the spout of a client, as the present hooks require."""
     hooks = client.broker.hooks
     outlet = client.outlet
     looks = bool(hooks.noticing(MESSAGE_DELIVERED) or hooks.noticing(MESSAGE_ACKED))
@@ -32,7 +32,7 @@ def fit_spout(client: Client) -> None:
 
 
 class DeliveryHooks:
-    """Takes the place of a socket's ``write``: sees what is sent."""
+    """Spout: takes the place of a socket's ``write`` and reports the PUBLISH packets that are sent to the hooks."""
 
     __slots__ = ("_aliases", "_view", "client", "looks", "send", "sent")
 
@@ -41,12 +41,12 @@ class DeliveryHooks:
         self.send = send
         self.looks = looks
         self.sent: dict[int, Delivered] = {}
-        """Messages that are not acknowledged, by packet identifier, where somebody wants to know."""
+        """Unacknowledged messages by packet identifier, for hooks of acknowledgements; empty without such hooks."""
         self._view = ClientView(client)
         self._aliases: dict[int, bytes] = {} if client.outgoing is None else client.outgoing.known()
 
     def __call__(self, data: bytes | bytearray) -> None:
-        """Send, then tell what has been sent."""
+        """Send bytes, then report the sent messages to the hooks."""
         self.send(data)
         if self.looks:
             self._look(bytes(data))
@@ -68,7 +68,7 @@ class DeliveryHooks:
                 delivered.emit(found)
 
     def parse(self, first: int, data: bytes, at: int, end: int) -> Delivered:
-        """The PUBLISH packet whose first byte is ``first``, and whose body is ``data`` from ``at`` to ``end``."""
+        """Parse the PUBLISH packet whose first byte is ``first`` and whose body is ``data`` from ``at`` to ``end``."""
         qos = first >> 1 & 3
         size = data[at] << 8 | data[at + 1]
         at += 2
@@ -92,7 +92,7 @@ class DeliveryHooks:
         return Delivered(self._view, topic.decode(), data[at:end], qos, retain, dup, identifier, identity)
 
     def _identity(self, identifier: int) -> str:
-        """The id of the message that has a packet identifier, where it comes from a stream."""
+        """Return the id of the message with a packet identifier; empty where it does not come from a stream."""
         side = self.client.durable_side
         delivery = side.machine.inflight.get(identifier) if side is not None else None
         if delivery is None:
@@ -102,7 +102,7 @@ class DeliveryHooks:
 
 
 def extent(data: bytes, at: int) -> tuple[int, int]:
-    """Beginning and end of what has a length (one to four bytes) after the byte at ``at``."""
+    """Return beginning and end of the bytes whose length (one to four bytes) follows the byte at ``at``."""
     size = shift = 0
     while True:
         at += 1
@@ -113,14 +113,14 @@ def extent(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _alias(data: bytes, at: int, end: int) -> int:
-    """The topic alias among properties that we have written; only an expiry may come before it."""
+    """Return the topic alias in properties that the gateway wrote, 0 = none; only an expiry may come before it."""
     if at < end and data[at] == 0x02:
         at += 5
     return data[at + 1] << 8 | data[at + 2] if at + 3 <= end and data[at] == 0x23 else 0
 
 
 def lost(outlet: WriteBuffer, data: bytes) -> None:
-    """QoS 0 messages are dropped, because their client does not read."""
+    """Report QoS 0 messages to the hooks that are dropped because their client does not read."""
     spout = outlet.send
     if not isinstance(spout, DeliveryHooks):
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the message path reads out of the raw headers of a NATS message."""
+"""Values that the message path reads from the raw headers of a NATS message."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 
 def publish_qos(headers: bytes) -> int:
-    """The QoS in the ``Nmqtt-Pub`` header; 0 when absent or not a QoS."""
+    """Return the QoS in the ``Nmqtt-Pub`` header; 0 when the header is absent or not a QoS."""
     start = headers.find(b"\r\nNmqtt-Pub:")
     if start < 0:
         return 0
@@ -19,7 +19,7 @@ def publish_qos(headers: bytes) -> int:
 
 
 def header(headers: bytes, name: bytes) -> bytes:
-    """The first value of a header, or empty; ``name`` includes the colon."""
+    """Return the first value of a header; empty = no such header. ``name`` includes the colon."""
     start = headers.find(b"\r\n" + name)
     if start < 0:
         return b""
@@ -29,7 +29,7 @@ def header(headers: bytes, name: bytes) -> bytes:
 
 
 def identity(headers: bytes) -> bytes:
-    """What tells a message from every other: the release id of a QoS 2 message or a will, else its own id."""
+    """Return the id by which a message is recognised: the release id of a QoS 2 message or will, else `Nmqtt-Id`."""
     start = headers.find(b"\r\nNats-Msg-Id:")
     if start >= 0 and headers.startswith((b"q2-", b"will-", b" q2-", b" will-"), start + 14):
         return header(headers, b"Nats-Msg-Id:")
@@ -37,7 +37,7 @@ def identity(headers: bytes) -> bytes:
 
 
 def publisher(headers: bytes) -> str:
-    """The publisher's client id, where the headers name it."""
+    """Return the publisher's client id; empty where the headers do not name it."""
     value = header(headers, b"Nmqtt-Client:")
     if not value:
         return ""
@@ -45,5 +45,5 @@ def publisher(headers: bytes) -> str:
 
 
 def is_status(headers: bytes) -> bool:
-    """Whether the block is a word of NATS itself (``NATS/1.0 503``: nobody listens), and no message of anybody's."""
+    """Whether the headers are a status of NATS itself (``NATS/1.0 503``: no responders), not of a message."""
     return headers[8:9] == b" "

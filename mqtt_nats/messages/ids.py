@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ids of messages: 128 bits, as 32 hex digits. See docs/observing.md."""
+"""Message ids: 128 bits as 32 hex digits. See docs/observing.md."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ _TWO: Final = tuple(b"%02x" % number for number in range(0x100))
 
 
 class MessageIds:
-    """Makes the ids of one gateway: time in microseconds (64 bits), gateway (48 bits), counter (16 bits)."""
+    """Generator of one gateway's message ids: time in microseconds (64 bits), gateway (48 bits), counter (16 bits)."""
 
     __slots__ = ("_count", "_high", "_start", "given", "own")
 
     def __init__(self, gateway: int) -> None:
         self.own = b"%012x" % gateway
-        """What all of them have from the 17th digit on."""
+        """Digits 17 to 28 of each id: the gateway."""
         self.given = b""
-        """The id that the next message gets, where it was told before."""
+        """Id that the next message gets, since hooks have seen it; empty = a new id."""
         self._count = 0
         self._high = -1
-        """The time but for its last 8 bits: messages that leave at once have it in common."""
+        """Time in microseconds without its last 8 bits: its digits are shared by messages of the same moment."""
         self._start = b""
 
     def next(self) -> bytes:
-        """The id of one more message."""
+        """Return the id of the next message."""
         if self.given:
             given, self.given = self.given, b""
             return given
@@ -34,5 +34,5 @@ class MessageIds:
         high = now >> 8
         if high != self._high:
             self._high, self._start = high, b"%014x" % high
-        # One for each message: to format numbers takes longer, and so does to join a tuple.
+        # On the path of each message: number formatting and a join of a tuple would take longer.
         return self._start + _TWO[now & 0xFF] + self.own + _TWO[count >> 8] + _TWO[count & 0xFF]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One application message on its way to subscribers, and its shared encodings.
+"""Application messages on their way to subscribers, and the encodings that subscribers share.
 
-An encoding ends before what is per subscriber. What has no properties and no expiry is encoded at most once for
-each protocol version and QoS; :func:`tailored` makes the packet of a subscriber that wants more than that.
+A shared encoding has no part that differs between subscribers. It is made at most once for each protocol version and
+QoS; :func:`tailored` makes the packet of a subscriber that needs its own.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ UNNAMED: Final = b"\0\0"
 """The topic of a PUBLISH packet that has only an alias."""
 
 MOMENT: Final = 1.0
-"""A message that expires at once still reaches those who are connected: within this time (seconds)."""
+"""Seconds within which a message with an expiry interval of 0 still reaches connected subscribers."""
 
 
 class Message:
-    """A message as the subscribers of one gateway share it.
+    """A message that the subscribers of one gateway share.
 
-    ``key`` is the topic as it stands in a PUBLISH packet, with its two length bytes. The encodings are
-    made at most once however many subscribers there are; only the packet identifier is per subscriber.
-    The publisher's DUP flag is not in it [MQTT-3.3.1-3] (3.1.1, 5.0).
+    ``key`` is the topic as it stands in a PUBLISH packet, with its two length bytes. Each encoding is made at most
+    once for any number of subscribers; only the packet identifier differs between subscribers.
+    The publisher's DUP flag is not in the message [MQTT-3.3.1-3] (3.1.1, 5.0).
     """
 
     __slots__ = ("_heads", "_tail5", "_zero", "_zero5", "key", "payload", "qos", "retain", "sender")
 
-    # What only some messages have: see Rich.
+    # Attributes that only some messages have: see Rich.
     body: bytes = b""
     expiry: int = -1
     kept: bool = False
@@ -46,27 +46,27 @@ class Message:
         self.qos = qos
         self.sender = sender
         self.retain = retain
-        """A retained message that is sent because of a new subscription."""
+        """RETAIN flag of the packet: the message is a retained one for a new subscription."""
         self._zero = b""
         self._zero5 = b""
         self._tail5 = b""
         self._heads: list[bytes] | None = None
 
     def zero(self) -> bytes:
-        """The PUBLISH packet at QoS 0 (3.1.1) [MQTT-2.3.1-5] [MQTT-4.3.1-1]."""
+        """Return the PUBLISH packet at QoS 0 (3.1.1) [MQTT-2.3.1-5] [MQTT-4.3.1-1]."""
         if not self._zero:
             self._zero = publish_head(0x31 if self.retain else 0x30, self.key, len(self.payload)) + self.payload
         return self._zero
 
     def zero5(self) -> bytes:
-        """The PUBLISH packet at QoS 0 [MQTT-2.2.1-2] [MQTT-4.3.1-1] (5.0)."""
+        """Return the PUBLISH packet at QoS 0 [MQTT-2.2.1-2] [MQTT-4.3.1-1] (5.0)."""
         if not self._zero5:
             tail = self.tail5()
             self._zero5 = publish_head(0x31 if self.retain else 0x30, self.key, len(tail)) + tail
         return self._zero5
 
     def head(self, qos: int) -> bytes:
-        """What precedes the packet identifier at QoS 1 or 2 (3.1.1), DUP clear [MQTT-4.3.2-1] [MQTT-4.3.3-1]."""
+        """Return the bytes before the packet identifier (3.1.1), DUP clear [MQTT-4.3.2-1] [MQTT-4.3.3-1]."""
         heads = self._heads
         if heads is None:
             heads = self._heads = [b""] * 5
@@ -75,7 +75,7 @@ class Message:
         return heads[qos]
 
     def head5(self, qos: int) -> bytes:
-        """What precedes the packet identifier at QoS 1 or 2, DUP clear [MQTT-4.3.2-2] [MQTT-4.3.3-2] (5.0)."""
+        """Return the bytes before the packet identifier, DUP clear [MQTT-4.3.2-2] [MQTT-4.3.3-2] (5.0)."""
         heads = self._heads
         if heads is None:
             heads = self._heads = [b""] * 5
@@ -87,13 +87,13 @@ class Message:
         return publish_head(0x30 | qos << 1 | (1 if self.retain else 0), self.key, 2 + size)
 
     def tail5(self) -> bytes:
-        """What follows the packet identifier in 5.0: properties and payload; not for a message that has to wait."""
+        """Return the bytes after the packet identifier (5.0); not for a message that waits while its expiry runs."""
         if not self._tail5:
             self._tail5 = with_properties(self.body, self.expiry, self.payload)
         return self._tail5
 
     def remaining(self, now: float) -> int:
-        """Seconds that are left of the expiry interval at Unix time ``now``; -1 for a message without expiry."""
+        """Return the seconds left of the expiry interval at Unix time ``now``; -1 = no expiry."""
         return self.expiry
 
 
@@ -117,7 +117,7 @@ class Rich(Message):
     ) -> None:
         super().__init__(key, payload, qos, sender, retain)
         self.body = body
-        """Properties as they stand in a PUBLISH packet, without expiry and what is per subscriber."""
+        """Properties as they stand in a PUBLISH packet, without the expiry and the subscriber's own properties."""
         self.expiry = expiry
         """Message expiry interval at ``born``, in seconds; -1 = none."""
         self.born = born
@@ -126,14 +126,14 @@ class Rich(Message):
         """The publisher has set RETAIN."""
 
     def remaining(self, now: float) -> int:
-        """Seconds that are left of the expiry interval; -1 for a message without expiry [MQTT-3.3.2-6] (5.0)."""
+        """Return the seconds left of the expiry interval at Unix time ``now``; -1 = no expiry [MQTT-3.3.2-6] (5.0)."""
         return left(self.expiry, self.born, now)
 
 
 class Stored:
-    """A message of a stream as all sessions share it: its packet identifier follows from its sequence.
+    """A message of a stream that all sessions share: its packet identifier follows from its stream sequence.
 
-    So the whole PUBLISH packet is the same for every subscriber with the same QoS and protocol version.
+    So the whole PUBLISH packet is the same for all subscribers with the same QoS and protocol version.
     """
 
     __slots__ = (
@@ -168,13 +168,13 @@ class Stored:
         self.key = key
         self.payload = payload
         self.qos = qos
-        """0 when it was not published as an MQTT message at QoS 1 or 2."""
+        """QoS of the publish; 0 = not published as an MQTT message at QoS 1 or 2."""
         self.identifier = identifier
         self.retain = retain
         self.stamp = stamp
-        """Store time in nanoseconds, as the acknowledgement subject has it."""
+        """Store time in nanoseconds since 1970, in decimal digits as in the acknowledgement subject."""
         self.timed = b"\r\nNmqtt-Expiry:" in headers
-        """It has an expiry, so its packets are not shared."""
+        """The message has an expiry, so its packets are not shared."""
         self.born = int(stamp) / 1e9 if self.timed else 0.0
         self.packets: list[bytes] = [b"", b"", b""]
         self.packets5: list[bytes] = [b"", b"", b""]
@@ -184,19 +184,19 @@ class Stored:
 
     @property
     def headers(self) -> bytes:
-        """As it is stored."""
+        """Raw headers of the stored message."""
         return self._headers
 
     @property
     def body(self) -> bytes:
-        """Properties as they stand in a PUBLISH packet; read from the headers when somebody needs them."""
+        """Properties as they stand in a PUBLISH packet; read from the headers at the first use."""
         if self._body is None:
             self._body, self._expiry = from_headers(self._headers) if self._headers else (b"", -1)
         return self._body
 
     @property
     def expiry(self) -> int:
-        """Message expiry interval in seconds, -1 = none."""
+        """Message expiry interval in seconds; -1 = none."""
         if self.timed and self._body is None:
             self._body, self._expiry = from_headers(self._headers)
         return self._expiry
@@ -208,16 +208,16 @@ class Stored:
 
     @property
     def identity(self) -> str:
-        """Its 128-bit id, 32 hex digits; empty where its publisher has given it none."""
+        """Message id, 32 hex digits; empty = the publisher has given none."""
         return header(self._headers, b"Nmqtt-Id:").decode("latin-1")
 
     @property
     def sender(self) -> str:
-        """The publisher's client id, where it is known."""
+        """Client id of the publisher; empty = not known."""
         return publisher(self._headers)
 
     def packet(self, qos: int) -> bytes:
-        """The PUBLISH packet at QoS 1 or 2 (3.1.1), DUP clear [MQTT-4.3.2-1] [MQTT-4.3.3-1]."""
+        """Return the PUBLISH packet at QoS 1 or 2 (3.1.1), DUP clear [MQTT-4.3.2-1] [MQTT-4.3.3-1]."""
         identifier = self.identifier
         flags = 0x30 | qos << 1 | (1 if self.retain else 0)
         head = publish_head(flags, self.key, 2 + len(self.payload))
@@ -225,30 +225,30 @@ class Stored:
         return data
 
     def packet5(self, qos: int) -> bytes:
-        """The PUBLISH packet of a message without expiry at QoS 1 or 2, DUP clear (5.0)."""
+        """Return the PUBLISH packet of a message without expiry at QoS 1 or 2, DUP clear (5.0)."""
         flags = 0x30 | qos << 1 | (1 if self.retain else 0)
         tail = with_properties(self.body, -1, self.payload)
         data = self.packets5[qos] = publish_head(flags, self.key, 2 + len(tail)) + ID[self.identifier] + tail
         return data
 
     def remaining(self, now: float) -> int:
-        """Seconds that are left of the expiry interval; -1 for a message without expiry [MQTT-3.3.2-6] (5.0)."""
+        """Return the seconds left of the expiry interval at Unix time ``now``; -1 = no expiry [MQTT-3.3.2-6] (5.0)."""
         return left(self.expiry, self.born, now)
 
 
 def left(expiry: int, born: float, now: float) -> int:
-    """What is left of an expiry interval, at least 0; -1 without one."""
+    """Return the seconds left of an expiry interval that began at ``born``, at least 0; -1 = no expiry."""
     return max(expiry - int(now - born), 0) if expiry > 0 else expiry
 
 
 def expired(message: Message | Stored, now: float) -> bool:
-    """Whether nobody may be sent the message any more [MQTT-3.3.2-5] (5.0)."""
+    """Whether the message has expired at Unix time ``now``: it is not sent any more [MQTT-3.3.2-5] (5.0)."""
     expiry = message.expiry
     return expiry >= 0 and now - message.born >= (expiry if expiry > MOMENT else MOMENT)
 
 
 def with_properties(body: bytes, expiry: int, payload: bytes) -> bytes:
-    """Properties with their length, then the payload."""
+    """Return the properties with their length, then the payload."""
     if expiry >= 0:
         body = EXPIRY + expiry.to_bytes(4, "big") + body
     if not body:
@@ -269,12 +269,12 @@ def tailored(
     alias: int = 0,
     named: bool = True,
 ) -> bytes:
-    """The PUBLISH packet for one subscriber.
+    """Return the PUBLISH packet for one subscriber.
 
     Args:
         identifier: packet identifier; 0 at QoS 0.
-        now: Unix time, from which the remaining expiry follows.
-        ids: the encoded subscription identifiers [MQTT-3.3.4-3] [MQTT-3.3.4-4] (5.0).
+        now: Unix time in seconds, for the rest of the expiry interval.
+        ids: encoded subscription identifiers [MQTT-3.3.4-3] [MQTT-3.3.4-4] (5.0).
         alias: topic alias, 0 = none; with ``named`` false the packet has no topic.
     """
     first = 0x30 | dup << 3 | qos << 1 | retain
@@ -290,5 +290,5 @@ def tailored(
 
 
 def encoded_id(identifier: int | None) -> bytes:
-    """A subscription identifier as a property; empty for none."""
+    """Return a subscription identifier as a property; empty for none."""
     return b"" if identifier is None else SUBSCRIPTION + put_varint(identifier)

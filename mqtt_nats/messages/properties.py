@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Properties of a message as they stand in a PUBLISH packet, made also from the headers that they travel as.
+"""Properties of a message as they stand in a PUBLISH packet, encoded from a packet or from the headers of a message.
 
-A header that belongs to NATS or to the gateways is never shown as a user property, but for the error of a micro
-service. What is written as headers is in ``mqtt_streams.properties``. See
-docs/internals/rules.md#properties-as-headers.
+A header that belongs to NATS or to the gateways is never shown as a user property, except the error of a micro service.
+``mqtt_streams.properties`` writes the headers. See docs/internals/rules.md#properties-as-headers.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from mqtt_streams import headers as names
 from mqtt_streams.properties import DISTURBING, NAME_MOST, NAMES_MOST, RESERVED, SERVICE_ERROR
 
 STRING_MOST: Final = 65_535
-"""Bytes of an MQTT string."""
+"""Largest size of an MQTT string, in bytes."""
 
 SHOWN_MOST: Final = 1024
-"""User properties that are made from the headers of one message; more than a gateway takes from its own clients."""
+"""User properties that are made from the headers of one message, at most; a gateway takes fewer from its clients."""
 
 FORMAT: Final = b"\x01"
 CONTENT_TYPE: Final = b"\x03"
@@ -31,7 +30,7 @@ USER: Final = b"\x26"
 _NOTHING: Final = (b"", -1)
 
 _to_property: dict[bytes, bytes] = {}
-"""Name of a header -> what a user property of that name begins with, empty when it is not shown."""
+"""Cache: name of a header -> encoded beginning of its user property, empty when the header is not shown."""
 
 _SINGLE: Final = {
     names.FORMAT.encode(): 1,
@@ -44,15 +43,15 @@ _SINGLE: Final = {
 }
 
 _RETAINED: Final = (b"Nmqtt-RTopic:", b"Nmqtt-RFlags:", b"Nmqtt-ROrigin:", b"Nmqtt-Client:")
-"""The headers that the record of a retained message begins with, where it has no properties."""
+"""Headers with which the record of a retained message begins; a message without properties has no further ones."""
 
 _NO_SINGLE: Final[list[bytes | None]] = [None] * 7
 
 
 def body(properties: Properties) -> bytes:
-    """The properties of a message as they stand in a PUBLISH packet, without their length.
+    """Return the properties of a message as they stand in a PUBLISH packet, without their length.
 
-    Left out are expiry, topic alias and subscription identifiers, which are each subscriber's own. User
+    Expiry, topic alias and subscription identifiers are left out, as they differ between subscribers. User
     properties keep their order [MQTT-3.3.2-17] [MQTT-3.3.2-18] (5.0).
     """
     data = b""
@@ -74,25 +73,25 @@ def _string(raw: bytes) -> bytes:
 
 
 def from_headers(headers: bytes) -> tuple[bytes, int]:
-    """The properties of a message that came with this raw block of headers.
+    """Return the properties of a message that has this raw block of headers.
 
-    Every header that is not reserved is a user property, in order, up to SHOWN_MOST. What would not be legal in a
-    packet is left out, and so are headers of NATS clients with control characters, over which some MQTT clients end
-    their connection; of a header that can be there once, the first counts.
+    Every header that is not reserved is a user property, in order, up to SHOWN_MOST. A value that is not legal in a
+    packet is left out, and so is a header of a NATS client with control characters, over which some MQTT clients end
+    their connection. Of a header that a message may have once, the first counts.
 
     Returns:
-        What :func:`body` makes of the same properties, and the expiry interval in seconds, -1 = none.
+        The properties as :func:`body` encodes them, and the expiry interval in seconds, -1 = none.
     """
     lines = headers.split(b"\r\n")
     size = len(lines)
     at = 1
-    if size > 3 and lines[1].startswith(b"Nmqtt-Pub:"):  # what most messages of gateways have, and nothing else
+    if size > 3 and lines[1].startswith(b"Nmqtt-Pub:"):  # most messages of gateways have these headers only
         at = 2
         if lines[2].startswith(b"Nmqtt-Id:"):
             at = 3
             if lines[3].startswith(b"Nmqtt-Client:"):
                 at = 4
-    elif size > 3 and lines[1].startswith(b"Nmqtt-RTopic:"):  # what they have that were retained
+    elif size > 3 and lines[1].startswith(b"Nmqtt-RTopic:"):  # a record of a retained message
         for own in _RETAINED:
             if at < size and lines[at].startswith(own):
                 at += 1
@@ -131,7 +130,7 @@ def from_headers(headers: bytes) -> tuple[bytes, int]:
 
 
 def _property(name: bytes) -> bytes:
-    """What a user property of a header's name begins with, empty for a header that is not shown."""
+    """Return the encoded beginning of the user property of a header's name; empty = the header is not shown."""
     plain = name.strip().lower().decode("latin-1")
     shown = plain and (plain in SERVICE_ERROR or not plain.startswith(RESERVED)) and _clean(name)
     start = USER + _string(name) if shown else b""
@@ -143,7 +142,7 @@ def _property(name: bytes) -> bytes:
 
 
 def _singles(values: list[bytes | None]) -> bytes:
-    """The properties before the user properties, from the values of their headers by the numbers of ``_SINGLE``."""
+    """Return the encoded properties before the user properties; ``values`` of headers by the numbers of ``_SINGLE``."""
     _, indicator, kind, encoded, reply, correlation, _ = values
     data = b""
     if indicator in (b"0", b"1"):
@@ -169,7 +168,7 @@ def _singles(values: list[bytes | None]) -> bytes:
 
 
 def _number(value: bytes | None) -> int:
-    """An expiry interval; -1 when there is none, or it is no number of four bytes."""
+    """Return an expiry interval in seconds; -1 when the header is missing or is no number of four bytes."""
     if value is None or not value.isdigit() or len(value) > 10:
         return -1
     number = int(value)
@@ -188,7 +187,7 @@ def _legal(raw: bytes) -> bool:
 
 
 def _clean(raw: bytes) -> bool:
-    """Whether these bytes may be an MQTT string that no receiver objects to."""
+    """Whether these bytes may be an MQTT string without the control characters that some clients refuse."""
     if len(raw) > STRING_MOST:
         return False
     try:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PUBLISH packets of one subscriber's own: subscription identifiers, topic aliases, size limit, remaining expiry.
+"""PUBLISH packets for one subscriber: subscription identifiers, topic aliases, size limit, remaining expiry.
 
-They are made when they are written, so that an alias is never given in a packet that is not sent.
+Such a packet is encoded when it is written, so that a topic alias is never given in a packet that is not sent.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from mqtt_nats.protocol.overlap import Overlap
     from mqtt_nats.pubsub.routing_table import Choice
 
-# Topic aliases given to one client, however many more it allows: each is remembered here and there.
+# Largest number of topic aliases for one client, also where it allows more: gateway and client remember each of them.
 ALIASES_MOST: Final = 256
 
 
 class Aliases:
-    """The topic aliases given to one client: those used last.
+    """Topic aliases of packets to one client, for the topics that were used last.
 
     [MQTT-3.1.2-26] [MQTT-3.1.2-27] [MQTT-3.3.2-11] (5.0)
     """
@@ -38,7 +38,7 @@ class Aliases:
         self._given: dict[bytes, int] = {}
 
     def give(self, key: bytes) -> tuple[int, bool]:
-        """The alias of a topic, and whether the client knows it already."""
+        """Return the alias of a topic, and whether the client knows the alias already."""
         given = self._given
         alias = given.pop(key, 0)
         known = alias > 0
@@ -48,20 +48,20 @@ class Aliases:
         return alias, known
 
     def known(self) -> dict[int, bytes]:
-        """Topics by their alias."""
+        """Return the topics by alias."""
         return {alias: key[2:] for key, alias in self._given.items()}
 
     def forget(self) -> None:
-        """Give every alias anew: the client may not have got those that were given."""
+        """Forget all aliases: the client may not have got the packets that have set them."""
         self._given.clear()
 
 
 def encode_publish(
     client: Client, message: Message | Stored, qos: int, identifier: int, *, ids: bytes, retain: bool, dup: bool = False
 ) -> bytes:
-    """A PUBLISH packet for one client; empty when it must not be sent: expired, or too large for the client.
+    """Return a PUBLISH packet for one client; empty when it must not be sent: expired, or too large for the client.
 
-    [MQTT-3.3.2-5] [MQTT-3.1.2-24] [MQTT-3.1.2-25] (5.0); what was sent once is sent again all the same.
+    [MQTT-3.3.2-5] [MQTT-3.1.2-24] [MQTT-3.1.2-25] (5.0); an expired message that was sent before (DUP) is sent again.
     """
     now = natstime.now()
     if not dup and expired(message, now):
@@ -71,7 +71,7 @@ def encode_publish(
     limit = client.terms.maximum_packet_size
     alias, known = 0, False
     aliases = client.outgoing
-    # What may be dropped must not give an alias, and what is dropped for its size has none.
+    # A packet that may be dropped must not set an alias; a packet that is dropped for its size gets none.
     if aliases is not None and (qos or not client.outlet.clogged):
         size = len(message.key) + len(message.payload) + len(message.body) + len(ids) + 32
         if size <= limit:
@@ -88,7 +88,7 @@ def encode_publish(
 def encode_for_subscriber(
     client: Client, message: Message | Stored, qos: int, choice: Choice | None = None
 ) -> Callable[[int], bytes]:
-    """What makes the packet of a message once its packet identifier is known; it gives nothing when it is too late."""
+    """Return a function that encodes a message for its packet identifier; empty: denied, expired or too large."""
     ids = choice.ids if choice is not None else b""
     retain = message.retain or (choice is not None and choice.kept and message.kept)
 
@@ -105,21 +105,21 @@ def encode_for_subscriber(
 def subscriber_properties(
     client: Client, overlap: Overlap[Any], message: Stored, delivery: Delivery
 ) -> tuple[bytes, bool]:
-    """Subscription identifiers for a stored message, and whether its RETAIN flag stays [MQTT-3.3.4-4] (5.0).
+    """Return subscription identifiers for a stored message, and whether RETAIN stays [MQTT-3.3.4-4] (5.0).
 
-    A bridge of 3.1.1 gets RETAIN as it was published.
+    A 3.1.1 bridge gets the publisher's RETAIN flag.
     """
     options = client.options
     if client.version != 5:
         return b"", client.bridge and message.kept
-    if delivery.sequence < 0:  # a retained message, or one of a shared subscription, comes because of one subscription
+    if delivery.sequence < 0:  # a retained message, or one of a group, comes by one subscription only
         return encoded_id(delivery.source.identifier), delivery.source.kept and message.kept
     if not options:
         return b"", False
     own = message.sender == client.client_id
     identifiers, kept = overlap.extras(message.subject, delivery.sequence, own)
     topic = subject_to_topic(message.subject)
-    for found, wanted in options.items():  # those at QoS 0 have no consumer
+    for found, wanted in options.items():  # subscriptions at QoS 0 have no consumer, so `overlap` lacks them
         if not client.filters[found] and not (own and wanted.no_local) and matches(found.text, topic):
             kept = kept or wanted.retain_as_published
             if wanted.identifier is not None:
