@@ -187,7 +187,10 @@ class Client(JobRunner):
         path.leave()
 
     def _before(self, packets: list[Packet]) -> None:
-        """Handle CONNECT; others wait. [MQTT-3.1.4-5] (3.1.1), [MQTT-3.1.4-6] (5.0), [MQTT-3.2.0-1] (3.1.1, 5.0)."""
+        """Handle CONNECT, and queue packets that have to wait for it or for a packet before them.
+
+        [MQTT-3.1.4-5] (3.1.1), [MQTT-3.1.4-6] (5.0), [MQTT-3.2.0-1] (3.1.1, 5.0).
+        """
         if self.state is State.NEW:
             connect, *packets = packets
             assert isinstance(connect, Connect)  # the decoder lets nothing else come first

@@ -240,7 +240,7 @@ async def _claim(client: Client, connect: Connect) -> bool:
             broker.spawn(forget_second(client), f"second key of {client.client_id}")
         try:
             await _succeed(client, known, expected, wills, written if present else 0, continued=present)
-        except BaseException:  # any failure: nothing else deals with the former connection's deadline and wills
+        except BaseException:  # any failure: nothing else sets the session's deadline and deals with its earlier wills
             client.refused_after_claim()
             work = leave_claimed(client, expected, continued=present)
             broker.spawn(work, f"claim of {client.client_id}")

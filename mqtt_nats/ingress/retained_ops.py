@@ -44,7 +44,7 @@ class RetainedOp(PendingStore):
             self.parent.stored(ack)
 
     def failed(self, error: ApiError) -> None:
-        """Fail the whole publish; without a reason code for it, a full stream only leaves the message unretained."""
+        """Fail the whole publish; a full stream fails it only if its acknowledgement can have a reason code."""
         self.broker.retained_now(self)
         parent = self.parent
         if error.description == NO_ROOM and not (parent is not None and parent.explains()):

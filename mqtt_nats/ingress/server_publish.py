@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages without a PUBLISH packet of their form: wills, scheduled ones, of plugins, with a QoS changed by a hook."""
+"""Publishes without a matching PUBLISH packet: wills, messages of timers and plugins, a QoS changed by a hook."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def called(entry: Entry) -> str:
 
 async def _let_go(client: Client) -> None:
     """End a connection whose session another gateway may have dealt with."""
-    if await still_owner(client) or client.alive:  # still the owner, or unknown: the session was not dealt with
+    if await still_owner(client) or client.alive:  # claimed later, or unknown: no other gateway deals with the session
         client.end(MqttError("this gateway was taken for dead", ReasonCode.SERVER_UNAVAILABLE))
 
 

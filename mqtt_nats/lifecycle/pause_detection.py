@@ -60,7 +60,7 @@ def _begin(broker: Broker) -> None:
     broker.standing = broker.link.stopped = broker.shared.stopped = True
     for client in broker.connections:
         client.connection.hold(Hold.STANDSTILL)
-        if not client.greeted:  # the time of its connection comes from the clock that was not read: no timeout yet
+        if not client.greeted:  # its connect timeout begins anew: `opened` may come from the clock that was not read
             client.connection.opened = now
     broker.spawn(_catch_up(broker), "standstill")
 

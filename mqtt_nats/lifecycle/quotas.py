@@ -230,7 +230,7 @@ class Quotas:
         """Return the use of a quota; its notes are read where they were not read lately."""
         if (use := self._known(quota, full)) is not None:
             return use
-        async with self._reading:  # other clients of the quota wait for the same notes
+        async with self._reading:  # clients of the same quota that come meanwhile wait for these notes
             if (use := self._known(quota, full)) is not None:
                 return use
             found = await self._notes.sessions(quota)

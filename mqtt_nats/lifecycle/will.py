@@ -198,7 +198,7 @@ def delay_will(broker: Broker, will: StoredWill, epoch: int, at: float) -> None:
 
 
 async def _taken(client: Client, will: StoredWill) -> None:
-    """Publish the will of a moved session unless a gateway has claimed it: nats-server's listener ignores it."""
+    """Publish the will of a moved session unless a gateway owns it: nats-server's listener ignores gateways' wills."""
     broker = client.broker
     while True:
         try:
