@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gateway's one reader of stored messages, and sessions that catch up to it."""
+"""The gateway's shared reader of stored messages, and the catch-up readers of sessions that are behind it."""

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was stored while a client was away, read in pages and without acknowledgements.
+"""Catch-up reader: brings one session the messages stored while its client was away, in pages, unacknowledged.
 
-A live session with much left to get has a reader of its own until it is where the gateway's shared reader is. A page is
-asked for when little of the one before waits for a place in the session's window; so it is read at the pace of the
-client, and sent as soon as the client has acknowledged what came before. See docs/internals/rules.md#catching-up.
+A live session with many messages left has a reader of its own until the session is where the gateway's shared reader
+is. The reader asks for a page when few messages of the page before wait for a place in the session's window. So it
+reads at the pace of the client, and it sends as soon as the client has acknowledged earlier messages. See
+docs/internals/rules.md#catching-up.
 """
 
 from __future__ import annotations
@@ -33,73 +34,73 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 PAGE: Final = 1024
-"""Messages that have come or were asked for, at most; more are asked for when it is half of that."""
+"""Maximum number of messages that wait or were asked for; more are asked for when half of that is left."""
 
 PAGE_BYTES: Final = 1024 * 1024
-"""Payload that has come or was asked for, as far as the messages before tell how large they are; or one message."""
+"""Maximum payload bytes that wait or were asked for, estimated from earlier messages; never less than one message."""
 
 SILENCE: Final = 2.0
-"""Seconds without what was asked for after which the reader is made again."""
+"""Seconds without the messages asked for after which the reader is created again."""
 
 PAUSE: Final = 0.25
-"""Seconds until JetStream is asked again."""
+"""Seconds before JetStream is asked again."""
 
 IDLE: Final = 60
-"""Seconds without a request after which the server removes such a reader."""
+"""Seconds without a pull request after which nats-server removes the reader."""
 
 HANDOVER: Final = 5.0
-"""Seconds in which the shared reader must have taken over."""
+"""Maximum seconds for the handover to the shared reader."""
 
 NOT_YET: Final = 1 << 30
-"""As if so many messages had been asked for."""
+"""Value of `_asked` while the reader's consumer does not exist: it prevents pull requests."""
 
 NO_MORE: Final = (b"404", b"408")
-"""Nothing is left: 408 where nats-server before 2.15 had some of what was asked for. It is looked into."""
+"""Status codes for "no messages left". nats-server before 2.15 sends 408 after part of a page; `_hand_over` checks."""
 COMPLETED: Final = b"Batch Completed"
 TOO_MUCH: Final = b"MaxBytes"
-"""Of a status of a pull request."""
+"""Texts in the status of a pull request: the page was delivered; its byte limit was reached."""
 
 
 class CatchUpReader:
-    """Brings one session what it has missed, in order and none twice."""
+    """Reader that brings one session its missed messages, in order and none twice."""
 
     def __init__(self, live: SharedReaderSessions, member: Member, position: int) -> None:
         self.position = position
-        """Everything up to this sequence that matches the session's live subscriptions has been brought."""
+        """Stream sequence up to which every message that matches a live subscription was given to the session."""
         self._live = live
         self._broker = live.broker
         self._member = member
         self._page = max(min(PAGE, live.queue_most // 2), 1)
         self._size = self._most = live.broker.store.max_payload
-        """Of messages lately, in bytes: no less than that of the last, and falling slowly."""
+        """Estimated message size in bytes: at least the size of the last one; it falls by 1/64 of the difference."""
         self._name = ""
         self._sid = self._subject = self._request = b""
         self._filters: tuple[str, ...] = ()
         self._plain = False
-        """There is one subscription, and whatever comes is its."""
+        """Whether the session has a single subscription, so that every message belongs to it."""
         self._next = 1
         self._asked = 0
-        """Messages that were asked for and have not come."""
+        """Number of messages that were asked for and have not arrived."""
         self._kept: deque[tuple[int, bytes, bytes, bytes, bytes]] = deque()
-        """Those that have come and have no place yet, with store time, subject and headers."""
+        """Messages that wait for a place in the window: sequence, store time, subject, headers, payload."""
         self._bytes = 0
-        """Their payloads."""
+        """Payload bytes of the waiting messages."""
         self._heard = 0.0
         self._broken = True
         self._end = False
-        """There was nothing more."""
+        """Whether JetStream has no more messages for this reader."""
         self._over = False
         self._wake = asyncio.Event()
         member.side.machine.on_room = self._deal
         self._broker.spawn(self._run(), f"what {member.client.client_id} has missed")
 
     def broken(self) -> None:
-        """Something is missing, or may be, or other messages are wanted."""
+        """Create the reader again: a message is missing, or may be, or the subscriptions have changed."""
         self._broken = True
         self._wake.set()
 
     def end(self) -> None:
-        """Nothing is taken any more."""
+        """Stop reading; messages that still arrive are ignored."""
         self._over = True
         self._broker.link.unsubscribe_raw(self._sid)
         self._member.side.machine.on_room = None
@@ -114,7 +115,7 @@ class CatchUpReader:
                     await asyncio.sleep(PAUSE if self._name else 0)
                     if not self._over:
                         await self._make()
-                self._deal()  # room may have been made otherwise than by acknowledgements
+                self._deal()  # an acknowledgement is not the only way in which room is made
                 if self._end and not self._kept and await self._hand_over():
                     break
                 await self._signal()
@@ -134,7 +135,7 @@ class CatchUpReader:
                 log.debug("the reader of %s: %s", member.client, error)
 
     async def _signal(self) -> None:
-        """Wait until something is to be done, or what was asked for does not come."""
+        """Wait until there is work; after `SILENCE` without the messages asked for, mark the reader as broken."""
         try:
             async with asyncio.timeout(SILENCE):
                 await self._wake.wait()
@@ -144,7 +145,7 @@ class CatchUpReader:
         self._wake.clear()
 
     async def _make(self) -> None:
-        """Make the reader, or make it again where it was."""
+        """Create the reader's consumer, or create it again after :attr:`position`."""
         broker, link = self._broker, self._broker.link
         subjects = self._subjects()
         if not subjects:
@@ -186,7 +187,7 @@ class CatchUpReader:
     # -- pages ----------------------------------------------------------------------------------
 
     def _more(self) -> None:
-        """Ask for a page, if it is time."""
+        """Ask for the next page if few enough messages wait or are under way."""
         there = len(self._kept) + self._asked
         size = self._bytes + self._asked * self._size
         if self._broken or self._over or (there and (there > self._page // 2 or size > PAGE_BYTES // 2)):
@@ -194,7 +195,7 @@ class CatchUpReader:
         count = max(min(self._page - there, (PAGE_BYTES - size) // (self._size + 1)), 1)
         self._asked += count
         self._heard = asyncio.get_running_loop().time()
-        # So many that one message always fits.
+        # With the largest payload added to the byte limit, one message always fits.
         body = b'{"batch":%d,"no_wait":true,"max_bytes":%d}' % (count, PAGE_BYTES + self._most)
         link = self._broker.link
         link.out.append(b"%b%d\r\n%b\r\n" % (self._request, len(body), body))
@@ -229,14 +230,14 @@ class CatchUpReader:
             self._more()
 
     def _room(self) -> int:
-        """How many messages have a place in the session's window now."""
+        """Return how many messages have a place in the session's window now."""
         machine = self._member.side.machine
-        # What waits of other subscriptions may wait for this reader to have come so far.
+        # Waiting messages of other subscriptions may wait until this reader has come as far as they are.
         crowd = machine.crowd_before(self.position) if machine.crowd else 0
         return machine.limit - len(machine.inflight) - machine.released - crowd
 
     def _deal(self) -> None:
-        """The client has acknowledged something: send what has a place now."""
+        """Give the session the waiting messages that have a place in its window; called on acknowledgements."""
         kept = self._kept
         while kept and self._room() > 0 and not self._over:
             first = kept.popleft()
@@ -262,7 +263,7 @@ class CatchUpReader:
             self._live.failed(member, sequence, message.qos, error)
 
     def _status(self, headers: bytes) -> None:
-        """What was asked for does not come, or not all of it."""
+        """Handle a status message: the page is complete, was cut short, or failed."""
         if headers[9:12] in NO_MORE:
             self._ended()
         elif TOO_MUCH in headers:
@@ -276,10 +277,10 @@ class CatchUpReader:
         self._end = True
         self._wake.set()
 
-    # -- to the shared reader -------------------------------------------------------------------
+    # -- handover to the shared reader ----------------------------------------------------------
 
     async def _hand_over(self) -> bool:
-        """Leave the session to the shared reader; False when there is more to read first."""
+        """Hand the session over to the shared reader; False when messages have to be read first."""
         live, member = self._live, self._member
         self._end = False
         member.joining = joining = Promotion([], 0)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who else serves sessions here: positions are stored only where everybody else understands them.
+"""Whether the shared reader may be used: only while every server of sessions understands stored positions.
 
-A gateway that is older refuses a session that may have one. nats-server's own MQTT listener does not, and would send
-again what was taken from the shared reader of a gateway that has died. See docs/internals/rules.md#shared-reader.
+An older gateway refuses a session that may have a position. nats-server's own MQTT listener does not refuse it, and
+would send again the messages that the session took from the shared reader of a gateway that has died. See
+docs/internals/rules.md#shared-reader.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 EVERY: Final = 5.0
-"""Seconds between two looks, if nothing is heard before."""
+"""Maximum seconds between two checks; an advisory causes a check at once."""
 
 QUIET: Final = 30.0
-"""Seconds for which there has to be no reason against it before it is used again."""
+"""Seconds without a reason against the shared reader before the shared reader is used again."""
 
 CREATED: Final = f"$JS.EVENT.ADVISORY.CONSUMER.CREATED.{RETAINED}.*".encode()
-"""Heard when nats-server's listener begins to serve somebody: gateways have no consumer of retained messages."""
+"""Advisory that nats-server's listener serves a client: gateways create no consumer of retained messages."""
 
 
 class PositionSupport:
-    """Whether sessions may be served by the shared reader."""
+    """The check whether sessions may be served by the shared reader."""
 
     def __init__(self, live: SharedReaderSessions, lease: Lease) -> None:
         self._live = live
@@ -54,7 +55,7 @@ class PositionSupport:
         live.company = self
 
     def renew(self, link: NatsConnection) -> None:
-        """There is a new connection to NATS."""
+        """Renew the advisory subscription on a new connection to NATS, and check at once."""
         if self._sid:
             link.renew(self._sid, CREATED)
         self._heard.set()
@@ -63,7 +64,7 @@ class PositionSupport:
         self._heard.set()
 
     async def begin(self) -> None:
-        """Look for the first time; what others are told of this gateway says what has come of it.
+        """Check for the first time; this gateway's registration then says whether the gateway may store positions.
 
         Raises:
             ApiError, NoResponders, RequestTimeout: JetStream does not answer.
@@ -76,7 +77,7 @@ class PositionSupport:
             self._live.allowed = True
 
     async def keep(self) -> None:
-        """Look now and then, for as long as the gateway runs."""
+        """Check every `EVERY` seconds for as long as the gateway runs."""
         while self._wanted == "auto":
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(EVERY):
@@ -103,7 +104,7 @@ class PositionSupport:
         self._why = why
 
     async def _against(self) -> str:
-        """Why sessions had better be left to their own consumers."""
+        """Return why sessions have to stay with their own consumers; empty when there is no reason."""
         broker = self._live.broker
         for entry in await self._lease.store.entries():
             if not entry.lapsed and entry.identity != broker.identity and not entry.info.get(POSITIONS):
@@ -116,10 +117,10 @@ class PositionSupport:
 
 
 def make(broker: Broker, lease: Lease, config: dict[str, Any]) -> PositionSupport | None:
-    """What makes sure that the shared reader is used only where it may be; None where it never is.
+    """Return the check that guards the shared reader; None where the shared reader is never used.
 
     Args:
-        config: of the stream of messages.
+        config: configuration of the stream of messages.
     """
     if broker.settings.shared_reader == "never" or config.get("retention") != "limits":
         return None
@@ -128,7 +129,7 @@ def make(broker: Broker, lease: Lease, config: dict[str, Any]) -> PositionSuppor
 
 
 def keep_company(broker: Broker, company: PositionSupport | None, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-    """Have positions written, and where it is wanted sessions served by the shared reader, from now on."""
+    """Start the tasks that write positions and, where the shared reader is used, the tasks of the shared reader."""
     background = [tasks.create_task(rooted(keep(broker)), name="positions")]
     if broker.live is not None and company is not None:
         background.append(tasks.create_task(rooted(broker.live.reader.run()), name="shared reader"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is looked at now and then for the sessions that the shared reader serves, or may serve."""
+"""Periodic checks of the sessions that the shared reader serves, or may serve."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 EVERY: Final = 0.5
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 
 REFUSED: Final = 10.0
-"""Seconds for which JetStream has refused a reader after which sessions are left to their consumers."""
+"""Seconds of refusal by JetStream after which sessions go back to their own consumers."""
 
 CROWD_MOST: Final = 100_000
-"""Messages that wait in all live sessions; beyond it those in which most wait are behind."""
+"""Maximum number of waiting messages in all live sessions; beyond it sessions with more than average fall behind."""
 
 FALLING_MOST: Final = 64
-"""Sessions that are left to their consumers at the same time, where that is not their own doing."""
+"""Maximum number of sessions that go back to their consumers at the same time for a reason outside the session."""
 
 RENEWED_MOST: Final = 16
-"""Sessions whose dormant consumers are renewed in one look."""
+"""Maximum number of sessions whose dormant consumers are renewed in one check."""
 
 
 async def keep_up(live: SharedReaderSessions) -> None:
-    """Look every half second, for as long as the gateway runs."""
+    """Check the sessions every half second, for as long as the gateway runs."""
     while True:
         await asyncio.sleep(EVERY)
         try:
@@ -45,12 +45,12 @@ async def keep_up(live: SharedReaderSessions) -> None:
 
 
 def look(live: SharedReaderSessions) -> None:
-    """Find sessions that may become live, and those that cannot stay it."""
+    """Promote sessions that may become live, and demote live sessions that cannot stay live."""
     now = asyncio.get_running_loop().time()
     reader = live.reader
     refused = not live.allowed or (reader.refused and now - reader.refused > REFUSED)
     sides = [member.side for member in live.members.values()]
-    # What waits in those that have fallen behind already is there until their clients have had it.
+    # The sum leaves out sessions that have fallen behind: their messages wait until their clients take them.
     crowd = sum(side.machine.crowd for side in sides if side.keeper is not None and side.keeper.taking)
     renewed = 0
     for client in list(live.broker.clients.values()):
@@ -73,7 +73,7 @@ def look(live: SharedReaderSessions) -> None:
 
 
 def _renew(live: SharedReaderSessions, client: Client, side: DurableDelivery, now: float, renewed: int) -> int:
-    """Renew a session's dormant consumers where it is time; how many sessions that was."""
+    """Renew a session's dormant consumers if it is time; return the number of renewed sessions, 0 or 1."""
     member = live.members.get(client)
     if member is None or now < member.renewal or renewed >= RENEWED_MOST or not settled(client):
         return 0

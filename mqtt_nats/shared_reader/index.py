@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which sessions want which of the messages that the shared reader brings."""
+"""Index of the sessions that want a message of the shared reader."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
 
 TOPICS_MOST: Final = 16384
 SWAPPED: Final = {ord("."): "/", ord("/"): "."}
-"""From a NATS subject, in whose tokens there may be slashes, to the levels of a topic."""
+"""Translation of a NATS subject, whose tokens may contain slashes, to the levels of a topic."""
 
 
 class ServedFilters:
-    """The filters of the sessions that the shared reader serves; ``wanted`` counts them for it."""
+    """Index of the filters of sessions that the shared reader serves; it counts the filters in ``wanted``."""
 
     def __init__(self, wanted: Counter[str]) -> None:
         self.targets: dict[bytes, list[Member]] = {}
-        """Who gets the messages of a subject, where that has been asked."""
+        """Cache: the sessions that get the messages of a subject, by stored subject."""
         self._wanted = wanted
         self._index: FilterIndex[dict[Member, None]] = FilterIndex()
         self._present: dict[str, dict[Member, None]] = {}
 
     def put(self, member: Member) -> None:
-        """A session wants what its live subscriptions match."""
+        """Add the filters of a session's live subscriptions."""
         for one in member.side.attachments.values():
             if one.source.live and not one.source.end:
                 self.add(member, one.consumer.filter_subject)
 
     def add(self, member: Member, filter_subject: str) -> None:
-        """A session wants what a consumer's filter matches."""
+        """Add the filter of one consumer of a session."""
         subject = filter_subject.removeprefix(STORED_PREFIX)
         if subject in member.filters:
             return
@@ -50,7 +50,7 @@ class ServedFilters:
         self.targets.clear()
 
     def remove(self, member: Member) -> None:
-        """A session wants nothing any more."""
+        """Remove all filters of a session."""
         wanted = self._wanted
         for subject in member.filters:
             members = self._present[subject]
@@ -66,7 +66,7 @@ class ServedFilters:
             self.targets.clear()
 
     def find(self, subject: bytes) -> list[Member]:
-        """Who gets the messages of a subject, which is then in :attr:`targets`."""
+        """Return the sessions that get the messages of a subject, and cache them in :attr:`targets`."""
         if len(self.targets) >= TOPICS_MOST:
             self.targets.clear()
         text = subject[len(STORED_PREFIX) :].decode("utf-8", "replace")
@@ -79,7 +79,7 @@ class ServedFilters:
 
 
 def shown(subject: str) -> bool:
-    """Whether a stored message is for anybody: reply inboxes are nobody's."""
+    """Return whether sessions may get a stored message: no session gets the messages of reply inboxes."""
     return subject[:1] == "$" or visible_to_wildcard(subject)
 
 

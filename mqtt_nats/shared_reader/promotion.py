@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A session on its way from its own consumers to the shared reader."""
+"""Promotion of a session: from its own consumers to the shared reader."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 
 KEPT_BACK: Final = 10_000
-"""Messages that are kept back for a session meanwhile, at most."""
+"""Maximum number of messages that are kept back for a session during its promotion."""
 
 JOINING_MOST: Final = 1024
-"""Subscriptions of sessions that become live at the same time: nats-server drops all requests when 10,000 wait."""
+"""Maximum number of subscriptions in promotion at a time: nats-server drops all requests when 10,000 wait."""
 
 BEHIND: Final = 1000
-"""With more left to bring a session becomes live where its consumers are, and reads that by itself."""
+"""Number of messages left above which a session becomes live where its consumers are, with a catch-up reader."""
 
 RETRY_FIRST: Final = 2.0
 RETRY_MOST: Final = 60.0
-"""Seconds until a session that has fallen behind may be live again, doubled each time."""
+"""First and maximum seconds until a session that has fallen behind may become live again; doubled each time."""
 
 
 class Promotion:
-    """A session of which some subscriptions are about to be live."""
+    """Promotion of some subscriptions of a session, while it is under way."""
 
     __slots__ = (
         "attachments",
@@ -59,21 +59,26 @@ class Promotion:
     def __init__(self, attachments: list[ConsumerBinding], since: int, behind: bool = False) -> None:
         self.attachments = attachments
         self.since = since
+        """Stream sequence after which the shared reader's messages count."""
         self.behind = behind
-        """There is much after that which the shared reader does not bring."""
+        """Whether many messages after `since` are stored that the shared reader does not bring."""
         self.kept: list[tuple[int, Stored]] = []
+        """Messages of the shared reader after `since`, kept until the promotion is done."""
         self.passed: set[ConsumerBinding] = set()
+        """Consumers that have delivered a message after `since`, so that all messages before it have come."""
         self.handlers: dict[ConsumerBinding, Handler] = {}
-        """What has handled what a consumer brings."""
+        """Former handlers of the consumers' deliver subjects."""
         self.rests: dict[ConsumerBinding, Handler] = {}
-        """What handles it until the reader's messages count."""
+        """Handlers of the deliver subjects during the promotion."""
         self.dropped = False
+        """Whether a message after `since` that a consumer delivered was dropped."""
         self.gave_way = False
-        """Something else was to be done for the client; the next attempt may follow at once."""
+        """Whether the promotion stopped for another job of the client; the next attempt may follow at once."""
         self.wrong = False
+        """Whether the promotion has to fail: a message was lost, or too many were kept back."""
 
     def keep_back(self, sequence: int, message: Stored) -> None:
-        """The reader has brought a message that is this session's once it is live."""
+        """Keep a message of the shared reader until the session is live."""
         if sequence > self.since:
             self.kept.append((sequence, message))
             if len(self.kept) > KEPT_BACK:
@@ -82,7 +87,7 @@ class Promotion:
 
 
 class Member:
-    """A session in the index of the shared reader."""
+    """Session in the index of the shared reader."""
 
     __slots__ = ("_wait", "client", "filters", "joining", "renewal", "retry", "side")
 
@@ -92,28 +97,28 @@ class Member:
         self.filters: list[str] = []
         self.joining: Promotion | None = None
         self.retry = 0.0
-        """Loop time before which it does not become live."""
+        """Loop time in seconds before which the session does not become live."""
         self.renewal = math.inf
-        """Loop time at which its dormant consumers are to be used again, so that they are not taken for forgotten."""
+        """Loop time in seconds at which the dormant consumers are renewed, so that nats-server does not remove them."""
         self._wait = RETRY_FIRST
 
     def put_off(self, now: float) -> None:
-        """Leave it to its consumers for a while, each time for longer."""
+        """Leave the session to its own consumers for a while; the time doubles with each call."""
         self.retry = now + self._wait
         self._wait = min(self._wait * 2, RETRY_MOST)
 
     def kept_up(self) -> None:
-        """It is live: the next time it falls behind is the first one."""
+        """Reset the retry time: the session has become live."""
         self._wait = RETRY_FIRST
 
 
 class PromotionLimit:
-    """Which sessions become live at the same time, and which are next."""
+    """Limit on the sessions that are promoted at the same time, with a queue of waiting sessions."""
 
     def __init__(self, begin: Callable[[Client], None]) -> None:
         self._begin = begin
         self._at_it: dict[Client, int] = {}
-        """With how many of their subscriptions something is asked about at a time."""
+        """Number of concurrent requests for a session's subscriptions, by client in promotion."""
         self._asked = 0
         self._waiting: dict[Client, None] = {}
 
@@ -121,7 +126,7 @@ class PromotionLimit:
         return client in self._at_it
 
     def take(self, client: Client, subscriptions: int) -> bool:
-        """Whether a session may begin now; if not, ``begin`` is called when it is its turn."""
+        """Return whether a session's promotion may begin now; if not, ``begin`` is called later in its turn."""
         if self._asked >= JOINING_MOST:
             self._waiting[client] = None
             return False
@@ -130,7 +135,7 @@ class PromotionLimit:
         return True
 
     def end(self, client: Client) -> None:
-        """A session is live, or does not become it: the next one."""
+        """End a session's promotion, successful or not, and begin the next waiting ones."""
         self._waiting.pop(client, None)
         self._asked -= self._at_it.pop(client, 0)
         while self._waiting and self._asked < JOINING_MOST:
@@ -140,16 +145,16 @@ class PromotionLimit:
 
 
 def settled(client: Client) -> bool:
-    """Whether a session is open, and nothing about it is under way."""
+    """Return whether a session is open and no job of its client is under way."""
     return client.greeted and client.alive and not client.sent_disconnect and client._task is None
 
 
 async def name_position(client: Client) -> None:
-    """Name the session's position in its record, where the session has begun while there could be none.
+    """Name a position in the session record if the session began when positions were not possible.
 
     Raises:
         ApiError: the record cannot be stored.
-        Conflict: the session belongs to somebody else.
+        Conflict: another connection has claimed the session.
     """
     record = client.record
     assert record is not None
@@ -164,13 +169,13 @@ async def name_position(client: Client) -> None:
 
 
 def consumer_of(reply: bytes) -> str:
-    """The consumer that an acknowledgement subject is of."""
+    """Return the name of the consumer in an acknowledgement subject; empty if there is none."""
     ack = parse_ack(reply)
     return "" if ack is None else ack.consumer
 
 
 def take_over(joining: Promotion, machine: DurableSender, ledger: SessionPosition) -> None:
-    """What consumers have brought, and is on its way, is pending in the session's position from now on."""
+    """Move consumers' deliveries that are in flight or waiting into the session's position, as pending."""
     names = {one.consumer.durable_name for one in joining.attachments}
     sources = {one.source for one in joining.attachments}
     for delivery in machine.on_their_way():
@@ -182,7 +187,7 @@ def take_over(joining: Promotion, machine: DurableSender, ledger: SessionPositio
 
 
 async def left(broker: Broker, joining: Promotion, attachments: Sequence[ConsumerBinding]) -> list[ConsumerBinding]:
-    """Those consumers that have yet to bring something of what is before the one that takes over."""
+    """Return the consumers that have not yet delivered every message up to ``joining.since``."""
     found: list[ConsumerBinding] = []
     for some in parts(attachments):
         passed = await asyncio.gather(*(_passed(broker, joining, one) for one in some))
@@ -191,7 +196,7 @@ async def left(broker: Broker, joining: Promotion, attachments: Sequence[Consume
 
 
 async def much_left(broker: Broker, attachments: Sequence[ConsumerBinding]) -> bool | None:
-    """Whether a consumer has much left to bring; None: one of them is gone."""
+    """Return whether a consumer has more than `BEHIND` messages left; None: a consumer does not exist."""
     much = False
     for some in parts(attachments):
         infos = await asyncio.gather(
@@ -204,7 +209,7 @@ async def much_left(broker: Broker, attachments: Sequence[ConsumerBinding]) -> b
 
 
 async def far_apart(broker: Broker, attachments: Sequence[ConsumerBinding]) -> bool:
-    """Whether one of several consumers would take long to bring what the others have passed."""
+    """Return whether one of several consumers is more than `BEHIND` sequences behind the furthest one."""
     if len(attachments) == 1:
         return False
     since = max(one.source.last for one in attachments)
@@ -215,13 +220,13 @@ async def _passed(broker: Broker, joining: Promotion, attachment: ConsumerBindin
     source = attachment.source
     if attachment in joining.passed or source.last >= joining.since:
         return True
-    # The consumer may be on a server that has not all of it yet, and would say that it has nothing left.
+    # The consumer may be on a replica that lags, and would report nothing left; so the stream's leader is asked.
     start = max(source.last, source.start - 1) + 1
     return await beyond(broker, attachment.consumer.filter_subject, start, joining.since)
 
 
 def rest(joining: Promotion, attachment: ConsumerBinding, handler: Handler) -> Handler:
-    """A handler that takes what a consumer brings up to where the reader begins."""
+    """Return a handler that passes on messages up to ``joining.since`` and redeliveries, and drops later messages."""
 
     def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         ack = parse_ack(reply)
@@ -236,7 +241,7 @@ def rest(joining: Promotion, attachment: ConsumerBinding, handler: Handler) -> H
             joining.passed.add(attachment)
         else:
             joining.wrong = True
-        if source.place <= 0:  # if the session does not become live, what comes next shows that this one is missing
+        if source.place <= 0:  # if the promotion fails, the next delivery shows that this one is missing
             source.place = ack.consumer_seq
 
     return arrived

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gateway's one reader of stored messages, for all durable sessions that keep up.
+"""Shared reader: the gateway's one reader of stored messages for all durable sessions that keep up.
 
-A consumer without acknowledgements that JetStream keeps in memory. It is made again from where it was whenever anything
-is missing: a number in its sequence, a heartbeat, the connection to NATS. See docs/internals/rules.md#shared-reader.
+The reader is a consumer without acknowledgements that JetStream keeps in memory. The gateway creates it again after
+its position when a consumer sequence or a heartbeat is missing or the connection to NATS was lost. See
+docs/internals/rules.md#shared-reader.
 """
 
 from __future__ import annotations
@@ -28,57 +29,57 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 FILTERS_MOST: Final = 128
-"""Above this number of filters everything is read."""
+"""Number of filters above which the reader reads everything."""
 
 HEARTBEAT: Final = 0.25
-"""Seconds without a message after which the server says how far the reader is."""
+"""Seconds without a message after which nats-server sends a heartbeat with the reader's place."""
 
 SILENCE: Final = 2.0
-"""Seconds without a sign of life after which the reader is made again."""
+"""Seconds without a message or heartbeat after which the reader is created again."""
 
 PAUSE: Final = 0.25
-"""Seconds until JetStream is asked again."""
+"""Seconds before JetStream is asked again."""
 
 IDLE: Final = 60
-"""Seconds without interest after which the server removes a reader."""
+"""Seconds without interest in the deliver subject after which nats-server removes the reader."""
 
 EVERYTHING: Final = (STORED_PREFIX + ">",)
 NOTHING: Final = (STORED_PREFIX + "$MQTT",)
-"""No client may publish there."""
+"""Filter that matches no message, since no client may publish there; used while no session wants anything."""
 
 MOST: Final = 0.9
-"""Part of what is stored that is wanted, from which on everything is read: to choose costs nats-server more."""
+"""Wanted fraction of the stored messages above which the reader reads everything: to filter costs nats-server more."""
 
 LEAST: Final = 0.7
-"""The part below which it chooses again."""
+"""Wanted fraction of the stored messages below which the reader filters again."""
 
 SAMPLE: Final = 2000
-"""Messages stored, of which that is said."""
+"""Minimum number of stored messages over which the wanted fraction is measured."""
 
 Dispatch = Callable[[int, bytes, bytes, bytes, bytes], None]
-"""``dispatch(sequence, stamp, subject, headers, payload)``."""
+"""``dispatch(sequence, stamp, subject, headers, payload)``: called for each message of the reader."""
 
 
 class SharedReader:
-    """Brings the messages of ``$MQTT_msgs`` that somebody here wants, in order and none twice."""
+    """Reader of the ``$MQTT_msgs`` messages that a session of this gateway wants, in order and none twice."""
 
     def __init__(self, broker: Broker, dispatch: Dispatch) -> None:
         self.broker = broker
         self.position = 0
-        """Everything up to this sequence that matches the filters has been brought."""
+        """Stream sequence up to which every message that matches the filters was dispatched."""
         self.wanted: Counter[str] = Counter()
-        """Filters of the sessions here."""
+        """Filters of the sessions of this gateway, with the number of sessions for each."""
         self.used = 0
-        """Messages that somebody wanted, of those that are being counted."""
+        """Number of messages after sequence `_counted` that a session wanted; set by the dispatcher."""
         self._counted = 0
-        """The sequence from which on they are."""
+        """Stream sequence at which the counting of `used` began."""
         self._everything = False
-        """Everything is read since most of it is wanted."""
+        """Whether the reader reads everything, since most of it is wanted."""
         self._turning = False
-        """That has changed, and nats-server has not been told."""
+        """Whether the filters have to change and nats-server does not have the change yet."""
         self._dispatch = dispatch
         self.name = ""
-        """Of its consumer; empty before there is one."""
+        """Name of the reader's consumer; empty before the first consumer."""
         self._subject = ""
         self._sid = b""
         self._filters: tuple[str, ...] = ()
@@ -89,12 +90,12 @@ class SharedReader:
         self._anew = False
         self._tickets = 0
         self.refused = 0.0
-        """Not 0: loop time since when JetStream refuses to make it."""
+        """Loop time in seconds since which JetStream refuses the reader; 0 = not refused."""
         self._waiting: list[tuple[int, asyncio.Future[int]]] = []
         self._wake = asyncio.Event()
 
     async def ready(self) -> int:
-        """Have the filters that are wanted now read; returns a sequence after which that is so for sure."""
+        """Have the reader use the filters wanted now; return a sequence after which it certainly brings them all."""
         self._tickets += 1
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting.append((self._tickets, future))
@@ -102,17 +103,17 @@ class SharedReader:
         return await future
 
     def broken(self) -> None:
-        """Something is missing, or may be."""
+        """Create the reader again: a message is missing, or may be."""
         self._broken = True
         self._wake.set()
 
     def begin_anew(self) -> None:
-        """The stream was replaced: its sequences are those of other messages."""
+        """Create the reader again at the end of the stream: the stream was replaced, so old sequences mean nothing."""
         self._anew = True
         self.broken()
 
     async def run(self) -> None:
-        """Keep the reader going for as long as the gateway runs."""
+        """Keep the reader running for as long as the gateway runs."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -164,12 +165,12 @@ class SharedReader:
         try:
             await call(self.broker.inbox, request, self._config(filters, "update"))
         except RequestTimeout:
-            self.broken()  # it may have been done: nobody knows what is read
+            self.broken()  # the update may have been made: which filters are read is unknown
             raise
         self._filters = filters
 
     def _turned(self) -> bool:
-        """Whether it has become better, or worse, to read everything."""
+        """Return whether the filters have to change: to everything, back to the wanted filters, or to none."""
         stored = self.position - self._counted
         if stored < SAMPLE:
             return False
@@ -199,14 +200,14 @@ class SharedReader:
         )
 
     async def _make(self, filters: tuple[str, ...]) -> None:
-        """Make the reader, or make it again where it was."""
+        """Create the reader's consumer, or create it again after :attr:`position`."""
         broker = self.broker
         inbox, link = broker.inbox, broker.link
         state = await broker.latest.state()
         former, self.name = self.name, f"{broker.identity}_reader_{broker.new_nuid()}"
         link.unsubscribe_raw(self._sid)
         if not former or self._anew or self.position > state["last_seq"]:
-            self.position = self._counted = state["last_seq"]  # for the first time, or in a stream that was replaced
+            self.position = self._counted = state["last_seq"]  # first consumer, or the stream was replaced
             self.used = 0
             self._anew = False
         self._start = self.position + 1
@@ -245,7 +246,7 @@ class SharedReader:
             self._dispatch(sequence, tokens[at + 2], subject, headers, payload)
 
     def _status(self, reply: bytes, headers: bytes) -> None:
-        """A heartbeat, or a request to say how far we are."""
+        """Handle a status message: answer flow control; a heartbeat moves the position or shows a loss."""
         link = self.broker.link
         stalled = names.get_last(headers, "Nats-Consumer-Stalled")
         if stalled:
@@ -265,7 +266,7 @@ class SharedReader:
 
 
 def chosen(filters: list[str]) -> tuple[str, ...]:
-    """What is read for ``filters``: none of them may meet another."""
+    """Return the filters to read for ``filters``: no two of them overlap, since JetStream refuses that."""
     kept: list[str] = []
     for one in sorted(filters, key=lambda text: (">" not in text, "*" not in text, text)):
         meets = [other for other in kept if patterns_meet(one, other)]
@@ -279,7 +280,7 @@ def chosen(filters: list[str]) -> tuple[str, ...]:
 
 
 def covers(wide: str, narrow: str) -> bool:
-    """Whether ``wide`` matches whatever ``narrow`` does."""
+    """Return whether ``wide`` matches every subject that ``narrow`` matches."""
     parts, others = wide.split("."), narrow.split(".")
     for index, part in enumerate(parts):
         if part == ">":

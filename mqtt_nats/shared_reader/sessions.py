@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Durable sessions that keep up get their messages from the gateway's shared reader.
+"""Sessions of the shared reader: durable sessions that keep up get their messages from it.
 
 Theory of operation. A subscription is *plain* while its own consumer brings its messages, and *live* while the shared
-reader does; its consumer then lies dormant. It becomes live at a sequence after which the reader brings it all:
-what its consumer brings after that is dropped, what the reader brings is kept back until the consumer has brought the
-rest. It becomes plain again where its client falls behind (:mod:`mqtt_nats.delivery.position_recovery`).
-See docs/internals/rules.md#shared-reader.
+reader does; its consumer then lies dormant. A subscription becomes live at a sequence after which the reader brings
+every message: consumer deliveries after that sequence are dropped; reader messages are kept back until the consumer
+has delivered the rest. A subscription becomes plain again when its client falls behind
+(:mod:`mqtt_nats.delivery.position_recovery`). See docs/internals/rules.md#shared-reader.
 """
 
 from __future__ import annotations
@@ -50,34 +50,34 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 RESETS: Final = (2, 14)
-"""The first nats-server that sets the position of a consumer."""
+"""First nats-server version that can set the position of a consumer."""
 
 READY: Final = 2.0
-"""Seconds in which the reader must have what is wanted."""
+"""Maximum seconds until the reader has the wanted filters."""
 
 PASSED: Final = 5.0
-"""Seconds in which a consumer must have brought the rest."""
+"""Maximum seconds until a consumer has delivered the rest before the shared reader takes over."""
 
 CATCHING_MOST: Final = 64
-"""Sessions that do so at the same time."""
+"""Maximum number of sessions that catch up at the same time."""
 
 QUEUE_MOST: Final = 4096
-"""Messages that wait for a place in the window of a session, or `max_backlog`; beyond it is behind."""
+"""Maximum number of messages that wait for a place in a session's window, unless `max_backlog` is less."""
 
 RENEWAL: Final = 40_000.0
-"""Seconds until nats-server hears again that a dormant consumer is needed: half of what it outlives its session by."""
+"""Seconds between renewals of a dormant consumer: half of the time by which the consumer outlives its session."""
 
 SOON: Final = 0.02
-"""Seconds from SUBSCRIBE until its subscriptions become live."""
+"""Seconds from SUBSCRIBE to the attempt to make its subscriptions live."""
 
 
 class SharedReaderSessions:
-    """The sessions of a gateway that the shared reader serves."""
+    """Sessions of a gateway that the shared reader serves."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.allowed = False
-        """Positions may be stored, as :attr:`company` has found out."""
+        """Whether positions may be stored; set by :attr:`company`."""
         self.company: PositionSupport | None = None
         self.reader = SharedReader(broker, self._dispatch)
         self.interest = ServedFilters(self.reader.wanted)
@@ -85,29 +85,29 @@ class SharedReaderSessions:
         self.members: dict[Client, Member] = {}
         self._turns = PromotionLimit(self._try)
         self.falling: set[Client] = set()
-        """Sessions on their way to their own consumers."""
+        """Sessions on their way back to their own consumers."""
         self.catching: set[CatchUpReader] = set()
-        """Those that read what they have missed."""
+        """Catch-up readers of the sessions that read missed messages."""
         self._about: set[Client] = set()
-        """Those that are about to."""
+        """Sessions that are about to get a catch-up reader."""
 
-    # -- who gets what --------------------------------------------------------------------------
+    # -- sessions and their filters -------------------------------------------------------------
 
     def reached(self, side: DurableDelivery) -> int:
-        """Up to where a session has been given everything."""
+        """Return the stream sequence up to which a session has been given every message."""
         if side.catching is not None:
             return side.catching.position
-        # Where it has caught up the reader may be behind that still.
+        # After catching up a session may be further than the shared reader.
         return max(self.reader.position, side.keeper.ledger.reached if side.keeper is not None else 0)
 
     def remove(self, client: Client) -> None:
-        """Nothing is taken for a session any more."""
+        """Take no more messages for a session."""
         member = self.members.get(client)
         if member is not None:
             self.interest.remove(member)
 
     def refresh(self, client: Client) -> None:
-        """Subscriptions of a session have ended."""
+        """Update the filters of a session whose subscriptions have ended."""
         member = self.members.get(client)
         if member is not None and member.filters:
             self.interest.remove(member)
@@ -116,7 +116,7 @@ class SharedReaderSessions:
             member.side.catching.broken()
 
     def forget(self, client: Client) -> None:
-        """The connection has ended."""
+        """Forget a session whose connection has ended."""
         self._turns.end(client)
         self.falling.discard(client)
         self.remove(client)
@@ -124,7 +124,7 @@ class SharedReaderSessions:
             self.end_catching(member.side)
 
     def hold(self) -> None:
-        """NATS was lost: nothing is sent to a session before it is known that it is still this gateway's."""
+        """Hold all live sessions after NATS was lost, until this gateway is known to be their owner still."""
         for member in self.members.values():
             if member.side.live:
                 for one in member.side.attachments.values():
@@ -134,7 +134,7 @@ class SharedReaderSessions:
             catching.broken()
 
     def later(self, client: Client) -> None:
-        """A session has fallen behind: leave it to its consumers for a while."""
+        """Leave a session to its own consumers for a while, since it has fallen behind or cannot become live."""
         if (member := self._member(client)) is not None:
             member.put_off(asyncio.get_running_loop().time())
 
@@ -147,7 +147,7 @@ class SharedReaderSessions:
             member = self.members[client] = Member(client, side)
         return member
 
-    # -- what the reader brings -----------------------------------------------------------------
+    # -- messages of the reader -----------------------------------------------------------------
 
     def _dispatch(self, sequence: int, stamp: bytes, subject: bytes, headers: bytes, payload: bytes) -> None:
         interest = self.interest
@@ -170,11 +170,11 @@ class SharedReaderSessions:
                     if side.catching is not None or (sequence > joining.since and not side.live):
                         continue
                 self.give(member, sequence, message, mark)
-            except Exception as error:  # the others have to have it all the same
+            except Exception as error:  # one failing session does not keep the message from the others
                 self.failed(member, sequence, message.qos, error)
 
     def failed(self, member: Member, sequence: int, qos: int, error: Exception) -> None:
-        """A session could not be given a message: it ends, and has it when it comes back."""
+        """End a session that could not be given a message; the message stays pending for its next connection."""
         log.error("%s: message %d", member.client, sequence, exc_info=error)
         keeper = member.side.keeper
         if keeper is not None and keeper.taking:
@@ -182,7 +182,7 @@ class SharedReaderSessions:
         member.client.end(MqttError(f"message {sequence}: {error}", ReasonCode.UNSPECIFIED_ERROR))
 
     def give(self, member: Member, sequence: int, message: Stored, mark: bytes) -> None:
-        """Give a session the message that follows what it has been given."""
+        """Give a session the next message of the shared reader."""
         side = member.side
         client = member.client
         attachments = side.attachments
@@ -226,18 +226,18 @@ class SharedReaderSessions:
             outlet.round.add(outlet)
 
     def _take(self, member: Member, sequence: int, message: Stored, mark: bytes) -> None:
-        """A message that is not simply the next one of a session with one subscription."""
+        """Give a session a message for which the fast path of :meth:`give` does not apply."""
         self.put_through(member, sequence, message, mark)
         self._look_after(member)
 
     def _look_after(self, member: Member) -> None:
-        """Leave a session to its consumers for which too much waits."""
+        """Move a session for which too many messages wait back to its consumers."""
         if member.side.machine.crowd > self.queue_most:
             log.info("%s has fallen behind: its consumers go on", member.client)
             self.give_back(member.client, member.side)
 
     def put_through(self, member: Member, sequence: int, message: Stored, mark: bytes) -> None:
-        """Give a session a message through the subscription whose it is, if any."""
+        """Give a session a message through the subscription that owns its subject, if there is one."""
         side = member.side
         client = member.client
         keeper = side.keeper
@@ -253,7 +253,7 @@ class SharedReaderSessions:
         machine.arrived(owner.source, sequence, 1, mark, message, qos)
 
     def give_back(self, client: Client, side: DurableDelivery) -> None:
-        """Leave a session to its own consumers."""
+        """Move a session back to its own consumers."""
         stop(side)
         self.falling.add(client)
         client.do(self._fall(client, side))
@@ -264,10 +264,10 @@ class SharedReaderSessions:
         finally:
             self.falling.discard(client)
 
-    # -- becoming live --------------------------------------------------------------------------
+    # -- promotion ------------------------------------------------------------------------------
 
     def soon(self, client: Client) -> None:
-        """A session has begun, or has new subscriptions."""
+        """Try promotion shortly: a session has begun, or has new subscriptions."""
         asyncio.get_running_loop().call_later(SOON, self._try, client)
 
     def _try(self, client: Client) -> None:
@@ -276,7 +276,7 @@ class SharedReaderSessions:
             self.begin(client, side, asyncio.get_running_loop().time())
 
     def begin(self, client: Client, side: DurableDelivery, now: float) -> None:
-        """Have a session become live, if it may."""
+        """Begin the promotion of a session, if it may become live."""
         if client in self._turns or not settled(client) or not self._may_join(client, side):
             return
         if self.reader.refused or not self.broker.online.is_set():
@@ -329,11 +329,11 @@ class SharedReaderSessions:
             self._turns.end(client)
             self._about.discard(client)
             joining, member.joining = member.joining, None
-            if joining is not None:  # it did not work out
+            if joining is not None:  # the promotion failed
                 self._undo(member, joining)
         live = [one.source for one in plain if one.source.live]
         if live and side.keeper is not None:
-            # Nothing is sent before the position says that it may have been.
+            # Nothing is sent before the stored position says that it may have been sent.
             if not await side.keeper.flush():
                 side.keeper.left()
                 return
@@ -396,9 +396,9 @@ class SharedReaderSessions:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + PASSED
         rests = list(attachments)
-        # Of subscriptions that are live everything up to there has to have been taken.
+        # All live subscriptions of the session must have reached `since` first: the position is one number for all.
         while rests or (side.live and self.reader.position < since):
-            joining.gave_way = client.crowded()  # such as one more SUBSCRIBE: it is not to wait for this
+            joining.gave_way = client.crowded()  # a waiting job, such as one more SUBSCRIBE, goes first
             if self._vain(member) or joining.gave_way or loop.time() > deadline:
                 return
             rests = await left(self.broker, joining, rests)
@@ -409,7 +409,7 @@ class SharedReaderSessions:
             self._switch(member, joining)
 
     def _vain(self, member: Member) -> bool:
-        """Whether a session cannot become live now."""
+        """Return whether the promotion of a session cannot go on."""
         client, side, joining = member.client, member.side, member.joining
         handlers = self.broker.link.handlers
         if joining is not None and any(
@@ -420,7 +420,7 @@ class SharedReaderSessions:
         return gone or (joining is not None and joining.wrong)
 
     def _switch(self, member: Member, joining: Promotion) -> None:
-        """From here on the reader's messages count."""
+        """Switch a session to the shared reader: the reader's messages count from now on."""
         side = member.side
         keeper = side.keeper
         assert keeper is not None
@@ -453,14 +453,14 @@ class SharedReaderSessions:
         log.debug("%s is live from sequence %d", member.client, joining.since)
 
     def _settle(self, member: Member) -> None:
-        """A session is where the shared reader is."""
+        """Complete a session's switch to the shared reader: the session is where the reader is."""
         side = member.side
         if side.keeper is not None and all(one.source.live for one in side.attachments.values()):
             side.keeper.perhaps = 0
         self._look_after(member)
 
     def caught_up(self, member: Member, joining: Promotion, since: int) -> None:
-        """A session has read what it had missed: from sequence ``since`` on the shared reader's messages count."""
+        """End a session's catch-up: after sequence ``since`` the shared reader's messages count."""
         side = member.side
         keeper = side.keeper
         assert keeper is not None
@@ -477,7 +477,7 @@ class SharedReaderSessions:
         log.debug("%s has caught up at sequence %d", member.client, since)
 
     def end_catching(self, side: DurableDelivery) -> None:
-        """What a session has missed is not read any more, by itself."""
+        """Stop a session's catch-up reader."""
         catching, side.catching = side.catching, None
         if catching is not None:
             self.catching.discard(catching)
@@ -486,7 +486,7 @@ class SharedReaderSessions:
     def _take_kept(
         self, member: Member, sequence: int, message: Stored, sources: set[SubscriptionState] | None = None
     ) -> None:
-        """Give a session what was kept back for it; where ``sources`` are named, only what is theirs."""
+        """Give a session a message that was kept back; with ``sources``, only if one of them owns its subject."""
         client = member.client
         try:
             if sources is not None:
@@ -495,5 +495,5 @@ class SharedReaderSessions:
                 if owner is None or owner.source not in sources:
                     return
             self.put_through(member, sequence, message, TAKEN + b"%d" % sequence)
-        except Exception as error:  # what follows is the session's all the same
+        except Exception as error:  # the messages that follow are given all the same
             self.failed(member, sequence, message.qos, error)
