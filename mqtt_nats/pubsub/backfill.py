@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What regular sessions missed while their gateway had no connection to NATS.
+"""Backfill of messages that regular sessions missed while their gateway had no connection to NATS.
 
-Their messages come from core NATS, which keeps nothing. Those at QoS 1 and 2 are also stored, so they are
-read from the stream, from shortly before the gap on, and delivered unless they had come already
-(docs/internals/rules.md#two-copies).
+Regular sessions get their messages from core NATS, which keeps nothing. QoS 1 and 2 messages are also stored, so the
+gateway reads them from the stream, from shortly before the gap on, and delivers the messages that had not come
+already (docs/internals/rules.md#two-copies).
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-# The gap is taken to have begun this much before the server was last heard (seconds): a message may have waited in
-# the server, and clocks differ. Less than the identifiers of what has come are remembered.
+# Seconds by which the gap is taken to have begun before the server was last heard: a message may have waited in the
+# server, and clocks differ. The ids of delivered messages are remembered for longer.
 BEFORE: Final = 8.0
 PAGE: Final = 256
 
-# JetStream may need a while after core NATS is back (seconds).
+# Seconds for which JetStream is asked again after core NATS is back.
 PATIENCE: Final = 30.0
 RETRY: Final = 0.25
 
-# New messages that wait while older ones are read, per filter (bytes); beyond this they are read as well.
+# Maximum bytes of new messages per filter that wait while older ones are read; beyond it they are read as well.
 BACKLOG_BYTES: Final = 4 * 1024 * 1024
 
 
 def expect_gap(broker: Broker, link: NatsConnection) -> None:
-    """Let what comes through the subscriptions of ``link`` wait for what it has missed; they are renewed next."""
+    """Queue new messages of the subscriptions of ``link`` until missed messages are read; called before renewal."""
     if link not in broker.gaps:
         return
     for found in broker.table.filters.values():
@@ -52,7 +52,7 @@ def expect_gap(broker: Broker, link: NatsConnection) -> None:
 
 
 async def repair(broker: Broker, link: NatsConnection) -> None:
-    """Deliver what was stored since ``link`` was lost and has not come through it."""
+    """Deliver the messages that were stored since ``link`` was lost and have not come through ``link``."""
     since = broker.gaps.pop(link, None)
     if since is None:
         return
@@ -84,7 +84,7 @@ async def repair(broker: Broker, link: NatsConnection) -> None:
 
 
 def _let_go(broker: Broker, found: Filter) -> None:
-    """Deliver what has come meanwhile; from now on messages are delivered as they come."""
+    """Deliver the queued messages; later messages are delivered as they come."""
     backlog, found.backlog = found.backlog, None
     if backlog is None:
         return
@@ -105,7 +105,7 @@ async def _repair(broker: Broker, found: Filter, since: float) -> None:
                 position[bare] = {"seq": last + 1}
         if found.backlog is None or not found.backlog.full:
             break
-        # What had no room in the backlog is stored by now, or in a moment.
+        # Messages that had no room in the backlog are stored by now, or in a moment.
         found.backlog.reset()
         await asyncio.sleep(RETRY)
     if sum(broker.fanout.sent) > before:
@@ -113,7 +113,7 @@ async def _repair(broker: Broker, found: Filter, since: float) -> None:
 
 
 async def _page(broker: Broker, found: Filter, bare: bytes, position: dict[str, object]) -> int:
-    """Deliver one page from ``position`` on; returns the stream sequence of its last message, 0 at the end."""
+    """Deliver one page from ``position`` on; return the stream sequence of its last message, 0 at the end."""
     last = 0
     body = {"next_by_subj": PREFIX + bare.decode(), "batch": PAGE, **position}
     answers = broker.inbox.stream(f"{broker.inbox.api_prefix}.DIRECT.GET.{MESSAGES}", orjson.dumps(body))
@@ -136,10 +136,10 @@ def _deliver(broker: Broker, found: Filter, subject: str, headers: bytes, payloa
     if route is None or group is None or not _counts(group):
         return
     if found.local and broker.is_own(headers):
-        return  # delivered without a way through NATS
+        return  # the local members had it directly
     broker.fanout.from_nats(found, group, route, headers, payload, born)
 
 
 def _counts(group: Group) -> bool:
-    """Whether anybody there gets messages at QoS 1 or 2 from core NATS."""
+    """Return whether a member of the group gets QoS 1 or 2 messages from core NATS."""
     return bool(group.high) or any(choice.qos and not member.durable for member, choice in group.guarded)

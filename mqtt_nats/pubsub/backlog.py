@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages that wait until older ones have been sent: those that were missed, or are retained."""
+"""Queues of new messages that wait until older messages, missed or retained, have been sent."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ if TYPE_CHECKING:
 
 
 class Backlog:
-    """QoS 1 and 2 messages that came through NATS while those missed before them were still being read.
+    """Queue of QoS 1 and 2 messages that arrive from NATS while the messages missed before them are read.
 
-    They are stored too: where there are too many they are dropped here, and read from the stream.
+    These messages are stored, too: if there are too many, the queue drops them and they are read from the stream.
     """
 
     __slots__ = ("_bytes", "_limit", "full", "waiting")
 
     def __init__(self, limit: int) -> None:
-        """``limit`` in bytes."""
+        """``limit`` is in bytes."""
         self._limit = limit
         self.reset()
 
     def reset(self) -> None:
-        """Start over."""
+        """Empty the queue."""
         self._bytes = 0
         self.full = False
-        """Something was dropped."""
+        """Whether messages were dropped because the queue was full."""
         self.waiting: list[tuple[Route, bytes, bytes, bytes]] = []
 
     def keep(self, route: Route, headers: bytes, payload: bytes, reply: bytes) -> None:
-        """Keep a message, or drop it when there is no room."""
+        """Keep a message; when there is no room, drop all messages."""
         self._bytes += len(headers) + len(payload) + 256
         if self.full or self._bytes > self._limit:
             self.full = True
@@ -43,16 +43,16 @@ class Backlog:
 
 
 class Gate:
-    """New messages of a subscription, kept back while older ones are being sent.
+    """Queue of a subscription's new messages, kept back while older messages are being sent.
 
-    Those are its retained messages, or what the consumer of a subscription still brings of which QoS 0 has taken the
-    place. Without the gate an older message could arrive after a newer one.
+    The older messages are retained messages, or messages that a consumer still brings after QoS 0 has replaced its
+    subscription. Without the gate an older message could arrive after a newer one.
     """
 
     __slots__ = ("_bytes", "_count", "_limit", "after", "dropped", "ended", "former", "found", "users", "waiting")
 
     def __init__(self, found: Filter, limit: int, former: Gate | None = None) -> None:
-        """``limit`` in bytes of payload; ``former`` is the one before it of the same subscription, yet to be opened."""
+        """``limit`` is in bytes of payload; ``former`` is the same subscription's previous gate, still closed."""
         self._limit = limit
         self._bytes = 0
         self._count = 0
@@ -60,20 +60,20 @@ class Gate:
         self.found = found
         self.former = former
         self.users = 0
-        """What has to be over before the messages go: replays, and consumers that still bring something."""
+        """Number of replays and consumers that have to end before the gate opens."""
         self.ended = False
-        """The messages have gone, or the subscription has."""
+        """Whether the gate has been opened, or its subscription has ended."""
         self.after: list[Callable[[], None]] = []
-        """What is let go after them."""
+        """Functions to call after the gate's messages have been delivered."""
         self.waiting: dict[bytes | int, tuple[Choice, Message]] = {}
-        """In the order in which they came, by their ids, or numbers where they have none."""
+        """Waiting messages in the order of arrival, by message id, or by number for a message without id."""
 
     def hold(self) -> None:
-        """Something more has to be over before its messages go."""
+        """Add one replay or consumer that has to end before the gate opens."""
         self.users += 1
 
     def unhold(self) -> bool:
-        """One such thing is over; whether it was the last."""
+        """Remove one replay or consumer; return whether it was the last."""
         self.users -= 1
         if self.former is not None and self.former.ended:
             self.former = None
@@ -81,11 +81,11 @@ class Gate:
 
     @property
     def room(self) -> int:
-        """How many bytes more it may keep."""
+        """Number of bytes that the gate may still keep."""
         return max(self._limit - self._bytes, 0)
 
     def keep(self, choice: Choice, message: Message, known: bytes = b"") -> bool:
-        """Keep a message, ``known`` by that id; QoS 0 ones are dropped when the gate is full. False: no room."""
+        """Keep a message with id ``known``; a full gate drops QoS 0 messages. False: no room for a QoS 1 or 2 one."""
         if self._bytes + len(message.payload) > self._limit:
             self.dropped += 1
             return message.qos == 0 or choice.qos == 0
@@ -95,24 +95,24 @@ class Gate:
         return True
 
     def discard(self, known: bytes) -> None:
-        """A message is sent in another way."""
+        """Drop a waiting message that is sent in another way."""
         kept = self.waiting.pop(known, None)
         if kept is not None:
             self._bytes -= len(kept[1].payload) + 64
 
     def discard_stored(self) -> None:
-        """So is every one that has an id."""
+        """Drop all waiting messages with an id: they are sent in another way."""
         for known in [one for one in self.waiting if isinstance(one, bytes)]:
             self.discard(known)
 
     def end(self) -> list[tuple[Choice, Message]]:
-        """Keep nothing any more; returns what was kept. What is ``after`` it is left to the caller."""
+        """Close the queue and return its messages; the caller runs :meth:`let_go` after their delivery."""
         self.ended = True
         waiting, self.waiting = self.waiting, {}
         return list(waiting.values())
 
     def let_go(self) -> None:
-        """Let go what is to come after its messages."""
+        """Call the functions in `after`."""
         after, self.after = self.after, []
         for release in after:
             release()

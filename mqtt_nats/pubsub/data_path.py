@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the way of a message needs of its gateway, where compiled code has it without looking names up.
+"""Data path: the parts of a gateway that the message path uses, for compiled code without name lookups.
 
-The parts are those of :class:`mqtt_nats.gateway.broker.Broker`, for as long as it lives.
+The parts belong to :class:`mqtt_nats.gateway.broker.Broker`, and live as long as it does.
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ if TYPE_CHECKING:
 
 
 ALIAS_BYTES: Final = 200
-"""Bytes of a topic alias beside its topic, roughly."""
+"""Estimated bytes of a topic alias without its topic."""
 
 DECISION_BYTES: Final = 300
-"""Bytes of a decision about a topic beside the topic, roughly."""
+"""Estimated bytes of a cached access decision without its topic."""
 
 
 TOPIC_BYTES: Final = 64
-"""Bytes of the note that a client has caused the route of a topic, beside the topic, roughly."""
+"""Estimated bytes of the note that a client caused a topic's route, without the topic."""
 
 
 class ClientMemory:
-    """What one client makes the gateway remember: topic aliases, decisions of rules, and routes of its topics.
+    """Memory that one client causes: topic aliases, access decisions, and routes of its topics.
 
-    The routes are everybody's, and counted in the table. Which of them the client has caused is noted, and has a limit.
+    All clients share the routes, which the table counts. The client's part notes the routes that the client caused,
+    and limits them.
     """
 
     __slots__ = ("_budget", "_decisions", "_noted", "_routes", "_share", "_table", "_topics", "aliases")
 
     def __init__(self, budget: MemoryBudget) -> None:
         self.aliases: dict[int, bytes] | None = None
-        """Topic aliases that the client has set."""
+        """Topic keys by topic alias, as set by the client; None = no alias."""
         self._budget = budget
         self._share: Share | None = None
         self._decisions: dict[tuple[bytes, int, bool], bool] | None = None  # most clients have none
@@ -50,7 +51,7 @@ class ClientMemory:
         self._noted = self._routes = 0
 
     def route(self, table: Table, key: bytes) -> Route:
-        """The route of a topic on which the client publishes.
+        """Return the route of a topic on which the client publishes.
 
         Raises:
             MqttError: as :meth:`Table.route`.
@@ -60,7 +61,7 @@ class ClientMemory:
         if route is not known:
             if self._routes + route.size > self._budget.each:
                 self._forget_routes()
-            note = TOPIC_BYTES + len(key)  # counted apart: the table may drop the route before
+            note = TOPIC_BYTES + len(key)  # counted apart from the route, which the table may drop earlier
             self._room().add(note)
             self._table = table
             self._noted += note
@@ -71,18 +72,18 @@ class ClientMemory:
         return route
 
     def decided(self, asked: tuple[bytes, int, bool]) -> bool | None:
-        """Whether the client may publish on a topic, at a QoS and retained or not; None: that is not known."""
+        """Return whether the client may publish on a topic, at a QoS and retained or not; None: not decided yet."""
         return None if self._decisions is None else self._decisions.get(asked)
 
     def decide(self, asked: tuple[bytes, int, bool], allowed: bool) -> None:
-        """Remember such a decision until the rules change, or there is no room."""
+        """Remember an access decision until the rules change, or there is no room."""
         self._room().add(DECISION_BYTES + len(asked[0]))
         if self._decisions is None:
             self._decisions = {}
         self._decisions[asked] = allowed
 
     def set_alias(self, alias: int, key: bytes) -> bool:
-        """Remember a topic for an alias; false: there is no room."""
+        """Remember the topic of an alias; False: there is no room."""
         if self.aliases is None:
             self.aliases = {}
         former = self.aliases.get(alias)
@@ -93,12 +94,12 @@ class ClientMemory:
         return True
 
     def forget_decisions(self) -> None:
-        """The rules have changed."""
+        """Forget the access decisions: the rules have changed."""
         if self._share is not None:
             self._share.forget()
 
     def end(self) -> None:
-        """The connection has ended."""
+        """Release all memory of the client: its connection has ended."""
         self._forget_routes()
         if self._share is not None:
             self._share.end()
@@ -123,7 +124,7 @@ class ClientMemory:
 
 
 class Path:
-    """The message path of one gateway.
+    """Message path of one gateway.
 
     Args:
         received: messages of clients, by QoS, and their payloads in bytes: counted here.
@@ -158,23 +159,23 @@ class Path:
     ) -> None:
         self.link, self.store, self.table, self.fanout, self.round = link, store, table, fanout, round_
         self.out: list[bytes | memoryview] = link.out
-        """Frames for NATS that leave at the end of this turn; the link has no other list."""
+        """Frames for NATS that leave at the end of this turn: the link's own list, which the link never replaces."""
         self.received, self.received_bytes = received, received_bytes
         self.ids = ids
         self.memory = memory
-        """For what clients make the gateway remember."""
+        """Memory budget for all clients."""
         self.blocked = False
-        """NATS does not take as much as clients publish: publishers are not read from."""
+        """Whether publishers are not read from, since NATS does not take as much as clients publish."""
         self.with_ids = False
-        """QoS 1 messages are stored under an id, by which their stream recognises a repetition."""
+        """Whether QoS 1 messages are stored under an id, by which their stream recognises a repetition."""
 
     def client_memory(self) -> ClientMemory:
-        """What one more client makes the gateway remember: nothing so far."""
+        """Return the empty memory account of a new client."""
         return ClientMemory(self.memory)
 
     def leave(self) -> None:
-        """Something has been collected for clients and for NATS: it leaves when the turn ends, or before."""
+        """Have the collected bytes for clients and for NATS leave at the end of the turn, or before."""
         self.round.start()
         link = self.link
-        if not link.scheduled or len(self.out) >= ENOUGH:  # else that is seen to: there are many reads in a turn
+        if not link.scheduled or len(self.out) >= ENOUGH:  # else a push is scheduled; many reads share one turn
             link.push()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a message to the outgoing bytes of its subscribers."""
+"""Fan-out: encodes a message for its subscribers and hands the bytes to their outlets."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from mqtt_nats.pubsub.routing_table import Filter, Group, Member, Route, Table
 from mqtt_nats.transport.write_buffer import FlushRound, WriteBuffer
 from mqtt_streams.subjects import visible_to_wildcard
 
-# Identifiers of QoS 1 and 2 messages are remembered this long, in two halves (seconds). When a connection falls
-# silent, those that came within half of it, less the time in which that is noticed, are still known.
+# Seconds for which the ids of QoS 1 and 2 messages are remembered, in two halves. After a connection falls silent,
+# the ids of half of that time, less the time in which the silence is noticed, are still known.
 SEEN_FOR: Final = 40.0
 
-# As many identifiers per filter and half, at most: while a connection to NATS is away, nothing is forgotten.
+# Maximum number of ids per filter and half: while a connection to NATS is away, no id is forgotten.
 SEEN_MOST = 250_000
 
 LARGE: Final = 2048
-"""Bytes of a packet from which to copy it costs more than to collect its parts."""
+"""Packet size in bytes from which a copy of the packet costs more than a list of its parts."""
 
 
 class Fanout:
-    """Delivers messages to the subscribers of this gateway and publishes them to NATS.
+    """Fan-out of messages to the subscribers of this gateway, and to NATS.
 
-    Nothing overtakes anything on its way [MQTT-4.6.0-5] [MQTT-4.6.0-6] (3.1.1, 5.0).
+    No message overtakes another on its way [MQTT-4.6.0-5] [MQTT-4.6.0-6] (3.1.1, 5.0).
     """
 
     def __init__(self, table: Table, link: NatsConnection, round_: FlushRound) -> None:
         self.table = table
         self.out: list[bytes | memoryview] = link.out
-        """Frames for NATS; the link has no other list."""
+        """Frames for NATS: the link's own list, which the link never replaces."""
         self.round = round_
         self.sent = [0, 0, 0]
-        """Messages for members, by the QoS at which they are sent; also those that are dropped afterwards."""
+        """Number of messages for members, by the QoS sent; messages that are dropped afterwards are counted, too."""
         self.sent_bytes = [0, 0, 0]
-        """Their payloads."""
+        """Payload bytes of the messages in `sent`, by QoS."""
         self.response_topic: Callable[[Filter, Route, bytes, bytes], bytes] | None = None
         """``response_topic(found, route, headers, reply)``: what 5.0 clients are told of a NATS reply subject."""
         self.suspected: Callable[[str, bytes, bytes, bytes], None] | None = None
@@ -51,7 +51,7 @@ class Fanout:
     # -- from clients ---------------------------------------------------------------------------
 
     def run(self, route: Route, run: PublishRun, sender: Member) -> None:
-        """A run of QoS 0 publishes of one client on one topic."""
+        """Publish and deliver a run of QoS 0 messages of one client on one topic."""
         raw = run.raw
         if isinstance(raw, bytearray):
             self._large(route, run, raw, sender)
@@ -83,7 +83,7 @@ class Fanout:
                 member.guard(choice, Message(route.key, payload, 0, sender.client_id))
 
     def _large(self, route: Route, run: PublishRun, raw: bytearray, sender: Member) -> None:
-        """A run of one, from what it was read into: it is not copied, but for those who need it in another form."""
+        """Deliver a run of one large message from its read buffer; only another encoding needs a copy."""
         size = run.step - run.head
         self.out.append(b"%b%d\r\n" % (route.pub, size))
         self.out.append(memoryview(raw)[run.head :])
@@ -100,7 +100,7 @@ class Fanout:
             member.guard(choice, Message(route.key, run.payloads()[0], 0, sender.client_id))
 
     def _zero(self, outlets: list[WriteBuffer], data: bytes, count: int, size: int) -> None:
-        """Send ``count`` QoS 0 messages, with ``size`` bytes of payload in all, to everybody in a list."""
+        """Send ``count`` QoS 0 messages with ``size`` payload bytes in all to a list of outlets."""
         dirty = self.round.dirty
         for outlet in outlets:
             if outlet.clogged:
@@ -115,12 +115,12 @@ class Fanout:
         self.sent_bytes[0] += size * several
 
     def local(self, route: Route, message: Message, known: bytes = b"") -> None:
-        """A message of one of this gateway's clients, to those who need no way through NATS; ``known`` by that id."""
+        """Deliver a message of a local client, with id ``known``, to the members that are served locally."""
         if route.local:
             self.group(route.local, message, known)
 
     def released(self, route: Route, message: Message, release: bytes) -> None:
-        """A QoS 2 message that its publisher has released, unless an earlier release got here before."""
+        """Deliver a released QoS 2 message locally, unless a delivery for the same release came before."""
         for found, group in route.groups.items():
             if found.local and self.remember(found, release, route.subject):
                 self.group(group, message, release)
@@ -130,7 +130,7 @@ class Fanout:
         self.suspected = suspected
 
     def remember(self, found: Filter, identity: bytes, subject: str) -> bool:
-        """Note that a message came through a filter, on a subject; False when it had come before."""
+        """Remember the id of a message that came through a filter, with its subject; False: the id is known already."""
         if identity in found.seen or identity in found.seen_before:
             return False
         if len(found.seen) >= SEEN_MOST:
@@ -149,7 +149,7 @@ class Fanout:
     # -- to members -----------------------------------------------------------------------------
 
     def group(self, group: Group, message: Message, known: bytes = b"") -> None:
-        """Deliver one message, ``known`` by that id, to one group: at the lower QoS, RETAIN clear.
+        """Deliver one message, with id ``known``, to one group: at the lower QoS, RETAIN clear.
 
         [MQTT-3.8.4-6] [MQTT-3.3.1-9] (3.1.1), [MQTT-3.8.4-8] [MQTT-3.3.1-12] (5.0)
         """
@@ -177,7 +177,7 @@ class Fanout:
         self.round.start()
 
     def _twos(self, members: list[tuple[Member, int]], message: Message) -> None:
-        """Send a QoS 2 message to members that take it at 1 at least."""
+        """Send a QoS 2 message to members with granted QoS 1 or 2."""
         size = len(message.payload)
         for member, granted in members:
             member.take(message, granted)
@@ -187,7 +187,7 @@ class Fanout:
     # -- from NATS ------------------------------------------------------------------------------
 
     def arrival(self, found: Filter) -> tuple[Handler, RunHandler]:
-        """The handlers of a filter's NATS subscriptions: of one message, and of plain ones in a row."""
+        """Return the handlers of a filter's NATS subscriptions: for one message, and for plain messages in a row."""
         table = self.table
         by_subject = table.by_subject
 
@@ -209,12 +209,12 @@ class Fanout:
                 self.round.start()
                 return
             if reply.startswith(b"$JS.ACK."):
-                return  # a push consumer of somebody's that delivers to a subject like this one
+                return  # delivery of a push consumer whose deliver subject is like this subject
             if found.backlog is not None and publish_qos(headers):
                 found.backlog.keep(route, headers, payload, reply)
                 return
             if headers and is_status(headers):
-                return  # nobody listens to what a client has asked
+                return  # a status message has no payload for subscribers
             self.from_nats(found, group, route, headers, payload, reply=reply)
 
         def run(subject: bytes, payloads: list[bytes]) -> None:
@@ -242,7 +242,7 @@ class Fanout:
         return arrived, run
 
     def _resolved(self, found: Filter, subject: bytes) -> Route | None:
-        """The route of what has come through a filter, where that shows it."""
+        """Return the route of a message that came through a filter; None if the filter does not match its subject."""
         if found.text[0] in "#+" and not visible_to_wildcard(subject.decode("utf-8", "replace")):
             return None
         return self.table.route_of_subject(subject)
@@ -257,7 +257,7 @@ class Fanout:
         born: float = 0.0,
         reply: bytes = b"",
     ) -> None:
-        """A message with headers, from another gateway, a NATS client, or a replay after a gap.
+        """Deliver a message with headers: from another gateway, a NATS client, or a replay after a gap.
 
         Args:
             born: Unix time at which it was stored; 0 = now.
@@ -276,7 +276,7 @@ class Fanout:
             elif group.stored and not born and b"\r\nNats-Stream:" in headers and self.suspected is not None:
                 self.suspected(route.subject, route.msgs, headers, payload)
             if group.stored and not (group.high or group.low or group.low5 or group.guarded):
-                return  # all who want it get it from the stream
+                return  # all members that want the message get it from the stream
         sender = publisher(headers) if group.guarded else ""
         topic = b""
         if reply and self.response_topic is not None and _modern(group):
@@ -284,7 +284,7 @@ class Fanout:
         self.group(group, received(route.key, payload, qos, headers, sender, born, topic), known)
 
     def _elsewhere(self, found: Filter, known: bytes, subject: str) -> bytes:
-        """By what a message is known that has come already; empty: on this subject, too."""
+        """Return the id of a repeated message for a further subject; empty: the id came on this subject before."""
         first = found.seen.get(known) or found.seen_before.get(known)
         if first == subject:
             return b""
@@ -301,14 +301,14 @@ class Fanout:
 
 
 def _modern(group: Group) -> bool:
-    """Whether anybody in a group speaks MQTT 5.0."""
+    """Return whether any member of a group uses MQTT 5.0."""
     return bool(group.zero5) or any(member.version == 5 for member, _ in group.guarded)
 
 
 def received(
     key: bytes, payload: bytes, qos: int, headers: bytes, sender: str = "", born: float = 0.0, topic: bytes = b""
 ) -> Message:
-    """The message that came through NATS with ``headers``; ``topic`` is its Response Topic as a property."""
+    """Return the message that came through NATS with ``headers``; ``topic`` is its Response Topic property."""
     body, expiry = from_headers(headers)
     if topic:
         body = topic + body
@@ -321,7 +321,7 @@ def received(
 
 
 def _converted(key: bytes, run: PublishRun, version: int) -> bytes:
-    """The packets of a run in the encoding of the other version."""
+    """Return the packets of a run in the encoding of the other MQTT version."""
     size = run.step - run.head
     head = publish_head(0x30, key, size) if version == 4 else publish_head(0x30, key, size + 1) + b"\0"
     return head.join([b"", *run.payloads()])

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A member some of whose filters end while others of its own match the same topics.
+"""Handover of a member's topics from its ending filters to other filters of the same member.
 
 Theory of operation. A message comes once for each filter, on connections of which one may be ahead of the other, and
-the member is served through one of the filters: the *first*. When that ends, the *heir* takes its place: the one that
-was confirmed next. Whatever had come through one of the two by then and not through the other would be lost, or come
-twice. So the change is made in three steps, each of which lasts until both connections have brought all that was on
-its way when it began:
+the member is served through one of the filters: the *first*. When the first ends, the *heir* takes its place: the
+filter that was confirmed next. A message that one of the two connections had brought by then, and the other
+connection had not, would be lost or would come twice. So the change is made in three steps. Each step lasts until
+both connections have brought all messages that were on their way when the step began:
 
     ======== ===================================== ==========================================
-    step     what the first brings                 what the heir brings
+    step     message from the first                message from the heir
     ======== ===================================== ==========================================
     noting   is delivered, and noted               is dropped: the first has brought it, or will
     keeping  is delivered, and noted               is kept until the first has brought it
-    ended    nothing                               is delivered, unless the first has brought it
+    ended    is ignored                            is delivered, unless the first has brought it
     ======== ===================================== ==========================================
 
-What is still kept when the first ends is delivered then. See docs/internals/rules.md#overlap.
+Messages that are still kept when the first ends are delivered then. See docs/internals/rules.md#overlap.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from mqtt_nats.pubsub.granted_options import Choice, choose
 from mqtt_nats.pubsub.routing_table import Filter, Group, Member, Table
 
 MOST: Final = 250_000
-"""Ids that are noted: while one connection is away, the other may bring any number."""
+"""Maximum number of noted ids: while one connection is away, the other connection may bring any number."""
 
 MOST_KEPT: Final = 4 * 1024 * 1024
-"""Bytes of what is kept."""
+"""Maximum payload bytes of kept messages."""
 
 
 class Parting(Member):
-    """Takes messages in the place of such a member, on the topics on which another filter is to serve it."""
+    """Stand-in for a member, on the topics on which another filter of the member takes over."""
 
     __slots__ = ("_ended", "_ending", "_keeping", "_kept", "_noted", "_size", "_table", "member")
 
@@ -55,7 +55,7 @@ class Parting(Member):
             table.changed(found)
 
     def place(self, groups: dict[Filter, Group], first: Filter, granted: int, matching: list[Filter]) -> bool:
-        """Take the member's place on a topic; False: another filter does not take over there."""
+        """Take the member's place on a topic; False: no other filter takes over there."""
         through = [first]
         if not self._ended:
             heir = next((one for one in matching if one not in self._ending), None)
@@ -68,14 +68,14 @@ class Parting(Member):
         return True
 
     def guard(self, choice: Choice, message: Message, known: bytes = b"") -> None:
-        """Deliver a message, keep it, or neither."""
+        """Deliver, keep or drop a message, according to the present step."""
         if not message.qos:
             known = b""
         if self._ended:
             if known in self._noted:
                 return
         elif choice.found in self._ending:
-            if known in self._noted:  # it was kept, and there was no more room
+            if known in self._noted:  # the message was kept, then delivered when there was no more room
                 return
             if known:
                 self._note(known)
@@ -100,23 +100,23 @@ class Parting(Member):
             self._let_go()
 
     def _let_go(self) -> None:
-        """Deliver what is kept, at the latest when there is no more room: rather too early than not at all."""
+        """Deliver the kept messages: at the end, or when there is no more room, since early is better than lost."""
         kept, self._kept, self._size = self._kept, {}, 0
         for known, (choice, message) in kept.items():
             self._note(known)
             self.member.guard(choice, message, known)
 
     def keep(self) -> None:
-        """Keep what the heirs bring from now on."""
+        """Begin the step in which messages from the heirs are kept."""
         self._keeping = True
 
     def end(self) -> None:
-        """The filters have ended."""
+        """Begin the last step: the filters have ended."""
         self._ended = True
         self._let_go()
 
     def finish(self) -> None:
-        """The member takes its messages itself again."""
+        """Remove the stand-in: the member takes its messages itself again."""
         if self._table.partings.get(self.member) is self:
             del self._table.partings[self.member]
             self._table.version += 1

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The topic filters of this gateway's clients, found by topic, at a cost that is bounded whatever the filters are.
+"""Index of the topic filters of this gateway's clients, by topic, at a bounded cost whatever the filters are.
 
-Theory of operation. A trie of levels is fast for ordinary filters, and can be made to visit every level of every
+Theory of operation. A trie of levels is fast for ordinary filters, but clients can make it visit every level of every
 filter: each ``+`` beside a literal doubles the branches. So there is no trie. A filter without wildcards is found by
-its text. A filter with wildcards is filed under one of its literals, the one under which the fewest are filed. A topic
-is looked up by each of its first `DEPTH` levels, and what is filed there is compared with it. Where that is more than
-`FEW` filters, they are compared `BLOCK` at a time: a block has, for each level, the set of its filters that allow a
+its text. A filter with wildcards is filed under that of its literals under which the fewest filters are filed. A
+topic is looked up by each of its first `DEPTH` levels, and compared with the filters filed there. More than `FEW`
+filters are compared `BLOCK` at a time: a block has, for each level, the set of its filters that allow a
 literal there, as the bits of an integer, and a topic takes one ``&`` per level for all of them.
 
 A match costs at most `DEPTH` lookups, and for each full block and each place where a filter may be filed one operation
@@ -19,38 +19,38 @@ from typing import Final, Generic, TypeVar
 T = TypeVar("T")
 
 DEPTH: Final = 16
-"""Levels of a filter that is filed under a literal; longer filters share one place."""
+"""Maximum number of levels of a filter that is filed under a literal; longer filters share one place."""
 
 FEW: Final = 8
-"""Filters of one place that are compared one after the other."""
+"""Number of filters in one place up to which they are compared one by one."""
 
 BLOCK_BITS: Final = 10
 BLOCK: Final = 1 << BLOCK_BITS
-"""Filters that are compared at once."""
+"""Number of filters that are compared at once."""
 
 
 OVERLAPS_MAX: Final = 8
-"""Filters of one session with consumers of their own that match the same topic: JetStream sends a message for each."""
+"""Maximum number of a session's filters with consumers that match one topic: JetStream sends a message for each."""
 
 COMPARISONS_MAX: Final = 100_000
-"""Levels of filters that are compared for that in one SUBSCRIBE packet."""
+"""Maximum number of filter levels compared for that limit in one SUBSCRIBE packet."""
 
 
 class _Block:
-    """Up to `BLOCK` filters; bit ``n`` of each integer stands for filter ``n``."""
+    """Block of up to `BLOCK` filters; bit ``n`` of each integer stands for filter ``n``."""
 
     __slots__ = ("ending", "literals", "rest", "single", "used")
 
     def __init__(self) -> None:
         self.used = 0
         self.literals: list[dict[str, int]] = []
-        """By level: the filters that have a literal there."""
+        """Filters with a literal at a level, by level and literal."""
         self.single: list[int] = []
-        """By level: those that have ``+`` there."""
+        """Filters with ``+`` at a level, by level."""
         self.ending: list[int] = [0]
-        """By number of levels: those that end there."""
+        """Filters that end without ``#``, by number of levels."""
         self.rest: list[int] = [0]
-        """By number of levels: those that end there with ``#`` as one level more."""
+        """Filters that end with ``#``, by number of levels before ``#``."""
 
     def put(self, bit: int, levels: list[str], rest: bool) -> None:
         """Add a filter."""
@@ -74,7 +74,7 @@ class _Block:
             self.ending[count] |= bit
 
     def take(self, bit: int, levels: list[str], rest: bool) -> None:
-        """Remove a filter that is here."""
+        """Remove a filter of this block."""
         count = len(levels)
         self.used ^= bit
         for depth in range(count):
@@ -94,7 +94,7 @@ class _Block:
             self.ending[count] ^= bit
 
     def match(self, levels: list[str], hidden: bool) -> int:
-        """The filters that match; ``hidden``: not those that begin with a wildcard."""
+        """Return the filters that match; with ``hidden``, without filters that begin with a wildcard."""
         live = self.used
         rests = self.rest
         found = 0
@@ -117,7 +117,7 @@ class _Block:
         return found | live & rests[known]
 
     def meet(self, levels: list[str], rest: bool) -> int:
-        """The filters that a topic may match together with another filter, given as levels without ``#``."""
+        """Return the filters that share a topic with another filter, given as levels without ``#``."""
         live = self.used
         found = 0
         known, count = len(self.single), len(levels)
@@ -136,18 +136,18 @@ class _Block:
 
 
 class _Place(Generic[T]):
-    """The filters that are filed under one literal, or under none."""
+    """Place: the filters that are filed under one literal, or under none."""
 
     __slots__ = ("blocks", "levels", "rests", "slots", "values")
 
     def __init__(self) -> None:
         self.values: list[T] = []
         self.levels: list[list[str]] = []
-        """The levels of each filter, without ``#``."""
+        """Levels of each filter, without ``#``."""
         self.rests: list[bool] = []
-        """Whether ``#`` follows."""
+        """Whether ``#`` follows, for each filter."""
         self.slots: dict[str, int] | None = None
-        """Where each filter is in these lists, once there are more than a few."""
+        """Index of each filter in these lists, by filter; None while there are at most `FEW`."""
         self.blocks: list[_Block] = []
 
     def put(self, topic_filter: str, levels: list[str], rest: bool, value: T) -> None:
@@ -170,7 +170,7 @@ class _Place(Generic[T]):
                 self._into_block(each)
 
     def find(self, topic_filter: str, levels: list[str], rest: bool) -> int:
-        """Where a filter is; -1: it is not here."""
+        """Return the slot of a filter; -1: the filter is not here."""
         if self.slots is not None:
             return self.slots.get(topic_filter, -1)
         for slot in range(len(self.values)):
@@ -179,7 +179,7 @@ class _Place(Generic[T]):
         return -1
 
     def remove(self, slot: int) -> None:
-        """Remove a filter; the last one takes its slot, so that all blocks but the last are full."""
+        """Remove a filter; the last filter takes its slot, so that all blocks but the last are full."""
         last = len(self.values) - 1
         if self.slots is not None:
             self._from_block(slot)
@@ -227,13 +227,13 @@ class _Place(Generic[T]):
             start += BLOCK
 
     def meet(self, levels: list[str], rest: bool) -> int:
-        """How many of the filters a topic may match together with another one."""
+        """Return how many filters share a topic with another filter."""
         if self.slots is None:
             return len(self.meeting(levels, rest))
         return sum(block.meet(levels, rest).bit_count() for block in self.blocks)
 
     def meeting(self, levels: list[str], rest: bool) -> list[int]:
-        """Where these filters are."""
+        """Return the slots of the filters that share a topic with another filter."""
         if self.slots is None:
             return [slot for slot, wanted in enumerate(self.levels) if _meet(wanted, self.rests[slot], levels, rest)]
         found: list[int] = []
@@ -274,7 +274,7 @@ def _meet(one: list[str], one_rest: bool, other: list[str], other_rest: bool) ->
 
 
 class Overlaps:
-    """Filters with wildcards, of which some may overlap others: how many that are is counted like a match."""
+    """Filters with wildcards, with a count of overlaps that costs as much as a match."""
 
     __slots__ = ("_place",)
 
@@ -282,44 +282,44 @@ class Overlaps:
         self._place: _Place[None] = _Place()
 
     def add(self, topic_filter: str) -> None:
-        """Put a filter in, where it is not there."""
+        """Add a filter, if it is not there."""
         levels, rest = _levels(topic_filter)
         self._place.put(topic_filter, levels, rest, None)
 
     def remove(self, topic_filter: str) -> None:
-        """Take a filter out, where it is there."""
+        """Remove a filter, if it is there."""
         levels, rest = _levels(topic_filter)
         _remove(self._place, topic_filter, levels, rest)
 
     def count(self, topic_filter: str) -> int:
-        """How many filters a topic may match that matches this one."""
+        """Return how many filters share a topic with this filter."""
         levels, rest = _levels(topic_filter)
         return self._place.meet(levels, rest)
 
 
 class OverlapLimit:
-    """Filters of which no topic matches more than so many: one with which a topic would match more is not let in.
+    """Limit on filters that match the same topic: a filter with which a topic would match more is refused.
 
-    Filters that overlap each other in pairs are all matched by one topic. To find how many that are at most, topics are
-    tried level by level, each time with those filters that are left, and only where these are more than there may be.
+    Filters that overlap each other in pairs are all matched by one topic. To find the largest number of such filters,
+    topics are tried level by level, with the filters left at each level, and only while more are left than allowed.
     """
 
     __slots__ = ("_comparisons", "_most", "_place")
 
     def __init__(self, most: int = OVERLAPS_MAX, comparisons: int = COMPARISONS_MAX) -> None:
-        """``comparisons``: of levels, for all filters that are looked at."""
+        """``comparisons``: maximum number of compared levels, for all filters together."""
         self._most = most
         self._comparisons = comparisons
         self._place: _Place[int] = _Place()
-        """With how often each filter is there."""
+        """Number of times that each filter was added."""
 
     def add(self, topic_filter: str) -> None:
-        """Put a filter in, whatever it overlaps; one that is there counts once more."""
+        """Add a filter, whatever it overlaps; a filter that is there counts once more."""
         levels, rest = _levels(topic_filter)
         self._add(topic_filter, levels, rest)
 
     def take(self, topic_filter: str) -> bool:
-        """Put a filter in; False: a topic would match too many, or nobody can tell with so many comparisons."""
+        """Add a filter; False: a topic would match too many, or the comparisons do not suffice to tell."""
         levels, rest = _levels(topic_filter)
         self._add(topic_filter, levels, rest)
         place = self._place
@@ -345,7 +345,7 @@ class OverlapLimit:
         return weight
 
     def _fit(self, slots: list[int]) -> bool:
-        """Whether no topic matches too many of these."""
+        """Return whether no topic matches too many of these filters."""
         place, most = self._place, self._most
         left = [(slots, 0)]
         while left:
@@ -380,7 +380,7 @@ class OverlapLimit:
 
 
 def _levels(topic_filter: str) -> tuple[list[str], bool]:
-    """The levels of a filter, without ``#``, and whether there is one."""
+    """Return the levels of a filter, without ``#``, and whether ``#`` follows."""
     levels = topic_filter.split("/")
     rest = levels[-1] == "#"
     if rest:
@@ -389,22 +389,22 @@ def _levels(topic_filter: str) -> tuple[list[str], bool]:
 
 
 class FilterIndex(Generic[T]):
-    """Maps topic filters to values. What :meth:`match` may cost is told at the top of the module."""
+    """Map of topic filters to values. The module docstring gives the cost of :meth:`match`."""
 
     __slots__ = ("_exact", "_long", "_open", "_places")
 
     def __init__(self) -> None:
         self._exact: dict[str, T] = {}
-        """Filters without wildcards."""
+        """Values of filters without wildcards, by filter."""
         self._places: list[dict[str, _Place[T]]] = [{} for _ in range(DEPTH)]
-        """Filters with wildcards and literals, by level and literal."""
+        """Places of filters with wildcards and literals, by level and literal."""
         self._open: _Place[T] = _Place()
         """Filters of wildcards alone."""
         self._long: _Place[T] = _Place()
         """Filters of more than `DEPTH` levels."""
 
     def add(self, topic_filter: str, value: T) -> None:
-        """Put ``value`` under a legal topic filter."""
+        """Add or replace the ``value`` of a legal topic filter."""
         if "+" not in topic_filter and "#" not in topic_filter:
             self._exact[topic_filter] = value
             return
@@ -412,7 +412,7 @@ class FilterIndex(Generic[T]):
         self._place(topic_filter, levels, rest).put(topic_filter, levels, rest, value)
 
     def _place(self, topic_filter: str, levels: list[str], rest: bool) -> _Place[T]:
-        """Where a filter is, or is to be: under the literal under which the fewest are."""
+        """Return the place of a filter; a new filter goes under the literal with the fewest filters."""
         if len(levels) > DEPTH:
             return self._long
         best = -1
@@ -440,7 +440,7 @@ class FilterIndex(Generic[T]):
         return place
 
     def remove(self, topic_filter: str) -> None:
-        """Remove a filter, where it is there."""
+        """Remove a filter, if it is there."""
         if "+" not in topic_filter and "#" not in topic_filter:
             self._exact.pop(topic_filter, None)
             return
@@ -459,7 +459,7 @@ class FilterIndex(Generic[T]):
                 return
 
     def match(self, topic: str) -> list[T]:
-        """The values of all filters that match a topic name, which is taken as it is.
+        """Return the values of all filters that match a topic name, which is taken as it is.
 
         [MQTT-3.3.2-3] [MQTT-4.7.3-4] (3.1.1, 5.0)
 
@@ -484,13 +484,13 @@ class FilterIndex(Generic[T]):
         return found
 
     def __len__(self) -> int:
-        """How many filters there are."""
+        """Return the number of filters."""
         filed = sum(len(place.values) for places in self._places for place in places.values())
         return len(self._exact) + filed + len(self._open.values) + len(self._long.values)
 
 
 def _remove(place: _Place[T], topic_filter: str, levels: list[str], rest: bool) -> bool:
-    """Remove a filter; False: it is not here."""
+    """Remove a filter; False: the filter is not here."""
     slot = place.find(topic_filter, levels, rest)
     if slot < 0:
         return False

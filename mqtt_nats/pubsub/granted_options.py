@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Through which of its subscriptions a member gets the messages of a topic, and how."""
+"""Granted options: the filter and the options by which a member gets the messages of a topic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Options(NamedTuple):
-    """What a subscription of MQTT 5.0 asks for besides its QoS (section 3.8.3.1)."""
+    """Options of an MQTT 5.0 subscription besides its QoS (section 3.8.3.1)."""
 
     no_local: bool = False
     retain_as_published: bool = False
@@ -24,25 +24,25 @@ PLAIN: Final = Options()
 
 
 class Choice:
-    """How one member gets the messages of one topic, in whatever way that is not the plain one."""
+    """Result of a member's subscription options for one topic, for members that need more than a plain copy."""
 
     __slots__ = ("found", "ids", "kept", "own", "qos")
 
     def __init__(self, found: Filter, qos: int, ids: bytes, kept: bool) -> None:
         self.found = found
-        """The filter through which the member is served."""
+        """Filter through which the member is served."""
         self.qos = qos
-        """Highest granted QoS."""
+        """Highest granted QoS of the matching subscriptions."""
         self.ids = ids
-        """Subscription identifiers of every matching subscription, as properties."""
+        """Subscription identifiers of all matching subscriptions, encoded as properties."""
         self.kept = kept
-        """RETAIN stays as it was published."""
+        """Whether RETAIN stays as published."""
         self.own: Choice | None = self
-        """The choice for messages of the member itself; None = it does not get them."""
+        """Choice for messages that the member published itself; None = the member does not get them."""
 
 
 def choose(member: Member, qos: int, found: Filter, matching: Sequence[Filter]) -> Choice:
-    """What the options of all matching subscriptions of a member, in their order, amount to.
+    """Return the combined options of all matching subscriptions of a member, given in their order.
 
     One copy carries the identifiers of all [MQTT-3.3.4-4] (5.0); RETAIN stays when one of them
     wants that [MQTT-3.3.1-13] (5.0).
@@ -68,7 +68,7 @@ def _sum(found: Filter, mine: list[tuple[Options, int]], member: Member) -> Choi
 
 
 def place(group: Group, member: Member, qos: int, found: Filter, matching: Sequence[Filter], renamed: bool) -> None:
-    """Put a member where it belongs in a group; ``renamed``: packets cannot be passed on as they are."""
+    """Add a member to the right list of a group; ``renamed``: packets cannot be passed on unchanged."""
     if qos and member.durable:
         group.await_stored()
     gated = member.gates and found in member.gates
@@ -86,5 +86,5 @@ def place(group: Group, member: Member, qos: int, found: Filter, matching: Seque
             group.low5.append(member.outlet)
         else:
             group.low.append(member.outlet)
-    elif not member.durable:  # a durable session gets it from the stream
+    elif not member.durable:  # a durable session gets these messages from the stream
         group.high.append((member, qos))

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nats-servers on which gateways publish, and whether each of them knows a subscription.
+"""Interest propagation: whether each nats-server on which gateways publish knows a subscription.
 
-Theory of operation. A PONG tells that the own server has a subscription; in a cluster the others hear of it a moment
-later, and what is published there until then is missed. A request that follows the subscription takes the same route
-in the same order, so when a gateway on another server has answered it, that server knows the subscription too. One
-gateway per server answers: they form a queue group on a subject of their server. Gateways say where they are when
-they connect, and every few seconds; a server from which no answer comes is not asked until it is heard of again.
+Theory of operation. A PONG tells that the own server has a subscription. In a cluster the other servers learn of the
+subscription a moment later; messages published on them until then are missed. A request that follows the subscription
+takes the same route in the same order, so when a gateway on another server has answered the request, that server
+knows the subscription, too. One gateway per server answers: the gateways of a server form a queue group on a subject
+of the server. Gateways announce their server when they connect, and every few seconds. A server from which no answer
+comes is not asked until a gateway announces it again.
 
 See docs/internals/rules.md#suback.
 """
@@ -28,17 +29,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 PATIENCE: Final = 1.0
-"""Seconds for which the answer of a server is waited for."""
+"""Maximum seconds to wait for the answers of servers."""
 
 REPEAT: Final = 5.0
-"""Seconds between two words of where this gateway is."""
+"""Seconds between two announcements of this gateway's server."""
 
 MOST: Final = 1000
-"""Servers that are remembered."""
+"""Maximum number of servers that are remembered."""
 
 
 class _Echo:
-    """One request to all servers, for all subscriptions that were made in one turn of the event loop."""
+    """Request to all servers, for all subscriptions that were made in one turn of the event loop."""
 
     def __init__(self) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -47,12 +48,12 @@ class _Echo:
 
 
 class Nodes:
-    """What one gateway knows of the servers of the others."""
+    """Servers of other gateways, as one gateway knows them."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self.others: set[bytes] = set()
-        """Ids of servers on which gateways publish, without the own one."""
+        """Ids of servers on which gateways publish, without the own server."""
         self._prefixes: dict[NatsConnection, bytes] = {}
         self._sids: dict[NatsConnection, bytes] = {}
         self._coming: dict[NatsConnection, _Echo] = {}
@@ -76,7 +77,7 @@ class Nodes:
             self._say(self._prefixes[link] + b"here")
 
     def tick(self, now: float) -> None:
-        """Called about once a second with the loop's time."""
+        """Announce this gateway's server if it is time; called about once a second with loop time in seconds."""
         if now - self._said > REPEAT:
             self._said = now
             self._say(b"")
@@ -85,7 +86,7 @@ class Nodes:
         """Return when every server on which a gateway publishes knows what ``link`` has subscribed so far.
 
         Raises:
-            TimeoutError: the own server does not answer.
+            TimeoutError: the server of ``link`` does not answer.
         """
         if not self._missing(link):
             await link.fence()
@@ -132,7 +133,7 @@ class Nodes:
             self._note(payload)
             return
         if headers.startswith(NO_RESPONDERS):
-            self.others.discard(node)  # its last gateway has gone
+            self.others.discard(node)  # the last gateway of that server has gone
         echo = self._open.get(number)
         if echo is not None:
             echo.missing.discard(node)
@@ -166,7 +167,7 @@ async def fence(client: Client) -> None:
     """Wait until NATS has taken a client's subscriptions, on every server from which something may come.
 
     Raises:
-        TimeoutError: it does not answer.
+        TimeoutError: NATS does not answer.
     """
     broker = client.broker
     await broker.nodes.fence(broker.link)
@@ -178,7 +179,7 @@ async def fence_wild(client: Client) -> None:
     """Wait until NATS has taken the subscriptions on the connection for wildcards, where there are any.
 
     Raises:
-        TimeoutError: it does not answer.
+        TimeoutError: NATS does not answer.
     """
     wild = client.broker.wild
     if any(found.link is wild for found in client.filters):
@@ -186,5 +187,5 @@ async def fence_wild(client: Client) -> None:
 
 
 def _server(link: NatsConnection) -> bytes:
-    """The id of the server that a link is, or was last, connected to."""
+    """Return the id of the server to which a link is, or was last, connected."""
     return str(link.server.get("server_id", "")).encode()

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who on this gateway gets which message.
+"""Routing table: the subscribers on this gateway of each topic.
 
 One :class:`Filter` per distinct topic filter holds its members and its NATS subscriptions. One
 :class:`Route` per topic, cached, holds everything that does not change between two messages on that
-topic: the encoded subject, the beginnings of the NATS frames, and who gets the message.
+topic: the encoded subject, the beginnings of the NATS frames, and the members that get the message.
 
-A member with several matching filters is served through one of them, the one that it confirmed
-first, at the highest granted QoS. So a message that NATS delivers once for each filter reaches it once.
+A member with several matching filters is served through the filter that it confirmed first, at the highest
+granted QoS. So a message that NATS delivers once for each filter reaches the member once.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from mqtt_streams.subjects import (
 if TYPE_CHECKING:
     from mqtt_nats.pubsub.filter_handover import Parting
 
-# Routes kept; a gateway that sees more distinct topics than this starts over. So it does when they take more memory:
-# topics may be long, and each route lists its members (bytes, roughly; a gateway has a budget of its own for that).
+# The cache of routes is emptied at this number of topics, or at this many bytes (roughly): topics may be long, and
+# each route lists its members. A gateway passes its own memory budget.
 MAX_ROUTES = 100_000
 MAX_ROUTE_BYTES = 64 * 1024 * 1024
 ROUTE_BYTES: Final = 768
@@ -53,7 +53,7 @@ MEMBER_BYTES: Final = 80
 
 
 class Route:
-    """Everything about one topic that the message path needs."""
+    """Route of one topic: everything that the message path needs."""
 
     __slots__ = (
         "asked",
@@ -75,27 +75,27 @@ class Route:
         self.topic = topic
         self.subject = subject
         self.asked = asked or key
-        """What is published on this topic is mapped to `key`; the same where it is not."""
+        """Topic key on which clients publish; subject mappings map it to `key`. Equal to `key` without a mapping."""
         self.origin = origin or subject
-        """Its subject."""
+        """Subject of `asked`, before the mapping."""
         self.version = -1
         published = self.origin.encode()
         self.pub = b"PUB %b " % published
         self.hpub = b"HPUB %b " % published
         self.msgs = b"HPUB $MQTT.msgs.%b " % subject.encode()
         self.local = NOBODY
-        """Members served without a way through NATS."""
+        """Members that are served locally, not through NATS."""
         self.groups: dict[Filter, Group] = {}
         self.size = 0
-        """Memory that it takes, in bytes, roughly."""
+        """Estimated memory of the route in bytes."""
 
     def outdate(self) -> None:
-        """Have it resolved again before it is used."""
+        """Mark the route as outdated: it is resolved again before its next use."""
         self.version = -1
 
 
 class Table:
-    """The subscriptions of all clients of this gateway."""
+    """Table of the subscriptions of all clients of this gateway."""
 
     def __init__(
         self,
@@ -106,23 +106,23 @@ class Table:
         budget: MemoryBudget | None = None,
     ) -> None:
         self.version = 0
-        """Grows when any topic may be concerned by a change; a route of another version is resolved again."""
+        """Version, raised when a change may concern any topic; routes of another version are resolved again."""
         self.routes: dict[bytes, Route] = {}
-        """What is published, by its topic as it stands in a packet."""
+        """Routes of topics on which clients publish, by topic key as in a packet."""
         self.by_subject: dict[bytes, Route] = {}
-        """What arrives, by its subject. Without mappings these are the same routes, where clients may publish there."""
+        """Routes of arriving messages, by subject; without mappings the objects of `routes` if clients may publish."""
         self._mappings = mappings
         self._apart: dict[bytes, list[Route]] = {}
-        """By their topic: where there are mappings, all routes; else those that are not in `routes`."""
+        """Routes by topic key: with mappings, all routes; without, only the routes that are not in `routes`."""
         budget = budget or MemoryBudget(MAX_ROUTE_BYTES, MAX_ROUTE_BYTES)
         self._memory = Share(budget, self._start_over, budget.limit)
         self._spellings: dict[bytes, list[bytes]] = {}
-        """By the key of a route in `routes`, the subjects that lead to it beside its own."""
+        """Further subjects that lead to a route of `routes`, by its key."""
         self.filters: dict[str, Filter] = {}
         self.carriers: dict[str, Carrier] = {}
-        """What brings the messages of filters that overlap many others of a session, by a filter that covers them."""
+        """Carriers by filter: each brings the messages of filters that overlap many other filters of a session."""
         self.partings: dict[Member, Parting] = {}
-        """Members of which subscriptions are being ended that others overlap."""
+        """Filter handovers in progress, by member."""
         self._index: FilterIndex[Filter] = FilterIndex()
         self._local_dispatch = local_dispatch
         self._most = max_levels, max_bytes
@@ -148,8 +148,8 @@ class Table:
         """
         found = self.filters.get(text)
         if found is None:
-            # Wildcards at the start are on a connection of their own, which also gets what this
-            # gateway publishes: serving them locally would deliver twice.
+            # A filter with a wildcard at the start is on a connection of its own, which also gets this
+            # gateway's own messages: to serve such a filter locally would deliver them twice.
             local = self._local_dispatch and text[0] not in "#+"
             carrier = self._carrier(member, text, link)
             found = Filter(text, tuple(s.encode() for s in subjects), link, local, carrier)
@@ -179,7 +179,7 @@ class Table:
         return found
 
     def _carrier(self, member: Member, text: str, link: NatsConnection) -> Carrier | None:
-        """What brings the messages of a new filter that overlaps many others of its member."""
+        """Return the carrier for a new filter that overlaps many filters of its member; None: the filter needs none."""
         if not ("+" in text or "#" in text) or not member.overlapped(text):
             return None
         above = cover(text.split("/"))
@@ -189,12 +189,12 @@ class Table:
         return carrier
 
     def _takers(self, subject: bytes) -> Collection[Filter]:
-        """The filters through which messages of a subject are delivered."""
+        """Return the filters through which messages of a subject are delivered."""
         route = self.route_of_subject(subject)
         return () if route is None else route.groups
 
     def unsubscribe(self, member: Member, text: str) -> bool:
-        """Remove ``member`` from a filter; False when it was not there."""
+        """Remove ``member`` from a filter; False when the member was not there."""
         found = self.filters.get(text)
         if found is None or member not in found.members:
             return False
@@ -209,7 +209,7 @@ class Table:
         return True
 
     def changed(self, found: Filter) -> None:
-        """Have the routes that a filter matches resolved again: only one where it has no wildcard.
+        """Outdate the routes that a filter matches: all routes for a filter with wildcards, else one topic's.
 
         So clients that come and go with topics of their own do not have the subscribers of every other topic looked up.
         """
@@ -250,7 +250,7 @@ class Table:
             self.carriers = {text: one for text, one in self.carriers.items() if one is not carrier}
 
     def renew(self, link: NatsConnection) -> None:
-        """Subscribe everything of ``link`` again after a reconnect."""
+        """Subscribe all filters and carriers of ``link`` again after a reconnect."""
         for carrier in self.carriers.values():
             if carrier.link is link:
                 carrier.renew()
@@ -265,7 +265,7 @@ class Table:
                 found.link.renew(sid, subject)
 
     def deny(self, link: NatsConnection, subject: bytes) -> None:
-        """NATS does not allow ``link`` to subscribe to ``subject``."""
+        """Mark the filters of ``subject`` as denied: NATS does not allow ``link`` to subscribe it."""
         for found in self.filters.values():
             subjects = found.subjects if found.carrier is None else found.carrier.subjects
             if found.link is link and subject in subjects:
@@ -274,7 +274,7 @@ class Table:
     # -- routes ---------------------------------------------------------------------------------
 
     def route(self, key: bytes) -> Route:
-        """The route of a topic as it stands in a PUBLISH packet (with its two length bytes).
+        """Return the route of a topic as it stands in a PUBLISH packet (with its two length bytes).
 
         Raises:
             MqttError: the topic is not a legal name, is reserved [MQTT-3.3.5-2], or too long for NATS.
@@ -287,17 +287,17 @@ class Table:
         return found
 
     def system_route(self, key: bytes) -> Route:
-        """The route of a `$SYS` topic, for a caller who permits it; raises MqttError where the topic is not legal."""
+        """Return the route of a `$SYS` topic, unchecked for permission; raises MqttError if the topic is not legal."""
         topic = validate_topic_name(key, *self._most)
         try:
             found = self.route_of_subject(system_subject(topic).encode())
         except SubjectTooLong as long:
             raise TopicNameInvalid(str(long)) from None
-        assert found is not None  # a legal name is one of a legal topic
+        assert found is not None  # the subject of a legal topic always names a legal topic
         return found
 
     def wanted(self, topic: str) -> bool:
-        """Whether any filter matches a topic."""
+        """Return whether any filter matches a topic."""
         return bool(self._index.match(topic))
 
     def _make(self, key: bytes) -> Route:
@@ -328,7 +328,7 @@ class Table:
         return route
 
     def _note(self, route: Route) -> Route:
-        """A route that is not found by its topic: what arrives on that and what is published on it may differ."""
+        """Keep a route apart from `routes`: publish and arrival routes of its topic may differ."""
         self._measure(route, 0)
         self._apart.setdefault(route.key, []).append(route)
         return route
@@ -341,7 +341,7 @@ class Table:
         self._spellings.clear()
 
     def forget(self, keys: Sequence[bytes]) -> None:
-        """Drop the routes of what is published on some topics, as they stand in packets."""
+        """Drop the routes of topics on which clients publish, given as they stand in packets."""
         gone = [route for route in [self.routes.pop(key, None) for key in keys] if route is not None]
         for route in gone:
             route.outdate()
@@ -364,14 +364,14 @@ class Table:
         route.size = size
 
     def release(self) -> None:
-        """Let go of the members that routes not used since the last change still name."""
+        """Remove the members from routes that were not used since the last change of the table."""
         for routes in (self.routes, self.by_subject) if self._mappings else (self.by_subject,):
             for route in routes.values():
                 if route.version != self.version and route.groups:
                     route.groups, route.local = {}, NOBODY
 
     def _resolve(self, route: Route) -> None:
-        """Find out who gets a message on this topic."""
+        """Determine the members that get a message on this route's topic."""
         route.version = self.version
         filters = self._index.match(route.topic)
         if route.subject[:1] == "_" and not visible_to_wildcard(route.subject):
@@ -406,7 +406,7 @@ class Table:
                 route.local.merge(group)
 
     def route_of_subject(self, subject: bytes) -> Route | None:
-        """The route of a NATS subject; None when it names no legal MQTT topic."""
+        """Return the route of a NATS subject; None when the subject names no legal MQTT topic."""
         found = self.by_subject.get(subject)
         if found is None:
             topic = wire_topic(subject)
@@ -423,10 +423,10 @@ class Table:
         return found
 
     def _arriving(self, topic: str, subject: bytes) -> Route:
-        """The route of what arrives on a topic.
+        """Return the route of arriving messages of a topic.
 
-        That of what clients publish there, where they may: a subject that our encoder would not make (it has a lone
-        slash) leads to the same topic, and what is published on that has its own subject all the same.
+        Without mappings it is the route of published messages if clients may publish there. A subject that this gateway
+        would not make (with a lone slash) leads to the same topic; messages published on it have its own subject.
         """
         key = put_string(topic)
         if not self._mappings:
@@ -437,7 +437,7 @@ class Table:
         return self._note(Route(key, topic, subject.decode()))
 
     def route_to(self, subject: bytes) -> Route | None:
-        """The route of what is published on a NATS subject; None when it names no legal MQTT topic."""
+        """Return the route for publishing on a NATS subject; None when the subject names no legal MQTT topic."""
         found = self.route_of_subject(subject)
         if found is not None and self._mappings and not is_reserved(found.subject):
             return self.route(found.key)

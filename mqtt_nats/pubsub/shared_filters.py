@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of shared subscriptions, and what a session leaves of them."""
+"""Names of shared subscriptions, and the groups that a session leaves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PREFIX: Final = SHARED
 
 
 def parse_shared(text: str, max_levels: int) -> tuple[str, str]:
-    """The group and the filter of ``$share/<group>/<filter>``.
+    """Return the group and the filter of ``$share/<group>/<filter>``.
 
     Raises:
         TopicFilterInvalid: the group's name is empty or has a wildcard, or the filter is illegal
@@ -28,7 +28,7 @@ def parse_shared(text: str, max_levels: int) -> tuple[str, str]:
 
 
 def groups_of(texts: Iterable[str]) -> list[str]:
-    """The hashes of the groups of these shared subscriptions; what is none is left out."""
+    """Return the hashes of the groups of these shared subscriptions; illegal texts are left out."""
     found = []
     for text in texts:
         try:
@@ -40,10 +40,10 @@ def groups_of(texts: Iterable[str]) -> list[str]:
 
 
 def plain_filter(topic_filter: str) -> str:
-    """A filter, of a shared subscription without what it begins with."""
+    """Return a filter; for a shared subscription, without ``$share/<group>/``."""
     return topic_filter.split("/", 2)[2] if topic_filter.startswith(PREFIX) else topic_filter
 
 
 def is_open(text: str) -> bool:
-    """Whether a session may have many filters that match what this one does: with wildcards, or of groups."""
+    """Return whether a filter has wildcards or belongs to a group, so that many filters may match the same topic."""
     return "+" in text or "#" in text or text.startswith(PREFIX)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Subject mappings of a NATS account, as nats-server applies them to what is published.
+"""Subject mappings of a NATS account, as nats-server applies them to published messages.
 
-nats-server maps what a client publishes on a subject itself. It does not map the copies that a gateway stores under
-that subject, nor what a gateway hands to its own clients: for these the gateway has to know the mappings.
+nats-server itself maps the subject on which a client publishes. nats-server does not map the copies that a gateway
+stores under that subject, nor the messages that a gateway delivers to its own clients: for these copies and messages
+the gateway applies the mappings.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ _PART: Final = re.compile(r"\$(\d{1,3})|\{\{ *wildcard\( *(\d{1,3}) *\) *\}\}")
 
 
 class Transform:
-    """One mapping.
+    """Mapping of one subject pattern to another subject.
 
     Raises:
-        ValueError: ``source`` or ``target`` is none that can be followed.
+        ValueError: ``source`` or ``target`` is not supported.
     """
 
     __slots__ = ("_open", "_parts", "_source")
@@ -52,7 +53,7 @@ class Transform:
         self._parts = tuple(parts)
 
     def apply(self, tokens: list[str]) -> str | None:
-        """Where a subject is mapped to, by its tokens; None: it is another's."""
+        """Return the subject to which a subject, given as tokens, is mapped; None: the mapping does not match."""
         size = len(self._source)
         if len(tokens) <= size if self._open else len(tokens) != size:
             return None
@@ -64,16 +65,16 @@ class Transform:
 
 
 def parse_mappings(given: Mapping[str, str]) -> tuple[Transform, ...]:
-    """The mappings of the settings.
+    """Return the mappings of the settings.
 
     Raises:
-        ValueError: one of them cannot be followed.
+        ValueError: a mapping is not supported.
     """
     return tuple(Transform(source, target) for source, target in given.items())
 
 
 def mapped(transforms: tuple[Transform, ...], subject: str) -> str:
-    """Where a message that is published on a subject is to be found."""
+    """Return the subject under which a message published on ``subject`` is found."""
     tokens = subject.split(".")
     for one in transforms:
         found = one.apply(tokens)

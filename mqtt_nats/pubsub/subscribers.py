@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who gets messages: members, their filters, and the group of members that one filter serves on a topic."""
+"""Subscribers: members, their filters, and the group of members that one filter serves on a topic."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from mqtt_nats.transport.write_buffer import WriteBuffer
 from mqtt_streams.subjects import filter_to_subjects
 
 OVERLAPS_MOST: Final = 16
-"""Filters of one session that overlap and have their own NATS subscriptions."""
+"""Maximum number of overlapping filters of one session that have their own NATS subscriptions."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Member:
-    """A connected session as the subscription table sees it."""
+    """Member of the subscription table: a connected session."""
 
     __slots__ = (
         "_overlaps",
@@ -45,22 +45,22 @@ class Member:
         self.version = 4
         """Protocol version, 4 (MQTT 3.1.1) or 5."""
         self.bridge = bridge
-        """It gets none of its own messages, and RETAIN as it was published: a bridge of 3.1.1, which cannot ask."""
+        """Whether the client is a 3.1.1 bridge, which cannot ask: no own messages, RETAIN as published."""
         self.checks_each = False
-        """Its packets are its own: it allows topic aliases, limits the size of packets, or may not have each."""
+        """Whether each packet is checked: topic aliases, a maximum packet size, or rules for each message."""
         self.filters: dict[Filter, int] = {}
         """Granted QoS per filter, in the order of confirmation."""
         self.options: dict[Filter, Options] | None = None
-        """Of the subscriptions that have any."""
+        """Options by filter, for the filters that have any; None = no filter has options."""
         self.gates: dict[Filter, Gate] | None = None
-        """Subscriptions whose new messages wait until their retained messages have been sent."""
+        """Gates of subscriptions whose new messages wait for older messages."""
         self._ranks: dict[Filter, int] | None = None
-        """The place of each filter in that order, where somebody has asked."""
+        """Place of each filter in the order of confirmation; None = not computed."""
         self._overlaps: Overlaps | None = None
-        """Its filters with wildcards that have their own NATS subscriptions, once there are many."""
+        """Filters with wildcards and their own NATS subscriptions; None = not computed."""
 
     def in_order(self, mine: list[Filter]) -> list[Filter]:
-        """Some of its filters, in the order of confirmation; what this costs does not grow with its other filters."""
+        """Return some of its filters in the order of confirmation; the cost does not grow with its other filters."""
         if len(mine) < 2:
             return mine
         ranks = self._ranks
@@ -69,13 +69,13 @@ class Member:
         return sorted(mine, key=ranks.__getitem__)
 
     def joined(self, found: Filter) -> None:
-        """A filter was added, or its QoS has changed."""
+        """Note that a filter was added, or its QoS has changed."""
         self._ranks = None
         if self._overlaps is not None and found.open and found.carrier is None:
             self._overlaps.add(found.text)
 
     def parted(self, found: Filter | None) -> None:
-        """A filter was removed; None: all were."""
+        """Note that a filter was removed; None: all filters were removed."""
         self._ranks = None
         if found is None:
             self._overlaps = None
@@ -83,7 +83,7 @@ class Member:
             self._overlaps.remove(found.text)
 
     def overlapped(self, text: str) -> bool:
-        """Whether as many of its filters as may have their own NATS subscriptions overlap a new one."""
+        """Return whether a new filter overlaps the maximum number of filters with their own NATS subscriptions."""
         if len(self.filters) < OVERLAPS_MOST:
             return False
         overlaps = self._overlaps
@@ -99,7 +99,7 @@ class Member:
         raise AssertionError("only regular sessions take QoS 1 and 2 messages from core NATS")
 
     def guard(self, choice: Choice, message: Message, known: bytes = b"") -> None:
-        """Accept a message, or not: this member looks at each.
+        """Check a message, and accept or drop it.
 
         Args:
             known: its id; empty when it has none.
@@ -108,34 +108,35 @@ class Member:
 
 
 class Group:
-    """The members that get the messages of one topic through one filter."""
+    """Group of members that get the messages of one topic through one filter."""
 
     __slots__ = ("guarded", "high", "low", "low5", "stored", "zero", "zero5")
 
     def __init__(self) -> None:
         self.zero: list[WriteBuffer] = []
-        """Who gets a QoS 0 message in the encoding of 3.1.1."""
+        """Outlets of 3.1.1 members, for QoS 0 messages."""
         self.zero5: list[WriteBuffer] = []
-        """Who gets it in that of 5.0."""
+        """Outlets of 5.0 members, for QoS 0 messages."""
         self.low: list[WriteBuffer] = []
-        """Who gets a QoS 1 or 2 message at QoS 0."""
+        """Outlets of 3.1.1 members that get QoS 1 and 2 messages at QoS 0."""
         self.low5: list[WriteBuffer] = []
+        """Outlets of 5.0 members that get QoS 1 and 2 messages at QoS 0."""
         self.high: list[tuple[Member, int]] = []
-        """Who gets a QoS 1 or 2 message at up to the QoS named."""
+        """Members that get QoS 1 and 2 messages, with the highest QoS granted."""
         self.guarded: list[tuple[Member, Choice]] = []
-        """Members with options or a gate, kept apart so that the others need no check."""
+        """Members that check each message, with their choices; kept apart so that other members need no check."""
         self.stored = False
-        """Somebody gets a QoS 1 or 2 message from the stream, and not here."""
+        """Whether a durable member gets QoS 1 and 2 messages from the stream instead of here."""
 
     def __bool__(self) -> bool:
         return bool(self.zero or self.zero5 or self.low or self.low5 or self.high or self.guarded)
 
     def __len__(self) -> int:
-        """How many entries it has: a measure of the memory that it takes."""
+        """Return the number of entries, as a measure of the group's memory."""
         return len(self.zero) + len(self.zero5) + len(self.high) + len(self.guarded)
 
     def await_stored(self) -> None:
-        """Somebody gets QoS 1 and 2 messages from the stream."""
+        """Note that a durable member gets QoS 1 and 2 messages from the stream."""
         self.stored = True
 
     def merge(self, other: Group) -> None:
@@ -148,11 +149,11 @@ class Group:
         self.guarded += other.guarded
 
 
-NOBODY: Final = Group()  # of every topic without local members
+NOBODY: Final = Group()  # group of every topic without local members
 
 
 class Filter:
-    """A topic filter with local subscribers, and its NATS subscriptions."""
+    """Topic filter with local subscribers, and its NATS subscriptions."""
 
     __slots__ = (
         "backlog",
@@ -174,34 +175,34 @@ class Filter:
     ) -> None:
         self.text = text
         self.open = "+" in text or "#" in text
-        """It has wildcards."""
+        """Whether the filter has wildcards."""
         self.carrier = carrier
-        """What brings its messages, where it has no NATS subscriptions of its own."""
+        """Carrier that brings the filter's messages; None = the filter has its own NATS subscriptions."""
         self.subjects = subjects
         self.link = link
         self.local = local
-        """Members get what this gateway's own clients publish without a way through NATS."""
+        """Whether members get the messages of this gateway's clients directly, without NATS."""
         self.members: dict[Member, int] = {}
         self.sids: list[bytes] = []
         self.denied = False
-        """NATS does not allow this gateway to subscribe it."""
+        """Whether NATS does not allow this gateway to subscribe the filter."""
         self.backlog: Backlog | None = None
-        """While messages that were missed are being read: those that come meanwhile."""
+        """Queue of new messages while missed messages are read; None = no missed messages are read."""
         self.seen: dict[bytes, str] = {}
-        """By the ids of QoS 1 and 2 messages that came through NATS lately their subjects; those of the time before."""
+        """Ids of recent QoS 1 and 2 messages from NATS, with their subjects; `seen_before` has the older half."""
         self.seen_before: dict[bytes, str] = {}
 
 
 class Carrier:
-    """NATS subscriptions that bring the messages of many filters, which overlap others of their sessions.
+    """Carrier: NATS subscriptions that bring the messages of many filters that overlap others of their sessions.
 
-    nats-server sends a message once for each subscription that matches, however many of them are one session's.
+    nats-server sends a message once for each matching subscription, even if all of them belong to one session.
     """
 
     __slots__ = ("carried", "find", "link", "sids", "subjects")
 
     def __init__(self, text: str, link: NatsConnection, find: Callable[[bytes], Collection[Filter]]) -> None:
-        """``text`` is a filter that matches whatever the carried ones do; ``find``: who gets a subject's messages."""
+        """``text`` is a filter that covers the carried filters; ``find`` returns the filters that deliver a subject."""
         self.link = link
         self.find = find
         self.carried: dict[Filter, Handler] = {}
@@ -209,7 +210,7 @@ class Carrier:
         self.sids = [link.subscribe_raw(subject, self.arrived) for subject in self.subjects]
 
     def arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        """Hand a message to the filters that are carried."""
+        """Pass a message to the carried filters that deliver its subject."""
         carried = self.carried
         for found in tuple(self.find(subject)):
             handler = carried.get(found)
@@ -222,13 +223,13 @@ class Carrier:
             self.link.renew(sid, subject)
 
     def end(self) -> None:
-        """Nothing is carried any more."""
+        """Unsubscribe: the carrier has no filters left."""
         for sid in self.sids:
             self.link.unsubscribe_raw(sid)
 
 
 def cover(levels: list[str]) -> str:
-    """The filter of the carrier: the first two levels, as far as they are literals, and all below."""
+    """Return the carrier's filter: the leading literals of the first two levels, then ``#``."""
     head: list[str] = []
     for level in levels[:2]:
         if level == "+" or level == "#":
