@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Publishes that JetStream must acknowledge, many in flight at a time.
+"""Publisher of messages that JetStream must acknowledge, with many in flight at a time.
 
-Each publish is an :class:`PendingStore`. Its frame is kept until the PubAck has come, so that it can be sent
-again: after a reconnect, and when its stream has been without a leader. What is sent to a stream again is sent in
-the order of the first attempt, and before anything new. A stream without a leader holds up nothing
-that is for another. A store that JetStream refuses ends its own operation only.
+Each publish is an :class:`PendingStore`. Its frame is kept until the PubAck has come, so that the frame can be sent
+again: after a reconnect, and after its stream had no leader. Frames for a stream are sent again in the order of the
+first attempt, and before new frames. A stream without a leader holds up no frame for another stream. A store that
+JetStream refuses ends its own operation only.
 
-A message with an id (``Nats-Msg-Id``) that is sent again is recognised by its stream, but not for ever. What was sent
-so long ago that it might not be is looked for first; see docs/internals/rules.md#repeated-stores.
+The stream recognises a repeated message by its id (``Nats-Msg-Id``), but not for ever. A message whose id the stream
+may have forgotten is looked for first; see docs/internals/rules.md#repeated-stores.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
 log = logging.getLogger("mqtt_nats.nats")
 
-# Beyond these the gateway stops reading from publishers until half has been acknowledged.
+# Above these limits the gateway stops reading from publishers until half of them is acknowledged.
 MAX_PENDING = 32_768
 MAX_PENDING_BYTES = 128 * 1024 * 1024
 
-# A store unanswered for this long means that the stream has no leader (seconds).
+# Seconds without an answer to a store after which its stream is taken to have no leader.
 ACK_TIMEOUT = 5.0
 
 # JetStream errors that pass: system unavailable, no cluster, no leader, more requests than it queues.
 TRANSIENT = frozenset((10008, 10009, 10076, 10118, 10158, 10167))
 
-# What messages with ids, which are looked for, begin with.
+# First bytes of frames of messages with ids, for which the stream can be searched.
 MESSAGE = b"HPUB $MQTT.msgs."
 
-# Ids under which other gateways store too: of the release of a held publish, and of a will.
+# Ids under which other gateways store, too: the release of a held publish, and a will.
 COMMON = re.compile(rb"\r\nNats-Msg-Id:(?:q2|will)-")
 
-# Requests to a stream: the removal of something.
+# Requests to a stream: removals.
 REQUEST = re.compile(rb"PUB \S+\.STREAM\.")
 
-# Probes without an answer after which somebody may do something about it again; for the first time after two.
+# Number of unanswered probes between two calls of `on_silent`; the first call comes after two probes.
 SILENCES = 30
 
-# Acknowledgements of what consumers have delivered are addressed like this.
+# First bytes of acknowledgements of consumer deliveries.
 ACKNOWLEDGEMENT = b"PUB $JS.ACK."
 
 
@@ -69,7 +69,7 @@ def _group(frame: bytes) -> bytes:
 
 
 class AckedPublisher:
-    """The pending stores of one connection to NATS.
+    """Publisher with the pending stores of one connection to NATS.
 
     ``on_pressure(True)`` asks for no further publishes, ``on_pressure(False)`` allows them again.
     """
@@ -84,33 +84,35 @@ class AckedPublisher:
         self.max_payload = link.max_payload
         self.resent = 0
         self.attempt = 0
-        """Grows whenever something that is pending may be sent again."""
+        """Counter that grows whenever a pending frame may be sent again."""
         self.unheard = False
-        """Nobody was there to store something: its stream has no leader, or is no more. Reset by whoever looks."""
+        """Whether a store had no responders: its stream has no leader, or is gone. The reader of the flag resets it."""
         self.on_absent: Callable[[bytes], None] = self.assume
-        """``on_absent(token)``: nobody takes an acknowledgement: its consumer is gone, or has no leader. Who is told
-        finds out and calls :meth:`assume` or :meth:`repeat`."""
+        """``on_absent(token)``: an acknowledgement had no responders: its consumer is gone, or has no leader.
+
+        The callee calls :meth:`assume` or :meth:`repeat`.
+        """
         self.trusted = 60.0
-        """Seconds for which a stream is sure to recognise a message by its id."""
+        """Seconds for which a stream certainly recognises a message by its id."""
         self.find: Callable[[float, set[bytes]], Awaitable[Mapping[bytes, int]]] | None = None
-        """``await find(since, ids)``: which of these messages are stored, under which sequence; Unix time."""
+        """``await find(since, ids)``: returns stored messages, sequence by id; ``since`` is Unix time in seconds."""
         self.on_timed: Callable[[float], None] | None = None
-        """``on_timed(seconds)``: how long the end of a store has taken. One at a time is measured."""
+        """``on_timed(seconds)``: called with the duration of a store; one store at a time is measured."""
         self.on_silent: Callable[[str], None] | None = None
-        """``on_silent(stream)``: it does not answer a request, again and again."""
+        """``on_silent(stream)``: called when the stream again and again does not answer a request."""
         self._timed: PendingStore | None = None
         self._timed_from = 0.0
         self._length = len(self.prefix)
         self._count = 0
         self._offline = False
         self._outages: dict[bytes, StreamOutage] = {}
-        """By the group of what waits: see :func:`group_of`."""
+        """Outages by group of streams; see :func:`group_of`."""
         self._stalled = False
-        """There is no connection, or an outage."""
+        """Whether the connection is down or an outage is under way."""
         self._lost = 0.0
-        """Loop time from which on no messages were sent."""
+        """Loop time in seconds since which no messages are sent."""
         self._uneven = 0.0
-        """Loop time until which what is pending may not be in the order of the last attempts."""
+        """Loop time in seconds until which pending frames may not be in the order of their last attempts."""
         self._withheld: set[PendingStore] = set()
         self._pressed = False
         self._empty = asyncio.Event()
@@ -118,12 +120,12 @@ class AckedPublisher:
 
     @property
     def outages(self) -> list[str]:
-        """The streams that do not store."""
+        """Names of the streams that do not store."""
         return [outage.stream.decode(errors="replace") for outage in self._outages.values()]
 
     @property
     def pressed(self) -> bool:
-        """True while too much is waiting for JetStream."""
+        """Whether too many stores wait for JetStream."""
         return self._pressed
 
     def put(self, target: bytes, headers: bytes, payload: bytes, op: PendingStore) -> None:
@@ -214,14 +216,14 @@ class AckedPublisher:
         return self.bytes < MAX_PENDING_BYTES // 2 and len(self.pending) < MAX_PENDING // 2
 
     def assume(self, token: bytes) -> None:
-        """What an acknowledgement was addressed to is gone."""
+        """End an acknowledgement as successful: its consumer is gone."""
         op = self.pending.get(token)
         if op is not None:
             self._end(token, op)
             op.stored(b"")
 
     def repeat(self, token: bytes) -> None:
-        """Send an acknowledgement again: what it is addressed to is there."""
+        """Send an acknowledgement again: its consumer exists."""
         op = self.pending.get(token)
         if op is not None and not self._waits(op.frame):
             op.born = self.now
@@ -229,18 +231,18 @@ class AckedPublisher:
             self.link.kick()
 
     def acknowledged_by(self, token: bytes) -> bytes:
-        """The acknowledgement subject of a pending acknowledgement; empty when it has ended."""
+        """Return the subject of a pending acknowledgement; empty when the acknowledgement has ended."""
         op = self.pending.get(token)
         return op.frame.split(b" ", 2)[1] if op is not None else b""
 
     async def drained(self) -> None:
-        """Wait until everything is acknowledged or refused."""
+        """Wait until every store is acknowledged or refused."""
         while self.pending:
             self._empty.clear()
             await self._empty.wait()
 
     def denied(self, subject: bytes) -> None:
-        """NATS does not allow publishing to ``subject``: there will be no PubAck."""
+        """Fail the pending stores on ``subject``: NATS permissions do not allow it, so no PubAck will come."""
         starts = (b"HPUB %b " % subject, b"PUB %b " % subject)
         refused = [(token, op) for token, op in self.pending.items() if op.frame.startswith(starts)]
         error = ApiError(403, 0, f"NATS permissions do not allow publishing to {subject.decode(errors='replace')}")
@@ -251,7 +253,7 @@ class AckedPublisher:
     # -- no connection, no leader -------------------------------------------------------------
 
     def offline(self) -> None:
-        """The connection is gone: keep what is pending, send nothing."""
+        """Stop sending after the connection was lost; pending frames are kept."""
         if not self._offline and MESSAGES not in self._outages:
             self._lost = self.now
         self._offline = self._stalled = True
@@ -264,7 +266,7 @@ class AckedPublisher:
         self._outages.clear()
 
     def online(self) -> None:
-        """A new connection: the inbox first, then everything unacknowledged in order."""
+        """Subscribe the inbox on a new connection, then send all unacknowledged frames again, in order."""
         former, self.max_payload = self.max_payload, self.link.max_payload
         self.link.renew(self._sid, self.prefix + b"*")
         if self.max_payload < former:
@@ -274,7 +276,7 @@ class AckedPublisher:
         self._resume(None)
 
     def _refuse_larger(self) -> None:
-        """The server takes less than before: it would end the connection over what is larger, again and again."""
+        """Fail stores larger than the server's new limit: the server would end the connection for each of them."""
         most = self.max_payload
         larger = [
             (token, op) for token, op in self.pending.items() if len(op.frame) > most and size_of(op.frame) > most
@@ -284,7 +286,7 @@ class AckedPublisher:
             op.failed(ApiError(413, 0, f"larger than what the nats-server takes now, {most} bytes"))
 
     def stall(self, stream: bytes, reason: str) -> None:
-        """A store failed for want of a leader: send its stream nothing, then probe with the oldest.
+        """Send a group of streams nothing after a store failed for want of a leader; later probe with the oldest frame.
 
         See docs/internals/rules.md#no-leader.
         """
@@ -309,7 +311,7 @@ class AckedPublisher:
         outage.later(self._probe)
 
     def _of(self, group: bytes | None) -> list[tuple[bytes, PendingStore]]:
-        """What is pending of a group, or of all, with tokens and in order."""
+        """Return the pending stores of a group, or all (None), with tokens and in order."""
         return [item for item in self.pending.items() if group is None or _group(item[1].frame) == group]
 
     def _probe(self, outage: StreamOutage) -> None:
@@ -337,7 +339,7 @@ class AckedPublisher:
         return stream_of(op.frame) == stream and not (op.optional or op in self._withheld or op.stale())
 
     def _resume(self, group: bytes | None) -> None:
-        """Send everything unacknowledged again, in order, and accept new publishes: of a group, or of all."""
+        """Send the unacknowledged frames of a group, or all (None), again in order, and allow new publishes."""
         outage = None if group is None else self._outages.pop(group)
         if outage is not None:
             outage.end()
@@ -378,11 +380,11 @@ class AckedPublisher:
         self.resent += 1
 
     def withhold(self, op: PendingStore) -> None:
-        """Send an operation, or send it again, only when :meth:`let_go` says so."""
+        """Do not send an operation, or send it again, before :meth:`let_go`."""
         self._withheld.add(op)
 
     def let_go(self, dropped: set[PendingStore]) -> None:
-        """Send what was withheld, in the order in which it came; what is ``dropped`` is never sent, and has no end."""
+        """Send the withheld operations in the order of arrival; ``dropped`` ones are removed without a callback."""
         withheld, self._withheld = self._withheld, set()
         for token, op in list(self.pending.items()) if withheld else ():
             if op not in withheld:
@@ -394,10 +396,10 @@ class AckedPublisher:
         self.link.kick()
 
     def _doubtful(self) -> list[tuple[bytes, bytes, PendingStore]]:
-        """Id, token and operation of what may be stored, and might be stored again.
+        """Return id, token and operation of messages that may be stored, and that the stream may not recognise.
 
-        What is to be retained has the id of the message that goes to subscribers, which says nothing about it; it takes
-        the place of the same on its topic.
+        The retained copy of a message has the same id as the copy for subscribers: the search tells nothing about it.
+        A repeated retained copy takes the place of the same message on its topic.
         """
         if self.find is None:
             return []
@@ -412,7 +414,7 @@ class AckedPublisher:
         ]
 
     async def _look(self, outage: StreamOutage, doubtful: list[tuple[bytes, bytes, PendingStore]]) -> None:
-        """End what is stored already; the rest may be sent again."""
+        """End the operations whose messages are stored already; the rest may be sent again."""
         assert self.find is not None
         since = natstime.now() - (self.now - min(op.begun or self._lost for _, _, op in doubtful))
         try:
@@ -426,7 +428,7 @@ class AckedPublisher:
         outage.looking = None
         for name, token, op in doubtful:
             if name not in stored:
-                op.begun = self.now  # what is sent now is recognised again
+                op.begun = self.now  # the stream recognises repetitions of what is sent from now on
             elif token in self.pending:
                 self._end(token, op)
                 op.stored(b'{"seq":%d}' % stored[name])
@@ -434,18 +436,18 @@ class AckedPublisher:
             self._resume(MESSAGES)
 
     def excuse(self, seconds: float) -> None:
-        """The process stood still for so long: whatever was answered could not be heard."""
+        """Extend all time-outs by the seconds for which the process stood still and could not read answers."""
         for op in self.pending.values():
             if op.born:
                 op.born += seconds
 
     def tick(self, now: float) -> None:
-        """Called about once a second with the loop's time."""
+        """Check time-outs; called about once a second with loop time in seconds."""
         self.now = now
         if not self.pending or self._offline:
             return
         for op in self.pending.values():
-            if not op.born:  # it is withheld, or was not sent yet
+            if not op.born:  # the operation is withheld, or was not sent yet
                 continue
             if now - op.born > ACK_TIMEOUT:
                 if self._waits(op.frame):
@@ -453,7 +455,7 @@ class AckedPublisher:
                 if not op.optional:
                     self.stall(stream_of(op.frame), f"no answer for {ACK_TIMEOUT:g} s, on {subject_of(op.frame)}")
                     continue
-                # What it was addressed to went away before it could answer: now nobody does.
+                # The consumer went away before it could answer; a repetition now gets "no responders".
                 op.born = now
                 self.link.out.append(op.frame)
                 self.link.kick()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that are made for one session at the same time."""
+"""Batches of concurrent requests for one session."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 AT_ONCE: Final = 32
-"""Requests for one session at the same time."""
+"""Maximum number of concurrent requests for one session."""
 
 
 def parts(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """What is asked for at the same time."""
+    """Return the items in slices of at most `AT_ONCE`, each for one batch of concurrent requests."""
     return (items[start : start + AT_ONCE] for start in range(0, len(items), AT_ONCE))
 
 
 async def all_done(requests: Iterable[Awaitable[T]]) -> list[T]:
-    """What they return, when all are done; then the first of their errors is raised, where there is one."""
+    """Return the results when all requests are done; raise the first error, if there is one."""
     found = await asyncio.gather(*requests, return_exceptions=True)
     results: list[T] = []
     for one in found:
@@ -30,10 +30,10 @@ async def all_done(requests: Iterable[Awaitable[T]]) -> list[T]:
 
 
 async def in_turn(requests: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-    """Make requests, the next one as soon as one is answered; what they return, in their order.
+    """Make requests, the next one as soon as one is answered; return their results in order.
 
-    What others ask of the same nats-server waits behind few of them, not behind all. After an error no further request
-    is made; the first error is raised when those that were made are done.
+    Requests of other sessions to the same nats-server wait behind few of these requests, not behind all. After an
+    error no further request is made; the first error is raised when the requests under way are done.
     """
     results: dict[int, T] = {}
     left = iter(range(len(requests)))

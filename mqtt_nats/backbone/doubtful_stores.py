@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What JetStream may have heard or not.
+"""Doubtful stores: acknowledgements, requests and messages of which JetStream may or may not have heard.
 
-Acknowledgements to consumers that nobody was there to take: "no responders" has two meanings. The consumer is gone, and
-with it whatever it had pending; or it has no leader for the moment, and what is not acknowledged would come again. A
-look at the consumer tells them apart. See docs/internals/rules.md#confirmations.
+Acknowledgements answered with "no responders": either the consumer is gone, and with it whatever it had pending; or
+the consumer has no leader for the moment, and would deliver again what is not acknowledged. A request for the
+consumer's state tells these cases apart. See docs/internals/rules.md#confirmations.
 
-A leader that stores, and does not answer requests: see docs/internals/rules.md#silent-leaders.
+Requests to a leader that stores, and does not answer requests: see docs/internals/rules.md#silent-leaders.
 
 Messages that were sent before an outage and not acknowledged: see docs/internals/rules.md#repeated-stores.
 """
@@ -32,18 +32,18 @@ PAUSE: Final = 0.25
 """Seconds between two attempts."""
 
 CATCH_UP: Final = 5.0
-"""Seconds in which a replica has caught up; what is missing at the end of the stream then was removed."""
+"""Maximum seconds until a replica has caught up; messages missing at the stream's end after that were removed."""
 
 
 class DoubtfulStores:
-    """What is to be sent again once its consumer has a leader; one look for all that wait for the same consumer."""
+    """Acknowledgements that wait until their consumer has a leader; one check per consumer."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._waiting: dict[tuple[str, str], dict[bytes, None]] = {}
 
     def absent(self, token: bytes) -> None:
-        """Nobody has taken the acknowledgement of this token of the store."""
+        """Check the consumer of an acknowledgement, given by its token, that got "no responders"."""
         store = self._broker.store
         ack = parse_ack(store.acknowledged_by(token))
         if ack is None:
@@ -82,11 +82,11 @@ class DoubtfulStores:
         broker.round.start()
 
     def silent(self, stream: str) -> None:
-        """A request to a stream is not answered, again and again."""
+        """Replace the leader of a stream that does not answer requests again and again."""
         self._broker.spawn(self._step_down(stream), f"leader of {stream}")
 
     async def _step_down(self, stream: str) -> None:
-        """Have another of its servers lead the stream, unless it has no leader at all, or no other server."""
+        """Have another server lead the stream, unless the stream has no leader, or a single replica."""
         inbox = self._broker.inbox
         try:
             info = await call(inbox, f"STREAM.INFO.{stream}")
@@ -99,7 +99,7 @@ class DoubtfulStores:
 
 
 async def find_stored(inbox: RequestInbox, since: float, ids: set[bytes]) -> dict[bytes, int]:
-    """Which messages of these ids the stream has, with their sequences; none was stored before Unix time ``since``.
+    """Return the sequences of stored messages by id; no message was stored before Unix time ``since`` (seconds).
 
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream does not answer.

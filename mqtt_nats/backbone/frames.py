@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is read of the frames that are sent to nats-server, and of its refusals."""
+"""Parsers for frames that are sent to nats-server, and for its refusals."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ _DENIED: Final = re.compile(rb'permissions violation for (publish|subscription) 
 
 
 def message_id(frame: bytes) -> bytes:
-    """The id of a message that has one."""
+    """Return the id of a message; the frame must have one."""
     start = frame.index(MESSAGE_ID) + len(MESSAGE_ID)
     return frame[start : frame.index(b"\r\n", start)].strip()
 
 
 def size_of(frame: bytes) -> int:
-    """Bytes of headers and payload of a PUB or HPUB."""
+    """Return the number of bytes of headers and payload in a PUB or HPUB frame."""
     return int(frame[: frame.index(b"\r\n")].rpartition(b" ")[2])
 
 
 def subject_of(frame: bytes) -> str:
-    """The subject of a PUB or HPUB, for people to read: no more of it than fits into a line."""
+    """Return the subject of a PUB or HPUB frame for logs, at most 200 bytes."""
     return _subject(frame)[:200].decode(errors="replace")
 
 
 def stream_of(frame: bytes) -> bytes:
-    """The stream that a store, an acknowledgement or a request to one is for; empty: none of those that we know."""
+    """Return the stream of a store, an acknowledgement or a stream request; empty: no known stream."""
     subject = _subject(frame)
     if subject.startswith(_STORED):
         name = subject.split(b".", 2)[1]
@@ -53,20 +53,20 @@ def stream_of(frame: bytes) -> bytes:
 
 
 def group_of(stream: bytes) -> bytes:
-    """The streams to which nothing is sent while one of them stores nothing, by the name of one of them.
+    """Return the name of a stream's group: while one stream of the group does not store, nothing is sent to the group.
 
-    What is retained and what goes to subscribers are two copies of one message: neither is to be ahead of the other.
+    The retained copy of a message and the copy for subscribers form a group: neither copy may be ahead of the other.
     """
     return MESSAGES if stream == RETAINED else stream
 
 
 def _subject(frame: bytes) -> bytes:
     start = frame.index(b" ") + 1
-    return frame[start : frame.index(b" ", start)]  # not a split: what comes behind may be large
+    return frame[start : frame.index(b" ", start)]  # no split: the data behind the subject may be large
 
 
 def error_of(payload: bytes) -> ApiError | None:
-    """The error of a PubAck; None when no JetStream server answered (status 503)."""
+    """Return the error of a PubAck; None when no JetStream server answered (status 503)."""
     if not payload:
         return None
     try:
@@ -77,15 +77,15 @@ def error_of(payload: bytes) -> ApiError | None:
 
 
 def denied(line: bytes) -> tuple[bool, bytes] | None:
-    """What an `-ERR` does not permit: whether it is a publish (else a subscription), and the subject."""
+    """Return what an `-ERR` does not permit: True for a publish, False for a subscription, and the subject."""
     found = _DENIED.search(line)
     return None if found is None else (found[1].lower() == b"publish", _unquoted(found[2]))
 
 
 def _unquoted(text: bytes) -> bytes:
-    """A subject as nats-server quotes it in its errors."""
+    """Return a subject without nats-server's quoting."""
     try:
         subject: str = json.loads(text)
-    except ValueError:  # an escape that JSON does not have: such a subject is not looked for
+    except ValueError:  # an escape that JSON does not have: the subject stays as it is and matches none
         return text
     return subject.encode()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gateway's one inbox: replies of JetStream are matched by the last token of their subject.
+"""Inbox of the gateway: JetStream's replies are matched by the last token of their subject.
 
-A token is used once, so a late reply cannot be taken for the reply to something else.
+A token is used once, so a late reply cannot be taken for the reply to another request.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Waiter = Callable[[bytes, bytes], None]
 NO_RESPONDERS = b"NATS/1.0 503"
 STREAM_NOT_FOUND = b'"err_code":10059,'
 
-# Time-outs of requests are this exact (seconds).
+# Precision of request time-outs in seconds.
 SWEEP = 0.1
 
 
 class RequestInbox:
-    """Replies to requests and to stores, over one subscription of a :class:`NatsConnection`.
+    """Inbox for replies to requests, over one subscription of a :class:`NatsConnection`.
 
-    Implements :class:`mqtt_streams.api.JetStream`.
+    The class implements :class:`mqtt_streams.api.JetStream`.
     """
 
     def __init__(self, link: NatsConnection, api_prefix: str = "$JS.API") -> None:
@@ -38,12 +38,12 @@ class RequestInbox:
         self.prefix = b"_INBOX." + secrets.token_hex(11).encode() + b"."
         self.waiters: dict[bytes, Waiter] = {}
         self.unheard = False
-        """Nobody was there to answer a request: its stream has no leader, or is no more. Reset by whoever looks."""
+        """Whether a request had no responders: its stream has no leader, or is gone. The flag's reader resets it."""
         self._literal: dict[str, asyncio.Future[Reply]] = {}
         self._deadlines: dict[asyncio.Future[Reply], tuple[float, str, float]] = {}
         self._sweeper: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        # Asked for once: before Python 3.12 that is a system call each time.
+        # The loop is kept: before Python 3.12 `get_running_loop` is a system call each time.
         self._length = len(self.prefix)
         self._count = 0
         self._sid = link.subscribe_raw(self.prefix + b"*", self._arrived)
@@ -54,7 +54,7 @@ class RequestInbox:
         return self._max_ack_pending
 
     def limit(self, max_ack_pending: int) -> None:
-        """Create consumers with ``max_ack_pending`` at most, which is what the account allows; 0 = no limit."""
+        """Limit ``max_ack_pending`` of new consumers to the maximum of the account; 0 = no limit."""
         self._max_ack_pending = max_ack_pending
 
     def renew(self) -> None:
@@ -62,7 +62,7 @@ class RequestInbox:
         self.link.renew(self._sid, self.prefix + b"*")
 
     def token(self) -> bytes:
-        """A reply token never used before."""
+        """Return a reply token that was never used before."""
         self._count += 1
         return b"%x" % self._count
 
@@ -73,7 +73,7 @@ class RequestInbox:
             waiter(headers, payload)
 
     def literal(self, subject: bytes, headers: bytes, payload: bytes) -> None:
-        """Deliver a reply that arrived on a reply subject of the caller's own choice."""
+        """Deliver a reply that arrived on a reply subject chosen by the caller of :meth:`request`."""
         future = self._literal.get(subject.decode())
         if future is not None and not future.done():
             future.set_result(Reply(subject.decode(), headers, payload))
@@ -84,9 +84,9 @@ class RequestInbox:
         """Send a request and return its reply.
 
         Raises:
-            NoResponders: nobody serves ``subject``.
+            NoResponders: no service listens on ``subject``.
             RequestTimeout: no reply in ``timeout`` seconds, or the connection is down; the outcome is unknown.
-            ApiError: larger than the server's ``max_payload``, over which it would end the connection.
+            ApiError: the request exceeds ``max_payload``, for which the server would end the connection.
         """
         link = self.link
         if len(headers) + len(payload) > link.max_payload:
@@ -131,7 +131,7 @@ class RequestInbox:
         return answer
 
     def _sweep(self) -> None:
-        """Fail the requests whose time is up: one timer for all, since most requests need none."""
+        """Fail the requests whose time-out has passed; one timer serves all requests, since most are answered."""
         assert self._loop is not None
         loop = self._loop
         now = loop.time()
@@ -154,14 +154,14 @@ class RequestInbox:
                 come.set()
             replies.append(Reply(subject.decode(errors="surrogateescape"), headers, payload, reply.decode()))
 
-        # A subscription of its own: a pull consumer's messages arrive under their stream subject.
+        # A subscription of its own: messages of a pull consumer arrive under their stream subject.
         inbox = b"%bs%b" % (self.prefix[:-1], self.token())
         sid = self.link.subscribe_raw(inbox, arrived)
         self.link.out.append(frame(subject.encode(), inbox, b"", payload))
         self.link.kick()
         try:
             while True:
-                if not replies:  # only then is there anything to wait for
+                if not replies:  # else a reply is there already
                     come.clear()
                     try:
                         async with asyncio.timeout(timeout):
@@ -178,7 +178,7 @@ class RequestInbox:
 
 
 def frame(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> bytes:
-    """A complete PUB or HPUB frame."""
+    """Return a complete PUB or HPUB frame."""
     if headers:
         size = len(headers)
         return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject, reply, size, size + len(payload), headers, payload)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One NATS connection whose message path is ours and whose everything else is nats-py's.
+"""NATS connection of the gateway: the message path is the gateway's own, everything else is nats-py's.
 
 nats-py connects, authenticates, negotiates TLS, discovers servers and reconnects. Once a
-connection is up, :class:`NatsConnection` takes over its transport: what arrives is parsed in bulk and
-handed to plain functions, what leaves is appended to one list that is written once per loop turn.
+connection is up, :class:`NatsConnection` takes over its transport: arriving frames are parsed in bulk and
+passed to plain functions; frames to send are appended to one list that is written once per loop turn.
 nats-py's own commands (its subscriptions, pings) go through the same transport, in order.
 
 The class overrides private methods of :class:`nats.aio.client.Client`; the minor version is pinned
@@ -37,25 +37,25 @@ Handler = Callable[[bytes, bytes, bytes, bytes], None]
 """``handler(subject, reply, headers, payload)``; ``reply`` and ``headers`` may be empty."""
 
 RunHandler = Callable[[bytes, list[bytes]], None]
-"""``run(subject, payloads)``: messages in a row without headers and reply, with payloads of one size."""
+"""``run(subject, payloads)``: consecutive messages without headers and reply, with payloads of one size."""
 
-# Parts with so many bytes, in all and on the average, are handed to the socket as they are: to join them copies them.
-# With TLS each would become a record of its own.
+# From so many bytes, in all and on average, frames are passed to the socket one by one: joining them would copy them.
+# With TLS each frame would become a record of its own, so they are always joined.
 LARGE = 64 * 1024
 LARGE_PART = 1024
 
-# So many parts are worth a write before the turn ends: the server is at work while the next client is read. A third of
-# it is not, where each client sends one message at a time.
+# From so many frames a write before the end of the turn pays: nats-server works while the next client is read. A third
+# of that does not pay where each client sends one message at a time.
 ENOUGH: Final = 100
 
-# With this many bytes waiting in the socket the gateway stops reading from publishers.
+# From this many unsent bytes in the socket the gateway stops reading from publishers.
 WRITE_HIGH_WATER = 4 * 1024 * 1024
 WRITE_LOW_WATER = 1024 * 1024
 
-# A server must greet in this time (seconds), and take what is still to be sent when the connection is closed.
+# Maximum seconds for a server's greeting, and for sending the rest when the connection is closed.
 CONNECT_TIMEOUT = LINGER = 5.0
 
-# Between two rounds of attempts to connect to any of the servers, and after a connection that was as short (seconds).
+# Seconds between two rounds of attempts to connect, and after a connection that lasted no longer.
 ROUND_PAUSE = 0.25
 
 
@@ -70,34 +70,34 @@ class NatsConnection(Client):
     def __init__(self) -> None:
         super().__init__()
         self.known: Servers | None = None
-        """Where servers may be, once :func:`open_link` has set it."""
+        """Known nats-servers; set by :func:`open_link`."""
         self._round: list[Srv] | None = None
         self._was_connected = False
         self._since = 0.0
-        """Loop time at which the last connection was there."""
+        """Loop time in seconds at which the last connection was established."""
         self.failures: list[Exception] = []
-        """Why attempts to connect for the first time have failed, but for servers that are not there."""
+        """Errors of the first attempts to connect, except unreachable servers."""
         self.handlers: dict[bytes, Handler] = {}
         self.runs: dict[bytes, RunHandler] = {}
-        """What takes plain messages that follow each other with one subject and one size, all at once."""
-        self.out: list[bytes | memoryview] = []  # always this one: others have it too
+        """Handlers by subscription id for consecutive plain messages with one subject and one payload size."""
+        self.out: list[bytes | memoryview] = []  # never replaced: other modules hold this list, too
         self.wire: NatsTransport | None = None
         self._last_wire: NatsTransport | None = None
         self.heard = elapsed()
-        """When the server was last heard, by :func:`elapsed`."""
+        """Time of the last data from the server, by :func:`elapsed` (seconds)."""
         self.ticked = elapsed()
-        """Unix time at which the event loop was last known to run."""
+        """Time at which the event loop was last known to run, by :func:`elapsed` (seconds)."""
         self.on_standstill: Callable[[], None] = lambda: None
-        """Called when it was not for longer than `STANDSTILL`, before anything is handled or sent."""
+        """Called after a standstill longer than `STANDSTILL`, before anything is handled or sent."""
         self.stopped = False
-        """Nothing is sent, but collected; see :meth:`stop`."""
+        """Whether frames are collected but not sent; see :meth:`stop`."""
         self.writable = True
         self.online = False
         self.on_writable: Callable[[bool], None] | None = None
         self.on_denied: Callable[[bool, bytes], None] | None = None
-        """``on_denied(publish, subject)``: the server does not allow a publish, or else a subscription."""
+        """``on_denied(publish, subject)``: the server does not allow a publish (True) or a subscription (False)."""
         self.scheduled = False
-        """``out`` is written when the turn ends."""
+        """Whether a write of ``out`` is scheduled for the end of the turn."""
         self._foreign: asyncio.Queue[tuple[int, bytes, bytes, bytes, bytes]] | None = None
         self._foreign_task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -107,24 +107,24 @@ class NatsConnection(Client):
 
     @property
     def server(self) -> dict[str, Any]:
-        """INFO of the nats-server that this connection has reached last; empty before."""
+        """INFO of the last connected nats-server; empty before the first connection."""
         return self._server_info
 
     def kick(self) -> None:
-        """Have ``out`` written at the end of this loop turn."""
+        """Schedule a write of ``out`` for the end of this loop turn."""
         if not self.scheduled and self._loop is not None:
             self.scheduled = True
             self._loop.call_soon(self.write_out)
 
     def push(self) -> None:
-        """Have ``out`` written now where there is enough that the server can begin with, else like :meth:`kick`."""
+        """Write ``out`` now if it has enough frames for nats-server to begin with, else like :meth:`kick`."""
         if len(self.out) >= ENOUGH:
             self.write_out()
         else:
             self.kick()
 
     def write_out(self) -> None:
-        """Write what has been collected."""
+        """Write the collected frames."""
         self.scheduled = False
         out = self.out
         if out:
@@ -145,7 +145,7 @@ class NatsConnection(Client):
     def subscribe_raw(
         self, subject: bytes, handler: Handler, queue: bytes = b"", run: RunHandler | None = None
     ) -> bytes:
-        """Subscribe without a task or queue; returns the subscription id.
+        """Subscribe without a task or queue; return the subscription id.
 
         The caller subscribes again after a reconnect: nats-py does not know this subscription.
         """
@@ -209,17 +209,17 @@ class NatsConnection(Client):
         self.kick()
 
     async def stop(self, timeout: float) -> None:
-        """Send nothing but a PING, until it is answered: what the server has had for us before has come then.
+        """Send nothing but a PING until its PONG: everything that the server sent before the PONG has arrived then.
 
         Raises:
-            TimeoutError: it is not, or the connection is down; nothing is sent even so, until :meth:`go_on`.
+            TimeoutError: no PONG, or the connection is down; still nothing is sent until :meth:`go_on`.
         """
         self.stopped = True
         wire = self.wire
         if wire is None:
             raise TimeoutError("not connected to NATS")
         pong: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        # Those behind it are answers to PINGs that have not been sent.
+        # The futures behind this place belong to PINGs that have not been sent.
         self._pongs.insert(len(self._pongs) - self.out.count(b"PING\r\n"), pong)
         wire.transport.write(b"PING\r\n")
         try:
@@ -232,11 +232,11 @@ class NatsConnection(Client):
             raise
 
     def go_on(self) -> None:
-        """Send what was collected."""
+        """End :meth:`stop`: send the collected frames."""
         self.stopped = False
         self.write_out()
 
-    # -- what nats-py owns ---------------------------------------------------------------------
+    # -- nats-py's own protocol ----------------------------------------------------------------
 
     def control(self, line: bytes) -> None:
         """Handle a protocol line that is not a message."""
@@ -256,7 +256,7 @@ class NatsConnection(Client):
             self._max_payload = info.get("max_payload", self._max_payload)
             self._spawn(self._process_info(info))
         elif line.startswith(b"-ERR"):
-            # At once: whatever was sent after the refused command is answered after this.
+            # Without delay: answers to all frames that were sent after the refused command come later.
             refused = denied(line)
             if refused is not None and self.on_denied is not None:
                 self.on_denied(*refused)
@@ -266,7 +266,7 @@ class NatsConnection(Client):
             self._spawn(self._process_op_err(UnexpectedEOF()))
 
     def foreign(self, sid: int, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        """Hand a message of one of nats-py's own subscriptions to nats-py, in order."""
+        """Pass a message of one of nats-py's own subscriptions to nats-py, in order."""
         if sid in self._subs and self._foreign is not None:
             self._foreign.put_nowait((sid, subject, reply, headers, payload))
 
@@ -286,14 +286,14 @@ class NatsConnection(Client):
         return tasks
 
     async def _select_next_server(self) -> None:
-        """Connect to the next server of this round of attempts, or begin a new one.
+        """Connect to the next server of this round of attempts, or begin a new round.
 
         Raises:
-            NoServersError: a connection never was, and none can be had now.
+            NoServersError: the first connection failed on all servers.
         """
         assert self.known is not None
         if self._was_connected and asyncio.get_running_loop().time() - self._since < ROUND_PAUSE:
-            await asyncio.sleep(ROUND_PAUSE)  # the server ends it over something that it is sent
+            await asyncio.sleep(ROUND_PAUSE)  # the server ended the last connection at once, probably over a frame
         while True:
             if not self._round:
                 if self._round is not None:
@@ -312,12 +312,12 @@ class NatsConnection(Client):
             return
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        """Note which servers there are: nats-py would keep them for ever. Without the TLS that is wanted, no login."""
+        """Note the announced servers, which nats-py would never forget. Refuse to log in without a required TLS."""
         if initial_connection and (self.options.get("tls") is not None or info.get("tls_required")):
             if not (info.get("tls_required") or info.get("tls_available")):
                 raise NatsError("the server offers no TLS, which tls:// or a nats_tls_* setting asks for")
             reader: Any = getattr(self._transport, "_io_reader", None)
-            if reader is not None and reader._buffer:  # it would be taken for something that was said under TLS
+            if reader is not None and reader._buffer:  # these bytes would count as received under TLS
                 raise NatsError("the server goes on after INFO, before TLS")
             self._server_info["tls_required"] = True
         if self.known is not None and info.get("connect_urls"):
@@ -326,7 +326,7 @@ class NatsConnection(Client):
         await super()._process_info(others, initial_connection)
 
     async def _process_connect_init(self) -> None:
-        """Take over the transport in the same step in which nats-py has it connected: nothing may go past us."""
+        """Take over the transport in the same step in which nats-py connects it, so that no bytes go past it."""
         former = self._last_wire
         if former is not None and not former.closed.done():
             former.transport.abort()  # an attempt that nats-py has given up, but not closed
@@ -342,7 +342,7 @@ class NatsConnection(Client):
             if self._was_connected and isinstance(error, Exception):
                 text = str(error) or type(error).__name__
                 log.warning("a nats-server is there, and cannot be used: %s", text, extra=once(text))
-                raise NatsError(text) from error  # other errors, as of a file, would end nats-py's attempts
+                raise NatsError(text) from error  # errors of other types, as of a file, would end nats-py's attempts
             raise
         transport = self._transport
         if not isinstance(transport, TcpTransport) or transport._io_writer is None or transport._io_reader is None:
@@ -376,7 +376,7 @@ class NatsConnection(Client):
             raw.resume_reading()
 
     async def _read_loop(self) -> None:
-        """Wait for the end of the connection: reading is the wire's business."""
+        """Wait for the end of the connection; `NatsTransport` does the reading."""
         wire = self._last_wire
         if wire is None:
             return
@@ -394,7 +394,7 @@ class NatsConnection(Client):
         self._pongs.clear()
 
     async def _process_err(self, err_msg: str) -> None:
-        """Log what the server refuses; a connection that it ends is reconnected, never given up."""
+        """Log a refused command; reconnect after an error that ends the connection, and never give up."""
         if "permissions violation" in err_msg or "invalid" in err_msg:
             log.error("NATS refused a command: %s", err_msg, extra=once(err_msg))
             await self._error_cb(NatsError(f"nats: {err_msg}"))
@@ -403,7 +403,7 @@ class NatsConnection(Client):
         await self._process_op_err(ErrStaleConnection() if "stale" in err_msg else NatsError(f"nats: {err_msg}"))
 
     async def _process_op_err(self, e: Exception) -> None:
-        """The connection is of no use; a server that hangs would never take what nats-py has it wait for."""
+        """Abort the connection at once: a server that hangs would never take the data for which nats-py waits."""
         if self._last_wire is not None:
             self._last_wire.transport.abort()
         self._lose_wire()
@@ -429,11 +429,11 @@ class NatsConnection(Client):
         self.kick()
 
     async def flush(self, timeout: float = 10) -> None:
-        """Round trip to the server; see :meth:`fence`."""
+        """Wait for a round trip to the server; see :meth:`fence`."""
         await self.fence(timeout)
 
     async def close(self) -> None:
-        """Write what is pending and end the connection for good."""
+        """Write the collected frames and end the connection for good."""
         self.write_out()
         if self._foreign_task is not None:
             self._foreign_task.cancel()
@@ -456,12 +456,12 @@ async def open_link(
     Args:
         options: servers, credentials and TLS context as :meth:`nats.aio.client.Client.connect` takes them.
         name: shown in the server's monitoring.
-        no_echo: what this connection publishes is not delivered to its own subscriptions.
+        no_echo: messages published by this connection are not delivered to its own subscriptions.
         on_online: awaited after each reconnect, before anything else is sent.
         on_offline: awaited when the connection has been lost.
 
     Raises:
-        OSError, nats.errors.Error, TimeoutError: none of the servers lets us in.
+        OSError, nats.errors.Error, TimeoutError: no server accepts the connection.
     """
     link = NatsConnection()
     link.known = Servers(options["servers"])
@@ -489,7 +489,7 @@ async def open_link(
             reconnected_cb=online,
         )
     except NoServersError:
-        # Those that were there can tell why not; that a login is refused says more than anything else.
+        # Reachable servers explain the failure best, and a refused login best of all.
         told = sorted(link.failures, key=lambda error: "authorization" not in str(error).lower())
         raise (told[0] if told else link.known.unresolved or NoServersError()) from None
     # The first round of attempts reports its error; from now on the connection is kept up.

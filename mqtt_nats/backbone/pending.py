@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Publishes that JetStream must acknowledge, and what their end means."""
+"""Pending stores: publishes that JetStream must acknowledge, with callbacks for their end."""
 
 from __future__ import annotations
 
@@ -10,47 +10,47 @@ from mypy_extensions import mypyc_attr
 from mqtt_streams.api import ApiError
 
 STALE = ApiError(408, 0, "it is too late to store it")
-"""Why something is not sent again."""
+"""Error of a store that is not sent again because it is too late."""
 
 
 class TooLarge(ValueError):
-    """The message with its headers does not fit into the server's ``max_payload``."""
+    """Error: the message with its headers exceeds the server's ``max_payload``."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PendingStore:
-    """One stored publish; subclasses say what its end means."""
+    """Publish that JetStream must acknowledge; subclasses implement the callbacks for its end."""
 
     __slots__ = ("begun", "born", "frame")
 
     frame: bytes
     begun: float
-    """Loop time of the first attempt; 0 = it was not sent yet."""
+    """Loop time in seconds of the first attempt; 0 = not sent yet."""
     born: float
-    """Loop time of the last one."""
+    """Loop time in seconds of the last attempt; 0 = not sent yet, or withheld."""
     optional = False
-    """It acknowledges what a consumer has delivered: when that is gone, there is nothing to wait for."""
+    """Whether the frame acknowledges a consumer's delivery, which is settled when the consumer is gone."""
 
     def stored(self, ack: bytes) -> None:
-        """JetStream has stored the message; ``ack`` is its PubAck (JSON)."""
+        """Handle success: JetStream has stored the message; ``ack`` is its PubAck (JSON)."""
         raise AssertionError("an operation without an end")
 
     def failed(self, error: ApiError) -> None:
-        """JetStream has refused the message for good, or it is `STALE`."""
+        """Handle failure: JetStream has refused the message for good, or the store is `STALE`."""
         raise AssertionError("an operation without an end")
 
     def explains(self) -> bool:
-        """Whether who waits for it is told why it was refused, and nothing else depends on it."""
+        """Return whether the failure is reported to the waiting client, and nothing else depends on the store."""
         return False
 
     def stale(self) -> bool:
-        """Whether it is too late to send it again; it may be stored all the same, by what was sent before."""
+        """Return whether it is too late to send the message again; an earlier attempt may have stored it."""
         return False
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class AwaitedStore(PendingStore):
-    """A stored publish that somebody awaits."""
+    """Pending store whose end a coroutine awaits in ``done``."""
 
     __slots__ = ("done",)
 
@@ -58,31 +58,31 @@ class AwaitedStore(PendingStore):
         self.done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def stored(self, ack: bytes) -> None:
-        """Give the stream sequence to whoever waits."""
+        """Set the stream sequence as the result of ``done``."""
         if not self.done.done():
             self.done.set_result(sequence(ack))
 
     def failed(self, error: ApiError) -> None:
-        """Raise in whoever waits."""
+        """Set the error in ``done``."""
         if not self.done.done():
             self.done.set_exception(error)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class IgnoredStore(PendingStore):
-    """A stored publish whose end concerns nobody."""
+    """Pending store whose end has no effect."""
 
     __slots__ = ()
 
     def stored(self, ack: bytes) -> None:
-        """Nothing depends on it."""
+        """Do nothing."""
 
     def failed(self, error: ApiError) -> None:
-        """Nothing depends on it."""
+        """Do nothing."""
 
 
 def sequence(ack: bytes) -> int:
-    """The stream sequence that a PubAck names."""
+    """Return the stream sequence in a PubAck."""
     start = ack.find(b'"seq":') + 6
     end = start
     size = len(ack)

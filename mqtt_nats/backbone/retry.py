@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a connected client has asked for is done as soon as NATS answers, however long it is away."""
+"""Retries of requests until NATS answers, however long NATS is away."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ PAUSE: Final = 0.25
 """Seconds between two attempts."""
 
 ELECTION: Final = 30.0
-"""Seconds in which a stream has a leader that was just created, or had one, wherever that is asked."""
+"""Maximum seconds in which a new or restarted stream gets a leader."""
 
 LONGEST: Final = 5.0
-"""Seconds in which a place among those who ask at the same time is kept for who is not answered."""
+"""Maximum seconds for which an unanswered request keeps its place among concurrent requests."""
 
 
 async def retry_until_answered(client: Client, attempt: Callable[[], Awaitable[T]]) -> T:
-    """Call ``attempt`` until it is answered; calling it twice must do no harm.
+    """Call ``attempt`` until it is answered; repeated calls must do no harm.
 
     Raises:
         RequestTimeout, NoResponders, TimeoutError: not answered, and the client has no session here (yet).
@@ -51,9 +51,10 @@ async def retry_until_answered(client: Client, attempt: Callable[[], Awaitable[T
 
 
 class TimedPermit:
-    """One of the places of those who do something at the same time, for a while.
+    """Place among a limited number of concurrent jobs, held for `LONGEST` seconds at most.
 
-    Who has it for longer waits for a stream, or a consumer, that may be without a leader for good: others have others.
+    A job that takes longer waits for a stream or consumer that may be without a leader for good; the place then serves
+    jobs for other streams and consumers.
     """
 
     __slots__ = ("_limit", "_timer")
@@ -77,9 +78,9 @@ class TimedPermit:
 
 
 async def ask_once_for_all(attempt: Callable[[], Awaitable[T]]) -> T:
-    """Call ``attempt`` until it is answered, where no client waits for that.
+    """Call ``attempt`` until it is answered, as a gateway starts and no client waits for it.
 
-    As a gateway starts, streams may be so new that they have no leader.
+    At the start of a gateway streams may be so new that they have no leader.
 
     Raises:
         RequestTimeout, NoResponders: not answered in `ELECTION` seconds.

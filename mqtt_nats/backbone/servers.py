@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where nats-servers may be: the configured URLs, the addresses behind their names, what servers announce.
+"""Addresses of nats-servers: configured URLs, the addresses of their names, and announced addresses.
 
-Names are looked up again in every round of attempts, since the servers behind one (a headless service of Kubernetes)
-change. What a server announces in ``connect_urls`` takes the place of what was announced before; addresses that are
-announced no more are still tried, one in a round, because a server that is cut off announces itself only.
+Names are looked up again in every round of attempts, since the servers behind a name (a headless service of
+Kubernetes) change. A server's announcement in ``connect_urls`` replaces the previous one. Addresses that are no longer
+announced are still tried, one in a round, because a server that is cut off announces itself only.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from nats.aio.client import Client, Srv
 log = logging.getLogger("mqtt_nats.nats")
 
 LOOKUP: Final = 5.0
-"""Seconds in which a name must be resolved."""
+"""Maximum seconds for the lookup of a name."""
 
 FORMER_MOST: Final = 64
-"""Addresses that are remembered although they are not announced any more."""
+"""Maximum number of remembered addresses that are no longer announced."""
 
 
 class Servers:
-    """The servers of one connection.
+    """Servers to which one connection may connect.
 
     Args:
-        urls: as configured; they are never forgotten.
+        urls: configured URLs; they are never forgotten.
     """
 
     def __init__(self, urls: Sequence[str]) -> None:
@@ -43,29 +43,29 @@ class Servers:
         self._found: dict[str, list[str]] = {}
         self._size = 0
         self.last: Srv | None = None
-        """The server of the last connection: it is tried after all others."""
+        """Server of the last connection, tried after all others; None = no connection yet."""
         self.unresolved: OSError | None = None
-        """Why a name could not be looked up in the last round."""
+        """Error of a name lookup in the last round; None = all names were resolved."""
 
     @property
     def known(self) -> list[str]:
-        """``host:port`` of all that are configured or announced."""
+        """``host:port`` of all configured and announced servers."""
         return sorted({_join(uri.hostname or "", uri.port or 0) for uri in self._configured} | set(self._announced))
 
     @property
     def size(self) -> int:
-        """Servers of the cluster, as far as they are announced, or configured under addresses of their own."""
+        """Number of servers in the cluster, as announced, or as configured under different addresses."""
         return max(len(self._announced), self._size)
 
     def announced(self, addresses: Iterable[str]) -> None:
-        """Take note of what a server says of its cluster: ``host:port`` each."""
+        """Note the ``host:port`` addresses that a server announces for its cluster."""
         now = list(dict.fromkeys(addresses))
         gone = [one for one in self._announced if one not in now]
         self._former = [one for one in [*gone, *self._former] if one not in now][:FORMER_MOST]
         self._announced = now
 
     async def round(self) -> list[Srv]:
-        """Everything worth an attempt now, in the order of the attempts."""
+        """Return the servers to try in this round, in the order of the attempts."""
         self.unresolved = None
         found: dict[str, Srv] = {}
         for uri in self._configured:
@@ -87,11 +87,11 @@ class Servers:
         return order
 
     def _base(self) -> ParseResult:
-        """The configured URL from which announced servers have what is not announced: scheme and login."""
+        """Return the configured URL whose scheme and login are used for announced servers."""
         return next((uri for uri in self._configured if uri.username is not None), self._configured[0])
 
     async def _add(self, found: dict[str, Srv], uri: ParseResult) -> None:
-        """Add the servers at a URL, under their addresses; a name stays the one that its certificate must have."""
+        """Add the servers of a URL by address; the certificate is still checked against the URL's name."""
         host, port = uri.hostname or "", uri.port or 0
         login, at, _ = uri.netloc.rpartition("@")
         for address in await self._lookup(host, port):
@@ -100,7 +100,7 @@ class Servers:
                 found[where] = Srv(uri._replace(netloc=f"{login}{at}{where}"), tls_name=self._name(host))
 
     def _name(self, host: str) -> str:
-        """What the certificate of a server is for: an announced address says nothing of it."""
+        """Return the name to check in a server's certificate: an announced address does not contain it."""
         if not _is_address(host):
             return host
         names = (uri.hostname or "" for uri in self._configured)
@@ -108,7 +108,7 @@ class Servers:
         return host if own else next((name for name in names if not _is_address(name)), host)
 
     async def _lookup(self, host: str, port: int) -> list[str]:
-        """The addresses of a host; those of the last time when nobody can tell."""
+        """Return the addresses of a host; if the lookup fails, the addresses of the last lookup."""
         if _is_address(host):
             return [host]
         try:
@@ -122,7 +122,7 @@ class Servers:
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """All addresses of a name; OSError when there are none."""
+    """Return all addresses of a name; raises OSError when there are none."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 

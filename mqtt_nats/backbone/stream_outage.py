@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stream that does not store: it has no leader, or is silent."""
+"""Outage of a stream that does not store: it has no leader, or does not answer."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 
-# Seconds until something is tried, at first and when it was refused several times; and those for an answer.
+# Seconds until the first probe, maximum seconds until the next after refusals, seconds to wait for an answer.
 PROBE_FIRST = 0.25
 PROBE_REFUSED = 1.0
 PROBE_MOST = 2.0
 
 
 class StreamOutage:
-    """What is sent to the stream meanwhile: one store at a time, until one of them is answered.
+    """Outage of a stream: one store at a time is sent as a probe, until a probe is answered.
 
     See docs/internals/rules.md#no-leader.
     """
@@ -22,30 +22,30 @@ class StreamOutage:
 
     def __init__(self, stream: bytes) -> None:
         self.stream = stream
-        """The one that does not store; what goes with it waits too: see :func:`mqtt_nats.backbone.frames.group_of`."""
+        """Stream that does not store; the streams of its :func:`mqtt_nats.backbone.frames.group_of` wait, too."""
         self.probed = b""
-        """Token of what was tried last."""
+        """Token of the last probe."""
         self.patience = PROBE_MOST
-        """Seconds for which its answer is waited for."""
+        """Seconds to wait for the answer of the last probe."""
         self.unanswered = False
-        """Nothing has come for it."""
+        """Whether the last probe has no answer yet."""
         self.silences = 0
-        """How often nothing has come."""
+        """Number of consecutive probes without an answer."""
         self.told = False
-        """The log says that there is an outage."""
+        """Whether the outage was logged."""
         self.looking: asyncio.Task[None] | None = None
-        """Finds out what is stored already, before anything is sent again."""
+        """Task that looks for messages stored already, before any is sent again; None = no such task."""
         self._delay = PROBE_FIRST
         self._probe: asyncio.TimerHandle | None = None
 
     def later(self, probe: Callable[[StreamOutage], None]) -> None:
-        """Try again after a while, unless that is to happen already."""
+        """Schedule a probe after the present delay, unless a probe or a search is under way."""
         if self._probe is None and self.looking is None:
             self._probe = asyncio.get_running_loop().call_later(self._delay, self._due, probe)
             self._delay = min(self._delay * 2, PROBE_REFUSED)
 
     def try_(self, token: bytes, probe: Callable[[StreamOutage], None]) -> None:
-        """Something is tried: no answer at all is one more failure."""
+        """Note a probe; without an answer the next probe follows after `patience`."""
         self.probed = token
         self.unanswered = True
         self.patience = PROBE_MOST
@@ -56,14 +56,14 @@ class StreamOutage:
         probe(self)
 
     def refused(self, token: bytes) -> None:
-        """Something is answered, but not stored."""
+        """Note that a store was answered with a refusal."""
         if token == self.probed:
             self.unanswered = False
             self.silences = 0
             self._cancel()
 
     def end(self) -> None:
-        """Nothing is tried, and nothing looked for, any more."""
+        """Cancel the next probe and the search."""
         if self.looking is not None:
             self.looking.cancel()
             self.looking = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protocol that reads a NATS connection in bulk, in place of nats-py's stream reader."""
+"""Protocol that reads a NATS connection in bulk, in place of nats-py's stream reader."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.nats")
 
-# The gateway says this often that it lives (seconds, with a margin): else it has stood still.
+# Seconds without a sign of the event loop after which the gateway has stood still; its ticks come more often.
 STANDSTILL: Final = 1.5
 
 SLICE_S: Final = 0.005
-"""Seconds for which messages are handled at once: they may have many receivers, and be on topics that are new."""
+"""Maximum seconds of message handling at once: messages may have many receivers, and new topics."""
 
 MESSAGES: Final = 8
-"""Messages that are handled without a look at the time, and of a run before the first look."""
+"""Number of messages handled between two looks at the clock, and of a run before the first look."""
 
 GROWTH: Final = 4
-"""Many times more messages of a run are handled before the next look."""
+"""Factor by which the number of messages of a run grows between two looks at the clock."""
 
 
 class NatsTransport(asyncio.Protocol):
-    """The protocol that replaces nats-py's stream reader on the connected transport."""
+    """Protocol that replaces nats-py's stream reader on the connected transport."""
 
     def __init__(self, link: NatsConnection, transport: asyncio.Transport, former: asyncio.BaseProtocol) -> None:
         self.link = link
@@ -40,17 +40,17 @@ class NatsTransport(asyncio.Protocol):
         self.former = former
         self.closed: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
         self._parts: list[bytes] = []
-        """What has come of a message, or a line, that is not complete."""
+        """Parts of an incomplete message or line."""
         self._held = 0
         self._need = 0
         self._waiting: deque[bytes] = deque()
-        """What has come, and waits for the next turn of the event loop, in order."""
+        """Data that waits for the next turn of the event loop, in order."""
         self._until = 0.0
-        """When the present turn is over, on the system's monotonic clock."""
+        """End of the present turn, on the system's monotonic clock (seconds)."""
 
     def data_received(self, data: bytes) -> None:
-        """Parse every complete protocol line and message of one read; what takes long goes on in the next turns."""
-        if self._waiting:  # with TLS more may come although reading is paused
+        """Parse the complete protocol lines and messages of one read; long work goes on in the next turns."""
+        if self._waiting:  # with TLS data may arrive although reading is paused
             self._waiting.append(data)
             return
         self._until = monotonic() + SLICE_S
@@ -61,7 +61,7 @@ class NatsTransport(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        """Parse what has waited, while there is time."""
+        """Parse the waiting data, until the time of this turn is over."""
         waiting = self._waiting
         self._until = monotonic() + SLICE_S
         while waiting:
@@ -75,10 +75,10 @@ class NatsTransport(asyncio.Protocol):
             self.transport.resume_reading()
 
     def _take(self, data: bytes) -> bytes:
-        """Parse a part of what has come; what is left of it when the time is over."""
+        """Parse a part of the data; return the rest when the time is over."""
         start = 0
         if self._parts:
-            # A message larger than a read is collected, not joined again at each read; what follows it is not copied.
+            # A message larger than a read is collected, and joined once at its end; the data behind it is not copied.
             missing = self._need - self._held if self._need else len(data)
             self._parts.append(data if len(data) <= missing else data[:missing])
             self._held += len(data)
@@ -100,7 +100,7 @@ class NatsTransport(asyncio.Protocol):
         return b""
 
     def _parse(self, data: bytes, pos: int) -> int:
-        """Handle messages while there is time; up to where that was done, or what is incomplete was kept."""
+        """Handle messages until the time is over; return the end of the handled data, incomplete data kept."""
         link = self.link
         handlers = link.handlers
         runs = link.runs
@@ -156,7 +156,7 @@ class NatsTransport(asyncio.Protocol):
         return end
 
     def _run(self, data: bytes, pos: int, line: bytes, size: int, args: list[bytes]) -> int:
-        """Hand on messages with payloads of one size, and one line in common; up to where that was done."""
+        """Pass on messages with payloads of one size and identical lines; return the end of the handled data."""
         handler = self.link.runs[args[2]]
         step = len(line) + size + 2
         several = MESSAGES
@@ -176,19 +176,19 @@ class NatsTransport(asyncio.Protocol):
             several *= GROWTH
 
     def pause_writing(self) -> None:
-        """Stop reading from publishers: NATS does not take what they send."""
+        """Stop reading from publishers: NATS does not take their messages fast enough."""
         self.link.writable = False
         if self.link.on_writable is not None:
             self.link.on_writable(False)
 
     def resume_writing(self) -> None:
-        """Let publishers go on."""
+        """Read from publishers again."""
         self.link.writable = True
         if self.link.on_writable is not None:
             self.link.on_writable(True)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell nats-py, which reconnects; what has come before is handled first."""
+        """Handle the data that has arrived, then tell nats-py, which reconnects."""
         self._until = inf
         while self._waiting and self.link.wire in (self, None):
             self._take(self._waiting.popleft())
