@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One client's connection: bytes to packets, CONNECT deadline, keepalive, back-pressure."""
+"""Connection of one client: bytes to packets, CONNECT deadline, keepalive, back-pressure."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ log = logging.getLogger("mqtt_nats.connection")
 
 _numbers = itertools.count(1)
 
-# A client that does not read may hold this much in its socket's buffer before its messages wait outside.
+# Unsent bytes in the socket's buffer from which a client's messages wait outside, and at which they go on.
 WRITE_HIGH_WATER = 256 * 1024
 WRITE_LOW_WATER = 64 * 1024
 
-# A connection that is being closed has this long to take what is still to be sent (seconds).
+# Seconds in which a connection that is being closed may send its pending bytes.
 LINGER: Final = 5.0
 
-# A client that sends this much at once (bytes) waits until the others have had a turn.
+# Bytes of one read after which a client waits until other clients have had a turn.
 BULK: Final = 128 * 1024
 
-# Of what comes with CONNECT this much is looked at (bytes): packets take up to forty times the memory of their bytes.
+# Maximum bytes parsed together with CONNECT: packets take up to forty times the memory of their bytes.
 EARLY_MOST: Final = 4096
 
 
 class Handler(Protocol):
-    """What a connection reports to."""
+    """Handler of a connection's packets and events."""
 
     def packets(self, packets: list[Packet]) -> None:
-        """Handle the packets of one read, in order. May raise MqttError: the connection ends with it."""
+        """Handle the packets of one read, in order. May raise MqttError, with which the connection ends."""
 
     def broken(self, error: MqttError) -> None:
-        """The client violated the protocol; the connection must be ended."""
+        """Handle a protocol violation of the client: the connection must be ended."""
 
     def lost(self) -> None:
-        """The socket is closed, and what was read is handed on."""
+        """Handle the end: the socket is closed, and all packets have been passed on."""
 
 
 class Connection:
-    """The protocol of a client's socket, as asyncio has it. All times are the event loop's, in seconds."""
+    """Connection of one client: the asyncio protocol of its socket. All times are loop times, in seconds."""
 
     __slots__ = (
         "_again",
@@ -96,22 +96,22 @@ class Connection:
         self.decoder = Decoder(limits)
         self.outlet = WriteBuffer(round_, settings.max_outbound_bytes)
         self.settings = settings
-        """Those that hold at its listener."""
+        """Settings in force at its listener."""
         self.number = next(_numbers)
-        """Which of this process's connections it is."""
+        """Number of the connection within this process, from 1."""
         self.transport: asyncio.Transport | None = None
         self.handler: Handler | None = None
         self.keepalive = 0.0
-        """The client must send something within 1.5 times this [MQTT-3.1.2-24]; 0 = for ever."""
+        """Keep alive in seconds: the client must send a packet within 1.5 times this [MQTT-3.1.2-24]; 0 = no limit."""
         self.opened = self.alive = clock.now
         self.left: Callable[[], None] | None = None
-        """Called once, when the socket is closed: who counts connections has set it."""
+        """Function called once when the socket is closed; set by the counter of connections."""
         self.source: tuple[str, int] | None = None
-        """Address and port of the client, where it is not the one that the socket is connected to."""
+        """Address and port that a proxy has named for the client; None = the socket's peer."""
         self.surplus = False
-        """There are too many connections: its CONNECT is refused."""
+        """Whether there are too many connections, so that CONNECT is refused."""
         self.seen: tuple[Callable[[list[Packet]], None], ...] = ()
-        """Who is told of every packet that comes, before it is handled."""
+        """Functions called with all received packets before the packets are handled."""
         self._clock, self._made = clock, made
         self._holds = 0
         self._host: str | None = None
@@ -121,17 +121,17 @@ class Connection:
         self._rest: list[Packet] = []
         """Packets that wait for the client's next turn."""
         self._again: list[Packet] | None = None
-        """Packets that come before those: the client has had them once."""
+        """Packets that were handled once, had to wait, and come before `_rest`; None = no such packets."""
         self._waits = False
-        """It waits for its turn."""
+        """Whether the connection waits for its turn."""
         self._gone = False
-        """The socket is closed; what was read before is handled first."""
+        """Whether the socket is closed while packets that were read before are still to be handled."""
         self._ending = False
-        """The gateway closes the connection: nothing more is handled."""
+        """Whether the gateway closes the connection: no further packets are handled."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has connected."""
-        self.transport = transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        """Set up the connection of a new client."""
+        self.transport = transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass
         transport.set_write_buffer_limits(WRITE_HIGH_WATER, WRITE_LOW_WATER)
         self.outlet.send = transport.write
         self.handler = self._made(self)
@@ -139,7 +139,7 @@ class Connection:
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Parse a read and hand its packets on."""
+        """Parse a read and handle its packets."""
         handler = self.handler
         if handler is None:
             return
@@ -158,17 +158,17 @@ class Connection:
             return
         self._take(handler, data, None, until)
         if len(data) > BULK:
-            self._wait(False)  # libuv would go on up to 32 times while there is data
+            self._wait(False)  # else libuv would read up to 32 times while there is data
         if len(data) > EARLY_MOST and decoder.large and not self.metered:
             begin(self)
 
     @property
     def metered(self) -> bool:
-        """Whether it is counted what is read."""
+        """Whether the read bytes or messages are counted for a rate."""
         return False
 
     def large(self, run: PublishRun) -> None:
-        """Hand a PUBLISH on that was read into a buffer of its own."""
+        """Handle a PUBLISH that was read into a buffer of its own."""
         handler = self.handler
         if handler is None:
             return
@@ -179,18 +179,18 @@ class Connection:
         self._wait(False)
 
     def read_by(self, other: asyncio.BufferedProtocol | None) -> None:
-        """Have another take the place of the connection as the protocol of its socket; None: have it back."""
+        """Make another object the protocol of the socket; None: this connection again."""
         transport = self.transport
         if transport is None or transport.is_closing():
             return
         if not self._holds:
-            transport.pause_reading()  # what libuv calls is settled when reading starts
+            transport.pause_reading()  # libuv chooses its callbacks when reading starts
         transport.set_protocol(other or cast(asyncio.BaseProtocol, self))
         if not self._holds:
             transport.resume_reading()
 
     def heard(self) -> float:
-        """Something has come from the client; returns the time of the system's monotonic clock."""
+        """Note that the client has sent data; return the system's monotonic time in seconds."""
         clock = self._clock
         self.alive = clock.now
         now = monotonic()
@@ -199,14 +199,14 @@ class Connection:
         return now
 
     def _wait(self, fresh: bool) -> None:
-        """Let others have their turn; ``fresh``: nothing has been handled in this client's."""
+        """Wait for a turn after other clients; ``fresh``: no packet was handled in the present turn of this client."""
         if not self._waits and not self._ending:
             self._waits = True
             self.hold(Hold.TURN)
             self._turns.wait(self, fresh)
 
     def go_on(self, until: float) -> None:
-        """It is the client's turn, up to a time of the system's monotonic clock."""
+        """Use the client's turn, until a time of the system's monotonic clock in seconds."""
         self._waits = False
         handler = self.handler
         if handler is None or self._holds & MOVED:
@@ -219,11 +219,11 @@ class Connection:
         self._read_on()
 
     def handle_again(self, packets: list[Packet], way: Handler | None, error: MqttError | None) -> None:
-        """Hand packets on that the client had wait, before those that came after them.
+        """Handle packets that had to wait, before the packets that arrived after them.
 
         Args:
-            way: who handles them where the socket is closed.
-            error: the client has violated the protocol behind them; nothing more is handled.
+            way: handler of the packets if the socket is closed.
+            error: protocol violation behind the packets; no packets behind it are handled.
         """
         if self._ending:
             if way is not None:
@@ -249,14 +249,14 @@ class Connection:
         packets = self._take_again()
         if packets:
             left = self._serve(self.inner(handler), packets, until)
-            self._again = [*(self._again or ()), *left] or None  # what this has brought back came before them
+            self._again = [*(self._again or ()), *left] or None  # packets that came back had arrived before
 
     def _take_again(self) -> list[Packet] | None:
         packets, self._again = self._again, None
         return packets
 
     def _read_on(self) -> None:
-        """Some of what was read has been handled: wait for a turn to handle the rest, or read on."""
+        """After some packets were handled: wait for a turn to handle the rest, or read on."""
         if self._ending:
             return
         if self._again or self._rest:
@@ -286,12 +286,12 @@ class Connection:
         self._read_on()
 
     def _serve(self, handler: Handler, packets: list[Packet], until: float) -> list[Packet]:
-        """Handle packets while there is time; returns those that are left for the client's next turn."""
+        """Handle packets until the time is over; return the packets for the client's next turn."""
         try:
             done = self._handle(handler, packets, until)
         except MqttError as error:
             self._rest = []
-            handler.broken(error.with_traceback(None))  # whose frames would keep what was read
+            handler.broken(error.with_traceback(None))  # frames of a traceback would keep the data
             return []
         except Exception:
             log.exception("a client's packet could not be handled")
@@ -301,7 +301,7 @@ class Connection:
         return [] if self._ending else packets[done:]
 
     def _handle(self, handler: Handler, packets: list[Packet], until: float) -> int:
-        """Hand packets on until a time; how many are done."""
+        """Handle packets until the time is over; return how many are done."""
         at, count = 0, len(packets)
         while at < count:
             end = min(at + PACKETS, count)
@@ -326,7 +326,7 @@ class Connection:
         return at
 
     def _handle_run(self, handler: Handler, run: PublishRun, until: float) -> PublishRun | None:
-        """Hand the messages of a run on until a time; those that are left."""
+        """Handle the messages of a run until the time is over; return the messages that are left."""
         done, count, several = 0, run.count, PACKETS
         while True:
             part = min(several, count - done)
@@ -339,7 +339,7 @@ class Connection:
             several *= GROWTH
 
     def _greeted(self, data: bytes) -> None:
-        """CONNECT and what comes with it, which waits as it is until CONNECT is answered."""
+        """Parse CONNECT; keep the data behind CONNECT unparsed until CONNECT is answered."""
         start = 0
         while start < len(data) and not self._holds & KEPT and self.handler is not None:
             Connection.data_received(self, data[start : start + EARLY_MOST])
@@ -347,21 +347,21 @@ class Connection:
         self._kept += data[start:]
 
     def eof_received(self) -> bool:
-        """A half-closed connection is of no use: close it."""
+        """Close a half-closed connection: it is of no use."""
         return False
 
     def pause_writing(self) -> None:
-        """The client does not read."""
+        """Hold outgoing data: the client does not read."""
         self.outlet.clog()
 
     def resume_writing(self) -> None:
-        """The client reads again."""
+        """Send the held data: the client reads again."""
         self.outlet.unclog()
         if not self.outlet.clogged:
             self.release(Hold.OUTBOUND)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is closed; what was read before is handled first."""
+        """Note that the socket is closed; packets that were read before are handled first."""
         self.outlet.shut()
         if self.keeps and not self._ending:
             self._gone = True
@@ -370,7 +370,7 @@ class Connection:
             self._lose()
 
     def _lose(self) -> None:
-        """The socket is closed, and nothing is left of what was read."""
+        """End the connection: the socket is closed, and no packet is left."""
         self._gone = False
         if self.handler is not None:
             self.handler.lost()
@@ -381,17 +381,17 @@ class Connection:
         self.transport = None
 
     def move(self, round_: FlushRound, clock: Clock) -> None:
-        """Be written to in another round, and go by another clock."""
+        """Use the flush round, turns and clock of another broker."""
         self.outlet.move(round_)
         self._clock = clock
         self._turns = round_.turns
 
     def inner(self, otherwise: Handler) -> Handler:
-        """Who handles what was read, and counted, before."""
+        """Return the handler behind the counter, for packets that were counted before."""
         return self.handler or otherwise
 
     def hold(self, why: int) -> None:
-        """Read nothing more until :meth:`release` is called for every reason to hold."""
+        """Stop reading until :meth:`release` was called for every reason to hold."""
         if not self._holds and self.transport is not None and not self.transport.is_closing():
             self.transport.pause_reading()
         self._holds |= why
@@ -410,7 +410,7 @@ class Connection:
             if why == Hold.STANDSTILL:
                 self.data_received(kept)
             else:
-                Connection.data_received(self, kept)  # it was counted when it came
+                Connection.data_received(self, kept)  # this data was counted when it arrived
             if self._gone and not self.keeps:
                 self._lose()
         if not self._holds and self.transport is not None and not self.transport.is_closing():
@@ -419,20 +419,20 @@ class Connection:
 
     @property
     def keeps(self) -> bool:
-        """True while something that was read is to be handed on."""
+        """Whether data or packets that were read are still to be handled."""
         return bool(self._kept or self._rest or self._again)
 
     @property
     def held(self) -> bool:
-        """True while nothing is read."""
+        """Whether reading is paused."""
         return bool(self._holds)
 
     def expired(self, now: float, connect_timeout: float) -> bool:
-        """True when the client has been silent for too long."""
+        """Return whether the client has been silent for too long."""
         if self._holds & ~Hold.OUTBOUND:
             return False
         if self._holds and self.transport is not None:
-            # Nothing is read from it, so what it takes says that it is there.
+            # Nothing is read from the client: a client that takes data is alive.
             unsent = self.transport.get_write_buffer_size()
             if unsent < self._unsent:
                 self.alive = now
@@ -442,7 +442,7 @@ class Connection:
         return self.keepalive > 0 and now - self.alive > self.keepalive * 1.5 + CLOCK_STEP
 
     def close(self) -> None:
-        """Write what is pending and close; a client that does not read is cut off."""
+        """Write the pending data and close; a client that does not read is cut off."""
         transport = self.transport
         self._end_reading()
         if transport is None or transport.is_closing():
@@ -454,16 +454,16 @@ class Connection:
         if transport.get_write_buffer_size():
             asyncio.get_running_loop().call_later(LINGER, transport.abort)
         transport.close()
-        self.outlet.send = None  # with TLS, closing takes until the other side has agreed
+        self.outlet.send = None  # with TLS, closing takes until the client has agreed
 
     def abort(self) -> None:
-        """Close at once; what is pending is lost."""
+        """Close at once; the pending data is lost."""
         self._end_reading()
         if self.transport is not None:
             self.transport.abort()
 
     def _end_reading(self) -> None:
-        """Handle nothing more of what was read."""
+        """Drop all packets and data that were read."""
         self._ending = True
         self._rest, self._again, self._kept = [], None, b""
         if self._gone:
@@ -472,29 +472,29 @@ class Connection:
 
     @property
     def hung_up(self) -> bool:
-        """Whether the client has closed its connection; while reading is held that is not heard of otherwise."""
+        """Whether the client has closed its connection; asyncio does not report that while reading is paused."""
         return self.transport is None or is_closed(self.transport)
 
     @property
     def silence(self) -> float:
-        """Seconds since the client's last bytes came, read or not."""
+        """Seconds since the client's last bytes arrived, read or not."""
         found = None if self.transport is None else silence(self.transport)
         return asyncio.get_running_loop().time() - self.alive if found is None else found
 
     @property
     def host(self) -> str:
-        """IP address of the client; empty where it has none."""
+        """IP address of the client; empty if the client has none."""
         if self.source is not None:
             return self.source[0]
         if self._host is None:
             name = address(self.transport)
             if name is None:
                 return ""
-            self._host = str(name[0])  # kept, since to ask is a system call
+            self._host = str(name[0])  # kept, since each request is a system call
         return self._host
 
     @property
     def peer(self) -> str:
-        """Address of the client, for logs."""
+        """Address and port of the client, for logs."""
         name = self.source or address(self.transport)
         return "unknown" if name is None else f"{name[0]}:{name[1]}"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client that sends large messages at QoS 0: each is read into a buffer of its own, from which it is sent on.
+"""Large reads: each large QoS 0 message is read into a buffer of its own, and sent on from that buffer.
 
-Otherwise the event loop copies what it has read out of its own buffer, and the decoder joins the parts of a packet. A
-`Bulk` takes the place of the connection as the protocol of its socket, from a large PUBLISH that has come in part
-until something else comes.
+Otherwise the event loop copies the data out of its own buffer, and the decoder joins the parts of a packet. A
+`Bulk` replaces the connection as the protocol of its socket, from a large PUBLISH of which a part has arrived
+until another kind of packet arrives.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from mqtt_nats.transport.connection import Connection
 
 PART: Final = 4
-"""One in so many bytes of a packet is there before it keeps a buffer: memory for little that comes stays little."""
+"""A packet gets a buffer when one in so many of its bytes has arrived, so that few bytes cause little memory."""
 
 
 def begin(connection: Connection) -> None:
-    """Read the rest of a large PUBLISH that has come in part, and what is like it, without a copy.
+    """Read the rest of a partly received large PUBLISH, and similar messages after it, without a copy.
 
-    Only from a plain socket of uvloop: TLS and WebSocket hand on what they have made of it.
+    Only for plain sockets of uvloop: TLS and WebSocket pass on data that they have decoded.
     """
     transport: Any = connection.transport
     if (
@@ -41,16 +41,16 @@ def begin(connection: Connection) -> None:
 
 
 class Bulk(asyncio.BufferedProtocol):
-    """The protocol of a socket that brings one large message after the other."""
+    """Protocol of a socket on which one large message follows another."""
 
     __slots__ = ("_buffer", "_connection", "_filled", "_run", "_size", "_view")
 
     def __init__(self, connection: Connection, run: PublishRun, start: bytes) -> None:
         self._connection = connection
         self._run: PublishRun | None = run
-        """What is being read, once its beginning has told."""
+        """Message being read; None until its first bytes were parsed."""
         self._size = run.step
-        """Of the buffer: the next packet may be as large as the last one."""
+        """Size of the buffer in bytes: the next packet is expected to be as large as the last one."""
         self._filled = len(start)
         self._buffer: bytearray | None = None
         self._view = self._buffered()
@@ -64,11 +64,11 @@ class Bulk(asyncio.BufferedProtocol):
         return self._view
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where to read to."""
+        """Return the memory for the next read."""
         return self._buffered()[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """So much has come."""
+        """Handle ``nbytes`` new bytes in the buffer."""
         connection = self._connection
         connection.heard()
         self._filled += nbytes
@@ -88,7 +88,7 @@ class Bulk(asyncio.BufferedProtocol):
             self._buffer, self._filled, self._run = None, 0, None
             run.raw = buffer
             connection.large(run)
-        else:  # it is smaller than the last one, and others follow
+        else:  # the packet is smaller than the last one, and others follow
             self._leave(filled)
 
     def _grow(self, size: int) -> None:
@@ -97,24 +97,24 @@ class Bulk(asyncio.BufferedProtocol):
         self._buffered()[: self._filled] = start
 
     def _leave(self, filled: int) -> None:
-        """Something else has come: the connection reads by itself."""
+        """Let the connection read by itself again: another kind of packet has arrived."""
         data = bytes(self._view[:filled])
         self._buffer, self._filled = None, 0
         self._connection.read_by(None)
         self._connection.data_received(data)
 
     def eof_received(self) -> bool:
-        """A half-closed connection is of no use: close it."""
+        """Close a half-closed connection: it is of no use."""
         return self._connection.eof_received()
 
     def pause_writing(self) -> None:
-        """The client does not read."""
+        """Tell the connection that the client does not read."""
         self._connection.pause_writing()
 
     def resume_writing(self) -> None:
-        """The client reads again."""
+        """Tell the connection that the client reads again."""
         self._connection.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is closed."""
+        """Tell the connection that the socket is closed."""
         self._connection.connection_lost(exc)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One listener: accepts connections, asks whether they may come in, and secures them where it is to.
+"""Listener: accepts connections, decides which may come in, and secures them if configured.
 
 MQTT runs over TCP, TLS and WebSocket [MQTT-7.1.1-1] (3.1.1), [MQTT-4.2.0-1] (5.0).
 """
@@ -33,36 +33,36 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.listeners")
 
 ACCEPTS: Final = 64
-"""Connections accepted in a row."""
+"""Maximum number of connections accepted in a row."""
 
 DESCRIPTORS: Final = 16
-"""Of one listening socket: libuv accepts one connection of each in a turn of the event loop, so there are several.
+"""Number of descriptors of one listening socket: libuv accepts one connection of each in a turn of the event loop.
 
-With one, a gateway that is busy accepts few connections per second, and those that come together are answered, and
-cost NATS messages, one by one.
+With one descriptor, a busy gateway accepts few connections per second. It answers connections that arrive together
+one by one, and their NATS messages are not batched.
 """
 
 AGAIN: Final = 1.0
-"""Seconds without accepting, when the process has too many files open."""
+"""Seconds without accepting when the process has too many files open."""
 
 
 class Counted(Protocol):
-    """A connection, as a listener sees it."""
+    """Connection, as a listener uses it."""
 
     left: Callable[[], None] | None
-    """To be called once, when it is gone: it has been counted."""
+    """Function to call once when the counted connection is gone; None = not counted."""
     source: tuple[str, int] | None
-    """Whom a proxy speaks for."""
+    """Client's address and port, as named by a proxy; None = no proxy has named them."""
     surplus: bool
-    """It is only let in to be told that there are too many."""
+    """Whether the connection is only accepted to be told that there are too many connections."""
 
 
 class Listener:
-    """Accepts connections on the address of ``settings``.
+    """Listener on the address of ``settings``.
 
     Args:
-        general: settings of the gateway; ``general`` of the listener are those that hold there.
-        house: what all listeners of the process share.
+        general: settings of the gateway; the attribute ``general`` has the settings in force at the listener.
+        house: limits that all listeners of the process share.
 
     Raises:
         StartupError: a certificate or key cannot be used.
@@ -73,12 +73,12 @@ class Listener:
         self.general = general = general.at(settings)
         self.limits = decoder_limits(general)
         self._door = Door(house, general, settings)
-        self._left = self._door.leave  # one for all: a method that is bound anew takes memory for each connection
+        self._left = self._door.leave  # one object for all: a newly bound method takes memory for each connection
         self._proxies = tuple(map(parse_network, settings.proxy_protocol))
         self._context = make_context(settings) if settings.secure else None
         self._timeout = general.connect_timeout
         self.bound: list[Bound] = []
-        """Where it listens, once it does."""
+        """Addresses on which the listener accepts; empty before :meth:`open`."""
         self._servers: list[asyncio.Server] = []
         self._sockets: list[socket.socket] = []
 
@@ -90,7 +90,7 @@ class Listener:
         backlog: int,
         shared: bool,
     ) -> list[Bound]:
-        """Begin to accept; returns the addresses.
+        """Begin to accept; return the addresses.
 
         Args:
             make: makes a connection, which is a :class:`Counted`.
@@ -99,7 +99,7 @@ class Listener:
             shared: other processes listen on the same port.
 
         Raises:
-            OSError: the address is not to be had.
+            OSError: the address is not available.
         """
         loop = asyncio.get_running_loop()
         host, port = parse_address(self.settings.listen)
@@ -127,14 +127,14 @@ class Listener:
             self.close()
             raise
         for one in self._sockets:
-            # Not create_server: it would count a connection only after its handshake, and could not change context.
+            # create_server would count a connection only after its handshake, and could not change the TLS context.
             loop.add_reader(one, self._accept, one, new, spawn)
         self.bound = [self._bound(one) for one in self._sockets]
         return self.bound
 
     @property
     def connections(self) -> int:
-        """Sockets that are open."""
+        """Number of open sockets."""
         return self._door.connections
 
     def _bound(self, listening: socket.socket) -> Bound:
@@ -143,11 +143,11 @@ class Listener:
         return Bound(address[0], address[1], self.settings.type)
 
     def heed(self, banned: Callable[[str], bool]) -> None:
-        """Let no address in that is banned."""
+        """Refuse banned addresses from now on."""
         self._door.banned = banned
 
     def close(self) -> None:
-        """Accept nobody any more."""
+        """Stop accepting."""
         for server in self._servers:
             server.close()
         self._servers.clear()
@@ -157,17 +157,17 @@ class Listener:
         self._sockets.clear()
 
     def reload(self) -> None:
-        """Read certificates again, for the connections that come from now on.
+        """Read the certificates again, for new connections.
 
         Raises:
-            StartupError: they cannot be used; the former stay.
+            StartupError: a file cannot be used; the former context stays in force.
         """
         if self.settings.secure:
             self._context = make_context(self.settings)
 
     def enter(self, connection: Counted, host: str) -> bool:
-        """Count a connection of the address ``host``, unless it may not come in."""
-        if not host:  # reset already, what it has sent could be read all the same: nobody can say whose it is
+        """Count a connection of the address ``host``; False: the connection is refused."""
+        if not host:  # the socket was reset: its data could be read, but has no known source
             return False
         now = monotonic()
         verdict = self._trusts(host) if self._proxies else self._door.visit(host, now)
@@ -183,7 +183,7 @@ class Listener:
         return True
 
     def _trusts(self, host: str) -> Verdict:
-        """Whether an address is one of the proxies'."""
+        """Return whether an address belongs to a configured proxy."""
         address = parse_host(host)
         trusted = address is not None and any(
             network.version == address.version and address in network for network in self._proxies
@@ -191,7 +191,7 @@ class Listener:
         return Verdict.IN if trusted else Verdict.PROXY
 
     def _named(self, connection: Counted, source: tuple[str, int]) -> bool:
-        """A proxy has said whom it speaks for."""
+        """Check and note the client's address that a proxy has named; False: the client is refused."""
         host = source[0]
         verdict = self._door.visit(host, monotonic())
         if verdict not in LET_IN:
@@ -209,7 +209,7 @@ class Listener:
         self._door.depart(host)
 
     def _refused(self, verdict: Verdict, host: str) -> bool:
-        """Count and log that somebody is not let in; of one listener and reason once in a while."""
+        """Count and log a refused connection; log once in a while for each listener and reason."""
         where, kind = self.settings.listen, f"listener_{verdict.name.lower()}"
         extra = once(f"{where} {kind}")
         if verdict is Verdict.FULL:
@@ -221,7 +221,7 @@ class Listener:
         return False
 
     def _web(self, make: Callable[[Listener], Any]) -> Callable[[], WebSocket]:
-        from mqtt_nats.transport.websocket import WebSocket  # what nobody listens for is not loaded
+        from mqtt_nats.transport.websocket import WebSocket  # not loaded unless a listener needs it
 
         return lambda: WebSocket(make(self), self._enter_web, self._timeout, self.settings.origins, self.settings.paths)
 
@@ -258,7 +258,7 @@ class Listener:
             asyncio.get_running_loop().add_reader(listening, self._accept, listening, *more)
 
     async def _secure(self, accepted: socket.socket, address: Any, protocol: Any) -> None:
-        """Header and handshake; the protocol is told of the connection when they are complete, and of its end then."""
+        """Read the PROXY header and do the TLS handshake; the protocol learns of the connection afterwards."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
         handed = False
@@ -291,7 +291,7 @@ LET_IN: Final = (Verdict.IN, Verdict.LATER)
 
 
 def decoder_limits(settings: Settings) -> Limits:
-    """What the decoder of a connection accepts."""
+    """Return the limits of a connection's decoder."""
     return Limits(
         max_packet_size=settings.max_packet_size,
         connect_packet_size=settings.connect_packet_size,
@@ -305,10 +305,10 @@ def decoder_limits(settings: Settings) -> Limits:
 
 
 async def _read_header(accepted: socket.socket) -> tuple[str, int] | None:
-    """Read a header of the PROXY protocol, and nothing of what follows it.
+    """Read a PROXY protocol header, and no byte behind it.
 
     Raises:
-        BadHeader: it is none, or the connection ends before.
+        BadHeader: the bytes are no header, or the connection ends within the header.
         OSError: the connection is broken.
     """
     loop = asyncio.get_running_loop()

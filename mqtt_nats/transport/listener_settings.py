@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be set for one listener: an entry of ``[[listeners]]``."""
+"""Settings of one listener: an entry of ``[[listeners]]``."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from mqtt_nats.base.limit_settings import (
 Kind = Literal["tcp", "tls", "ws", "wss"]
 
 NO_HOST: Final = ("null", "file://")
-"""What browsers send for pages that are files, or have no site."""
+"""Values of `Origin` that browsers send for pages from files, or without a site."""
 
 ANYBODY: Final = "*"
-"""Among `origins`: pages of all sites."""
+"""Value in `origins` that allows pages of all sites."""
 
 _ORIGIN: Final = re.compile(
     r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\[[0-9a-f:.]+\]|[a-z0-9._~-]+)(?::(?P<port>[0-9]{1,5}))?"
@@ -38,10 +38,10 @@ _ORIGIN: Final = re.compile(
 _PATH: Final = re.compile(r"/[!\x24-\x3e\x40-\x7e]*")
 
 PATHS: Final = ("/mqtt", "/")
-"""Where MQTT is served by WebSocket: `/mqtt` is usual, `/` what clients ask for whose URL has no path."""
+"""Default paths for MQTT over WebSocket: `/mqtt` is usual; clients whose URL has no path request `/`."""
 
 ANY_PATH: Final = "*"
-"""Among `paths`: the path of the request does not matter."""
+"""Value in `paths` that allows any path."""
 
 _PORTS: Final = {"http": 80, "https": 443}
 
@@ -61,19 +61,19 @@ def parse_address(value: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """The reverse of :func:`parse_address`."""
+    """Return ``HOST:PORT``, or ``[IPv6]:PORT``: the reverse of :func:`parse_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def check_address(value: Any) -> Any:
-    """The value, when it is no string or an address; raises ValueError."""
+    """Return the value unchanged; raises ValueError for a string that is no address."""
     if isinstance(value, str):
         parse_address(value)
     return value
 
 
 def normal_origin(value: str) -> str:
-    """An origin as browsers send it: lower case, no port that the scheme has anyway; raises ValueError."""
+    """Return an origin as browsers send it, in lower case, without the scheme's default port; raises ValueError."""
     text = value.lower()
     if text in NO_HOST:
         return text
@@ -86,13 +86,13 @@ def normal_origin(value: str) -> str:
 
 
 def is_own_origin(origin: str, host: str, secure: bool) -> bool:
-    """Whether a page is of the host by which the listener was asked, on whatever port.
+    """Return whether a page's origin is the host under which the listener was reached, on any port.
 
-    In the clear that has to be an address, or localhost: anybody can have a name of theirs lead here, and then it is
-    both. With TLS the certificate is for the name.
+    Without TLS the host has to be an address, or localhost: an attacker's own name may resolve to this listener, and
+    would then be both page and host. With TLS the certificate is for the name.
 
     Args:
-        origin: what a browser has sent.
+        origin: the origin that a browser has sent.
         host: the header `Host`.
     """
     found = _ORIGIN.fullmatch(origin.lower())
@@ -129,7 +129,7 @@ Address = Annotated[str, BeforeValidator(check_address)]
 
 
 class ListenerSettings(BaseModel):
-    """One address, and how clients are let in there."""
+    """Settings of one listener: its address, and the conditions for clients."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, defer_build=True)
 
@@ -217,17 +217,17 @@ class ListenerSettings(BaseModel):
 
     @property
     def secure(self) -> bool:
-        """Whether TLS is spoken."""
+        """Whether the listener uses TLS."""
         return self.type in ("tls", "wss")
 
     @property
     def web(self) -> bool:
-        """Whether clients come by WebSocket."""
+        """Whether the listener uses WebSocket."""
         return self.type in ("ws", "wss")
 
 
 class Bound(NamedTuple):
-    """An address that is listened on."""
+    """Address on which a listener accepts connections."""
 
     host: str
     port: int

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packets of one client that wait until those before them have taken effect.
+"""Packet order: packets of one client wait until its earlier packets have taken effect.
 
-What a client sends takes effect in the order in which it came. A SUBSCRIBE or UNSUBSCRIBE needs answers of NATS; a
-PUBLISH whose packet identifier is being released waits for its PUBCOMP. What is behind them waits here, the end of the
-connection included. Acknowledgements of what the client was sent, and PINGREQ, depend on nothing and do not wait.
-When it is their turn the connection hands them on again, before what it has read after them, in turns of bounded time.
+The packets of a client take effect in the order of their arrival. A SUBSCRIBE or UNSUBSCRIBE needs answers of NATS; a
+PUBLISH whose packet identifier is being released waits for its PUBCOMP. Later packets wait here, the end of the
+connection included. Acknowledgements from the client, and PINGREQ, depend on no earlier packet and do not wait. In
+turn the connection handles the waiting packets, before packets that it has read later, in turns of bounded time.
 See docs/internals/rules.md#order-of-packets.
 """
 
@@ -17,33 +17,33 @@ from mqtt_nats.codec import Ack, AckRun, MqttError, Packet, PingReq, Publish, Pu
 from mqtt_nats.transport.connection import Handler, Hold
 
 WAITING_BYTES_MOST: Final = 64 * 1024
-"""Of one client; beyond this nothing is read from it. What a single read has brought is added as a whole."""
+"""Maximum bytes of one client's waiting packets; above it nothing is read. A single read is added as a whole."""
 
 PACKET_BYTES: Final = 256
-"""A packet takes about as much, besides its payload."""
+"""Estimated bytes of a packet besides its payload."""
 
 PUBREL: Final = 6
 
 
 class Reading(Protocol):
-    """A connection that can be kept from reading, for reasons of its own."""
+    """Connection whose reading can be held for several reasons."""
 
     def hold(self, why: int) -> None:
-        """Read nothing, for this reason."""
+        """Stop reading for a reason."""
 
     def release(self, why: int) -> None:
-        """This reason is gone."""
+        """Remove a reason not to read."""
 
 
 def passes(packet: Packet) -> bool:
-    """Whether a packet may be handled before those that wait."""
+    """Return whether a packet may be handled before the waiting packets."""
     if isinstance(packet, Ack | AckRun):
         return packet.kind != PUBREL
     return isinstance(packet, PingReq)
 
 
 class PacketOrder:
-    """The packets of one client that wait, and what they wait for."""
+    """Waiting packets of one client, and the reasons to wait."""
 
     __slots__ = ("_bytes", "_connection", "_obeying", "_packets", "_requests", "error", "identifier", "way")
 
@@ -52,18 +52,18 @@ class PacketOrder:
         self._packets: deque[Packet] = deque()
         self._bytes = 0
         self._requests = 0
-        """SUBSCRIBE and UNSUBSCRIBE packets that have not taken effect."""
+        """Number of SUBSCRIBE and UNSUBSCRIBE packets that have not taken effect."""
         self._obeying = False
-        """One of them is being answered."""
+        """Whether such a packet is being answered."""
         self.identifier = 0
-        """The first packet is a PUBLISH with this identifier, which is still being released; 0: it is not."""
+        """Packet identifier of the first packet, a PUBLISH, while the identifier is being released; 0 = none."""
         self.error: MqttError | None = None
-        """The client has violated the protocol, behind all that waits."""
+        """Protocol violation of the client, behind all waiting packets; None = no violation."""
         self.way: Handler | None = None
-        """The socket is closed: what was read goes this way, then the client is lost."""
+        """Handler for the waiting packets and the end, if the socket is closed; None = the socket is open."""
 
     def add(self, packets: list[Packet]) -> None:
-        """Have packets wait, behind those that do; behind a violation nothing is handled."""
+        """Add packets behind the waiting packets; packets behind a protocol violation are dropped."""
         if self.error is not None:
             return
         self._packets.extend(packets)
@@ -77,14 +77,14 @@ class PacketOrder:
             self._connection.hold(Hold.ORDER)
 
     def take(self) -> list[Packet]:
-        """The packets, which do not wait any more."""
+        """Remove and return the waiting packets."""
         packets = list(self._packets)
         self._packets.clear()
         self._connection.release(Hold.ORDER)
         return packets
 
     def pings(self) -> list[Packet]:
-        """The PINGREQ packets among them, which do not wait any more."""
+        """Remove and return the waiting PINGREQ packets."""
         pings: list[Packet] = [packet for packet in self._packets if isinstance(packet, PingReq)]
         if pings:
             self._packets = deque(packet for packet in self._packets if not isinstance(packet, PingReq))
@@ -92,46 +92,46 @@ class PacketOrder:
         return pings
 
     def request(self) -> None:
-        """A SUBSCRIBE or UNSUBSCRIBE has come."""
+        """Count a SUBSCRIBE or UNSUBSCRIBE that has arrived."""
         self._requests += 1
 
     def obey(self) -> None:
-        """The first of them is being answered."""
+        """Note that the first SUBSCRIBE or UNSUBSCRIBE is being answered."""
         self._obeying = True
 
     def put_off(self) -> None:
-        """It is not, but later."""
+        """Note that the first SUBSCRIBE or UNSUBSCRIBE is not being answered now, but later."""
         self._obeying = False
 
     def took_effect(self) -> None:
-        """What came behind it may follow; called once more when it is answered."""
+        """Note that a request has taken effect, so that later packets may follow; called again when it is answered."""
         if self._obeying:
             self._obeying = False
             self._requests -= 1
 
     def reuse(self, identifier: int) -> None:
-        """The first packet waits for its identifier."""
+        """Note that the first packet waits for its packet identifier."""
         self.identifier = identifier
 
     def fail(self, error: MqttError) -> None:
-        """The client has violated the protocol; what came before that is served first."""
+        """Note a protocol violation; earlier packets are handled first."""
         self.error = self.error or error
 
     def leave(self, way: Handler | None) -> None:
-        """The socket is closed; what came before that is served first."""
+        """Note that the socket is closed; earlier packets are handled first."""
         self.way = way
 
     @property
     def requested(self) -> bool:
-        """True while a request has not taken effect."""
+        """Whether a SUBSCRIBE or UNSUBSCRIBE has not taken effect."""
         return self._requests > 0
 
     @property
     def empty(self) -> bool:
-        """True when no packet waits."""
+        """Whether no packet waits."""
         return not self._packets
 
     @property
     def gone(self) -> bool:
-        """True when the socket is closed."""
+        """Whether the socket is closed."""
         return self.way is not None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The header of the PROXY protocol, versions 1 and 2: whom a proxy speaks for.
+"""Reader of PROXY protocol headers, versions 1 and 2, by which a proxy names its client's address.
 
-The header stands before everything else, also before TLS. So that nothing of what follows is taken, the reader says
-how many bytes there are at least to come of the header.
+The header comes before all other bytes, also before TLS. The reader says how many bytes of the header are certain to
+follow, so that the caller reads no byte behind the header.
 """
 
 from __future__ import annotations
@@ -11,44 +11,44 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import Final
 
 SIGNATURE: Final = b"\r\n\r\n\0\r\nQUIT\n"
-"""What version 2 begins with."""
+"""First bytes of a version 2 header."""
 
 LINE: Final = b"PROXY "
-"""What version 1 begins with."""
+"""First bytes of a version 1 header."""
 
 LINE_MOST: Final = 107
-"""Bytes of the line of version 1, as its specification says."""
+"""Maximum length in bytes of a version 1 header, as specified."""
 
 FIELDS_MOST: Final = 2048
-"""Bytes after the first 16 of version 2: addresses, and what else a proxy says."""
+"""Maximum number of bytes after the first 16 of a version 2 header: addresses and further fields."""
 
 _LOCAL: Final = 0x20
 _PROXY: Final = 0x21
 _FAMILIES: Final = {0x11: 4, 0x21: 16}
-"""Bytes of an address, of those that TCP has, by the byte for family and protocol."""
+"""Bytes of a TCP client's address, by the byte for family and protocol."""
 _OTHERS: Final = {0x00: 0, 0x12: 12, 0x22: 36, 0x31: 216, 0x32: 216}
-"""Bytes of addresses that are none of a TCP client."""
+"""Bytes of addresses that are not of a TCP client, by the byte for family and protocol."""
 
 
 class BadHeader(Exception):
-    """What has come is no header of the PROXY protocol."""
+    """Error: the received bytes are no PROXY protocol header."""
 
 
 class HeaderReader:
-    """Takes a header as it comes in."""
+    """Incremental reader of one header."""
 
     def __init__(self) -> None:
         self.need = len(SIGNATURE)
-        """Bytes that are to come at least; 0: the header is complete."""
+        """Number of header bytes that are certain to follow; 0 = the header is complete."""
         self.source: tuple[str, int] | None = None
-        """Address and port of the client; None: those of the connection, as for a check of the proxy's own."""
+        """Address and port of the client; None = use the connection's, as for a health check by the proxy itself."""
         self._data = b""
 
     def feed(self, data: bytes) -> None:
-        """Take some bytes, not more than `need`.
+        """Parse the next bytes, at most `need`.
 
         Raises:
-            BadHeader: it is none.
+            BadHeader: the bytes are no header.
         """
         self._data = found = self._data + data
         self.need -= len(data)

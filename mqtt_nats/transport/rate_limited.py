@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections whose client may only send so much in a time: above that it is read from less often.
+"""Rate-limited connections: a client that exceeds its rate is read from less often.
 
-They are of a class of their own, so that where no rate is set nothing is counted. A read is handled as a whole; when it
-was more than what the client has saved up, the next one waits until it is made up for. TCP then stops the client.
+These connections have a class of their own, so that connections without a rate count nothing. A read is handled as a
+whole; if the read exceeds the client's budget, the next read waits until the budget is balanced. TCP then slows the
+client down.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def paced(settings: Settings) -> bool:
-    """Whether a rate is set."""
+    """Return whether the settings have a rate."""
     return settings.message_rate is not None or settings.byte_rate is not None
 
 
 class PacedConnection(Connection):
-    """A connection with `message_rate` or `byte_rate`."""
+    """Connection with `message_rate` or `byte_rate`."""
 
     __slots__ = ("_bytes", "_messages", "_timer")
 
@@ -40,7 +41,7 @@ class PacedConnection(Connection):
         clock: Clock,
         made: Callable[[Connection], Handler | None],
     ) -> None:
-        super().__init__(limits, round_, settings, clock, made)  # by name: mypyc does not pass `*arguments` on
+        super().__init__(limits, round_, settings, clock, made)  # by position: mypyc does not pass `*arguments` on
         now = monotonic()
 
         def bucket(rate: float | None) -> Bucket | None:
@@ -51,13 +52,13 @@ class PacedConnection(Connection):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has connected."""
+        """Set up the connection, with a counter of messages if there is a rate."""
         super().connection_made(transport)
         if self.handler is not None and self._messages is not None:
             self.handler = Counting(self.handler, self)
 
     def data_received(self, data: bytes) -> None:
-        """Handle a read, and wait with the next one where it was too much."""
+        """Handle a read, and delay the next read if this one exceeds the rate."""
         kept = self._holds & Hold.STANDSTILL
         super().data_received(data)
         if self._bytes is not None and not kept:
@@ -65,21 +66,21 @@ class PacedConnection(Connection):
 
     @property
     def metered(self) -> bool:
-        """It is."""
+        """Whether the read bytes or messages are counted: always."""
         return True
 
     def inner(self, otherwise: Handler) -> Handler:
-        """Who handles what was read, and counted, before."""
+        """Return the handler behind the counter, for packets that were counted before."""
         handler = self.handler
         return (handler.handler if isinstance(handler, Counting) else handler) or otherwise
 
     def published(self, count: int) -> None:
-        """The client has sent so many PUBLISH packets."""
+        """Count PUBLISH packets of the client."""
         assert self._messages is not None
         self.wait(self._messages.pour(count, monotonic()))
 
     def wait(self, seconds: float) -> None:
-        """Read nothing for a while."""
+        """Read nothing for some seconds; end the connection if the time is longer than `rate_pause`."""
         handler = self.handler
         if not seconds or handler is None:
             return
@@ -99,14 +100,14 @@ class PacedConnection(Connection):
         self.release(Hold.RATE)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is closed."""
+        """Cancel the timer: the socket is closed."""
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(exc)
 
 
 class Counting:
-    """A handler that counts PUBLISH packets on their way to another."""
+    """Handler that counts PUBLISH packets and passes all packets to another handler."""
 
     __slots__ = ("_connection", "handler")
 
@@ -115,17 +116,17 @@ class Counting:
         self._connection = connection
 
     def broken(self, error: MqttError) -> None:
-        """The client violated the protocol."""
+        """Pass a protocol violation on."""
         if self.handler is not None:
             self.handler.broken(error)
 
     def lost(self) -> None:
-        """The socket is closed."""
+        """Pass the end on."""
         if self.handler is not None:
             self.handler.lost()
 
     def packets(self, packets: list[Packet]) -> None:
-        """Handle the packets of one read."""
+        """Pass the packets of one read on, and count the PUBLISH packets."""
         if self.handler is None:
             return
         self.handler.packets(packets)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a listener needs to speak TLS."""
+"""TLS context of a listener."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
 def make_context(settings: ListenerSettings) -> ssl.SSLContext:
-    """Read the files of a listener.
+    """Return the TLS context of a listener, made from its files.
 
     Raises:
-        StartupError: one of them cannot be used.
+        StartupError: a file cannot be used.
     """
     certificate, key, authorities = settings.tls_cert, settings.tls_key, settings.tls_client_ca
     assert certificate is not None
@@ -24,7 +24,7 @@ def make_context(settings: ListenerSettings) -> ssl.SSLContext:
     where = f"listener {settings.listen}"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = VERSIONS[settings.tls_minimum]
-    context.options |= ssl.OP_NO_RENEGOTIATION  # in 1.2, what lets a client have work done for nothing
+    context.options |= ssl.OP_NO_RENEGOTIATION  # in TLS 1.2 a client could make the gateway renegotiate again and again
     locked = False
 
     def no_passphrase() -> str:
@@ -33,7 +33,7 @@ def make_context(settings: ListenerSettings) -> ssl.SSLContext:
         return ""
 
     try:
-        context.load_cert_chain(certificate, key, no_passphrase)  # without the last it would ask on the terminal
+        context.load_cert_chain(certificate, key, no_passphrase)  # else OpenSSL would ask on the terminal
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             why = "the key belongs to another certificate"

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns of the event loop: for how long clients' packets are handled in one of them, and which clients are next.
+"""Turns of the event loop: the time for handling clients' packets in a turn, and the order of clients.
 
-`Hold` has the reasons for which nothing is read from a client, its turn among them.
+`Hold` has the reasons for which nothing is read from a client, waiting for a turn among them.
 
-What one read brings may take seconds: packets on topics that are new each, or with many receivers. So the packets of a
-client are handled for `SLICE_S` at once, and those of all clients for `TURN_S` in a turn, and as long again for those
-that have waited. A client that sends more than is handled at once, again and again, is busy: it comes after all others,
-with what it has sent and with what it sends next. So who sends little waits for a turn, however much others send.
+To handle the packets of one read may take seconds: each on a new topic, or with many receivers. So the packets of one
+client are handled for `SLICE_S` at once, the packets of all clients for `TURN_S` in a turn, and the packets of waiting
+clients for as long again. A client that again and again sends more than is handled at once is busy: all other clients
+come before it. So a client that sends little waits for one turn at most, however much other clients send.
 """
 
 from __future__ import annotations
@@ -20,66 +20,66 @@ if TYPE_CHECKING:
     from mqtt_nats.transport.connection import Connection
 
 TURN_S: Final = 0.01
-"""Seconds in one turn of the event loop for what is read in it, and for what was read before."""
+"""Seconds in one turn of the event loop for new reads, and the same again for waiting packets."""
 
 SLICE_S: Final = 0.005
-"""Seconds for one client."""
+"""Seconds for one client in a turn."""
 
 EXCESS_S: Final = 1.0
-"""Seconds in which a client makes up for having sent more than is handled at once; what is owed beyond is busy."""
+"""Seconds that an excess costs a client; a client that owes more than this is busy."""
 
 BUSY_S: Final = 5.0
-"""What it owes at most, in seconds."""
+"""Maximum seconds that a client owes."""
 
 PACKETS: Final = 16
-"""Packets that are handled without a look at the time, and messages of a run before the first look."""
+"""Number of packets handled between two looks at the clock, and of messages of a run before the first look."""
 
 GROWTH: Final = 4
-"""Many times more messages of a run are handled before the next look."""
+"""Factor by which the number of messages of a run grows between two looks at the clock."""
 
 CLOCK_STEP: Final = 0.5
-"""The clock is read this often (seconds), so something may be this much newer than its time says."""
+"""Seconds between two updates of the clock: real times may be later than its time by as much."""
 
 STANDSTILL: Final = 1.0 + CLOCK_STEP
-"""An event loop whose clock was not read for this long has stood still (seconds): rules.md#standstill."""
+"""Seconds without an update of the clock after which the event loop has stood still: rules.md#standstill."""
 
 
 class Hold:
-    """Why nothing is read from a client: bits, plain integers for speed."""
+    """Reasons not to read from a client, as bits; plain integers for speed."""
 
     HANDSHAKE: Final = 1
     """Its CONNECT is being answered."""
     WINDOW: Final = 2
-    """Too much of what it sent is not stored yet."""
+    """Too many of its messages are not stored yet."""
     NATS: Final = 4
-    """NATS takes nothing."""
+    """NATS takes no more data."""
     OUTBOUND: Final = 8
-    """It does not read what it asked for."""
+    """The client does not read the data sent to it."""
     JOBS: Final = 16
-    """It asks for more than is being done."""
+    """Too many of its requests wait."""
     TURN: Final = 32
-    """It has had its turn."""
+    """The client has had its turn."""
     LEASE: Final = 64
-    """Its session may be somebody else's."""
+    """Another connection may own its session."""
     STANDSTILL: Final = 128
-    """The gateway stood still: the same, for all."""
+    """The gateway stood still: other connections may own any of its sessions."""
     RATE: Final = 256
-    """It has sent more than it may in such a time."""
+    """The client has exceeded its rate."""
     HOOKS: Final = 512
-    """An async hook looks at what it has published."""
+    """An async hook handles a message of the client."""
     ORDER: Final = 1024
-    """Much of what it has sent waits for what it has sent before."""
+    """Too many of its packets wait for earlier packets to take effect."""
 
 
 KEPT: Final = Hold.STANDSTILL | Hold.LEASE | Hold.HANDSHAKE | Hold.TURN
-"""While one of these holds, what is read is kept as it is."""
+"""Reasons for which read data is kept unparsed."""
 
 MOVED: Final = Hold.STANDSTILL | Hold.LEASE
-"""While one of these holds, nothing more is handled of what was read before: the session may be somebody else's."""
+"""Reasons for which no packets are handled, not even packets read before: the session may have another owner."""
 
 
 class Turns:
-    """The present turn, and the connections that wait for one."""
+    """The present turn, and the connections that wait for a turn."""
 
     __slots__ = ("_begun", "_busy", "_fresh", "_others", "_present", "_schedule", "_until")
 
@@ -89,15 +89,16 @@ class Turns:
         self._begun = False
         self._until = 0.0
         self._fresh: deque[Connection] = deque()
-        """Those that are not busy, and of which nothing has been handled yet in their turn."""
+        """Waiting connections that are not busy and of which no packet was handled in their turn."""
         self._others: deque[Connection] = deque()
+        """Waiting connections that are busy, or of which packets were handled already."""
         self._busy: dict[Connection, float] = {}
-        """When those that have sent more than is handled at once have made up for it."""
+        """Time at which a connection's excess is balanced, on the system's monotonic clock in seconds."""
         self._present: Connection | None = None
-        """Whose turn it is."""
+        """Connection whose turn it is; None = no such connection."""
 
     def until(self, now: float, connection: Connection) -> float:
-        """Up to when a client's packets may be handled that are read now; 0 = they wait for another turn."""
+        """Return the end of the time for packets that are read now, monotonic; 0 = they wait for another turn."""
         if not self._begun:
             self._begin(now)
         if now >= self._until or (self._busy and connection is not self._present and self._is_busy(connection, now)):
@@ -105,14 +106,14 @@ class Turns:
         return now + SLICE_S
 
     def wait(self, connection: Connection, fresh: bool) -> None:
-        """Call :meth:`Connection.go_on` when it is the connection's turn; ``fresh``: nothing has been handled yet."""
+        """Call :meth:`Connection.go_on` in the connection's turn; ``fresh``: no packet of it was handled yet."""
         now = monotonic()
         (self._fresh if fresh and not self._is_busy(connection, now) else self._others).append(connection)
         if not self._begun:
             self._begin(now)
 
     def exceeded(self, connection: Connection) -> None:
-        """A client has sent more than is handled at once; again, and it comes after the others for a while."""
+        """Note that a client has sent more than is handled at once; after several times the client is busy."""
         now = monotonic()
         self._busy[connection] = min(max(self._busy.pop(connection, 0.0), now) + EXCESS_S, now + BUSY_S)
 
@@ -121,11 +122,11 @@ class Turns:
 
     @property
     def waiting(self) -> int:
-        """How many connections wait."""
+        """Number of waiting connections."""
         return len(self._fresh) + len(self._others)
 
     def _begin(self, now: float) -> None:
-        busy = self._busy  # what was changed longest ago is the first
+        busy = self._busy  # the entry that was changed first is the first
         while busy and now >= busy[first := next(iter(busy))]:
             del busy[first]
         self._begun = True
@@ -133,7 +134,7 @@ class Turns:
         self._schedule(self._end)
 
     def _end(self) -> None:
-        """The turn is over: go on with those that wait, one at least of those that had a turn before."""
+        """End the turn: serve the waiting connections, at least one that had a turn before."""
         self._begun = False
         fresh, others = self._fresh, self._others
         if not fresh and not others:
@@ -155,13 +156,13 @@ class Turns:
 
 
 class Clock:
-    """The event loop's time, read once per tick: precise enough for deadlines, free for the message path."""
+    """Clock with the event loop's time, updated once per tick: precise enough for deadlines, free to read."""
 
     __slots__ = ("now", "read", "stood_still")
 
     def __init__(self, now: float) -> None:
         self.now = now
         self.read = monotonic()
-        """When it was read last, in seconds of the system's own monotonic clock."""
+        """Time of the last update, on the system's monotonic clock in seconds."""
         self.stood_still: Callable[[], None] = lambda: None
-        """Called by who finds that it was not read for longer than `STANDSTILL`."""
+        """Function called when code finds that the last update is older than `STANDSTILL`."""

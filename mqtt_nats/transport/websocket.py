@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MQTT over WebSocket (RFC 6455): between a socket and the connection that reads MQTT.
+"""MQTT over WebSocket (RFC 6455): the layer between a socket and the connection that reads MQTT.
 
-Frames have nothing to do with packets: one may carry several, or a part of one [MQTT-6.0.0-2] (3.1.1, 5.0). Their
-payload goes on as it comes in, so a frame of whatever length takes no memory, and the limits are those of MQTT.
+Frames are independent of packets: a frame may carry several packets, or a part of one [MQTT-6.0.0-2] (3.1.1, 5.0).
+The payload of a frame is passed on as it arrives. So a frame takes no memory, whatever its length, and the limits are
+the limits of MQTT.
 """
 
 from __future__ import annotations
@@ -39,42 +40,42 @@ from mqtt_nats.transport.listener_settings import ANY_PATH, ANYBODY, PATHS, is_o
 log = logging.getLogger("mqtt_nats.listeners")
 
 SUBPROTOCOLS: Final = ("mqtt", "mqttv3.1")
-"""Those that a client may offer, the preferred one first: the second is what clients of MQTT 3.1 offer."""
+"""Subprotocols that a client may offer, the preferred one first; MQTT 3.1 clients offer the second."""
 
 SHOWN: Final = 100
-"""Characters that are shown of what a client has asked for."""
+"""Maximum number of characters of a client's request in logs and answers."""
 
 HEAD_MOST: Final = 8 * 1024
-"""Bytes of the request for the upgrade."""
+"""Maximum bytes of the upgrade request."""
 
 HOST_BYTES_MAX: Final = 255
-"""Bytes of the field Host: decoding a name of 15 KB that claims to be internationalized takes 90 ms."""
+"""Maximum bytes of the field Host: decoding an internationalized name of 15 KB takes 90 ms."""
 
 _BAD_FIELDS: Final = re.compile(rb"(?<!\r)\n|\n[ \t]|\nhost:[^\r\n]{%d}" % (HOST_BYTES_MAX + 1), re.IGNORECASE)
-"""A line that ends without CR, one that goes on in the next one (RFC 9112, sections 2.2 and 5.2), too long a Host."""
+"""Lines without CR, continued lines (RFC 9112, sections 2.2 and 5.2), and a Host that is too long."""
 
 KEY_BYTES: Final = 16
 """Bytes of the nonce in Sec-WebSocket-Key."""
 
 FRAMES: Final = 128
-"""Frames handled in one turn of the event loop: they can be tiny, and many."""
+"""Maximum number of frames handled in one turn of the event loop: frames can be tiny, and many."""
 
 PONGS_MOST: Final = 64 * 1024
-"""Bytes that the client has not read, beyond which its pings are not answered."""
+"""Unread bytes above which a client's pings are not answered."""
 
 
 BARREN_RATE: Final = 10.0
 BARREN_MOST: Final = 1000
-"""Frames that bring nothing of MQTT, pings and empty ones: per second, and at once. `byte_rate` counts payload only."""
+"""Frames without MQTT data (pings, empty frames): maximum per second, and at once. `byte_rate` counts only payload."""
 
 
 class Refused(Exception):
-    """The request is not one for MQTT over WebSocket.
+    """Error: the request is not a request for MQTT over WebSocket.
 
     Args:
-        status: of the HTTP response.
-        text: why, for its body and the log.
-        level: of the log record.
+        status: status of the HTTP response.
+        text: reason, for the response body and the log.
+        level: level of the log record.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Refused(Exception):
         self._body = f"{text}\n".encode(errors="replace")
 
     def encode(self, frames: WSConnection, head: bytes | bytearray) -> bytes:
-        """The HTTP response to a request that begins with ``head``; one to HEAD has no body."""
+        """Return the HTTP response to a request that begins with ``head``; a response to HEAD has no body."""
         if head.startswith(b"HEAD "):
             return frames.send(RejectConnection(self._status, self._fields))
         fields = [
@@ -104,13 +105,13 @@ class Refused(Exception):
 
 
 class WebSocket(asyncio.Protocol, asyncio.Transport):
-    """The protocol of a socket, and the transport of ``connection``.
+    """WebSocket: the protocol of a socket, and the transport of ``connection``.
 
     Args:
-        enter: counts the connection, where that has not been done; false when there are too many.
+        enter: counts the connection if it is not counted yet; False when there are too many.
         timeout: seconds in which the upgrade must be complete.
-        origins: what a browser may give as the origin of its page, `*` for anything; empty: the listener's own host.
-        paths: of the request; `*` among them: any.
+        origins: allowed origins of browser pages, `*` for any; empty: the listener's own host.
+        paths: allowed paths of the request; `*` for any.
     """
 
     def __init__(
@@ -134,28 +135,28 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
         self._transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._head = bytearray()
-        """What has come of the request for the upgrade."""
+        """Received part of the upgrade request."""
         self._open = False
-        """The upgrade is complete."""
+        """Whether the upgrade is complete."""
         self._ended = False
-        """Nothing is sent any more, and what comes is not MQTT."""
+        """Whether nothing is sent any more, and received data is not MQTT."""
         self._done = False
-        """What comes is not looked at any more."""
+        """Whether received data is ignored."""
         self._more = False
-        """There may be frames that have come and are not handled."""
+        """Whether received frames may still have to be handled."""
         self._held = False
-        """The connection wants to read nothing."""
+        """Whether the connection has paused reading."""
         self._busy = False
-        """They are handled in the next turn."""
+        """Whether a turn to handle frames is scheduled."""
         self._paused = False
         self._eof = False
         self._barren: Bucket | None = None
-        """Frames that brought nothing; most clients send none."""
+        """Budget for frames without MQTT data; None = no such frame yet."""
 
     # -- the socket's side ------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has connected."""
+        """Count the new connection and start the deadline of the upgrade."""
         self._transport = transport = cast(asyncio.Transport, transport)
         if self.left is None and not self._enter(self):
             transport.abort()
@@ -163,9 +164,9 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
         self._deadline = asyncio.get_running_loop().call_later(self._timeout, transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        """Handle what has come, in several turns when it is much."""
+        """Handle received data, in several turns if there is much."""
         if not self._open:
-            if self.left is not None and not self._ended:  # else it is one too many, or refused
+            if self.left is not None and not self._ended:  # else the connection is one too many, or refused
                 self._head += data
                 self._upgrade()
         elif not self._done:
@@ -175,25 +176,25 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
                 self._turn()
 
     def eof_received(self) -> bool:
-        """The client sends no more: close once what is left is handled. True when that cannot be now."""
+        """Close after the received frames are handled: the client sends no more. True when the close has to wait."""
         self._eof = True
         while self._more and not self._held and not self._done:
             self._turn()
-        # With TLS there is no half of a connection.
+        # TLS has no half-closed connections.
         return self._more and not self._done and self.get_extra_info("ssl_object") is None
 
     def pause_writing(self) -> None:
-        """The client does not read."""
+        """Tell the connection that the client does not read."""
         if self._open:
             self._connection.pause_writing()
 
     def resume_writing(self) -> None:
-        """The client reads again."""
+        """Tell the connection that the client reads again."""
         if self._open:
             self._connection.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is closed."""
+        """Tell the connection that the socket is closed."""
         if self._deadline is not None:
             self._deadline.cancel()
         self._transport = None
@@ -205,7 +206,7 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
             left()
 
     def _upgrade(self) -> None:
-        """Answer the request once all of it has come."""
+        """Answer the upgrade request once the request is complete."""
         transport = self._transport
         if transport is None:
             return
@@ -261,7 +262,7 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
             raise Refused(404, text, level=logging.INFO)
         if not _is_nonce([value for name, value in request.extra_headers if name == b"sec-websocket-key"]):
             raise Refused(400, "no key of 16 bytes")  # RFC 6455, section 4.2.1
-        # Browsers always name the page that asks; who names none is no page that somebody was lured to.
+        # Browsers always send the page's origin; a client without an origin is no page to which a user was lured.
         pages = [value.decode("latin-1") for name, value in request.extra_headers if name == b"origin"]
         if not all(self._welcomes(page, request.host) for page in pages):
             raise Refused(403, f"origin {', '.join(pages)!r}")
@@ -274,13 +275,13 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
         raise Refused(400, text, level=logging.INFO)
 
     def _welcomes(self, page: str, host: str) -> bool:
-        """Whether a page, named by its origin, may open a WebSocket here."""
+        """Return whether a page, named by its origin, may open a WebSocket here."""
         if self._origins:
             return ANYBODY in self._origins or _origin(page) in self._origins
         return is_own_origin(page, host, self.get_extra_info("ssl_object") is not None)
 
     def _turn(self) -> None:
-        """Handle some frames; the next ones in the next turn of the event loop, so that others have theirs."""
+        """Handle some frames; further frames are handled in the next turn, so that other connections have theirs."""
         self._busy = False
         if self._held or self._done:
             return
@@ -332,7 +333,7 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _flooded(self, count: int) -> bool:
-        """Count frames that brought nothing; whether they are too many."""
+        """Count frames without MQTT data; return whether there are too many."""
         now = monotonic()
         if self._barren is None:
             self._barren = Bucket(BARREN_RATE, BARREN_MOST, now)
@@ -349,7 +350,7 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
             transport.write(self._frames.send(ping.response()))
 
     def _finish(self, farewell: CloseConnection) -> None:
-        """Both sides know that it ends: close."""
+        """Close: both sides have ended the WebSocket."""
         self._done = True
         self._say(farewell)
         if self._transport is not None:
@@ -362,10 +363,10 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
         try:
             self._transport.write(self._frames.send(farewell))
         except ProtocolError:
-            pass  # the other side has said so already, or a code that must not be sent
+            pass  # the client has sent its close frame already, or a code that must not be sent
 
     def _flow(self) -> None:
-        """Read from the socket, or do not."""
+        """Pause or resume reading from the socket."""
         pause = (self._held or self._busy) and not self._ended
         transport = self._transport
         if pause == self._paused or transport is None or transport.is_closing():
@@ -379,18 +380,18 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
     # -- the connection's side --------------------------------------------------------------------
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send bytes, as one frame; not to a client that has said that it ends."""
+        """Send bytes as one frame, unless the client has sent its close frame."""
         if not self._ended and self._transport is not None and self._frames.state is ConnectionState.OPEN:
             self._transport.write(self._frames.send(BytesMessage(data=bytes(data))))
 
     def close(self) -> None:
-        """Say that it ends; the socket is closed when the client agrees, or after a while."""
+        """Send a close frame; the socket is closed when the client agrees, or after `LINGER` seconds."""
         transport = self._transport
         if self._ended or transport is None:
             return
         self._say(CloseConnection(code=CloseReason.NORMAL_CLOSURE))
         asyncio.get_running_loop().call_later(LINGER, transport.abort)
-        self.resume_reading()  # for its answer
+        self.resume_reading()  # for the client's close frame
 
     def abort(self) -> None:
         """Close the socket at once."""
@@ -399,39 +400,39 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
             self._transport.abort()
 
     def is_closing(self) -> bool:
-        """Whether nothing can be sent any more."""
+        """Return whether nothing can be sent any more."""
         return self._ended or self._transport is None or self._transport.is_closing()
 
     def pause_reading(self) -> None:
-        """Hand nothing on for now."""
+        """Pass no data on for now."""
         self._held = True
         self._flow()
 
     def resume_reading(self) -> None:
-        """Hand on what comes, and what has come meanwhile."""
+        """Pass on new data, and data received meanwhile."""
         self._held = False
         if self._more:
             self._again()
         self._flow()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Of the socket."""
+        """Set the write buffer limits of the socket."""
         if self._transport is not None:
             self._transport.set_write_buffer_limits(high, low)
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that the socket has not taken."""
+        """Return the number of bytes that the socket has not taken."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """What is known of the socket."""
+        """Return information on the socket; a proxy's client address takes the place of the peer name."""
         if name == "peername" and self.source is not None:
             return self.source
         return default if self._transport is None else self._transport.get_extra_info(name, default)
 
 
 def _is_nonce(keys: Sequence[bytes]) -> bool:
-    """Whether these values of Sec-WebSocket-Key are one, of 16 bytes in base64."""
+    """Return whether these values of Sec-WebSocket-Key are a single nonce of 16 bytes in base64."""
     try:
         return len(keys) == 1 and len(b64decode(keys[0], validate=True)) == KEY_BYTES
     except ValueError:
@@ -439,7 +440,7 @@ def _is_nonce(keys: Sequence[bytes]) -> bool:
 
 
 def _origin(value: str) -> str:
-    """An origin as it is compared; what is none is as no setting can be."""
+    """Return an origin in normal form for comparison; an illegal origin unchanged, so that it matches no setting."""
     try:
         return normal_origin(value)
     except ValueError:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is on its way to one client, and the round in which all clients are written to.
+"""Write buffers of clients, and the round that flushes them.
 
-Everything sent to clients during one turn of the event loop is collected per client and written
+Bytes for clients are collected per client during one turn of the event loop and written
 once, when the turn ends.
 """
 
@@ -14,22 +14,22 @@ from typing import Final
 
 from mqtt_nats.transport.turns import Turns
 
-# What a client that reads again is given at a time: enough for its socket to say that it is full again (bytes).
+# Bytes given at a time to a client that reads again: enough to fill its socket's buffer again.
 PIECE: Final = 256 * 1024 + 1
 
-# Where chunks have so many bytes, a write for each costs less than to join them.
+# Average bytes per chunk from which a write for each chunk costs less than joining the chunks.
 LARGE: Final = 128 * 1024
 
-# So few clients are written to before NATS is, which takes a processor from those that wait for them (outlets).
+# Number of outlets up to which clients are written to before NATS: that write takes CPU time from waiting clients.
 FEW: Final = 16
 
 
 class WriteBuffer:
-    """The outgoing bytes of one connection.
+    """Write buffer of one connection.
 
-    ``chunks`` may be appended to directly by the message path, which then sets ``dirty`` and appends
-    the outlet to :attr:`Round.dirty`; everybody else calls :meth:`write`. While ``clogged`` (the client
-    does not read) chunks stay here and :meth:`offer` bounds what is added.
+    The message path may append to ``chunks`` directly; it then sets ``dirty`` and appends the outlet to
+    :attr:`FlushRound.dirty`. All other code calls :meth:`write`. While ``clogged`` (the client
+    does not read) chunks stay here and :meth:`offer` bounds them.
     """
 
     __slots__ = ("_handed", "chunks", "clogged", "dirty", "dropped", "held", "limit", "round", "send", "since")
@@ -41,13 +41,13 @@ class WriteBuffer:
         self.dirty = False
         self.clogged = False
         self.since = 0.0
-        """When it was last seen to read, on the system's monotonic clock (seconds); only while it is clogged."""
+        """Time when the client was last seen to read, system's monotonic clock in seconds; only while clogged."""
         self.held = 0
-        """Bytes that wait for it, here and in what was last given to its socket; 0 unless it is clogged."""
+        """Unsent bytes, here and in the last write to the socket; 0 unless clogged."""
         self.dropped = 0
         self.send: Callable[[bytes | bytearray], None] | None = None
         self._handed = 0
-        """How many of those were given to the socket."""
+        """Bytes of the last write to the socket, as part of `held`."""
 
     def write(self, data: bytes) -> None:
         """Send ``data`` at the end of the turn."""
@@ -67,7 +67,7 @@ class WriteBuffer:
             round_.overfull()
 
     def offer(self, data: bytes, count: int) -> None:
-        """Send ``count`` QoS 0 messages to a client that does not keep up, or drop and count them."""
+        """Send ``count`` QoS 0 messages to a client, or drop and count them if the buffer is full."""
         if self.held + len(data) > self.limit:
             self._lose(data, count)
         else:
@@ -80,7 +80,7 @@ class WriteBuffer:
             self.round.lost(self, data)
 
     def hand(self, data: bytearray) -> None:
-        """Send one large QoS 0 message at once, and what was collected before it; `offer` it to who does not read."""
+        """Send one large QoS 0 message at once, after the collected data; if the client does not read, `offer` it."""
         self.flush()
         if self.clogged:
             self.offer(bytes(data), 1)
@@ -91,7 +91,7 @@ class WriteBuffer:
                 self._handed = 0
 
     def flush(self) -> None:
-        """Hand everything collected to the transport."""
+        """Write the collected data to the transport."""
         self.dirty = False
         chunks = self.chunks
         if not chunks or self.clogged:
@@ -111,13 +111,13 @@ class WriteBuffer:
             self._handed = 0
 
     def clog(self) -> None:
-        """The transport's buffer is full, with what is being flushed: keep what follows here."""
+        """Keep further data here: the transport's buffer is full, including the data being flushed."""
         self.clogged = True
         self.since = monotonic()
         self._held(self._handed + sum(map(len, self.chunks)))
 
     def unclog(self) -> None:
-        """The client reads again: give it what has waited, until it is full again."""
+        """Write the kept data until the transport's buffer is full again: the client reads again."""
         self.clogged = False
         chunks, self.chunks = self.chunks, []
         left = self.held - self._handed
@@ -138,12 +138,12 @@ class WriteBuffer:
             self._held(0)
 
     def sift(self, keep: Callable[[bytes], bool]) -> None:
-        """Take out of what waits here what ``keep`` is false for; called while the outlet is clogged."""
+        """Keep only the chunks for which ``keep`` is true; called while the outlet is clogged."""
         self.chunks[:] = filter(keep, self.chunks)
         self._held(sum(map(len, self.chunks)) + self._handed)
 
     def lose(self) -> None:
-        """Drop, and count, the QoS 0 messages that wait here; called while the outlet is clogged."""
+        """Drop and count the QoS 0 messages that wait here; called while the outlet is clogged."""
 
         def keep(data: bytes) -> bool:
             if data[0] & 0xF6 != 0x30:
@@ -158,13 +158,13 @@ class WriteBuffer:
         self.held = size
 
     def move(self, round_: FlushRound) -> None:
-        """Be flushed in another round; what has been collected leaves with the former one."""
+        """Flush in another round from now on; collected data leaves with the former round."""
         self.round.held -= self.held
         round_.held += self.held
         self.round = round_
 
     def shut(self) -> None:
-        """The connection is gone: nothing is sent any more."""
+        """Drop all data: the connection is gone."""
         self.send = None
         self.clogged = False
         self.chunks.clear()
@@ -173,7 +173,7 @@ class WriteBuffer:
 
 
 def _packets(data: bytes) -> int:
-    """How many packets there are in ``data``."""
+    """Return the number of packets in ``data``."""
     count = pos = 0
     while pos < len(data):
         size = shift = 0
@@ -189,7 +189,7 @@ def _packets(data: bytes) -> int:
 
 
 class FlushRound:
-    """The outlets that have something to write, flushed once per turn of the event loop."""
+    """Round of outlets with data to write, flushed once per turn of the event loop."""
 
     __slots__ = ("_schedule", "_scheduled", "ahead", "dirty", "dropped", "held", "lost", "most", "overfull", "turns")
 
@@ -198,21 +198,21 @@ class FlushRound:
         self._schedule = schedule
         self._scheduled = False
         self.turns = Turns(schedule)
-        """For how long packets are handled in a turn."""
+        """Turns in which packets of the round's clients are handled."""
         self.dirty: list[WriteBuffer] = []
         self.dropped = 0
         self.lost: Callable[[WriteBuffer, bytes], None] | None = None
-        """Told of the packets that are dropped, where anybody wants to know."""
+        """Function called with the outlet and bytes of dropped packets; None = no such function."""
         self.held = 0
         """Bytes that wait for all clients that do not read."""
         self.most = sys.maxsize
-        """Above this ``overfull`` is called, for each message that is added."""
+        """Value of ``held`` above which ``overfull`` is called for each added message."""
         self.ahead: Callable[[], None] = lambda: None
-        """Called before more than `FEW` are written to."""
+        """Function called before more than `FEW` outlets are flushed."""
         self.overfull: Callable[[], None] = lambda: None
 
     def add(self, outlet: WriteBuffer) -> None:
-        """Have ``outlet`` flushed; its ``dirty`` is already set."""
+        """Schedule the flush of ``outlet``, whose ``dirty`` is already set."""
         self.dirty.append(outlet)
         if not self._scheduled:
             self._scheduled = True
@@ -225,7 +225,7 @@ class FlushRound:
             self._schedule(self.flush)
 
     def flush(self) -> None:
-        """Write to every client that has something to get."""
+        """Write the data of every dirty outlet."""
         self._scheduled = False
         dirty, self.dirty = self.dirty, []
         if len(dirty) > FEW:
