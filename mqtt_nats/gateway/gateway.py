@@ -38,10 +38,10 @@ from mqtt_nats.transport.rate_limited import PacedConnection, paced
 log = logging.getLogger("mqtt_nats.gateway")
 
 GIVING_UP: Final = 3.0
-"""Seconds in which a gateway whose start has failed leaves NATS in order."""
+"""Maximum seconds for a gateway whose start has failed to release its lease and close its connections."""
 
 DRAIN_STEP: Final = 0.01
-"""Seconds between clients that are let go one after the other; those of less are let go together."""
+"""Minimum seconds between clients that are disconnected one after the other; shorter waits are left out."""
 
 
 async def serve(
@@ -54,11 +54,11 @@ async def serve(
     """Run a gateway until ``stop`` is set.
 
     Args:
-        on_ready: called once with the addresses that are listened on.
-        hangup: has the gateway read again what can be read again.
+        on_ready: called once with the addresses on which the gateway accepts.
+            hangup: its action becomes :meth:`Gateway.reload`.
 
     Raises:
-        StartupError: a file cannot be read, NATS cannot be used, or an address cannot be listened on.
+        StartupError: a file cannot be read, NATS cannot be used, or an address is not available.
     """
     gateway = Gateway(settings)
     if hangup is not None:
@@ -72,7 +72,7 @@ async def serve(
 
 
 class Gateway:
-    """One gateway process."""
+    """Gateway process with all its accounts and listeners."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings = within_process(settings)
@@ -84,27 +84,27 @@ class Gateway:
             *(listener.reload for listener in self.listeners),
             self.access.reload,
         ]
-        """What :meth:`reload` calls. Each raises StartupError when it has to keep what it has."""
+        """Functions that :meth:`reload` calls. Each raises StartupError when it has to keep its former state."""
         self.own = Tenant("", settings)
-        """The gateway's own account, and who is of no tenant."""
+        """The gateway's own account, which serves clients without a tenant."""
         self.tenants = [self.own, *(Tenant(name, settings.of(name)) for name in settings.tenants)]
 
     @property
     def broker(self) -> Broker | None:
-        """Of the gateway's own account; None before it serves."""
+        """Broker of the gateway's own account; None before it serves."""
         return self.own.broker
 
     @property
     def identity(self) -> str:
-        """That with which it has begun in its own account."""
+        """Id with which the gateway has started in its own account."""
         return self.own.identity
 
     def name(self) -> str:
-        """Its present id there, for logs."""
+        """Return the gateway's present id in its own account, for logs."""
         return self.own.speaker()
 
     def reload(self) -> list[str]:
-        """Read files again that may change while the gateway runs; what is wrong with them, which is logged too."""
+        """Read the files again that may change while the gateway runs; log and return the problems."""
         problems = []
         for part in self.reloads:
             try:
@@ -112,7 +112,7 @@ class Gateway:
             except StartupError as error:
                 problems.append(str(error))
                 log.error("not changed: %s", error)
-            except Exception as error:  # what is in force goes on
+            except Exception as error:  # the former state stays in force
                 problems.append(describe(error))
                 log.exception("not changed")
         log.info("what other files say now is in force" if problems else "files are read again")
@@ -122,7 +122,7 @@ class Gateway:
         """Connect to NATS and prepare the streams, for every account.
 
         Raises:
-            StartupError: one line that says what is wrong.
+            StartupError: one line with the problem.
         """
         try:
             for tenant in self.tenants:
@@ -133,7 +133,7 @@ class Gateway:
         GATEWAY.set(self.name)
 
     async def disconnect(self) -> None:
-        """Close the connections to NATS, and those of authenticators."""
+        """Close the connections to NATS, and the authenticators' connections."""
         await self.access.close()
         for tenant in self.tenants:
             await tenant.disconnect()
@@ -161,8 +161,8 @@ class Gateway:
                 background += [task for tenant in reversed(self.tenants) for task in tenant.keep(tasks)]
                 background.append(tasks.create_task(self.access.keep(), name="authenticators"))
                 addresses = await self._listen(brokers)
-                # What lives as long as the gateway is not looked at again, and the rest less often: nearly all of
-                # it is freed by reference counts.
+                # Objects that live as long as the gateway are not collected again, and the rest less often: nearly
+                # all other objects are freed by reference counts.
                 gc.collect()
                 gc.freeze()
                 gc.set_threshold(50_000, 20, 50)
@@ -180,7 +180,7 @@ class Gateway:
                 task.cancel()
 
     async def _listen(self, brokers: dict[str, Broker]) -> list[Bound]:
-        """Begin to accept on every listener."""
+        """Begin to accept on every listener; return the addresses."""
         settings = self.settings
         found: list[Bound] = []
         for listener in self.listeners:
@@ -216,7 +216,7 @@ class Gateway:
         return kind(listener.limits, broker.round, listener.general, broker.clock, accept)
 
     async def _give_up(self, brokers: list[Broker], background: list[asyncio.Task[None]]) -> None:
-        """Leave nothing behind when the start has failed: a lease would look like a gateway that has died."""
+        """Clean up after a failed start: a lease left behind would look like a gateway that has died."""
         with anyio.move_on_after(GIVING_UP, shield=True):
             self._close_listeners()
             await self._shut(brokers)
@@ -224,14 +224,14 @@ class Gateway:
             task.cancel()
 
     async def _shut(self, brokers: list[Broker]) -> None:
-        """Close every connection, then wait until what was begun is stored."""
+        """Close every connection, then wait until all stores and jobs are complete."""
         for broker in brokers:
             broker.closing = True
         await self._let_go(brokers)
         await asyncio.gather(*(tenant.finish() for tenant in self.tenants))
 
     async def _let_go(self, brokers: list[Broker]) -> None:
-        """End every connection, over the time of the settings: the others get the clients one after the other."""
+        """End every connection, spread over `drain_time`: other gateways get the clients one after the other."""
         text = "the gateway is shutting down"
         error = MqttError(text, ReasonCode.SERVER_SHUTTING_DOWN)
         if self.settings.server_reference is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""After the connection to NATS was lost: subscriptions, ownership, and what was missed."""
+"""Recovery after the connection to NATS was lost: subscriptions, ownership, and missed messages."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-# Sessions looked after at the same time.
+# Maximum number of sessions that are checked at the same time.
 AT_ONCE: Final = 64
 
 DELETED: Final = f"$JS.EVENT.ADVISORY.CONSUMER.DELETED.{MESSAGES}.*".encode()
 
 
 def watch_consumers(broker: Broker) -> None:
-    """Hear of consumers that are deleted, by whomever: a connected client's one is made again at once.
+    """Watch for deleted consumers: a connected client's consumer is created again at once.
 
-    Also of those that have a new leader.
+    Watch also for consumers with a new leader.
     """
 
     def deleted(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
@@ -74,7 +74,7 @@ async def _mend(client: Client, side: DurableDelivery) -> None:
             again = replace(one.consumer, start_seq=one.source.last + 1)
             try:
                 await retry_until_answered(client, partial(create_consumer, inbox, MESSAGES, again))
-            except ConsumerExists:  # the stream was restored from a backup meanwhile, and it with that
+            except ConsumerExists:  # a restore of the stream from a backup has restored the consumer, too
                 continue
             record.cons[one.key] = one.consumer = again
             anew = True
@@ -88,7 +88,7 @@ async def _mend(client: Client, side: DurableDelivery) -> None:
 
 
 async def recover(broker: Broker, link: NatsConnection) -> None:
-    """Bring everything back: takeover signals first, then what clients have subscribed, then durable sessions."""
+    """Recover all state: takeover signals first, then clients' subscriptions, then durable sessions."""
     broker.linked, broker.relinked = natstime.elapsed(), asyncio.get_running_loop().time()
     broker.claims.renew(link)
     link.renew(broker.advisories, DELETED)
@@ -134,9 +134,9 @@ async def recover(broker: Broker, link: NatsConnection) -> None:
 
 
 async def _passed(link: NatsConnection) -> bool:
-    """Wait until the server has handled everything sent so far; False: lost again, the next connection starts over.
+    """Wait until the server has handled all sent frames; False: the connection was lost again and the next starts over.
 
-    Behind much that was sent again the answer may take longer than one fence waits.
+    With many frames sent again the answer may take longer than one fence waits.
     """
     wire = link.wire
     while wire is not None and wire is link.wire:
@@ -149,7 +149,7 @@ async def _passed(link: NatsConnection) -> bool:
 
 
 async def recover_wild(broker: Broker, link: NatsConnection) -> None:
-    """Bring back the filters that start with a wildcard."""
+    """Recover the filters that start with a wildcard."""
     broker.nodes.renew(link)
     expect_gap(broker, link)
     broker.table.renew(link)
@@ -159,7 +159,7 @@ async def recover_wild(broker: Broker, link: NatsConnection) -> None:
 
 
 async def _check(client: Client) -> None:
-    """Continue a session, unless it was claimed by somebody else meanwhile."""
+    """Continue a session, unless another connection has claimed it meanwhile."""
     if await still_owner(client):
         client.broker.unchecked.discard(client)
         if client.durable_side is not None:

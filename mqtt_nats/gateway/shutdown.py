@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that has nothing left to do ends, whatever some task of it still waits for."""
+"""Shutdown: ends the process when all work is done, even if a task still waits."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ T = TypeVar("T")
 log = logging.getLogger("mqtt_nats.gateway")
 
 LAST: Final = 5.0
-"""Seconds that tasks have to end in when all work is done. By then they have been cancelled, which takes no time."""
+"""Seconds for tasks to end when all work is done. The tasks have been cancelled by then, so they need no time."""
 
 
 def run_to_end(work: Callable[[Settings], Awaitable[T]], settings: Settings, seconds: float = LAST) -> T:
-    """Run ``work`` on uvloop. When it has ended and the loop does not, the process does, with status 1.
+    """Run ``work`` on uvloop. If the loop does not end after ``work``, end the process with status 1.
 
     Raises:
         Exception: what ``work`` raises.

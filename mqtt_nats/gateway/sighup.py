@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGHUP: what is done about it."""
+"""SIGHUP: the signal's action, and whether the signal means that the terminal is gone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class ReloadSignal:
-    """Brings SIGHUP from who receives it to who can do something about it."""
+    """SIGHUP action: connects the receiver of the signal with the function that reads files again."""
 
     def __init__(self) -> None:
         self.act: Callable[[], object] = lambda: None
@@ -16,7 +16,7 @@ class ReloadSignal:
 
     @property
     def serious(self) -> bool:
-        """True when the terminal that the process was started from is gone: that is what the signal was for."""
+        """Whether the terminal from which the process was started is gone, so that the signal ends the process."""
         return self._terminal and not _has_terminal()
 
 

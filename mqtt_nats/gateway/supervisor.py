@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several gateways on one port: a supervisor starts them, starts the dead ones again, and passes signals on.
+"""Supervisor of several gateways on one port: starts workers, restarts dead workers, and passes signals on.
 
-The workers share the port by SO_REUSEPORT: the kernel deals new connections out. Each is a gateway of its own, with
-its own connections to NATS and its own lease; what one leaves behind when it dies, another takes over, as between
-machines. A worker gets its settings, secrets among them, on its standard input, and lives while that is open: it
-ends in good order when the supervisor is gone, and at once when it was ending already. On a pipe of its own it says
-that it is ready, or why it is not; its standard output is the supervisor's, since plugins may print there.
+The workers share the port by SO_REUSEPORT: the kernel distributes new connections. Each worker is a gateway of its
+own, with its own connections to NATS and its own lease. When a worker dies, another one takes over its sessions and
+wills, as between machines. A worker reads its settings, including secrets, from its standard input, and runs while
+that is open: when the supervisor is gone, a worker ends in good order, or at once if it was ending already. A worker
+reports on a socket of its own that it is ready, or why it is not; its standard output is the supervisor's, since
+plugins may print there.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ READY: Final = "ready"
 FAILED: Final = "failed"
 
 DRAINED: Final = 75
-"""Exit status of a worker that was asked to move everybody off: it is not started again."""
+"""Exit status of a worker that was drained by request: the worker is not started again."""
 
 ENDING: Final = 15.0
-"""Seconds in which a worker has to end after SIGTERM, beside `drain_time`; it takes ten of them at most."""
+"""Maximum seconds for a worker's end after SIGTERM, besides `drain_time`; a worker takes ten at most."""
 
 AGAIN_FIRST: Final = 0.1
 AGAIN_MOST: Final = 10.0
-"""Seconds before a worker is started again; twice as long each time, until one has lived for `STEADY` seconds."""
+"""First and maximum seconds before a worker is restarted; doubled each time, until one has run for `STEADY` seconds."""
 
 STEADY: Final = 10.0
 
@@ -53,11 +54,11 @@ async def supervise(
     """Run ``settings.workers`` gateways until ``stop`` is set.
 
     Args:
-        on_ready: called once with the addresses, when all of them serve clients.
-        hangup: is passed on to all of them.
+        on_ready: called once with the addresses, when all gateways serve clients.
+            hangup: its signal is passed on to all gateways.
 
     Raises:
-        StartupError: one of them cannot start, the first time.
+        StartupError: a gateway cannot start at the first attempt.
     """
     settings, held = reserve(settings)
 
@@ -92,16 +93,16 @@ async def supervise(
 
 
 async def _end_with(keepers: list[asyncio.Task[None]], stop: anyio.Event) -> None:
-    """When all workers were drained, everything ends."""
+    """Stop the supervisor when all workers were drained."""
     await asyncio.wait(keepers)
     stop.set()
 
 
 def reserve(settings: Settings) -> tuple[Settings, list[socket.socket]]:
-    """The settings with ports that all workers can share, and the sockets that keep them.
+    """Return the settings with ports that all workers can share, and the sockets that reserve the ports.
 
     Raises:
-        StartupError: somebody else has an address.
+        StartupError: another process uses an address.
     """
     held: list[socket.socket] = []
     try:
@@ -120,11 +121,11 @@ def reserve(settings: Settings) -> tuple[Settings, list[socket.socket]]:
 
 
 def _reserve(listen: str, held: list[socket.socket]) -> str:
-    """Have an address kept by one more socket; the address, with its port."""
+    """Reserve an address by a socket; return the address with its port."""
     host, port = parse_address(listen)
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:  # shares with nobody, so it sees who is there
+        with socket.socket(family, kind) as probe:  # not shared: the bind fails if the port is in use
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             port = probe.getsockname()[1]
@@ -140,7 +141,7 @@ def _reserve(listen: str, held: list[socket.socket]) -> str:
 
 
 class Worker:
-    """One gateway process, started again when it dies."""
+    """Worker: one gateway process, restarted when it dies."""
 
     def __init__(self, number: int, settings: Settings, group: str) -> None:
         self.number = number
@@ -149,24 +150,24 @@ class Worker:
         self._process: asyncio.subprocess.Process | None = None
         self._ready = False
         self._changed = False
-        """Files have changed since it was started; it is told when it is ready."""
+        """Whether files have changed since the worker was started; a worker learns of it when it is ready."""
 
     async def start(self) -> None:
-        """Start it and wait until it serves clients.
+        """Start the worker and wait until it serves clients.
 
         Raises:
-            StartupError: it does not.
+            StartupError: the worker does not start.
         """
         self._ready = self._changed = False
         try:
             line = await self._begin()
-        except (OSError, RuntimeError) as error:  # no process, descriptor or memory is to be had
+        except (OSError, RuntimeError) as error:  # no process, descriptor or memory is available
             raise StartupError(f"worker {self.number} cannot be started: {error}") from None
         assert self._process is not None
         word, _, text = line.partition(" ")
         if word != READY:
             if word != FAILED:
-                self._signal(signal.SIGKILL)  # whatever it does: it is not a worker
+                self._signal(signal.SIGKILL)  # the process is no worker: it has sent an unknown line
             code = await self._process.wait()
             raise StartupError(text or f"worker {self.number} ended with status {code} before it was ready")
         self._ready = True
@@ -174,10 +175,10 @@ class Worker:
             self._signal(signal.SIGHUP)
 
     async def _begin(self) -> str:
-        """Start the process; the line in which it says what has come of it, empty where it ends without one.
+        """Start the process; return its report line, empty if the process ends without a report.
 
         Raises:
-            OSError, RuntimeError: it cannot be started.
+            OSError, RuntimeError: the process cannot be started.
         """
         ours, theirs = socket.socketpair()
         with ours:
@@ -201,17 +202,17 @@ class Worker:
                 while not said.endswith(b"\n") and (some := await loop.sock_recv(ours, 4096)):
                     said += some
             except (OSError, RuntimeError):
-                pass  # it has ended already; RuntimeError is how uvloop says so
+                pass  # the process has ended already; uvloop raises RuntimeError then
         return said.decode(errors="replace").rstrip("\n")
 
     def reload(self) -> None:
-        """Have it read its files again."""
+        """Have the worker read its files again."""
         self._changed = True
         if self._ready:
             self._signal(signal.SIGHUP)
 
     async def keep(self) -> None:
-        """Start it again whenever it ends, until cancelled, or until it was drained."""
+        """Restart the worker whenever it ends, until cancelled, or until the worker was drained."""
         wait = AGAIN_FIRST
         now = asyncio.get_running_loop().time
         while True:
@@ -236,7 +237,7 @@ class Worker:
                     log.error("worker %d does not start: %s", self.number, error)
 
     async def end(self) -> None:
-        """End it: in good order while there is time."""
+        """End the worker: in good order within `ENDING` and `drain_time`, else by SIGKILL."""
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -258,7 +259,7 @@ class Worker:
 
 
 def dump(settings: Settings) -> dict[str, Any]:
-    """The settings as JSON has them, as far as they are not the defaults; for a worker."""
+    """Return the settings that are not defaults as JSON values, for a worker."""
     found: dict[str, Any] = {}
     for name in settings.model_fields_set - {"embedded", "embedded_port", "data"}:
         found[name] = _plain(getattr(settings, name))
@@ -266,7 +267,7 @@ def dump(settings: Settings) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value of the settings as JSON has it, secrets included."""
+    """Return a value of the settings as a JSON value, secrets included."""
     if isinstance(value, SecretStr):
         return value.get_secret_value()
     if isinstance(value, BaseModel):

@@ -23,14 +23,14 @@ from mqtt_nats.transport.listener_settings import Bound
 
 
 class Report:
-    """What the supervisor is told once, by the descriptor that it has given: what has come of the start."""
+    """Report to the supervisor: one line about the start, written to the descriptor that the supervisor has given."""
 
     def __init__(self, descriptor: int) -> None:
-        os.set_inheritable(descriptor, False)  # whom a plugin starts would keep the supervisor waiting
+        os.set_inheritable(descriptor, False)  # else a plugin's child process would keep it open
         self._descriptor: int | None = descriptor
 
     def say(self, line: str) -> None:
-        """Tell it, unless it has been told something."""
+        """Send the line, unless a line was sent already."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is None:
             return
@@ -38,11 +38,11 @@ class Report:
             with open(descriptor, "w", encoding="utf-8") as pipe:
                 pipe.write(f"{line}\n")
         except OSError:
-            pass  # it is gone, which is seen elsewhere
+            pass  # the supervisor is gone, which `stop_when_alone` notices
 
 
 async def run(report: Report, settings: Settings) -> bool:
-    """Serve until SIGTERM, or until the supervisor is gone; True when something else has ended it: it was drained."""
+    """Serve until SIGTERM, or until the supervisor is gone; return True when the worker was drained instead."""
     from mqtt_nats.gateway.gateway import serve
 
     stop = anyio.Event()
@@ -65,7 +65,7 @@ async def run(report: Report, settings: Settings) -> bool:
 
     async def stop_when_alone() -> None:
         nonlocal told
-        await anyio.wait_readable(sys.stdin)  # the supervisor writes nothing more: this is its end
+        await anyio.wait_readable(sys.stdin)  # end of file: the supervisor is gone
         if stop.is_set():
             os._exit(1)
         told = True
@@ -80,7 +80,7 @@ async def run(report: Report, settings: Settings) -> bool:
 
 
 def main() -> int:
-    """Read the settings, serve; the exit status."""
+    """Read the settings and serve; return the exit status."""
     given = json.loads(sys.stdin.readline())
     report = Report(given["tell"])
     settings = Settings(**given["settings"])
