@@ -2,7 +2,7 @@
 """Doubtful stores: acknowledgements, requests and messages of which JetStream may or may not have heard.
 
 Acknowledgements answered with "no responders": either the consumer is gone, and with it whatever it had pending; or
-the consumer has no leader for the moment, and would deliver again what is not acknowledged. A request for the
+the consumer has no leader for the moment, and would deliver unacknowledged messages again. A request for the
 consumer's state tells these cases apart. See docs/internals/rules.md#confirmations.
 
 Requests to a leader that stores, and does not answer requests: see docs/internals/rules.md#silent-leaders.

@@ -64,7 +64,7 @@ class NatsConnection(Client):
 
     ``out`` is the list of frames to be sent at the end of this loop turn: callers append complete
     protocol frames and call :meth:`kick` once. Frames appended while the connection is down are
-    dropped; whoever needs them delivered keeps them (see :mod:`mqtt_nats.backbone.acked_publisher`).
+    dropped; a caller that needs a delivery keeps its frames (see :mod:`mqtt_nats.backbone.acked_publisher`).
     """
 
     def __init__(self) -> None:

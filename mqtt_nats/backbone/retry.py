@@ -23,7 +23,7 @@ PAUSE: Final = 0.25
 """Seconds between two attempts."""
 
 ELECTION: Final = 30.0
-"""Maximum seconds in which a new or restarted stream gets a leader."""
+"""Maximum seconds until a stream that is new, or has lost its leader, has a leader."""
 
 LONGEST: Final = 5.0
 """Maximum seconds for which an unanswered request keeps its place among concurrent requests."""

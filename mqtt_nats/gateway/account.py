@@ -240,7 +240,7 @@ class Tenant:
         """Set how messages are stored so that their stream recognises repetitions."""
         config = self._configs[MESSAGES]
         broker.path.with_ids = with_ids(self.settings.message_ids, config.get("num_replicas", 1))
-        # Half of the window: the time from the store to a repeated send must fit into the window, too.
+        # Half of the window: it takes a while from the store of a message until the message is sent again.
         broker.store.trusted = config.get("duplicate_window", 0) / 2e9
         broker.retained.replicated = self._configs[RETAINED].get("num_replicas", 1) > 1
 
@@ -305,7 +305,7 @@ class Tenant:
 
         Args:
             reload: reads files again, for requests in the gateway's own account.
-                powers: actions that may be requested there; a gateway cannot be stopped from a tenant's account.
+            powers: actions that may be requested there; a gateway cannot be stopped from a tenant's account.
         """
         assert self.inbox is not None
         self.store = AckedPublisher(self.link, self._pressure)

@@ -125,9 +125,9 @@ class Broker:
         """Interceptors: functions that take messages of topics in place of subscribers."""
         self.clock = Clock(loop.time())
         self.linked = natstime.elapsed()
-        """Time since which the same nats-server is connected, by :func:`natstime.elapsed` in seconds."""
+        """Time of the last reconnect, or new leader of a group's consumer, by :func:`natstime.elapsed` in seconds."""
         self.relinked = -inf
-        """Loop time in seconds at which the connection changed; -inf = never."""
+        """Loop time in seconds of the last reconnect, or new leader of a group's consumer; -inf = none yet."""
         self.standing = False
         """Whether the gateway stood still, and does not know yet which sessions have moved."""
         self.round = FlushRound(loop.call_soon)

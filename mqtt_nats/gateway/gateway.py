@@ -55,7 +55,7 @@ async def serve(
 
     Args:
         on_ready: called once with the addresses on which the gateway accepts.
-            hangup: its action becomes :meth:`Gateway.reload`.
+        hangup: its action becomes :meth:`Gateway.reload`.
 
     Raises:
         StartupError: a file cannot be read, NATS cannot be used, or an address is not available.

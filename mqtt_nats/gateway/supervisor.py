@@ -2,8 +2,8 @@
 """Supervisor of several gateways on one port: starts workers, restarts dead workers, and passes signals on.
 
 The workers share the port by SO_REUSEPORT: the kernel distributes new connections. Each worker is a gateway of its
-own, with its own connections to NATS and its own lease. When a worker dies, another one takes over its sessions and
-wills, as between machines. A worker reads its settings, including secrets, from its standard input, and runs while
+own, with its own connections to NATS and its own lease. When a worker dies, another gateway settles its sessions
+and wills, as between machines. A worker reads its settings, including secrets, from its standard input, and runs while
 that is open: when the supervisor is gone, a worker ends in good order, or at once if it was ending already. A worker
 reports on a socket of its own that it is ready, or why it is not; its standard output is the supervisor's, since
 plugins may print there.
@@ -55,7 +55,7 @@ async def supervise(
 
     Args:
         on_ready: called once with the addresses, when all gateways serve clients.
-            hangup: its signal is passed on to all gateways.
+        hangup: its signal is passed on to all gateways.
 
     Raises:
         StartupError: a gateway cannot start at the first attempt.

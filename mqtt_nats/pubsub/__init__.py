@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who gets which message. Knows no packet identifiers and no sockets."""
+"""Publish and subscribe: filters, routes, delivery to members. Knows no packet identifiers and no sockets."""

@@ -214,7 +214,7 @@ class Fanout:
                 found.backlog.keep(route, headers, payload, reply)
                 return
             if headers and is_status(headers):
-                return  # a status message has no payload for subscribers
+                return  # no responders: the answer to a request of a client
             self.from_nats(found, group, route, headers, payload, reply=reply)
 
         def run(subject: bytes, payloads: list[bytes]) -> None:

@@ -9,7 +9,7 @@ filters are compared `BLOCK` at a time: a block has, for each level, the set of 
 literal there, as the bits of an integer, and a topic takes one ``&`` per level for all of them.
 
 A match costs at most `DEPTH` lookups, and for each full block and each place where a filter may be filed one operation
-on 1024 bits per level. Filters of more than `DEPTH` levels, and those without literals, have one place for each kind.
+on 1024 bits per level. Filters of more than `DEPTH` levels have one place, filters without literals another.
 """
 
 from __future__ import annotations

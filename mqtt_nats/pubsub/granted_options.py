@@ -44,8 +44,8 @@ class Choice:
 def choose(member: Member, qos: int, found: Filter, matching: Sequence[Filter]) -> Choice:
     """Return the combined options of all matching subscriptions of a member, given in their order.
 
-    One copy carries the identifiers of all [MQTT-3.3.4-4] (5.0); RETAIN stays when one of them
-    wants that [MQTT-3.3.1-13] (5.0).
+    One copy carries the identifiers of all [MQTT-3.3.4-4] (5.0); RETAIN stays when one of the
+    subscriptions wants that [MQTT-3.3.1-13] (5.0).
     """
     options = member.options or {}
     mine = [(options.get(one, PLAIN), member.filters[one]) for one in matching]

@@ -164,7 +164,7 @@ class Nodes:
 
 
 async def fence(client: Client) -> None:
-    """Wait until NATS has taken a client's subscriptions, on every server from which something may come.
+    """Wait until NATS has taken a client's subscriptions, on every server from which messages may come.
 
     Raises:
         TimeoutError: NATS does not answer.
@@ -176,7 +176,7 @@ async def fence(client: Client) -> None:
 
 
 async def fence_wild(client: Client) -> None:
-    """Wait until NATS has taken the subscriptions on the connection for wildcards, where there are any.
+    """Wait until NATS has taken the subscriptions on the connection for wildcards, if there are any.
 
     Raises:
         TimeoutError: NATS does not answer.

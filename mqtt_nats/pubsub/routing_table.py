@@ -139,7 +139,7 @@ class Table:
         arrived: Callable[[Filter], tuple[Handler, RunHandler]],
         options: Options = PLAIN,
     ) -> Filter:
-        """Add ``member`` to a filter, or change its QoS and options there; subscribes in NATS where that is new.
+        """Add ``member`` to a filter, or change its QoS and options there; subscribe a new filter in NATS.
 
         Args:
             subjects: the NATS subjects of the filter.

@@ -25,7 +25,7 @@ REFUSED: Final = 10.0
 """Seconds of refusal by JetStream after which sessions go back to their own consumers."""
 
 CROWD_MOST: Final = 100_000
-"""Maximum number of waiting messages in all live sessions; beyond it sessions with more than average fall behind."""
+"""Maximum number of waiting messages in all live sessions; beyond it sessions with the average or more fall behind."""
 
 FALLING_MOST: Final = 64
 """Maximum number of sessions that go back to their consumers at the same time for a reason outside the session."""

@@ -6,7 +6,7 @@
 To handle the packets of one read may take seconds: each on a new topic, or with many receivers. So the packets of one
 client are handled for `SLICE_S` at once, the packets of all clients for `TURN_S` in a turn, and the packets of waiting
 clients for as long again. A client that again and again sends more than is handled at once is busy: all other clients
-come before it. So a client that sends little waits for one turn at most, however much other clients send.
+come before it. So a client that sends little only waits for its turn, however much other clients send.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Turns:
             self._begin(now)
 
     def exceeded(self, connection: Connection) -> None:
-        """Note that a client has sent more than is handled at once; after several times the client is busy."""
+        """Note that a client has sent more than is handled at once; a second time within `EXCESS_S` makes it busy."""
         now = monotonic()
         self._busy[connection] = min(max(self._busy.pop(connection, 0.0), now) + EXCESS_S, now + BUSY_S)
 
