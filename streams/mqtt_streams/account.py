@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of a JetStream account, as `$JS.API.INFO` tells them."""
+"""Limits of a JetStream account, read from `$JS.API.INFO`."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 
 class AccountLimits(NamedTuple):
-    """Limits of one account for streams with a number of replicas; 0 = no limit.
+    """Limits of one account for streams with a given number of replicas; 0 = no limit.
 
-    `consumers`: consumers of one stream. `ack_pending`: `max_ack_pending` of one consumer.
+    `consumers`: most consumers of one stream. `ack_pending`: largest `max_ack_pending` of one consumer.
     """
 
     consumers: int = 0
@@ -16,7 +16,7 @@ class AccountLimits(NamedTuple):
 
 
 def account_limits(info: Mapping[str, Any], replicas: int) -> AccountLimits:
-    """The limits in an answer to `$JS.API.INFO`: those of the tier `R<replicas>` where the account has tiers."""
+    """Return the limits in an answer to `$JS.API.INFO`, from the tier `R<replicas>` where the account has tiers."""
     tiers = info.get("tiers") or {}
     limits = (tiers.get(f"R{replicas}") or {}).get("limits") if tiers else info.get("limits")
     found = limits or {}

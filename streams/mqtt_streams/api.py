@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transport that the stores need, and the JSON side of the JetStream API."""
+"""Transport interface of the stores, and JSON requests and answers of the JetStream API."""
 
 from collections.abc import AsyncGenerator
 from typing import Any, Final, NamedTuple, Protocol
@@ -12,10 +12,9 @@ _NO_LEADER: Final = (10008, 10009)
 class Reply(NamedTuple):
     """One message received in answer to a request.
 
-    `subject` is the subject on the wire: the reply inbox, except for messages of a pull consumer,
-    which arrive under their stream subject (so answers must be matched by subscription).
-    `headers` is the raw block up to and including the blank line, b"" when there is none.
-    `reply` is the message's own reply subject (the acknowledgement subject of a consumer's message).
+    `subject` is the subject on the wire: the reply inbox, but the stream subject for messages of a pull consumer
+    (so answers must be matched by subscription). `headers` is the raw block including the blank line, b"" = no headers.
+    `reply` is the message's reply subject (the acknowledgement subject of a consumer's message).
     """
 
     subject: str
@@ -25,19 +24,19 @@ class Reply(NamedTuple):
 
 
 class NoResponders(Exception):
-    """Nobody listens on the request subject: no JetStream, no such stream, or no leader."""
+    """The request subject has no subscriber: no JetStream, no such stream, or no leader."""
 
 
 class NoLeader(NoResponders):
-    """JetStream is there, but a majority of its servers is not, or has elected no leader yet."""
+    """JetStream has answered that no leader is elected, or that a majority of its servers is missing."""
 
 
 class RequestTimeout(Exception):
-    """No answer in time: whether the request was carried out is unknown."""
+    """No answer within the time-out: the request may have been carried out."""
 
 
 class ApiError(Exception):
-    """JetStream refused a request: HTTP-like `code`, JetStream's `err_code` and its text."""
+    """JetStream has refused a request: HTTP-like `code`, JetStream's `err_code` and error text."""
 
     def __init__(self, code: int, err_code: int, description: str) -> None:
         super().__init__(f"{description} (JetStream error {err_code})")
@@ -47,7 +46,7 @@ class ApiError(Exception):
 
 
 class JetStream(Protocol):
-    """What a store asks of the NATS connection."""
+    """A NATS connection as the stores use it."""
 
     @property
     def api_prefix(self) -> str:
@@ -60,27 +59,27 @@ class JetStream(Protocol):
     async def request(
         self, subject: str, payload: bytes = b"", headers: bytes = b"", *, timeout: float = 5.0, reply: str = ""
     ) -> Reply:
-        """Send and return one answer; `timeout` in seconds; `reply`, when given, is the literal reply subject.
+        """Send a request and return one answer; `timeout` in seconds; `reply`: literal reply subject, "" = an inbox.
 
         Raises NoResponders or RequestTimeout.
         """
 
     def stream(self, subject: str, payload: bytes = b"", *, timeout: float = 5.0) -> AsyncGenerator[Reply, None]:
-        """Send and yield answers until the caller stops; `timeout` = longest wait in seconds between two.
+        """Send a request and yield answers until the caller stops; `timeout`: longest wait between two, in seconds.
 
         Raises NoResponders or RequestTimeout.
         """
 
 
 def bounded_ack_pending(js: JetStream, wanted: int) -> int:
-    """`max_ack_pending` of a new consumer: what is wanted, or what the account allows where that is less."""
+    """Return `max_ack_pending` of a new consumer: `wanted`, or the account's limit where that is lower."""
     return min(wanted, js.max_ack_pending) if js.max_ack_pending > 0 else wanted
 
 
 def decode(payload: bytes) -> dict[str, Any]:
     """Parse an API answer or a PubAck.
 
-    Raises ApiError for `{"error":...}` and for anything that is no object, NoLeader for errors that an election ends.
+    Raises ApiError for `{"error":...}` and for an answer that is no object, NoLeader for errors that an election ends.
     """
     try:
         answer = orjson.loads(payload)
@@ -100,7 +99,7 @@ def decode(payload: bytes) -> dict[str, Any]:
 
 
 async def call(js: JetStream, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """One JetStream API request, `subject` without the API prefix; raises ApiError, NoResponders, RequestTimeout."""
+    """Send one JetStream API request, `subject` without API prefix; raises ApiError, NoResponders, RequestTimeout."""
     payload = b"" if body is None else orjson.dumps(body)
     return decode((await js.request(f"{js.api_prefix}.{subject}", payload)).payload)
 

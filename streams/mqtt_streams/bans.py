@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KV bucket `MQTT_bans`: who may not connect, at any gateway; each ban ends by itself."""
+"""KV bucket `MQTT_bans`: bans that hold at every gateway. The TTL of a key ends its ban."""
 
 from hashlib import sha256
 from math import ceil
@@ -15,19 +15,19 @@ BUCKET: Final = "MQTT_bans"
 PREFIX: Final = "$KV.MQTT_bans."
 
 LIFTED: Final = 60
-"""Seconds for which it stays known that a ban was lifted."""
+"""Seconds for which the record that lifts a ban is stored."""
 
 _PAGE_MESSAGES: Final = 256
 _PAGE_BYTES: Final = 1024 * 1024
 
 
 def ban_subject(kind: str, value: str) -> str:
-    """Where a ban is kept: names may hold anything, so it is found by their hash."""
+    """Return the subject of a ban. It contains the hash of `value`, which may have characters illegal in a subject."""
     return f"{PREFIX}{kind}.{sha256(value.encode()).hexdigest()[:32]}"
 
 
 def read_ban(payload: bytes) -> dict[str, Any] | None:
-    """A ban as `BanStore.add` has written it; None for anything else. `until` 0: it was lifted, or has no end."""
+    """Return a ban as written by `BanStore`; None for any other payload. `until` 0: it was lifted, or has no end."""
     try:
         found = orjson.loads(payload)
         return {
@@ -43,18 +43,18 @@ def read_ban(payload: bytes) -> dict[str, Any] | None:
 
 
 class BanStore:
-    """Reads and writes bans."""
+    """Store that reads and writes the bans."""
 
     def __init__(self, js: JetStream) -> None:
         self._js = js
 
     async def add(self, kind: str, value: str, until: float, reason: str, by: str, now: float) -> None:
-        """Store a ban until Unix time `until`, 0 = for good; `now` is the time. Raises ApiError, NoResponders, ..."""
+        """Store a ban until Unix time `until`, 0 = no end; `now`: present time. Raises ApiError, NoResponders, ..."""
         body = {"kind": kind, "value": value, "until": until, "reason": reason, "by": by}
         await self._write(kind, value, body, max(1, ceil(until - now)) if until else 0)
 
     async def remove(self, kind: str, value: str) -> None:
-        """Lift a ban. Written, not removed, so that every gateway hears of it. Raises ApiError, NoResponders, ..."""
+        """Lift a ban by a write: gateways receive writes, but no removals. Raises ApiError, NoResponders, ..."""
         await self._write(kind, value, {"kind": kind, "value": value, "until": 0, "lifted": True}, LIFTED)
 
     async def _write(self, kind: str, value: str, body: dict[str, Any], ttl: int) -> None:
@@ -63,7 +63,7 @@ class BanStore:
         await publish(self._js, ban_subject(kind, value), orjson.dumps(body), block)
 
     async def all(self) -> list[dict[str, Any]]:
-        """Every ban, as `read_ban` gives it; those that were lifted lately among them."""
+        """Return every ban in the form of `read_ban`, bans lifted in the last `LIFTED` seconds included."""
         found: list[dict[str, Any]] = []
         start = 1
         more = True

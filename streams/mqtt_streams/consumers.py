@@ -14,25 +14,25 @@ CONSUMER_EXISTS: Final = (10105, 10148)
 CONSUMER_IN_USE: Final = 10013
 
 BACKSTOP_S: Final = 86_400
-"""Seconds by which a consumer outlives the deadline of its session, should no gateway be there to delete it."""
+"""Seconds by which a consumer outlives the deadline of its session when no gateway runs that deletes it."""
 
 
 MESSAGE_PREFIX: Final = "$MQTT.msgs."
 
 DESCRIBED_LENGTH: Final = 200
-"""Characters of a client id, and of a topic filter, in the description of a consumer: nats-server takes 4 KiB."""
+"""Characters of a client id, and of a topic filter, in the description of a consumer; nats-server allows 4 KiB."""
 
 
 class DeliverSubjectBusy(Exception):
-    """The consumer's present deliver subject still has interest: its old owner has not let go yet."""
+    """The consumer's present deliver subject has interest: the former owner has not unsubscribed yet."""
 
 
 class ConsumerExists(Exception):
-    """A consumer of that name exists with another configuration."""
+    """A consumer with this name exists with another configuration."""
 
 
 class ConsumerNotFound(Exception):
-    """There is no such consumer."""
+    """No consumer with this name exists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class ConsumerRef:
 
     `ack_wait` is in nanoseconds. `start_seq`: first stream sequence to deliver, None = new messages only.
     `inactive_threshold`: nanoseconds without interest after which the server removes the consumer, 0 = never.
-    `extra`: further settings found in a record, written back unchanged. `client_id`: whose it is, which the server is
-    told for people who list the consumers; it is not in the record's configuration.
+    `extra`: further settings found in a record, written back unchanged. `client_id`: client of the consumer, for its
+    description in nats-server; it is not in the record's configuration.
     """
 
     durable_name: str
@@ -57,7 +57,7 @@ class ConsumerRef:
     client_id: str = field(default="", compare=False)
 
     def to_config(self) -> dict[str, object]:
-        """The JSON object as a session record has it, keys in nats-server's order."""
+        """Return the JSON object as stored in a session record, keys in nats-server's order."""
         config: dict[str, object] = {
             "durable_name": self.durable_name,
             "deliver_policy": "new" if self.start_seq is None else "by_start_sequence",
@@ -81,9 +81,9 @@ class ConsumerRef:
 
 
 def describe(text: str, filter_subject: str = "") -> str:
-    """What `nats consumer ls` shows of a consumer: a client id, say, and the topic filter of a subject of `$MQTT_msgs`.
+    """Return the description of a consumer: `text` (a client id, say), and the topic filter of a `$MQTT_msgs` subject.
 
-    Both are shortened. A character that a terminal would not show as it is comes as the replacement character.
+    Both are shortened. Characters that are not printable are replaced by the replacement character.
     """
     if not filter_subject.startswith(MESSAGE_PREFIX):
         return _shown(text)
@@ -140,18 +140,18 @@ async def _apply(js: JetStream, stream: str, consumer: ConsumerRef, action: str)
 
 
 async def create_consumer(js: JetStream, stream: str, consumer: ConsumerRef) -> ConsumerInfo:
-    """Create; creating the same again is no error. Raises ConsumerExists, ApiError."""
+    """Create a consumer; creating the same consumer again is no error. Raises ConsumerExists, ApiError."""
     return await _apply(js, stream, consumer, "create")
 
 
 def reader_request(
     stream: str, name: str, filters: Sequence[str], start_seq: int, idle: float, action: str = "create", **more: object
 ) -> dict[str, Any]:
-    """The request for a consumer without acknowledgements, in memory, which ends after ``idle`` seconds without use.
+    """Return the request for a consumer in memory, without acknowledgements, removed after ``idle`` seconds unused.
 
     Args:
-        filters: none of them may meet another.
-        more: of its configuration.
+        filters: filter subjects, which must not overlap.
+        more: further settings of the consumer.
     """
     return {
         "stream_name": stream,
@@ -172,16 +172,16 @@ def reader_request(
 
 
 async def update_consumer(js: JetStream, stream: str, consumer: ConsumerRef) -> ConsumerInfo:
-    """Change an existing consumer. With a new deliver subject the server re-sends what is pending, in order.
+    """Change an existing consumer. With a new deliver subject nats-server redelivers pending messages, in order.
 
-    Raises DeliverSubjectBusy (try again until the old owner lets go), ConsumerNotFound, ApiError. Delivery policy and
-    start cannot change: give those that the consumer was created with.
+    Raises DeliverSubjectBusy (try again until the former owner has unsubscribed), ConsumerNotFound, ApiError. Delivery
+    policy and start sequence cannot change: give the values with which the consumer was created.
     """
     return await _apply(js, stream, consumer, "update")
 
 
 async def delete_consumer(js: JetStream, stream: str, name: str) -> bool:
-    """Delete; False when there is none of that name."""
+    """Delete a consumer; False when no consumer has this name."""
     try:
         await call(js, f"CONSUMER.DELETE.{stream}.{name}")
     except ApiError as error:
@@ -192,7 +192,7 @@ async def delete_consumer(js: JetStream, stream: str, name: str) -> bool:
 
 
 async def consumer_info(js: JetStream, stream: str, name: str) -> ConsumerInfo | None:
-    """State of a consumer, None when there is none of that name."""
+    """Return the state of a consumer, None when no consumer has this name."""
     try:
         return _info(await call(js, f"CONSUMER.INFO.{stream}.{name}"))
     except ApiError as error:
@@ -202,7 +202,7 @@ async def consumer_info(js: JetStream, stream: str, name: str) -> ConsumerInfo |
 
 
 async def existing_consumer(js: JetStream, stream: str, name: str, client_id: str) -> ConsumerRef | None:
-    """How a consumer of a client was created, None when there is none of that name."""
+    """Return the present configuration of a client's consumer, None when no consumer has this name."""
     info = await consumer_info(js, stream, name)
     if info is None:
         return None
@@ -221,7 +221,7 @@ async def existing_consumer(js: JetStream, stream: str, name: str, client_id: st
 
 
 async def consumer_names(js: JetStream, stream: str, prefix: str = "") -> list[str]:
-    """Names of all consumers of a stream that start with `prefix`; the server lists all of them, so rarely."""
+    """Return the names of a stream's consumers that start with `prefix`. Expensive: nats-server lists all consumers."""
     names: list[str] = []
     offset = 0
     while True:
@@ -234,7 +234,7 @@ async def consumer_names(js: JetStream, stream: str, prefix: str = "") -> list[s
 
 
 class Ack(NamedTuple):
-    """Content of an acknowledgement subject; `delivered` counts deliveries from 1, `timestamp_ns` is the store time."""
+    """Content of an acknowledgement subject; `delivered` counts from 1, `timestamp_ns`: store time since 1970."""
 
     stream: str
     consumer: str
@@ -246,7 +246,7 @@ class Ack(NamedTuple):
 
 
 def parse_ack(reply: bytes) -> Ack | None:
-    """Read `$JS.ACK...` in its form with 9 tokens or the one with domain and account (11 or more); None for others."""
+    """Read `$JS.ACK...` with 9 tokens, or with domain and account (11 tokens or more); None for any other subject."""
     tokens = reply.split(b".")
     at = 2 if len(tokens) == 9 else 4
     if len(tokens) < 9 or len(tokens) == 10 or tokens[1] != b"ACK":
@@ -266,5 +266,5 @@ def parse_ack(reply: bytes) -> Ack | None:
 
 
 def backstop(expiry: int | None) -> int:
-    """Inactive threshold in nanoseconds of a consumer whose session expires after `expiry` seconds; 0 = none."""
+    """Return the inactive threshold (nanoseconds, 0 = none) of consumers of a session with `expiry` in seconds."""
     return 0 if expiry is None else (expiry + BACKSTOP_S) * 1_000_000_000

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The streams: definitions as package data, and bringing a JetStream account in line with them.
+"""Definitions of the streams (package data), and their creation and update in a JetStream account.
 
-The JSON files are what `nats stream add --config <file>` reads. `max_consumers` of streams with a consumer per
-subscription is a number of its own because nats-server 2.15 takes -1 as 1,000.
+The JSON files have the format of `nats stream add --config <file>`. Streams with a consumer per subscription set
+`max_consumers` explicitly because nats-server 2.15 takes -1 as 1,000.
 """
 
 import time
@@ -32,19 +32,19 @@ from mqtt_streams.wills import STREAM as WILLS
 STREAMS: Final = (SESSIONS, MESSAGES, RETAINED, QOS2IN, OUT, TIMERS, WILLS, SHARED, GATEWAYS, BANS, FLEET)
 
 OPTIONAL: Final = (POSITIONS,)
-"""Streams that only some settings need; gateways go on where they are not there."""
+"""Streams that only some settings need; gateways also run without them."""
 
 EVERY: Final = STREAMS + OPTIONAL
-"""All that there may be: what operators see and change."""
+"""All streams, optional ones included: administrators' commands list and change these."""
 
 NEVER_AGAIN: Final = (SESSIONS, QOS2IN)
-"""Streams whose sequences stand for records elsewhere: as epochs of sessions, as ids of releases.
+"""Streams whose sequences identify records elsewhere: as epochs of sessions, as ids of releases.
 
-Should such a stream be removed and made again, its sequences go on above all that it has ever had.
+A stream of this list that was removed is created again with sequences above all former ones.
 """
 
 BY_SIZE: Final = 3
-"""Replicas of streams where nobody has said how many, and where there are as many servers."""
+"""Replicas of streams when the setting is absent and the cluster has enough servers."""
 
 _TOO_FEW: Final = (10005, 10074)
 _STREAM_NOT_FOUND: Final = 10059
@@ -55,7 +55,7 @@ _SWITCHES: Final = ("allow_direct", "allow_msg_ttl", "allow_msg_schedules")
 _NS: Final = 1_000_000_000
 
 IDS_WINDOW: Final = 30 * _NS
-"""Duplicate window where every message has an id: each costs the server memory for as long."""
+"""Duplicate window in nanoseconds where every message has an id: nats-server keeps each id in memory for this time."""
 
 _DURATIONS: Final = ("max_age", "duplicate_window", "subject_delete_marker_ttl")
 _UNITS: Final = (("d", 86400 * _NS), ("h", 3600 * _NS), ("m", 60 * _NS), ("s", _NS), ("ms", 1_000_000))
@@ -76,7 +76,7 @@ _HINTS: Final[Mapping[int, str]] = {
 
 
 class StreamSetupError(Exception):
-    """The streams cannot be used; the text is one line that says what is wrong and what to do."""
+    """The streams cannot be used; the text is one line that names the error and the remedy."""
 
 
 class StreamConflict(StreamSetupError):
@@ -92,19 +92,19 @@ class StreamConflict(StreamSetupError):
 
 
 class NotAnswering(StreamSetupError):
-    """JetStream does not answer; it may a little later, when a leader is elected, or somebody else's stream is made."""
+    """JetStream does not answer, but may answer later: after an election, or when another client's change is done."""
 
 
 class StillThere(NotAnswering):
-    """nats-server may still be removing the files of a stream of the same name."""
+    """nats-server may still be removing the files of a former stream with this name."""
 
 
 class _TooFew(Exception):
-    """The servers are too few for so many replicas, and fewer will do."""
+    """The cluster has too few servers for the wanted replicas, and a lower number is allowed."""
 
 
 class _Replicas:
-    """How many replicas the streams are to have; where nobody has said it, as many as there are servers for."""
+    """Number of replicas of the streams; without a setting, as many as the cluster has servers for."""
 
     def __init__(self, asked: int | None, infos: Iterable[dict[str, Any]]) -> None:
         found = list(infos)
@@ -114,7 +114,7 @@ class _Replicas:
         self.wanted = asked or (self._least if alone else max(self._least, BY_SIZE))
 
     def refused(self, error: ApiError) -> None:
-        """Raise _TooFew when fewer will do."""
+        """Lower `wanted` and raise _TooFew when the refusal allows fewer replicas; return otherwise."""
         if error.err_code in _TOO_FEW and not self._asked and self.wanted > self._least:
             self.wanted = self._least
             raise _TooFew
@@ -122,11 +122,11 @@ class _Replicas:
 
 @dataclass(frozen=True, slots=True)
 class EnsureReport:
-    """What `ensure_streams` found and did.
+    """Result of `ensure_streams`.
 
     `domain`: the JetStream domain, "" for none. `upgraded`: changed settings by stream. `kept`: differences that were
-    left, one line each. `configs`: the configuration of each stream as it is now. `limits`: those of the account.
-    `remains`: how many messages a created stream has, of one of its name whose definition nats-server has lost.
+    left, one line each. `configs`: present configuration of each stream. `limits`: limits of the account. `remains`:
+    number of messages in a created stream that come from a stream of that name whose definition nats-server has lost.
     """
 
     domain: str
@@ -139,7 +139,7 @@ class EnsureReport:
 
 
 def load_definition(stream: str) -> dict[str, Any]:
-    """The definition of one of EVERY, as a new dict."""
+    """Return the definition of a stream of EVERY, as a new dict."""
     resource = files("mqtt_streams").joinpath("definitions", f"{stream.removeprefix('$')}.json")
     definition: dict[str, Any] = orjson.loads(resource.read_bytes())
     return definition
@@ -156,16 +156,16 @@ async def ensure_streams(
     positions: bool = False,
     max_retained: int | None = None,
 ) -> EnsureReport:
-    """Create missing streams, upgrade what may be, refuse what contradicts a definition.
+    """Create missing streams, update allowed differences, refuse a stream that contradicts its definition.
 
-    `replicas`: of new streams, and of existing ones that have fewer; None = by the size of the cluster: three where
-    there are three servers or more, one where there are fewer, and never fewer than any of the streams has.
+    `replicas`: of new streams, and of existing ones that have fewer; None = by the size of the cluster: three with
+    three servers or more, one with fewer servers, and never fewer than any of the streams has.
     `message_retention`: seconds a QoS 1/2 message is kept. `retention`: policy of a new `$MQTT_msgs`; an existing
-    one keeps its own, unless `upgrade_retention` allows interest -> limits. `message_ids`: whether every message is
-    stored under an id, which makes the duplicate window shorter; one that somebody has chosen stays.
-    `max_retained`: topics with a retained message; what is there stays, also when it is more; None takes back what
-    a gateway has set. `positions`: whether positions of sessions are stored. Other gateways may do the same at the
-    same time. Raises StreamSetupError, StreamConflict; NotAnswering while there is no leader.
+    stream keeps its policy, unless `upgrade_retention` allows interest -> limits. `message_ids`: whether every message
+    is stored under an id, which shortens a duplicate window that has nats-server's default.
+    `max_retained`: most topics with a retained message; existing messages stay, also above the limit; None removes a
+    limit that a gateway has set. `positions`: whether positions of sessions are stored. Several gateways may call this
+    at the same time. Raises StreamSetupError, StreamConflict; NotAnswering while there is no leader.
     """
     account = await _account(js)
     streams = EVERY if positions else STREAMS
@@ -177,14 +177,14 @@ async def ensure_streams(
             definition = load_definition(stream)
             definition["num_replicas"] = level.wanted
             allowed = account_limits(account, level.wanted).consumers
-            if allowed:  # else nobody could create the stream
+            if allowed:  # JetStream refuses a stream whose max_consumers is above the account's limit
                 definition["max_consumers"] = min(definition["max_consumers"], allowed)
             if stream == RETAINED and max_retained is not None:
                 definition |= {"max_msgs": max_retained, "discard": "new"}
             if stream == MESSAGES:
                 definition["retention"] = retention
                 definition["max_age"] = message_retention * _NS
-                # The server refuses a duplicate window longer than the age limit.
+                # nats-server refuses a duplicate window longer than the age limit.
                 definition["duplicate_window"] = min(definition["duplicate_window"], definition["max_age"])
                 if with_ids(message_ids, definition["num_replicas"]):
                     definition["duplicate_window"] = min(definition["duplicate_window"], IDS_WINDOW)
@@ -197,7 +197,7 @@ async def ensure_streams(
 
 
 def with_ids(message_ids: str, replicas: int) -> bool:
-    """Whether every message is stored under an id in a stream of so many replicas."""
+    """Whether every message is stored under an id in a stream with this number of replicas."""
     return message_ids == "always" or (message_ids == "replicated" and replicas > 1)
 
 
@@ -219,7 +219,7 @@ async def _ensure(
             if remains and answer.get("did_create"):
                 report.remains[stream] = remains
             return
-        info = await _info(js, stream)  # another gateway, or nats-server's listener, was faster
+        info = await _info(js, stream)  # another gateway, or nats-server's listener, has created the stream
         if info is None:
             raise NotAnswering(f"stream {stream} is being made, or removed, by somebody else; try again")
     await _reconcile(js, report, definition, info, level, upgrade_retention)
@@ -262,10 +262,11 @@ async def _info(js: JetStream, stream: str) -> dict[str, Any] | None:
 
 
 async def _create(js: JetStream, definition: dict[str, Any], level: _Replicas) -> dict[str, Any] | None:
-    """Create a stream and return JetStream's answer; None when one of that name has appeared meanwhile."""
+    """Create a stream and return JetStream's answer; None when a stream of this name exists meanwhile."""
     stream = definition["name"]
     if stream in NEVER_AGAIN:
-        definition = definition | {"first_seq": time.time_ns() // 1000}  # nobody stores a million per second
+        # Microseconds exceed every former sequence, since a stream gets less than a million messages per second.
+        definition = definition | {"first_seq": time.time_ns() // 1000}
     try:
         return await _request(js, "CREATE", stream, definition)
     except ApiError as error:
@@ -301,7 +302,7 @@ def _text(value: object) -> str:
 
 
 def shown(setting: str, value: Any) -> str:
-    """The value of a setting of a stream for people: nanoseconds as `3d`, `90s`."""
+    """Return the value of a stream's setting as readable text: nanoseconds as `3d`, `90s`."""
     if setting not in _DURATIONS or not isinstance(value, int):
         return _text(value)
     if value <= 0:
@@ -311,17 +312,17 @@ def shown(setting: str, value: Any) -> str:
 
 
 def _limit(value: Any) -> float:
-    """A limit as a number that compares: -1 and 0 mean none."""
+    """Return a limit as a comparable number: infinity for -1 and 0, which mean no limit."""
     return value if isinstance(value, int) and value > 0 else float("inf")
 
 
 def _check(stream: str, definition: dict[str, Any], config: dict[str, Any], domain: str) -> None:
-    """Raise StreamConflict for a difference that no update may or can repair."""
+    """Raise StreamConflict for a difference that an update cannot, or must not, remove."""
     subjects = config.get("subjects") or []
     accepted = [definition["subjects"]]
     if stream == SESSIONS and domain:
         accepted.append([f"{SESSION_PREFIX}{domain}.>"])
-    # Others may add to the messages that are stored; nothing else is anybody else's.
+    # Only the stream of messages may have sources; the records in the other streams come from gateways only.
     if config.get("mirror") or (config.get("sources") and stream != MESSAGES):
         raise StreamConflict(stream, "its content", "copied from another stream", "its own")
     if subjects not in accepted:
@@ -350,7 +351,7 @@ def _check(stream: str, definition: dict[str, Any], config: dict[str, Any], doma
 def _changes(
     definition: dict[str, Any], config: dict[str, Any], messages: int, upgrade_retention: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    """Settings to update, and remarks on differences that stay."""
+    """Return the settings to update, and remarks on differences that stay."""
     changes: dict[str, Any] = {}
     remarks: list[str] = []
     for switch in _SWITCHES:
@@ -378,8 +379,8 @@ def _changes(
             continue
         policies = definition["discard"], config.get("discard")
         if limit == "max_msgs" and definition["name"] == RETAINED and "new" in policies:
-            changes[limit] = definition[limit]  # by a gateway: it refuses, and removes nothing
-            bounded = _limit(config.get("max_bytes")) != float("inf")  # by somebody else, and refuses on
+            changes[limit] = definition[limit]  # a limit of gateways: with discard=new no message is removed
+            bounded = _limit(config.get("max_bytes")) != float("inf")  # an administrator's limit needs discard=new
             if policies == ("new", "old") or (policies == ("old", "new") and not bounded):
                 changes["discard"] = definition["discard"]
             continue
@@ -429,7 +430,7 @@ async def _update(
     remarks: list[str],
     level: _Replicas,
 ) -> dict[str, Any]:
-    """Apply changes; `max_consumers` alone may fail, since nats-server before 2.15 cannot change it (nor needs it)."""
+    """Apply changes; `max_consumers` may fail: nats-server before 2.15 cannot change it (and does not need it)."""
 
     async def attempt(wanted: dict[str, Any]) -> dict[str, Any]:
         updated: dict[str, Any] = (await _request(js, "UPDATE", stream, config | wanted))["config"]

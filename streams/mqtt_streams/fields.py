@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of a stored JSON object, each of which may be anything."""
+"""Checked reading of values from a stored JSON object, whose values may have any type."""
 
 from typing import Any, Final
 
@@ -8,13 +8,13 @@ _NOT_IN_SUBJECTS: Final = " \t\r\n\f\v\0\x7f"
 
 
 class PoisonedRecord(Exception):
-    """A stored record that cannot be used; the text says why. `seq`: its stream sequence where known, else 0."""
+    """A stored record cannot be used; the text gives the reason. `seq`: the record's stream sequence, 0 = not known."""
 
     seq = 0
 
 
 class Fields:
-    """Takes typed values out of a JSON object; every surprise is a PoisonedRecord that names the place."""
+    """Reader that takes typed values out of a JSON object; raises PoisonedRecord, with the place, for a wrong value."""
 
     def __init__(self, value: object, where: str) -> None:
         if not isinstance(value, dict):
@@ -69,7 +69,7 @@ class Fields:
 
 
 def is_subject(text: str) -> bool:
-    """Whether NATS takes this as a subject to subscribe."""
+    """Whether NATS accepts a text as a subject to subscribe."""
     tokens = text.split(".")
     last = len(tokens) - 1
     return all(
@@ -82,10 +82,10 @@ def is_subject(text: str) -> bool:
 
 
 def is_literal(text: str) -> bool:
-    """Whether it is a subject without wildcards."""
+    """Whether a text is a subject without wildcards."""
     return is_subject(text) and "*" not in text and ">" not in text
 
 
 def is_token(text: str) -> bool:
-    """Whether it is one token of a subject."""
+    """Whether a text is one token of a subject."""
     return is_literal(text) and "." not in text

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KV bucket `MQTT_fleet`: what every gateway was asked to do, for those that were away or come later.
+"""KV bucket `MQTT_fleet`: requests to every gateway (wishes), also for gateways that were away or start later.
 
-Each wish has an id of its own: the same thing asked for again is a new wish.
+Each wish has an id, so that a repeated request is a new wish.
 """
 
 from hashlib import sha256
@@ -21,7 +21,7 @@ _PAGE_BYTES: Final = 1024 * 1024
 
 
 class Wish(NamedTuple):
-    """`kind` is `plugin`, to have `name` loaded or not, or `reload`, to read files again."""
+    """Request to every gateway: `kind` is `plugin` (load or unload plugin `name`) or `reload` (reload the files)."""
 
     kind: str
     identity: str
@@ -30,14 +30,14 @@ class Wish(NamedTuple):
 
 
 def wish_subject(wish: Wish) -> str:
-    """Where a wish is kept: the names of plugins may hold anything, so they are found by their hash."""
+    """Return the subject of a wish. A plugin's name is hashed, as it may have characters illegal in a subject."""
     if wish.kind == "plugin":
         return f"{PREFIX}plugin.{sha256(wish.name.encode()).hexdigest()[:32]}"
     return f"{PREFIX}{wish.kind}"
 
 
 def read_wish(payload: bytes) -> Wish | None:
-    """A wish as `FleetStore.put` has written it; None for anything else."""
+    """Return a wish as written by `FleetStore.put`; None for any other payload."""
     try:
         found = orjson.loads(payload)
         values = (found["kind"], found["id"], found.get("name", ""), found.get("loaded", False))
@@ -48,18 +48,18 @@ def read_wish(payload: bytes) -> Wish | None:
 
 
 class FleetStore:
-    """Reads and writes wishes."""
+    """Store that reads and writes wishes."""
 
     def __init__(self, js: JetStream) -> None:
         self._js = js
 
     async def put(self, wish: Wish) -> None:
-        """Store a wish in place of the last one about the same. Raises ApiError, NoResponders, RequestTimeout."""
+        """Store a wish in place of the last one on its subject. Raises ApiError, NoResponders, RequestTimeout."""
         body = {"kind": wish.kind, "id": wish.identity, "name": wish.name, "loaded": wish.loaded}
         await publish(self._js, wish_subject(wish), orjson.dumps(body), b"")
 
     async def all(self) -> list[Wish]:
-        """Every wish. Raises ApiError, NoResponders, RequestTimeout."""
+        """Return every wish. Raises ApiError, NoResponders, RequestTimeout."""
         found: list[Wish] = []
         start = 1
         more = True

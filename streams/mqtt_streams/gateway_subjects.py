@@ -1,43 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Subjects of what gateways say to each other and are asked over NATS: below ``$MQTT.gateways.``."""
+"""Subjects of messages between gateways, and of requests to gateways, over NATS: below ``$MQTT.gateways.``."""
 
 from typing import Final
 
 GATEWAYS: Final = "$MQTT.gateways."
-"""What gateways ask each other; one that is dead does not answer."""
+"""Prefix of all these subjects."""
 
 WHO: Final = b"$MQTT.gateways.who"
-"""Every gateway answers with what it is."""
+"""Request to every gateway for a description of itself."""
 
 ASK: Final = b"$MQTT.gateways.ask"
-"""Every gateway that is meant answers a question, in as many messages as it takes."""
+"""Question to the gateways that the request selects; each answers in one or more messages."""
 
 LOOK: Final = b"$MQTT.gateways.look"
-"""Every gateway looks at once for gateways whose lease has lapsed."""
+"""Request to every gateway to look for gateways with a lapsed lease at once."""
 
 PLUGINS: Final = b"$MQTT.gateways.plugins"
-"""Every gateway that is meant does something with a plugin, and tells what it has then."""
+"""Request to the selected gateways to load, unload or list plugins; each answers with its plugins."""
 
 RELOAD: Final = b"$MQTT.gateways.reload"
-"""Every gateway that is meant reads its files again, and tells what is wrong with them."""
+"""Request to the selected gateways to reload their files; each answers with the errors in the files."""
 
 STATUS: Final = b"$MQTT.gateways.status."
-"""With a gateway's id behind it: a request for its counters."""
+"""Prefix of a gateway's id: request for the counters of that gateway."""
 
 COUNTERS: Final = b"$MQTT.gateways.counters"
-"""Every gateway of a group, ``{"group": ...}``, tells what it has counted."""
+"""Request to every gateway of a group, ``{"group": ...}``, for its counters."""
 
 REPORTS: Final = b"$MQTT.gateways.report"
-"""Where gateways tell each other what they have; a newcomer's first one is answered."""
+"""Reports of gateways for the `$SYS` topics; the other gateways answer the first report of a new gateway."""
 
 HERE: Final = b"$MQTT.gateways.here"
-"""A gateway says on which server it is; who is asked to answers with his."""
+"""A gateway names its nats-server here; a gateway that is asked to answers with its own."""
 
 ECHO: Final = b"$MQTT.gateways.echo."
-"""Answered by one gateway on the server whose id follows."""
+"""Prefix of a nats-server's id: one gateway on that nats-server answers."""
 
 LEFT: Final = "$MQTT.gateways.left."
-"""With a gateway's id behind it: a request with a client id, answered when that gateway has left the session."""
+"""Prefix of a gateway's id: request with a client id, answered when that gateway has left the client's session."""
 
 ASSIGNED: Final = b"$MQTT.gateways.assigned"
 """A gateway names the sequence of a record in `$MQTT_shared` and, behind a space, the client id."""

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KV bucket `MQTT_gateways`: which gateways run, and until when others may count on that.
+"""KV bucket `MQTT_gateways`: registrations and leases of gateways.
 
-Two keys for each gateway: `gateway.<id>` says what it is and when it was last known to be alive, without an end;
-`lease.<id>` ends by itself when its gateway does not renew it. The server then puts a marker in its place, by whose
-sequence those who want to deal with the dead gateway's clients have one winner.
+Each gateway has two keys. `gateway.<id>` (registration, without TTL) describes the gateway and has the time at which it
+was last known to be alive. `lease.<id>` has a TTL, which ends when the gateway does not renew the lease. nats-server
+then puts a marker in place of the lease. Of the gateways that want to deal with the dead gateway's clients, one
+succeeds: the first that replaces the marker by its sequence.
 """
 
 from typing import Any, Final, NamedTuple
@@ -19,7 +20,7 @@ BUCKET: Final = "MQTT_gateways"
 PREFIX: Final = "$KV.MQTT_gateways."
 
 POSITIONS: Final = "positions"
-"""In what a gateway says of itself: it goes on with sessions that have a position in `$MQTT_pos`."""
+"""Key in a gateway's registration: the gateway can resume sessions that have a position in `$MQTT_pos`."""
 
 WRONG_LAST_SEQUENCE: Final = (10071, 10164)
 
@@ -28,14 +29,15 @@ _PAGE_BYTES: Final = 1024 * 1024
 
 
 class LeaseTaken(Exception):
-    """Somebody else has written, or removed, the lease or the registration since it was read."""
+    """The lease or the registration was written by another gateway, or removed, since it was read."""
 
 
 class Entry(NamedTuple):
-    """A gateway that is registered.
+    """A registered gateway.
 
-    `alive`: Unix time in seconds at which it was last known to be alive. `sequence`: of what is in place of its lease,
-    0 = nothing. `lapsed`: nobody holds the lease. `reaper`: who deals with its clients, empty = nobody.
+    `alive`: Unix time in seconds at which the gateway was last known to be alive. `sequence`: sequence of its lease or
+    of the marker in its place, 0 = neither. `lapsed`: the lease has no holder. `reaper`: gateway that deals with the
+    dead gateway's clients, empty = none.
     """
 
     identity: str
@@ -47,24 +49,24 @@ class Entry(NamedTuple):
 
 
 class GatewayStore:
-    """Reads and writes leases and registrations."""
+    """Store that reads and writes leases and registrations."""
 
     def __init__(self, js: JetStream) -> None:
         self._js = js
 
     async def hold(self, identity: str, holder: str, expected: int, ttl: int) -> int:
-        """Write the lease of `identity` for `ttl` seconds; `holder` is itself, or who deals with its clients.
+        """Write the lease of `identity` for `ttl` seconds; `holder`: that gateway, or the one that handles its clients.
 
-        `expected`: sequence of what is in its place, 0 = nothing. Returns the new sequence. Raises LeaseTaken,
+        `expected`: sequence of the present lease or marker, 0 = neither. Returns the new sequence. Raises LeaseTaken,
         ApiError, NoResponders, RequestTimeout.
         """
         lines = b"Nats-TTL:%ds\r\n" % ttl
         return await self._write(f"lease.{identity}", orjson.dumps({"holder": holder}), expected, lines)
 
     async def register(self, identity: str, alive: float, info: dict[str, Any], expected: int) -> int:
-        """Say what a gateway is and that it was alive at Unix time `alive`.
+        """Write a gateway's registration: its description `info` and the Unix time at which it was alive, in seconds.
 
-        `expected`: sequence of what it has said before, 0 = nothing: one that was removed meanwhile does not come back.
+        `expected`: sequence of its former registration, 0 = none; a registration removed meanwhile is not written anew.
         Returns the new sequence. Raises LeaseTaken, ApiError, NoResponders, RequestTimeout.
         """
         return await self._write(f"gateway.{identity}", orjson.dumps(info | {"alive": alive}), expected)
@@ -79,17 +81,17 @@ class GatewayStore:
             raise
 
     async def lease(self, identity: str) -> tuple[int, str]:
-        """Sequence of what is in place of a lease (0 = nothing) and its holder (empty = nobody)."""
+        """Return the sequence of a lease or its marker (0 = neither), and the holder of the lease (empty = none)."""
         message = await stored.get_last(self._js, STREAM, f"{PREFIX}lease.{identity}")
         return (0, "") if message is None else (message.seq, _holder(message))
 
     async def registered(self, identity: str) -> int:
-        """Sequence of a gateway's registration; 0: there is none, as when its clients have been dealt with."""
+        """Return the sequence of a gateway's registration; 0 = none, as after its clients have been dealt with."""
         message = await stored.get_last(self._js, STREAM, f"{PREFIX}gateway.{identity}")
         return 0 if message is None else message.seq
 
     async def entries(self) -> list[Entry]:
-        """Every registered gateway."""
+        """Return every registered gateway."""
         leases: dict[str, StoredMessage] = {}
         found: dict[str, StoredMessage] = {}
         start = 1
@@ -107,7 +109,7 @@ class GatewayStore:
         ]
 
     async def remove(self, identity: str) -> None:
-        """Forget a gateway: it has ended in good order, or its clients have been dealt with."""
+        """Remove a gateway's registration and lease: it has stopped in order, or its clients have been dealt with."""
         for key in (f"gateway.{identity}", f"lease.{identity}"):
             await stored.purge(self._js, STREAM, PREFIX + key)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which `$MQTT_msgs` it is: one that was made anew, or restored from a backup, counts from a lower sequence again.
+"""Generations of `$MQTT_msgs`: a stream that was made anew or restored from a backup reuses lower sequences.
 
-A mark in `$MQTT_shared` has what was last seen of the stream. Where the stream has less than that, or was created at
-another time, it is another one: the mark gets a new id, and says which messages came from the backup.
+A mark in `$MQTT_shared` has the stream's last known sequence and time of creation. A stream with a lower last sequence
+or another time of creation has replaced the former one: the mark gets a new id and the last sequence from the backup.
 """
 
 import time
@@ -24,14 +24,14 @@ _STREAM_NOT_FOUND: Final = 10059
 _WRONG_LAST_SEQUENCE: Final = (10071, 10164)
 _ROUNDS: Final = 20
 
-# Clocks of the leaders of two streams may differ by this much (nanoseconds).
 _SKEW: Final = 1_000_000_000
+"""Nanoseconds by which the clocks of the leaders of two streams may differ."""
 
 
 class Lower(Exception):
-    """The stream has less than it had. Look again a little later with `last`: a new leader may be about to catch up.
+    """The stream's last sequence is lower than before. Look again later with `last`: a new leader may lag.
 
-    `last`: its last sequence.
+    `last`: last sequence of the stream.
     """
 
     def __init__(self, last: int) -> None:
@@ -40,10 +40,10 @@ class Lower(Exception):
 
 
 class Mark(NamedTuple):
-    """What was last seen of the stream.
+    """Last known state of `$MQTT_msgs`.
 
-    `id`: stands for the stream as long as it goes on. `created`: as nats-server says it. `last`: its last sequence.
-    `floor`: up to here messages are those of the stream before, whose sequences were the same.
+    `id`: identity of the stream until it is replaced. `created`: time of creation as nats-server's text. `last`: last
+    sequence. `floor`: sequence up to which the messages, with their sequences, are those of the former stream.
     """
 
     id: str
@@ -53,23 +53,23 @@ class Mark(NamedTuple):
 
 
 class GenerationStore:
-    """Reads and writes the mark. `clock`: seconds, of a clock that is never set."""
+    """Store that reads and writes the mark. `clock`: seconds of a clock that is never set."""
 
     def __init__(self, js: JetStream, clock: Callable[[], float] = time.monotonic) -> None:
         self._js = js
         self._clock = clock
         self._seen = Mark("", "", 0, 0)
         self.heard = 0.0, 0.0, 0.0
-        """Unix time by nats-server's clock when it was asked last, and by `clock` before and after."""
+        """Unix time in seconds of nats-server's clock in its last answer, and `clock` before and after that request."""
 
     async def look(self, new_id: str, lower: int | None = None) -> Mark | None:
-        """The mark as it is now, None when there is no stream. `new_id` becomes that of a stream that is another one.
+        """Compare the stream with the mark and return the new mark, None without a stream. `new_id`: for a new stream.
 
-        `lower`: where the stream has ended that had less than before. Raises Lower, ApiError, NoResponders,
-        RequestTimeout.
+        `lower`: last sequence with which a former call has raised Lower, else None. Raises Lower, ApiError,
+        NoResponders, RequestTimeout.
         """
         for _ in range(_ROUNDS):
-            # Read before the stream is looked at, which has then at least as much as the mark says.
+            # The mark is read before the stream: an unreplaced stream then ends at the mark's sequence or later.
             message = await stored.get_last(self._js, STREAM, SUBJECT)
             known = _mark(message.payload) if message is not None else None
             asked = self._clock()
@@ -90,13 +90,14 @@ class GenerationStore:
             else:
                 mark = known._replace(last=max(last, known.last))
             written = mark == known or await self._write(mark, message.seq if message is not None else 0)
-            if written or (known is not None and mark.id == known.id):  # else another gateway has seen as much
+            # A refused write of a known id is harmless: another gateway has written the mark meanwhile.
+            if written or (known is not None and mark.id == known.id):
                 self._seen = mark
                 return mark
         raise ApiError(503, 0, "too many gateways mark what they have seen of the stream")
 
     async def _is_lower(self, known: Mark, since: int, last: int, lower: int | None) -> bool:
-        """Whether the stream went back; what it got since then is newer than the mark."""
+        """Whether the stream's last sequence went back; messages stored since are newer than the mark (`since`)."""
         if lower is None:
             if last < max(known.last, self._seen.last if self._seen.id == known.id else 0):
                 raise Lower(last)
@@ -107,13 +108,13 @@ class GenerationStore:
         return message is not None and message.time_ns > since
 
     async def _floor(self, since: int, last: int) -> int:
-        """The last message that was stored before the stream was replaced; a backup is older than the mark."""
+        """Return the sequence of the last message from the backup: one stored before `since`, the time of the mark."""
         start = {"start_time": stored.rfc3339(since)}
         page, _ = await stored.direct_page(self._js, MESSAGES, f"{MESSAGE_PREFIX}>", start, messages=1, size=1)
         return page[0].seq - 1 if page else last
 
     async def _was_restored(self, known: Mark, since: int, last: int) -> bool:
-        """Whether the first messages since the mark are older than it: a stream is seen before they are restored."""
+        """Whether the first message above the mark is older than it: the mark was set before the restore had ended."""
         if not known.floor == known.last < last:
             return False
         start = {"seq": known.floor + 1}
@@ -126,7 +127,7 @@ class GenerationStore:
             await publish(self._js, SUBJECT, orjson.dumps(mark._asdict()), block)
         except ApiError as error:
             if error.err_code in _WRONG_LAST_SEQUENCE:
-                return False  # another gateway has written it
+                return False  # another gateway has written the mark
             raise
         return True
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NATS message headers: names, the raw block, and the values that gateways write."""
+"""NATS message headers: names of headers, the raw header block, and encodings of header values."""
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -14,13 +14,13 @@ EXPIRY: Final = "Nmqtt-Expiry"
 FORMAT: Final = "Nmqtt-Format"
 CONTENT_TYPE: Final = "Content-Type"
 CONTENT_TYPE_ENCODED: Final = "Nmqtt-Content-Type"
-"""Percent-encoded, instead of `CONTENT_TYPE` when that would not be safe as a header value."""
+"""Percent-encoded content type, instead of `CONTENT_TYPE` where the content type is not safe as a header value."""
 REPLY: Final = "Nmqtt-Reply"
 ANSWER: Final = "Nmqtt-Answer"
-"""Held publishes, wills, scheduled messages: `1` = their publisher may be answered on the topic in `REPLY`."""
+"""Held publishes, wills, scheduled messages: `1` = the publisher may be answered on the topic in `REPLY`."""
 CORRELATION: Final = "Nmqtt-Correlation"
 USER: Final = "Nmqtt-User"
-"""`name=value` of one user property, percent-encoded; then all of the message's are, in order."""
+"""`name=value` of one user property, percent-encoded: all user properties of a message are, in order, or none is."""
 EPOCH: Final = "Nmqtt-Epoch"
 """`$MQTT_sess` sequence of the write that claimed the session."""
 SUBJECT: Final = "Nmqtt-Subject"
@@ -28,7 +28,7 @@ SUBJECT: Final = "Nmqtt-Subject"
 DELAY: Final = "Nmqtt-Delay"
 """Stored wills: will delay interval in seconds."""
 PUBREL: Final = "Nmqtt-PubRel"
-"""Owed PUBRELs: the packet id."""
+"""Owed PUBRELs: the packet identifier."""
 SEQ: Final = "Nmqtt-Seq"
 """Owed PUBRELs: `$MQTT_msgs` sequence of the message."""
 R_TOPIC: Final = "Nmqtt-RTopic"
@@ -51,13 +51,13 @@ SCHEDULE_TARGET: Final = "Nats-Schedule-Target"
 START: Final = b"NATS/1.0\r\n"
 END: Final = b"\r\n"
 PUB_LINES: Final = (b"Nmqtt-Pub:0\r\n", b"Nmqtt-Pub:1\r\n", b"Nmqtt-Pub:2\r\n")
-"""Header line by QoS, for frames built by hand."""
+"""Header line `PUB` by QoS, for frames that are built without `build`."""
 PUB_BLOCKS: Final = tuple(START + line + END for line in PUB_LINES)
-"""Whole header block by QoS, with nothing else in it."""
+"""Header block by QoS that contains only the header `PUB`."""
 
 
 def parse(block: bytes) -> list[tuple[str, str]]:
-    """All headers of a raw block, in order, repeats kept, values stripped; bytes that are no UTF-8 become U+FFFD."""
+    """Return the headers of a raw block, in order, repetitions included, values stripped; no UTF-8 becomes U+FFFD."""
     pairs = []
     for line in block.split(b"\r\n")[1:]:
         name, colon, value = line.partition(b":")
@@ -68,12 +68,12 @@ def parse(block: bytes) -> list[tuple[str, str]]:
 
 @lru_cache(maxsize=256)
 def _key(name: str) -> bytes:
-    """What is before the value of a header in a block."""
+    """Return the bytes in front of a header's value in a block."""
     return b"\r\n" + name.encode() + b":"
 
 
 def get(block: bytes, name: str, errors: str = "replace") -> str | None:
-    """The first header called `name` (exact case, as nats-server compares), without parsing the others."""
+    """Return the first header called `name` (exact case, as nats-server compares) without parsing the block."""
     key = _key(name)
     at = block.find(key)
     if at < 0:
@@ -84,13 +84,13 @@ def get(block: bytes, name: str, errors: str = "replace") -> str | None:
 
 
 def get_last(block: bytes, name: str, errors: str = "replace") -> str | None:
-    """The last header called `name`: what the server appended, whatever the publisher had put there before."""
+    """Return the last header called `name`: nats-server appends its headers behind those of the publisher."""
     at = block.rfind(_key(name))
     return None if at < 0 else get(block[at:], name, errors)
 
 
 def get_int(block: bytes, name: str) -> int | None:
-    """The first header called `name` as a number, None when there is none or it is not 1 to 19 ASCII digits."""
+    """Return the first header called `name` as a number, None unless its value is 1 to 19 ASCII digits."""
     value = get(block, name)
     if value is None or not value.isascii() or not value.isdecimal() or len(value) > 19:
         return None
@@ -98,13 +98,13 @@ def get_int(block: bytes, name: str) -> int | None:
 
 
 def status(block: bytes) -> int | None:
-    """The inline status of a block (`NATS/1.0 404 No Messages`), None when it has none."""
+    """Return the inline status of a block (`NATS/1.0 404 No Messages`), None for a block without a status."""
     digits = block[9:12]
     return int(digits) if block.startswith(b"NATS/1.0 ") and len(digits) == 3 and digits.isdigit() else None
 
 
 def build(pairs: Iterable[tuple[str, str]]) -> bytes:
-    """A raw block; raises ValueError for a name or value that would break out of its line."""
+    """Return a raw block; raises ValueError for a name or value that contains a line end, and for a wrong name."""
     lines = [START]
     for name, value in pairs:
         if not name or ":" in name or "\r" in name or "\n" in name or "\r" in value or "\n" in value:
@@ -115,15 +115,15 @@ def build(pairs: Iterable[tuple[str, str]]) -> bytes:
 
 
 def message_id(time_us: int, gateway48: int, counter16: int) -> str:
-    """32 hex digits: 64-bit time in microseconds, 48 bits of gateway and connection, 16-bit counter (each wraps)."""
+    """Return 32 hex digits: 64-bit time in microseconds, 48-bit gateway and connection, 16-bit counter; all wrap."""
     return f"{time_us & 0xFFFFFFFFFFFFFFFF:016x}{gateway48 & 0xFFFFFFFFFFFF:012x}{counter16 & 0xFFFF:04x}"
 
 
 def percent_encode(text: str) -> str:
-    """Any text as a header value: everything but `A-Za-z0-9_.-~` percent-encoded."""
+    """Encode any text as a header value: every character except `A-Za-z0-9_.-~` is percent-encoded."""
     return quote(text, safe="")
 
 
 def percent_decode(value: str) -> str:
-    """The inverse of `percent_encode`; bytes that are no UTF-8 become U+FFFD."""
+    """Decode a value of `percent_encode`; bytes that are no UTF-8 become U+FFFD."""
     return unquote(value, errors="replace")

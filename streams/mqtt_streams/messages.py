@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`$MQTT_msgs`: QoS 1 and 2 messages until every durable subscriber has them (or they are too old)."""
+"""`$MQTT_msgs`: QoS 1 and 2 messages, stored until every durable subscriber has them or their retention ends."""
 
 from typing import Final
 
@@ -13,7 +13,7 @@ DELIVER_PREFIX: Final = "$MQTT.sub."
 
 
 def message_subject(subject: str) -> str:
-    """Where the message published on `subject` is stored."""
+    """Return the subject under which a message published on `subject` is stored."""
     return PREFIX + subject
 
 
@@ -29,13 +29,13 @@ def subscription_consumer(
     inactive_threshold: int = 0,
     client_id: str = "",
 ) -> ConsumerRef:
-    """The consumer of one QoS 1/2 subscription: what its session is to get.
+    """Return the consumer of one QoS 1/2 subscription.
 
     [MQTT-3.1.2-5] (3.1.1), [MQTT-4.5.0-1] (3.1.1, 5.0)
 
-    `subject` is one of `filter_to_subjects`. Times in nanoseconds. `client_id` is for the description.
+    `subject` comes from `filter_to_subjects`. Times in nanoseconds. `client_id` is for the description.
 
-    nats-server's listener uses the stored deliver subject literally, so it must be `$MQTT.sub.<one token>`.
+    The deliver subject must be `$MQTT.sub.<one token>`: nats-server's listener uses the stored one literally.
     """
     return ConsumerRef(
         consumer_name(client_hash, name_nuid),
@@ -50,7 +50,7 @@ def subscription_consumer(
 
 
 async def delete_session_consumers(js: JetStream, client_hash: str, keep: frozenset[str] = frozenset()) -> list[str]:
-    """Delete the consumers of a session other than `keep` and return their names."""
+    """Delete the consumers of a session except `keep`, and return the deleted names."""
     stray = [name for name in await consumer_names(js, STREAM, client_hash + "_") if name not in keep]
     for name in stray:
         await delete_consumer(js, STREAM, name)

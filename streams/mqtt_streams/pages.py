@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading many stored messages through a consumer of their own.
+"""Reading many stored messages through a temporary consumer.
 
-Direct gets cost the server several times as much: it searches for each message, and counts for each page what is left.
+Direct gets cost nats-server several times as much: it searches for each message, and for each page it counts the
+remaining messages.
 """
 
 from typing import Any, Final, Self
@@ -14,26 +15,26 @@ from mqtt_streams.consumers import delete_consumer, reader_request
 from mqtt_streams.stored import StoredMessage
 
 IDLE: Final = 60.0
-"""Seconds without a request after which the server removes the consumer."""
+"""Seconds without a request after which nats-server removes the consumer."""
 
 _NOTHING: Final = (404, 408)
-"""Nothing is left: 408 where nats-server before 2.15 had some of what was asked for."""
+"""Status codes for "no message left"; 408: nats-server before 2.15 has sent fewer messages than the batch."""
 _TOO_LARGE: Final = b"MaxBytes"
 
 
 class Pages:
-    """What is left of a subject of a stream (wildcards allowed), in sequence order; :meth:`close` it at last."""
+    """Reader of a subject of a stream (wildcards allowed), in sequence order; call :meth:`close` at the end."""
 
     def __init__(self, js: JetStream, stream: str, name: str) -> None:
         self._js = js
         self._stream = stream
         self._name = name
         self._next = 1
-        """What the consumer's next message has as its number: one that is missing is noticed."""
+        """Consumer sequence of the next message; a gap shows that a message is missing."""
 
     @classmethod
     async def open(cls, js: JetStream, stream: str, subject: str, start_seq: int) -> Self:
-        """Begin at a stream sequence; the server names the consumer.
+        """Create the consumer, which begins at a stream sequence; nats-server names it.
 
         Raises ApiError, NoResponders, RequestTimeout.
         """
@@ -42,9 +43,9 @@ class Pages:
         return cls(js, stream, str(answer["name"]))
 
     async def page(self, messages: int, size: int) -> tuple[list[StoredMessage], bool]:
-        """Up to `messages` messages, about `size` bytes or one message, and whether there are more.
+        """Return up to `messages` messages, about `size` bytes or one message, and whether there are more.
 
-        Raises ApiError, NoResponders, RequestTimeout; then what comes next is not known, and these are to be closed.
+        Raises ApiError, NoResponders, RequestTimeout; then the consumer's place is not known: close the reader.
         """
         page, more = await self._pull({"batch": messages, "no_wait": True, "max_bytes": size})
         if more and not page:
@@ -83,7 +84,7 @@ class Pages:
         return page, True
 
     async def close(self) -> None:
-        """Remove the consumer, as far as the server can be reached; it would go by itself after `IDLE` seconds."""
+        """Remove the consumer if nats-server can be reached; nats-server removes it after `IDLE` seconds otherwise."""
         try:
             await delete_consumer(self._js, self._stream, self._name)
         except (ApiError, NoResponders, RequestTimeout):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`$MQTT_pos`: where a durable session is whose messages come through a gateway's shared reader.
+"""`$MQTT_pos`: positions of durable sessions whose messages come through a gateway's shared reader.
 
-One message per session, replaced by each write; a write is conditional on the one before it.
+The stream has one message per session. Each write replaces it and is conditional on the write before.
 """
 
 from dataclasses import dataclass, field
@@ -24,15 +24,15 @@ _MAX_ID: Final = 65535
 
 @dataclass(slots=True)
 class Position:
-    """What of a session's messages is complete.
+    """Position of a session: which of its messages are complete.
 
-    `id`: the session's, as its record has it; another one's is nobody's. `generation`: id of the `$MQTT_msgs` in which
-    it counts. `live`: consumers for which this speaks: of what they match everything up to `reached` was taken.
-    `clean`: nothing after `reached` was sent. `pending`: what was taken and is not complete: QoS by sequence.
+    `id`: id of the position in the session record; a position with another id is void. `generation`: id of the
+    `$MQTT_msgs` whose sequences it has. `live`: consumers that it replaces: all their messages up to `reached` were
+    taken. `clean`: no message after `reached` was sent. `pending`: QoS by sequence of messages taken and not complete.
     `released`: packet identifiers for which the client has sent PUBREC, with the sequence of their message.
-    `perhaps`: up to this sequence an earlier connection may have sent more than that; 0 = none has.
-    `unsent`: what was taken or delivered, and never sent, as far as that is known. `gateway`: who has written this.
-    `most`: where it is clean, nothing after this was sent, however often it was delivered; -1 = that is not known.
+    `perhaps`: stream sequence up to which a previous owner may have sent more messages; 0 = none. `unsent`: sequences,
+    as far as known, of messages taken or delivered but never sent. `gateway`: gateway that wrote the position.
+    `most`: in a clean position, last sequence that was sent, however often later ones were delivered; -1 = not known.
     """
 
     id: str
@@ -48,7 +48,7 @@ class Position:
     most: int = -1
 
     def encode(self) -> bytes:
-        """The stored JSON."""
+        """Return the stored JSON."""
         return orjson.dumps(
             {
                 "id": self.id,
@@ -68,7 +68,7 @@ class Position:
 
 
 def decode(data: bytes) -> Position | None:
-    """Read a stored position; None for what is none."""
+    """Read a stored position; None for data that is no position."""
     try:
         value: Any = orjson.loads(data)
         position = Position(
@@ -104,17 +104,17 @@ def decode(data: bytes) -> Position | None:
 
 
 def position_subject(client_hash: str) -> str:
-    """Where the position of a session is stored."""
+    """Return the subject of a session's position."""
     return PREFIX + client_hash
 
 
 def expected_block(sequence: int) -> bytes:
-    """Header block of a write that replaces the one with `sequence`; 0 = there is none."""
+    """Return the header block of a write that replaces the position with `sequence`; 0 = no position is stored."""
     return _EXPECTED % sequence
 
 
 class Found(NamedTuple):
-    """What is stored: its sequence, and when it was, in seconds since 1970. Nothing, 0 and 0 where there is none."""
+    """A stored position with its sequence and store time (Unix time in seconds); empty, 0 and 0 without a position."""
 
     data: bytes = b""
     sequence: int = 0
@@ -122,13 +122,13 @@ class Found(NamedTuple):
 
 
 class PositionStore:
-    """Reads and removes positions; the gateway's data path writes them."""
+    """Store that reads positions; the gateway's data path writes them."""
 
     def __init__(self, js: JetStream) -> None:
         self._js = js
 
     async def load(self, client_hash: str) -> Found:
-        """What is stored. Raises ApiError, RequestTimeout."""
+        """Return the stored position, also without the stream. Raises ApiError, RequestTimeout."""
         try:
             message = await stored.get_last(self._js, STREAM, position_subject(client_hash))
         except ApiError as error:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Properties of a message as header lines: what gateways write, and whoever publishes as they do.
+"""Properties of a message as header lines, in the form that gateways write.
 
-User properties are headers of the same name where all of a message's are safe as such; otherwise all of them are
-percent-encoded in `Nmqtt-User`. A header that belongs to NATS or to the gateways is never written from a user
-property: it could have JetStream drop another client's message.
+User properties are headers of the same name if every user property of the message is safe as a header; otherwise all
+are percent-encoded in `Nmqtt-User`. A user property never becomes a header of NATS or of the gateways: JetStream could
+drop another client's message because of it.
 """
 
 from binascii import b2a_base64
@@ -14,7 +14,7 @@ from mqtt_streams.headers import percent_encode
 
 
 class Properties(TypedDict, total=False):
-    """The properties that travel with a message, as the names of MQTT 5.0 have them."""
+    """Properties that are forwarded with a message, under their names in MQTT 5.0."""
 
     payload_format_indicator: int
     message_expiry_interval: int
@@ -25,13 +25,13 @@ class Properties(TypedDict, total=False):
 
 
 STAY: Final = 3600
-"""Seconds for which a message stays in the stream after its expiry: what was sent before may have to be sent again."""
+"""Seconds for which a message stays in the stream after its expiry: an in-flight message may have to be resent."""
 
 RESERVED: Final = ("nats-", "nmqtt-", "status", "content-type")
-"""Beginnings, in small letters, of the names that are no user property's."""
+"""Beginnings, in lower case, of header names that no user property may have."""
 
 SERVICE_ERROR: Final = frozenset(("nats-service-error", "nats-service-error-code"))
-"""Of these names, those with which a micro service of NATS says that it has failed: readers show them all the same."""
+"""Reserved header names of errors of NATS micro services; gateways show them as user properties nevertheless."""
 
 _TOKEN: Final = frozenset("!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 DISTURBING: Final = frozenset(
@@ -43,27 +43,28 @@ DISTURBING: Final = frozenset(
         *(plane << 16 | last for plane in range(17) for last in (0xFFFE, 0xFFFF)),
     )
 )
-"""Control characters and what Unicode keeps free: receivers may end the connection over these (section 1.5.4)."""
+"""Control characters and Unicode non-characters: a receiver may end the connection over them (section 1.5.4)."""
 
 _BREAKS: Final = DISTURBING | {"\u2028", "\u2029"}
-"""Also the other characters at which a client library may end a line."""
+"""`DISTURBING`, and the other characters at which a client library may end a line."""
 
 _PLAIN: Final = "/!\"$&'()*,:;<=>?@[\\]^`{|}"
-"""What stays readable in `Nmqtt-Reply`, beside letters, digits and `_.-~`."""
+"""Characters that are not percent-encoded in `Nmqtt-Reply`, beside letters, digits and `_.-~`."""
 
 NAMES_MOST: Final = 4096
+"""Most names of user properties in the cache `_to_header`."""
 NAME_MOST: Final = 64
-"""Names of user properties that are kept, when they are this short (characters)."""
+"""Characters of the longest name of a user property that is cached."""
 
 _to_header: dict[str, str] = {}
-"""Name of a user property -> its header with the colon, empty when it is not safe as one."""
+"""Cache: name of a user property -> its header with the colon, empty when the name is not safe as a header."""
 
 
 def header_lines(properties: Properties) -> bytes:
-    """The header lines of a message with these properties, empty for none.
+    """Return the header lines of a message with these properties, empty without properties.
 
-    Left out is what does not travel with a message: topic alias, subscription identifiers, will delay. The expiry is
-    the first line.
+    Topic alias, subscription identifiers and will delay interval are no properties of the forwarded message and are
+    left out. The message expiry interval is the first line.
     """
     lines = ""
     if "message_expiry_interval" in properties:
@@ -95,7 +96,7 @@ def _user_lines(pairs: list[tuple[str, str]]) -> str:
 
 
 def _header(name: str) -> str:
-    """The beginning of the header line of a user property, empty when it is not safe as a header."""
+    """Return the header name and colon of a user property, empty when its name is not safe as a header."""
     safe = name and _TOKEN.issuperset(name) and not name.lower().startswith(RESERVED)
     start = f"{name}:" if safe else ""
     if len(name) <= NAME_MOST:
@@ -106,11 +107,11 @@ def _header(name: str) -> str:
 
 
 def _safe(value: str) -> bool:
-    """Whether a header with this value is read back as it is."""
+    """Whether a header with this value is read back unchanged."""
     return (value.isprintable() or _BREAKS.isdisjoint(value)) and value == value.strip()
 
 
 def ttl_line(properties: Properties) -> bytes:
-    """The header line for copies that are stored: they go when the message expires, at the soonest after a second."""
+    """Return the TTL line of stored copies: the message expiry interval, at least a second; empty without one."""
     expiry = properties.get("message_expiry_interval")
     return b"" if expiry is None else b"Nats-TTL:%ds\r\n" % (expiry or 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`$MQTT_out`: PUBRELs owed to clients, from PUBREC to PUBCOMP."""
+"""`$MQTT_out`: records of PUBRELs owed to clients, from PUBREC to PUBCOMP."""
 
 from typing import Final, NamedTuple
 
@@ -14,7 +14,7 @@ CONSUMER_PREFIX: Final = "$MQTT_PUBREL_"
 
 
 class Owed(NamedTuple):
-    """An owed PUBREL. `seq`: of this record; `message_seq`: of the message in `$MQTT_msgs`, 0 when unknown."""
+    """An owed PUBREL. `seq`: sequence of its record; `message_seq`: sequence in `$MQTT_msgs`, 0 = not known."""
 
     packet_id: int
     seq: int
@@ -22,17 +22,17 @@ class Owed(NamedTuple):
 
 
 def pubrel_subject(client_hash: str) -> str:
-    """Where PUBRELs owed to a client are stored."""
+    """Return the subject of the PUBRELs owed to a client."""
     return PREFIX + client_hash
 
 
 def pubrel_block(packet_id: int, message_seq: int) -> bytes:
-    """Header block of an owed PUBREL (its payload is empty)."""
+    """Return the header block of an owed PUBREL (its payload is empty)."""
     return b"NATS/1.0\r\nNmqtt-PubRel:%d\r\nNmqtt-Seq:%d\r\n\r\n" % (packet_id, message_seq)
 
 
 def parse(block: bytes, seq: int) -> Owed | None:
-    """Read an owed PUBREL stored with sequence `seq`; None when it names no packet id."""
+    """Read an owed PUBREL stored with sequence `seq`; None for a block without a packet identifier."""
     packet_id = headers.get_int(block, headers.PUBREL)
     if packet_id is None or not 1 <= packet_id <= 65535:
         return None
@@ -48,9 +48,9 @@ def pubrel_consumer(
     inactive_threshold: int = 0,
     client_id: str = "",
 ) -> ConsumerRef:
-    """The consumer of a session's PUBRELs (times in nanoseconds). `client_id` is for the description.
+    """Return the consumer of a session's PUBRELs (times in nanoseconds). `client_id` is for the description.
 
-    Its deliver subject is nats-server's, or with `deliver_nuid` one below it: a new one makes the server re-send.
+    Its deliver subject is nats-server's, or with `deliver_nuid` one below it; a new one causes a redelivery.
     """
     return ConsumerRef(
         CONSUMER_PREFIX + client_hash,
@@ -65,13 +65,13 @@ def pubrel_consumer(
 
 
 class PubrelStore:
-    """Reads and removes owed PUBRELs; the gateway's data path stores and acknowledges them."""
+    """Store that reads and removes owed PUBRELs; the gateway's data path stores and acknowledges them."""
 
     def __init__(self, js: JetStream) -> None:
         self._js = js
 
     async def owed(self, client_hash: str) -> list[Owed]:
-        """What is owed to a client, oldest first; unusable records are deleted."""
+        """Return the PUBRELs owed to a client, oldest first; unusable records are deleted."""
         found = []
         for message in await stored.all_of(self._js, STREAM, PREFIX + client_hash):
             record = parse(message.headers, message.seq)
@@ -82,5 +82,5 @@ class PubrelStore:
         return found
 
     async def delete(self, seq: int) -> bool:
-        """Remove one record; False when it was gone."""
+        """Remove one record; False when it was removed before."""
         return await stored.delete(self._js, STREAM, seq)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`$MQTT_qos2in`: QoS 2 publishes from PUBREC to PUBREL, one per client and packet id."""
+"""`$MQTT_qos2in`: held QoS 2 publishes (PUBLISH received, PUBREL to come), one per client and packet identifier."""
 
 from collections.abc import Set
 from typing import Final, NamedTuple
@@ -16,22 +16,22 @@ STREAM: Final = "$MQTT_qos2in"
 PREFIX: Final = "$MQTT.qos2.in."
 MAPPED: Final = "Nmqtt-Mapped"
 ALREADY_HELD: Final = 10077
-"""JetStream's error for a second store under one packet id."""
+"""JetStream's error code for a second store under one packet identifier."""
 
 _LOOK_MESSAGES: Final = 256
 _LOOK_BYTES: Final = 1024 * 1024
 
 
 LATE_NS: Final = 5_000_000_000
-"""Nanoseconds after a claim in which its owner has found what the one before had held."""
+"""Nanoseconds after a claim within which the new owner has listed the publishes that the former owner held."""
 
 
 class Held(NamedTuple):
     """A held publish without its payload.
 
-    `subject`: where to release to; `flags`: flags nibble of the PUBLISH; `epoch`: of the session that held it and
-    `message_id`: its Nmqtt-Id, 0 and "" in a record of nats-server's listener; `time_ns`: store time since 1970;
-    `mapped`: on what subject it was published, where the account maps that to `subject`.
+    `subject`: subject of the release; `flags`: flags nibble of the PUBLISH; `epoch`: epoch of the connection that held
+    it, and `message_id`: its Nmqtt-Id (0 and "" in a record of nats-server's listener); `time_ns`: store time since
+    1970; `mapped`: subject of the publish where the account maps that to `subject`, else "".
     """
 
     packet_id: int
@@ -50,22 +50,22 @@ class Held(NamedTuple):
         return bool(self.flags & 1)
 
     def late(self, former: int, time_ns: int) -> bool:
-        """Whether a gateway has held it that was not the owner of the session any more.
+        """Whether the publish was held by a gateway that was no longer the owner of the session.
 
         Args:
             former: sequence of the session's record that a later claim has replaced.
-            time_ns: when a record of that later owner was stored. Both are of nats-server's clocks.
+            time_ns: store time of a record of that later owner, nanoseconds since 1970 by nats-server's clock.
         """
         return 0 < self.epoch <= former and self.time_ns > time_ns + LATE_NS
 
 
 def held_subject(client_token: str, packet_id: int) -> str:
-    """Where a publish is held; `client_token` is `hashing.subject_token` of the client id."""
+    """Return the subject of a held publish; `client_token` is `hashing.held_token` of the client id and its key."""
     return f"{PREFIX}{client_token}.{packet_id}"
 
 
 def held_block(subject: bytes, flags: int, epoch: int, message_id: bytes, lines: bytes = b"") -> bytes:
-    """Header block of a held publish, `lines` being further ready header lines. `flags` without DUP (4 or 5)."""
+    """Return the header block of a held publish; `flags` without DUP (4 or 5), `lines`: further ready header lines."""
     return b"NATS/1.0\r\nNmqtt-Pub:2%x\r\nNmqtt-Subject:%b\r\nNmqtt-Epoch:%d\r\nNmqtt-Id:%b\r\n%b\r\n" % (
         flags,
         subject,
@@ -76,22 +76,22 @@ def held_block(subject: bytes, flags: int, epoch: int, message_id: bytes, lines:
 
 
 def held_subjects(client_token: str) -> str:
-    """Where everything of a client is held."""
+    """Return the filter subject of all held publishes of a client."""
     return f"{PREFIX}{client_token}.*"
 
 
 def held_up_to(client_token: str, seq: int) -> bytes:
-    """The request to remove what is held for a client, up to a sequence."""
+    """Return the purge request that removes a client's held publishes up to the sequence `seq`."""
     return orjson.dumps({"filter": held_subjects(client_token), "seq": seq + 1})
 
 
 def release_id(seq: int) -> str:
-    """Nats-Msg-Id of the release of the publish held with this sequence, the same in nats-server's listener."""
+    """Return the Nats-Msg-Id of the release of the publish held with this sequence; nats-server's listener's too."""
     return f"q2-{seq}"
 
 
 def parse(message: StoredMessage) -> Held | None:
-    """Read a held record; None when it is unusable (no target subject, not QoS 2, no packet id)."""
+    """Read a held publish; None for an unusable record (no subject, not QoS 2, no packet identifier)."""
     block = message.headers
     pub = headers.get(block, headers.PUB) or ""
     subject = headers.get(block, headers.SUBJECT)
@@ -121,10 +121,10 @@ async def release_stored(js: JetStream, subject: str, wanted: str, since_ns: int
 
 
 async def releases_stored(js: JetStream, subject: str, wanted: Set[str], since_ns: int) -> set[str]:
-    """Which Nats-Msg-Ids of `wanted` messages for `subject` in `$MQTT_msgs` have.
+    """Return the Nats-Msg-Ids of `wanted` that messages for `subject` in `$MQTT_msgs` have.
 
-    Looks at the messages of that subject since `since_ns` (nanoseconds since 1970), as far as the stream still has
-    them; needs `allow_direct` there.
+    Reads the stored messages of that subject since `since_ns` (nanoseconds since 1970); needs `allow_direct` on the
+    stream.
     """
     start: dict[str, object] = {"start_time": stored.rfc3339(since_ns)}
     found: set[str] = set()
@@ -142,13 +142,13 @@ async def releases_stored(js: JetStream, subject: str, wanted: Set[str], since_n
 
 
 class Qos2Store:
-    """Reads and removes held publishes; the gateway's data path stores them."""
+    """Store that reads and removes held publishes; the gateway's data path stores them."""
 
     def __init__(self, js: JetStream) -> None:
         self._js = js
 
     async def held(self, client_token: str) -> list[Held]:
-        """What is held for a client, in the order of the publishes; unusable records are deleted."""
+        """Return the held publishes of a client, oldest first; unusable records are deleted."""
         found = []
         async for message in stored.scan(self._js, STREAM, held_subjects(client_token)):
             record = parse(message)
@@ -159,12 +159,12 @@ class Qos2Store:
         return found
 
     async def find(self, client_token: str, packet_id: int) -> Held | None:
-        """What is held under a packet id, None when nothing usable is."""
+        """Return the publish held under a packet identifier, None without a usable record."""
         message = await stored.get_last(self._js, STREAM, held_subject(client_token, packet_id))
         return None if message is None else parse(message)
 
     async def load(self, seq: int) -> tuple[Held, bytes] | None:
-        """A held publish and its payload, None when it is gone or unusable."""
+        """Return a held publish and its payload, None for a removed or unusable record."""
         message = await stored.get_sequence(self._js, STREAM, seq)
         if message is None or (record := parse(message)) is None:
             return None
@@ -173,10 +173,10 @@ class Qos2Store:
     async def was_released(self, held: Held) -> bool:
         """Whether `$MQTT_msgs` has the release of a held publish already.
 
-        For records that another connection held, when the stream's duplicate window may have passed.
+        For publishes that another connection held, when the stream's duplicate window may have passed.
         """
         return await release_stored(self._js, held.subject, release_id(held.seq), held.time_ns)
 
     async def delete(self, seq: int) -> bool:
-        """Remove a released or stray publish; False when it was gone."""
+        """Remove a released or stray publish; False when it was removed before."""
         return await stored.delete(self._js, STREAM, seq)

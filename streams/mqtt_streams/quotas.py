@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which sessions outlive their connections, by the user for whom they count: small notes in `$MQTT_shared`.
+"""Notes in `$MQTT_shared` on sessions that outlive their connections, by the quota that a session counts for.
 
-A note is there for as long as its session. Its payload is the number of the session's consumers of `$MQTT_msgs`.
+A note exists as long as its session. Its payload is the number of the session's consumers of `$MQTT_msgs`.
 """
 
 from hashlib import sha256
@@ -18,23 +18,23 @@ _PAGE_BYTES: Final = 1024 * 1024
 
 
 def quota_of(user: str, address: str) -> str:
-    """22 characters that stand for a user, or where that is "" for an address, in subjects and records."""
+    """Return the quota, 22 characters for subjects and records: a hash of the user, or of the address if user is ""."""
     return nuid(sha256(f"user {user}".encode() if user else f"address {address}".encode()).digest())
 
 
 def note_subject(quota: str, key: str) -> str:
-    """Where it is noted that a session counts for a quota."""
+    """Return the subject of the note that a session counts for a quota."""
     return f"{PREFIX}{quota}.{key}"
 
 
 class QuotaStore:
-    """Notes of sessions. All methods raise ApiError, NoResponders, RequestTimeout."""
+    """Store of the notes. All methods raise ApiError, NoResponders, RequestTimeout."""
 
     def __init__(self, js: JetStream) -> None:
         self._js = js
 
     async def sessions(self, quota: str) -> dict[str, int]:
-        """The sessions that count for a quota, by key, oldest note first; and how many consumers each has."""
+        """Return the number of consumers of each session that counts for a quota, by session key, oldest note first."""
         found: dict[str, int] = {}
         subject, start, more = note_subject(quota, "*"), 1, True
         while more:
@@ -48,5 +48,5 @@ class QuotaStore:
         return found
 
     async def forget(self, quota: str, key: str) -> bool:
-        """A session counts no more; False when it did not."""
+        """Remove the note of a session; False when there was none."""
         return bool(await stored.purge(self._js, STREAM, note_subject(quota, key)))

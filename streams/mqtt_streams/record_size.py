@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of a message of JetStream a session record takes, which is one message."""
+"""Size of a session record, which has to fit one JetStream message."""
 
 from typing import Final
 
@@ -13,9 +13,9 @@ _EMPTY: Final = len(SessionRecord("", v5=V5()).encode())
 
 
 def subscription_bytes(topic_filter: str, subjects: tuple[str, ...]) -> int:
-    """Bytes by which a subscription at QoS 1 or 2 makes a session record longer, at most.
+    """Return the most bytes by which a subscription at QoS 1 or 2 makes a session record longer.
 
-    `subjects`: those of `filter_to_subjects`. The cursor of its retained replay and an earlier QoS are counted too.
+    `subjects`: result of `filter_to_subjects`. The cursor of its retained replay and a former QoS are included.
     """
     v5 = V5(options={subjects[0]: SubscriptionOptions(topic_filter, True, True, 2, 2**28)})
     record = SessionRecord("", subs={subjects[0]: 2}, v5=v5)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of several messages `$MQTT_msgs` has, when they were sent too long ago for it to recognise a repetition."""
+"""Search for messages in `$MQTT_msgs` that were sent before its duplicate window, which recognises repetitions."""
 
 from collections.abc import Collection
 from typing import Any, Final
@@ -9,17 +9,17 @@ from mqtt_streams.api import JetStream, call
 from mqtt_streams.messages import PREFIX, STREAM
 
 CLOCKS: Final = 10.0
-"""Seconds by which the clocks of gateways and nats-servers may differ here."""
+"""Seconds by which the clocks of gateways and nats-servers may differ in this search."""
 
 _MESSAGES: Final = 512
 _BYTES: Final = 2 * 1024 * 1024
 
 
 async def find_ids(js: JetStream, since: float, ids: Collection[bytes]) -> tuple[dict[bytes, int], bool]:
-    """Those of the `Nats-Msg-Id`s `ids` that the stream has, with their sequences; and whether there are no others.
+    """Return the sequences of the stream's messages with `Nats-Msg-Id`s in `ids`; and whether the search is complete.
 
-    `since`: Unix time before which none of them was stored, by a clock that is no more than CLOCKS off. There may be
-    others when a replica has answered that lags behind the leader, or the end of the stream was removed. Raises
+    `since`: Unix time before which no such message was stored, by a clock that is at most CLOCKS off. The search is
+    incomplete when a replica has answered that lags behind the leader, or the end of the stream was removed. Raises
     ApiError, NoResponders, RequestTimeout.
     """
     begin = int((since - CLOCKS) * 1e9)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`$MQTT_rmsgs`: the retained message of each topic, in nats-server's format.
 
-A retained message is removed by a tombstone (RFlags -1, empty body), because nats-server's listeners keep copies in
-memory and see nothing else; who wrote the tombstone deletes it.
+A tombstone (RFlags -1, empty body) removes a retained message, because nats-server's listeners keep copies in memory
+and notice no other removal; the gateway that wrote the tombstone deletes it.
 """
 
 from base64 import b64decode
@@ -24,12 +24,12 @@ PAGE_MESSAGES: Final = 2048
 PAGE_BYTES: Final = 2 * 1024 * 1024
 """Bounds of one page of `matching`, so that memory does not grow with the number of retained messages."""
 PAGES_EARLY: Final = 2
-"""Pages that a caller may have read for many filters before it uses any."""
+"""Pages that a caller may read for each of many filters before it uses the first page."""
 
 _LAG: Final = 2.0
-"""Seconds after which every replica that is read has a message."""
+"""Seconds after its store within which a message may be missing on a replica that answers a direct get."""
 _TAIL: Final = 64
-"""So many of the newest messages may be missing on a replica that lags."""
+"""Number of newest messages that may be missing on a replica that lags."""
 
 _FLAGS: Final = f"\r\n{headers.R_FLAGS}:".encode()
 _QOS: Final = {b"%x\r\n" % nibble: nibble >> 1 & 3 for nibble in range(16) if nibble >> 1 & 3 != 3}
@@ -37,7 +37,7 @@ _MARKER: Final = f"\r\n{headers.MARKER_REASON}:".encode()
 
 
 class RetainedMessage(NamedTuple):
-    """A retained message; `subject` without prefix, `headers` the raw block, `time_ns` the store time since 1970."""
+    """A retained message; `subject` has no prefix, `headers` is the raw block, `time_ns` the store time since 1970."""
 
     subject: str
     qos: int
@@ -48,12 +48,12 @@ class RetainedMessage(NamedTuple):
 
 
 def retained_subject(subject: str) -> str:
-    """Where the retained message of `subject` is stored."""
+    """Return the subject under which the retained message of `subject` is stored."""
     return PREFIX + subject
 
 
 def set_block(topic: str, flags: int, origin: str, lines: bytes = b"") -> bytes:
-    """Header block of a retained message.
+    """Return the header block of a retained message.
 
     `flags`: flags nibble of the PUBLISH (1, 3, 5 for QoS 0, 1, 2); `origin`: this gateway's 8-character id; `lines`:
     further ready header lines (`Name:value` CR LF, repeated).
@@ -67,7 +67,7 @@ def set_block(topic: str, flags: int, origin: str, lines: bytes = b"") -> bytes:
 
 
 def tombstone_block(topic: str, origin: str, lines: bytes = b"") -> bytes:
-    """Header block of the record that clears a topic; its payload is empty. `lines`: further ready header lines."""
+    """Return the header block of a tombstone; its payload is empty. `lines`: further ready header lines."""
     return b"NATS/1.0\r\nNmqtt-RTopic:%b\r\nNmqtt-RFlags:-1\r\nNmqtt-ROrigin:%b\r\n%b\r\n" % (
         readable_topic(topic).encode(),
         origin.encode(),
@@ -76,7 +76,7 @@ def tombstone_block(topic: str, origin: str, lines: bytes = b"") -> bytes:
 
 
 def parse(message: StoredMessage) -> RetainedMessage | None:
-    """Read a stored record; None for a tombstone, an expiry marker or anything unusable, its subject included."""
+    """Read a retained message; None for a tombstone, an expiry marker, or an unusable record or subject."""
     block = message.headers
     payload = message.payload
     if not payload or _MARKER in block:
@@ -86,7 +86,7 @@ def parse(message: StoredMessage) -> RetainedMessage | None:
         return None
     at = block.find(_FLAGS)
     qos = -1 if at < 0 else _QOS.get(block[at + len(_FLAGS) : at + len(_FLAGS) + 3], -1)
-    if qos < 0:  # not as gateways and today's nats-servers write it
+    if qos < 0:  # not the form of gateways and present nats-servers
         unusual = _unusual(block, payload)
         if unusual is None:
             return None
@@ -95,7 +95,7 @@ def parse(message: StoredMessage) -> RetainedMessage | None:
 
 
 def _unusual(block: bytes, payload: bytes) -> tuple[int, bytes] | None:
-    """QoS and message of a record with flags in some other form, or none; None for a tombstone or anything unusable."""
+    """Return QoS and payload of a record with unusual or no flags; None for a tombstone or an unusable record."""
     flags = headers.get(block, headers.R_FLAGS)
     if flags is None:
         body = _json_body(payload)
@@ -111,7 +111,7 @@ def _unusual(block: bytes, payload: bytes) -> tuple[int, bytes] | None:
 
 
 def _json_body(payload: bytes) -> tuple[int, bytes] | None:
-    """Flags and message of the body that older nats-servers wrote: everything in one JSON object."""
+    """Return flags and payload from the format of older nats-servers, one JSON object; None for any other body."""
     try:
         body = orjson.loads(payload)
         flags = body.get("flags", 0)
@@ -124,12 +124,12 @@ def _json_body(payload: bytes) -> tuple[int, bytes] | None:
 
 
 def _age(info: dict[str, Any]) -> float:
-    """Seconds since the newest message was stored, by the server's clock."""
+    """Return the age of the stream's newest message in seconds, by nats-server's clock."""
     return (stored.time_ns(info["ts"]) - stored.time_ns(info["state"]["last_ts"])) / 1e9
 
 
 class _Rest:
-    """The pages of one `matching`: one by direct get, which is all for most, and those behind it by a consumer."""
+    """Reader of the pages of one `matching`: the first, mostly the only one, by direct get, the rest by a consumer."""
 
     def __init__(self, js: JetStream, subject: str, early: int) -> None:
         self._js = js
@@ -138,11 +138,11 @@ class _Rest:
         self._read = 0
         self._pages: Pages | None = None
         self._direct = True
-        """The next page is read by direct get."""
+        """Whether the next page is read by direct get."""
         self._refused = False
 
     async def page(self, seq: int) -> tuple[list[StoredMessage], bool]:
-        """The page that begins at a sequence, and whether there may be more.
+        """Return the page that begins at a sequence, and whether more messages may follow.
 
         Raises ApiError, NoResponders, RequestTimeout.
         """
@@ -151,7 +151,7 @@ class _Rest:
         if not self._direct:
             try:
                 if self._pages is None:
-                    self._refused = True  # unless it can be had
+                    self._refused = True  # stays if the consumer cannot be created
                     self._pages = await Pages.open(self._js, STREAM, self._subject, seq)
                     self._refused = False
                 return await self._pages.page(PAGE_MESSAGES, size)
@@ -169,9 +169,9 @@ class _Rest:
 
 
 class RetainedStore:
-    """Reads retained messages by direct get; needs `allow_direct` on the stream.
+    """Store that reads retained messages by direct get; needs `allow_direct` on the stream.
 
-    `replicated`: the stream has replicas, which may lag: a single message is then asked for at the leader.
+    `replicated`: the stream has replicas, which may lag: a single message is then read from the leader.
     """
 
     def __init__(self, js: JetStream) -> None:
@@ -179,7 +179,7 @@ class RetainedStore:
         self.replicated = False
 
     async def get(self, subject: str) -> RetainedMessage | None:
-        """The retained message of one subject (no wildcards)."""
+        """Return the retained message of one subject (no wildcards), None without one."""
         look = stored.get_last if self.replicated else stored.direct_get_last
         message = await look(self._js, STREAM, PREFIX + subject)
         return None if message is None else parse(message)
@@ -187,14 +187,14 @@ class RetainedStore:
     async def matching(
         self, filter_subject: str, start_seq: int = 0, early: int = 0
     ) -> AsyncGenerator[list[RetainedMessage], None]:
-        """Pages of the retained messages that match, oldest first, from stream sequence `start_seq` on.
+        """Yield pages of the retained messages that match, oldest first, from stream sequence `start_seq` on.
 
-        Ends at what was the newest message when it began, so it ends also while messages are being retained. A page is
-        fetched only when the caller asks for it; a caller that does not take all of them closes the generator. Subjects
-        hidden from wildcards are left out. In a cluster the newest messages are asked for at the leader as well, where
-        they are so new that a replica may lack them.
+        The last message is the newest one at the start, so the generator ends also while messages are being retained. A
+        page is fetched when the caller asks for it; a caller that stops earlier closes the generator. Subjects hidden
+        from wildcards are left out. In a cluster, messages that are so new that a replica may lack them are read from
+        the leader as well.
 
-        `early`: about how many bytes each of the first `PAGES_EARLY` pages has at most, where not as many as any other.
+        `early`: bytes (about) of each of the first `PAGES_EARLY` pages; 0 = as for the other pages.
         """
         if "*" not in filter_subject and ">" not in filter_subject:
             message = await self.get(filter_subject)
@@ -238,5 +238,5 @@ class RetainedStore:
                 yield page
 
     async def delete_tombstone(self, seq: int) -> bool:
-        """Remove the tombstone written with this sequence; False when it was replaced meanwhile."""
+        """Remove the tombstone with this sequence; False when it was replaced or removed meanwhile."""
         return await stored.delete(self._js, STREAM, seq)

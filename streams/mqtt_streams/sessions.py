@@ -3,8 +3,9 @@
 
 nats-server's listener drops `v5` when it rewrites a record; the session then has MQTT 3.1.1 semantics.
 
-`v5` has a version. Its number grows when a gateway that does not know what is new would do harm; such a record is not
-read, nor written over. Anything else that is new is one more key, which gateways that do not know it keep as it is.
+`v5` has a version. The version number grows when a gateway that does not know a new feature would do harm. A gateway
+neither reads nor overwrites a record with a higher version than it knows. Any other addition is a new key: gateways
+that do not know the key write it back unchanged.
 """
 
 from dataclasses import dataclass, field
@@ -28,16 +29,17 @@ from mqtt_streams.pubrel import PREFIX as PUBREL_PREFIX
 STREAM: Final = "$MQTT_sess"
 PREFIX: Final = "$MQTT.sess."
 V5_VERSION: Final = 3
-"""The newest version that is understood."""
+"""Highest version of `v5` that this package reads."""
 V5_POSITION: Final = 2
-"""The version of a record of whose session a position may be stored elsewhere: that is, with `pos`."""
+"""Version of a record with `pos`: a position of its session may be stored in `$MQTT_pos`."""
 V5_SECOND: Final = 3
-"""The version of a record that stands under the second key of its client id."""
+"""Version of a record that is stored under the second key of its client id."""
 V5_PLAIN: Final = 1
-"""The version of a record of which nothing is kept elsewhere: that is, without `pos`."""
-FIRST: Final = -1  # in place of the sequence of a session's first record, in that record
+"""Version of a record without `pos`: no position of its session is stored."""
+FIRST: Final = -1
+"""Value of `V5.first` in the first record of a session: the sequence is not known before the write."""
 SECOND: Final = "second."
-"""Before the second key of a session in its subject."""
+"""Token in front of the second key in the subject of a session record."""
 SECOND_SID: Final = " fwc"
 """Appended to the second subject of a `#` filter to make its key in `cons`."""
 
@@ -49,20 +51,20 @@ Kind: TypeAlias = Literal["durable", "regular"]
 
 
 class ForeignRecord(PoisonedRecord):
-    """A record that belongs to another client, whose id has the same hash. The text does not tell that id."""
+    """Session record of another client id with the same hash. The error text does not contain that client id."""
 
 
 class NewerRecord(PoisonedRecord):
-    """A record in a version that is not known here: a newer gateway's, which only such a gateway may replace."""
+    """Session record of a newer gateway, in an unknown version; only a gateway that knows it may replace the record."""
 
 
 class Conflict(Exception):
-    """Somebody else wrote the record since it was read."""
+    """The session record was written by another gateway or listener since it was read."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionOptions:
-    """What MQTT 5 adds to a subscription: its filter as sent, no local, retain as published, retain handling, id."""
+    """MQTT 5.0 options of a subscription: filter as sent, no local, retain as published, retain handling, id."""
 
     filter: str
     nl: bool = False
@@ -73,7 +75,7 @@ class SubscriptionOptions:
 
 @dataclass(frozen=True, slots=True)
 class SharedSubscription:
-    """A shared subscription: QoS, retain as published, identifier, and the first stream sequence that counts."""
+    """A shared subscription: QoS, retain as published, subscription identifier, stream sequence at which it begins."""
 
     qos: int
     rap: bool
@@ -83,10 +85,10 @@ class SharedSubscription:
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """Consumer of an ended subscription (or lower QoS): delivers at `qos` up to stream sequence `end`, then goes.
+    """Consumer of an ended subscription (or lower QoS): delivers at `qos` up to stream sequence `end`, then is deleted.
 
-    `start`: where the subscription had begun; 0 = not known. `whole`: QoS 0 has taken its place, and nothing that it
-    has yet to bring may be lost.
+    `start`: stream sequence at which the subscription began; 0 = not known. `whole`: a subscription at QoS 0 has
+    replaced it, and every message up to `end` has to be delivered, also messages not sent yet.
     """
 
     name: str
@@ -101,18 +103,18 @@ class Draining:
 class V5:
     """The gateways' part of a session record.
 
-    `expiry`: session expiry in seconds, None = never. `deadline`: Unix time in seconds at which the session ends,
-    set while disconnected. `owner`, `nonce`: who wrote the record, and a value that tells its writes apart.
-    `q2`: QoS 2 publishes were held. `options`: by first subject of the filter. `start`: first stream sequence by
-    consumer key. `replay`: cursor of an unfinished retained replay by consumer key. `was`: by consumer key, the QoS
-    that held before the present one and the last stream sequence for which it did. `wills`: gateways under which a will
-    of the session may be stored. `shared`: shared subscriptions by their filter, `$share/` included.
-    `generation`: id of the `$MQTT_msgs` in which the session counts, "" = not known. `fresh`: not 0 when that one has
-    replaced another: from this sequence on it has messages of its own. `pos`: not "" when a position may be stored:
-    its id. `former`: sequence of the record that the last claim has replaced; kept while `q2`. `first`: sequence of the
-    session's first record, `FIRST` in that one, 0 = not known. `user`: whose session it is, "" = a client that has not
-    proved who it is, None = not known, as in records of 0.1. `quota`: the quota that it counts for, "" = none.
-    `extra`: keys not known here, written back unchanged.
+    `expiry`: session expiry interval in seconds, None = never. `deadline`: Unix time in seconds (nats-server's clock)
+    at which the session ends, set while disconnected. `owner`, `nonce`: writer of the record, and a value that
+    distinguishes its writes. `q2`: QoS 2 publishes were held. `options`: by first subject of the filter. `start`: first
+    stream sequence by consumer key. `replay`: cursor of an unfinished retained replay by consumer key. `was`: by
+    consumer key, the former QoS and the last stream sequence for which it holds. `wills`: gateways under which a will
+    of the session may be stored. `shared`: shared subscriptions by their filter, `$share/` included. `generation`: id
+    of the `$MQTT_msgs` whose sequences the record uses, "" = not known. `fresh`: first sequence of new messages when
+    that stream has replaced another one; 0 = it has not. `pos`: id of the session's position when one may be stored,
+    else "". `former`: sequence of the record that the last claim has replaced; kept while `q2`. `first`: sequence of
+    the session's first record, `FIRST` in that record, 0 = not known. `user`: authenticated user of the session, "" =
+    anonymous, None = not known (records of 0.1). `quota`: quota that the session counts for, "" = none.
+    `extra`: unknown keys, written back unchanged.
     """
 
     kind: Kind = "durable"
@@ -139,18 +141,18 @@ class V5:
     extra: dict[str, object] | None = None
 
     def belong(self, user: str, quota: str) -> None:
-        """The session is this user's from now on; it counts for ``quota``, unless it counts for one already."""
+        """Set the user of the session, and its quota unless the record has a quota already."""
         self.user = user
         self.quota = self.quota or quota
 
 
 @dataclass(slots=True)
 class SessionRecord:
-    """One session. `subs`: granted QoS by subject; `cons`: consumer by key (`second_sid` for a `#`'s second one).
+    """Record of one session. `subs`: granted QoS by subject; `cons`: consumer by key (`second_sid`: second one of `#`).
 
-    `v5` is None in a record that nats-server's listener wrote last. `extra`: unknown keys, written back unchanged.
-    `time_ns`: when it was stored, since 1970, in one that was loaded. `key`: the last token of its subject, which
-    everything of the session is named after: the hash of the client id, or where that is taken its second key.
+    `v5`: None in a record that nats-server's listener wrote last. `extra`: unknown keys, written back unchanged.
+    `time_ns`: store time of a loaded record, nanoseconds since 1970; else 0. `key`: last token of the record's subject,
+    part of every name of the session: the hash of the client id, or the second key where another client has the hash.
     """
 
     client_id: str
@@ -165,11 +167,11 @@ class SessionRecord:
     key: str = ""
 
     def __post_init__(self) -> None:
-        """Without a key it has that of its client id."""
+        """Set an empty `key` to the hash of the client id."""
         self.key = self.key or name_hash(self.client_id)
 
     def encode(self) -> bytes:
-        """The stored JSON; empty values are left out, as nats-server does."""
+        """Return the stored JSON; empty values are left out, as nats-server does."""
         body: dict[str, object] = {}
         if self.origin:
             body["origin"] = self.origin
@@ -188,7 +190,7 @@ class SessionRecord:
 
 
 def second_sid(subject: str) -> str:
-    """Key in `cons` of the second subject of a filter that ends in `#`."""
+    """Return the key in `cons` of the second subject of a filter that ends in `#`."""
     return subject + SECOND_SID
 
 
@@ -236,13 +238,13 @@ def _encode_v5(v5: V5) -> dict[str, object]:
         if value := getattr(v5, key):
             body[key] = value
     if v5.first:
-        # The nonce: who does not know this key keeps it, and writes the record with a nonce of its own.
+        # The nonce marks the first record: a gateway that does not know this key writes it back beside a new nonce.
         body["first"] = v5.nonce if v5.first == FIRST else v5.first
     return body if v5.extra is None else body | v5.extra
 
 
 def _is_consumer_of(name: str, client_hash: str) -> bool:
-    """Whether a name, which becomes a token of API subjects, is of a consumer of this client and no other's."""
+    """Whether a consumer name, which becomes a token of API subjects, belongs to this client."""
     if name == PUBREL_CONSUMER_PREFIX + client_hash:
         return True
     return name.startswith(client_hash + "_") and is_token(name)
@@ -367,10 +369,10 @@ def _v5(value: object, client_hash: str) -> V5:
 
 
 def decode(data: bytes, *, client_id: str | None = None, key: str = "") -> SessionRecord:
-    """Read a stored record; `client_id`, when given, must be the stored one. `key`: the last token of its subject.
+    """Read a stored record; `client_id`, when given, must be the stored one. `key`: last token of the record's subject.
 
-    Raises PoisonedRecord, nothing else; NewerRecord when its version is not known, whatever else is in it;
-    ForeignRecord when it is that of another client id.
+    Raises PoisonedRecord, nothing else; NewerRecord when its version is not known, whatever else the record contains;
+    ForeignRecord when the record has another client id.
     """
     try:
         value = orjson.loads(data)
@@ -414,23 +416,23 @@ def decode(data: bytes, *, client_id: str | None = None, key: str = "") -> Sessi
 
 
 def _is_key(key: str, client_id: str, v5: V5 | None) -> bool:
-    """Whether a record of a client may stand under a key."""
+    """Whether a record of a client may be stored under a key."""
     return key == name_hash(client_id) or (v5 is not None and key == second_key(client_id, v5.user or ""))
 
 
 class SessionStore:
-    """Reads and writes session records; `domain` is the JetStream domain, "" for none."""
+    """Store that reads and writes session records; `domain` is the JetStream domain, "" for none."""
 
     def __init__(self, js: JetStream, domain: str = "") -> None:
         self._js = js
         self._prefix = f"{PREFIX}{domain}." if domain else PREFIX
 
     def subject(self, client_hash: str) -> str:
-        """Where the record with a key is stored; those with second keys are apart."""
+        """Return the subject of the record with a key; records with second keys have one more token, `SECOND`."""
         return self._prefix + (SECOND + client_hash if len(client_hash) == SECOND_KEY_LENGTH else client_hash)
 
     async def load(self, client_hash: str, client_id: str | None = None) -> tuple[SessionRecord, int] | None:
-        """The record and its sequence, None when there is none. Raises PoisonedRecord (with `seq`), ApiError."""
+        """Return the record and its sequence, None without a record. Raises PoisonedRecord (with `seq`), ApiError."""
         message = await stored.get_last(self._js, STREAM, self.subject(client_hash))
         if message is None:
             return None
@@ -443,15 +445,15 @@ class SessionStore:
         return record, message.seq
 
     async def any_second(self) -> bool:
-        """Whether there is a record with a second key."""
+        """Whether any record has a second key."""
         return await stored.get_next(self._js, STREAM, f"{self._prefix}{SECOND}*", 1) is not None
 
     async def save(self, record: SessionRecord, *, expected: int | None, reply: str = "") -> int:
         """Write a record and return its sequence.
 
-        `expected`: the sequence that the client's present record must have, 0 = there must be none, None = any.
-        `reply`: subject at which the store's acknowledgement announces the takeover. Raises Conflict, RequestTimeout
-        (read back: it may have been written), ApiError.
+        `expected`: sequence that the session's present record must have, 0 = no record, None = any.
+        `reply`: subject on which the acknowledgement of the store announces the takeover. Raises Conflict, ApiError,
+        RequestTimeout (the record may have been written: read it back).
         """
         headers = b"" if expected is None else _EXPECTED % expected
         try:
@@ -462,5 +464,5 @@ class SessionStore:
             raise
 
     async def delete(self, seq: int) -> bool:
-        """Remove the record that was written with this sequence; False when it was gone or replaced."""
+        """Remove the record with this sequence; False when it was removed or replaced before."""
         return await stored.delete(self._js, STREAM, seq)

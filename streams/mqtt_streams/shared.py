@@ -26,16 +26,16 @@ ASSIGNED: Final = "$MQTT.shared.assigned."
 
 CONSUMER_PREFIX: Final = "share_"
 WINDOW: Final = 20_000
-"""Messages of one group that are on their way to members; each member has room for fewer."""
+"""Most pending messages of one group's consumer; the window of a member is smaller."""
 
 MEMBERS_MOST: Final = 10_000
 """Members of one group that can wait for messages at the same time."""
 
 TAKEN: Final = (10071, 10164)
-"""JetStream's answers to an assignment of what is assigned, or is just being assigned."""
+"""JetStream's error codes for the assignment of a message that is assigned, or is being assigned, already."""
 
 IN_TIME_NS: Final = ACK_WAIT_NS // 2
-"""Nanoseconds in which it must be stored whose a message is: after twice that it is given to another member."""
+"""Nanoseconds within which an assignment must be stored: after AckWait the message goes to another member."""
 
 _SOLE: Final = (
     b"Nats-Expected-Last-Subject-Sequence:0\r\nNats-Expected-Last-Subject-Sequence-Subject:"
@@ -50,10 +50,10 @@ _SHARE: Final = "Nmqtt-Share"
 
 
 class Assignment(NamedTuple):
-    """A QoS 2 message that belongs to one client.
+    """Assignment of a QoS 2 message of a shared subscription to one client.
 
-    `seq`: of this record; `message_seq`: of the message in `$MQTT_msgs`; `subscription`: the filter with `$share/`;
-    `ack`: subject that acknowledges the message to the group's consumer, empty in records of older gateways.
+    `seq`: sequence of this record. `message_seq`: sequence of the message in `$MQTT_msgs`. `subscription`: filter with
+    `$share/`. `ack`: acknowledgement subject of the message for the group's consumer, empty from older gateways.
     """
 
     packet_id: int
@@ -64,9 +64,9 @@ class Assignment(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """Who has a message, under which identifier.
+    """Client to which a message is assigned, and the packet identifier.
 
-    `seq`: of the record that says so; `arrived_ns`: when the message had come, as in `assigned_block`, 0 = not known.
+    `seq`: sequence of the assignment. `arrived_ns`: time of delivery as in `assigned_block`, 0 = not known.
     """
 
     client_hash: str
@@ -76,9 +76,9 @@ class Owner(NamedTuple):
 
 
 class HalfWay(NamedTuple):
-    """QoS 2 messages that a client was sent and did not have whole.
+    """QoS 2 messages that were sent to a client and were incomplete when its connection ended.
 
-    `seq`: of this record; `sequences`: in `$MQTT_msgs`, or negative in `$MQTT_rmsgs`.
+    `seq`: sequence of this record. `sequences`: sequences in `$MQTT_msgs`; negative: sequences in `$MQTT_rmsgs`.
     """
 
     seq: int
@@ -86,12 +86,12 @@ class HalfWay(NamedTuple):
 
 
 def group_hash(group: str, topic_filter: str) -> str:
-    """22 characters that stand for a group and its filter in subjects and names."""
+    """Return the 22-character hash of a group and its filter, for subjects and names."""
     return nuid(sha256(f"{group}/{topic_filter}".encode()).digest())
 
 
 def members_subject(group: str, client_hash: str = "*") -> str:
-    """Where a group's hash and its member are noted."""
+    """Return the subject of a member's record; `group` is a hash of `group_hash`."""
     return f"{MEMBERS}{group}.{client_hash}"
 
 
@@ -101,19 +101,19 @@ def assigned_subject(client_hash: str, group: str, sequence: int) -> str:
 
 
 def assigned_subjects(client_hash: str) -> str:
-    """Where everything is noted that belongs to a client."""
+    """Return the filter subject of all assignments to a client and of its half-way record."""
     return f"{ASSIGNED}{client_hash}.*"
 
 
 def halfway_subject(client_hash: str) -> str:
-    """Where it is noted which messages a client had half-way."""
+    """Return the subject of the record of a client's incomplete QoS 2 messages."""
     return f"{ASSIGNED}{client_hash}.{_HALFWAY}"
 
 
 def assigned_block(
     packet_id: int, group: str, sequence: int, subscription: str, arrived_ns: int, ack: bytes, *, sole: bool = True
 ) -> bytes:
-    """Header block of an assignment; its payload is empty.
+    """Return the header block of an assignment; its payload is empty.
 
     `ack`: subject that acknowledges the message to the group's consumer: whoever completes the message may have to.
     `arrived_ns`: when the message came from the group, by nats-server's clock (nanoseconds since 1970); an assignment
@@ -128,7 +128,7 @@ def assigned_block(
 
 
 def _ack_of(found: stored.StoredMessage, message_seq: int) -> bytes:
-    """The acknowledgement subject in an assignment; empty where it is not one of this message's and a group's."""
+    """Return an assignment's acknowledgement subject; empty unless it is for this message and a group's consumer."""
     subject = (headers.get(found.headers, _ACK) or "").encode()
     ack = parse_ack(subject)
     if ack is None or b" " in subject:
@@ -138,26 +138,26 @@ def _ack_of(found: stored.StoredMessage, message_seq: int) -> bytes:
 
 
 def _void(found: stored.StoredMessage) -> bool:
-    """Whether an assignment was stored so late that the group has given its message to another member since."""
+    """Whether an assignment was stored so late that the group's consumer may have redelivered to another member."""
     arrived = headers.get_int(found.headers, _ARRIVED)
     return arrived is not None and found.time_ns - arrived > IN_TIME_NS
 
 
 class SharedStore:
-    """Members, assignments and consumers of shared subscriptions."""
+    """Store of members, assignments and consumers of shared subscriptions."""
 
     def __init__(self, js: JetStream) -> None:
         self._js = js
 
     async def join(self, group: str, client_hash: str, client_id: str, subscription: str) -> int:
-        """Note a member, and return the note's sequence; raises ApiError, NoResponders, RequestTimeout as all here."""
+        """Write a member's record and return its sequence; raises ApiError, NoResponders, RequestTimeout (all do)."""
         body = orjson.dumps({"client": client_id, "filter": subscription})
         return await publish(self._js, members_subject(group, client_hash), body)
 
     async def leave(self, group: str, client_hash: str, note: int = 0) -> None:
-        """A member is none any more; the consumer goes with the last one.
+        """Remove a member; the consumer is deleted with the last member.
 
-        `note`: sequence of what says that it is one, which goes unless it was replaced; 0 = whatever says so.
+        `note`: sequence of the member's record, which is removed unless it was replaced; 0 = remove any record.
         """
         if note:
             await stored.delete(self._js, STREAM, note)
@@ -166,7 +166,7 @@ class SharedStore:
         await self.tidy(group)
 
     async def tidy(self, group: str) -> None:
-        """Remove the consumer of a group that has no members."""
+        """Delete the consumer of a group if the group has no members."""
         body = {"subjects_filter": members_subject(group)}
         info = await call(self._js, f"STREAM.INFO.{STREAM}", body)
         if not info["state"].get("subjects"):
@@ -175,9 +175,9 @@ class SharedStore:
     async def ensure_consumer(
         self, group: str, subscription: str, subjects: tuple[str, ...], start: int, threshold: int
     ) -> None:
-        """Create the group's consumer from stream sequence `start` on, or from the end of the stream, if that is lower.
+        """Create the group's consumer from stream sequence `start`, or from the end of the stream if that is lower.
 
-        `threshold`: nanoseconds without a request after which the server may remove it, 0 = never; it only grows.
+        `threshold`: nanoseconds without a request until nats-server may remove the consumer, 0 = never; it only grows.
         """
         name = CONSUMER_PREFIX + group
         for _ in range(3):
@@ -200,11 +200,11 @@ class SharedStore:
                 await call(self._js, f"CONSUMER.DURABLE.CREATE.{MESSAGES}.{name}", body)
                 return
             except ApiError as error:
-                if error.err_code not in CONSUMER_EXISTS:  # else another gateway was faster
+                if error.err_code not in CONSUMER_EXISTS:  # otherwise another gateway has created it: look again
                     raise
 
     async def assigned(self, client_hash: str) -> tuple[list[Assignment], HalfWay | None]:
-        """The messages that belong to a client, in the order in which they were assigned; what it had half-way."""
+        """Return the assignments to a client, oldest first, and the record of its incomplete QoS 2 messages."""
         found = []
         halfway = None
         async for message in stored.scan(self._js, STREAM, assigned_subjects(client_hash)):
@@ -223,7 +223,7 @@ class SharedStore:
         return found, halfway
 
     async def acknowledge(self, client_hash: str, last: int) -> None:
-        """Acknowledge to their groups the messages that belong to a client, by records up to the sequence `last`."""
+        """Acknowledge a client's assigned messages to the groups' consumers, for assignments up to sequence `last`."""
         async for message in stored.scan(self._js, STREAM, assigned_subjects(client_hash)):
             if message.seq > last:
                 return
@@ -236,7 +236,8 @@ class SharedStore:
     async def owner(self, group: str, subscription: str, message_seq: int, stored_ns: int) -> Owner | None:
         """Whose a group's copy of a message of `$MQTT_msgs` is, which was stored at `stored_ns` (ns since 1970).
 
-        An earlier record is of another message: the stream was replaced since.
+        `stored_ns`: store time of the message (nanoseconds since 1970). An older assignment belongs to another message:
+        the stream has been replaced since.
         """
         found = await stored.get_last(self._js, STREAM, f"{ASSIGNED}*.{group}-{message_seq}")
         if found is not None and (owner := _owner(found, stored_ns)) is not None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading and removing stored messages.
+"""Reading and removing of stored messages.
 
-Single messages come from the stream's leader; a direct get is cheaper and may be answered by a replica that lags.
+Single messages come from the stream's leader. A direct get is cheaper, but a replica that lags may answer it.
 """
 
 import re
@@ -26,7 +26,7 @@ _EPOCH: Final = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 class StoredMessage(NamedTuple):
     """One message of a stream; `headers` is the raw block (b"" for none), `time_ns` the store time since 1970.
 
-    Bytes of a subject that are no UTF-8 are surrogates where a direct get has brought it.
+    Bytes of a subject that are no UTF-8 are surrogates in an answer to a direct get.
     """
 
     subject: str
@@ -38,27 +38,27 @@ class StoredMessage(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _seconds(whole: str) -> int:
-    """Nanoseconds since 1970; messages that are read together were mostly stored in the same few seconds."""
+    """Return nanoseconds since 1970 of a time in whole seconds; cached, as messages of one page share few seconds."""
     seconds = datetime.fromisoformat(whole + "+00:00") - _EPOCH
     return (seconds.days * 86400 + seconds.seconds) * 1_000_000_000
 
 
 def time_ns(text: str) -> int:
-    """Nanoseconds since 1970 of an RFC 3339 UTC time with up to nine decimals; raises ValueError."""
-    if len(text) == 30 and text[19] == ".":  # with all nine, as most are
+    """Return nanoseconds since 1970 of an RFC 3339 UTC time with up to nine decimals; raises ValueError."""
+    if len(text) == 30 and text[19] == ".":  # fast path: most times have nine decimals
         return _seconds(text[:19]) + int(text[20:29])
     whole, _, fraction = text.removesuffix("Z").partition(".")
     return _seconds(whole) + int(fraction[:9].ljust(9, "0"))
 
 
 def rfc3339(nanoseconds: int) -> str:
-    """The inverse of `time_ns`."""
+    """Return nanoseconds since 1970 as RFC 3339 UTC time, the inverse of `time_ns`."""
     seconds, fraction = divmod(nanoseconds, 1_000_000_000)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{fraction:09d}Z"
 
 
 def message_of(answer: dict[str, Any]) -> StoredMessage:
-    """The message in the answer to STREAM.MSG.GET."""
+    """Return the message in the answer to STREAM.MSG.GET."""
     raw = answer["message"]
     return StoredMessage(
         raw["subject"],
@@ -79,31 +79,31 @@ async def _get(js: JetStream, stream: str, body: dict[str, Any]) -> StoredMessag
 
 
 async def get_last(js: JetStream, stream: str, subject: str) -> StoredMessage | None:
-    """The newest message of a subject."""
+    """Return the newest message of a subject, None without one."""
     return await _get(js, stream, {"last_by_subj": subject})
 
 
 async def get_sequence(js: JetStream, stream: str, seq: int) -> StoredMessage | None:
-    """The message with this stream sequence, None when it is gone."""
+    """Return the message with this stream sequence, None when it is removed."""
     return await _get(js, stream, {"seq": seq})
 
 
 async def get_next(js: JetStream, stream: str, subject: str, start_seq: int) -> StoredMessage | None:
-    """The first message of a subject (wildcards allowed) from a sequence on."""
+    """Return the first message of a subject (wildcards allowed) from a sequence on, None without one."""
     return await _get(js, stream, {"next_by_subj": subject, "seq": start_seq})
 
 
 async def scan(js: JetStream, stream: str, subject: str, start_seq: int = 1) -> AsyncIterator[StoredMessage]:
-    """All messages of a subject (wildcards allowed) in sequence order; for small sets, one request each."""
+    """Yield all messages of a subject (wildcards allowed) in sequence order; for few messages: one request each."""
     while (message := await get_next(js, stream, subject, start_seq)) is not None:
         yield message
         start_seq = message.seq + 1
 
 
 async def all_of(js: JetStream, stream: str, subject: str) -> list[StoredMessage]:
-    """All messages of a subject in sequence order, as the stream's leader has them; needs `allow_direct` for speed.
+    """Return all messages of a subject in sequence order, as the leader has them; needs `allow_direct` for speed.
 
-    Several come in one page from any replica, which has them all if the leader has as many, and the same last one.
+    Any replica may send several in one page; the page counts if the leader has as many and the same last message.
     """
     first = await _get(js, stream, {"next_by_subj": subject, "seq": 1})
     last = await get_last(js, stream, subject) if first is not None else None
@@ -127,13 +127,13 @@ _ADDED: Final = re.compile(
     rb"\r\nNats-Stream:[^\r]*\r\nNats-Subject: ?([^ \t\r]+)"
     rb"\r\nNats-Sequence: ?(\d+)\r\nNats-Time-Stamp: ?([^ \t\r]+)\r\n"
 )
-"""What a server adds to the headers of a message that it sends in answer to a direct get, as one does it today."""
+"""Headers that nats-server adds to a message in the answer to a direct get, in the present order."""
 
 
 def _from_direct(reply: Reply) -> StoredMessage | None:
-    """The message in a direct get's answer; None for an answer without one."""
+    """Return the message in the answer to a direct get; None for an answer without a message."""
     block = reply.headers
-    at = block.rfind(b"\r\nNats-Stream:")  # the last one: whatever the publisher had put there before
+    at = block.rfind(b"\r\nNats-Stream:")  # the last one is nats-server's: the publisher may have set others before it
     added = _ADDED.match(block, at) if at >= 0 else None
     if added is not None and block.find(b"\r\nNats-Subject:", added.end() - 2) < 0:
         name, number, stamp = added.groups()
@@ -157,7 +157,7 @@ def _expect(reply: Reply, *codes: int) -> None:
 
 
 async def direct_get_last(js: JetStream, stream: str, subject: str) -> StoredMessage | None:
-    """The newest message of a subject by direct get."""
+    """Return the newest message of a subject by direct get, None without one."""
     body = orjson.dumps({"last_by_subj": subject})
     reply = await js.request(f"{js.api_prefix}.DIRECT.GET.{stream}", body)
     message = _from_direct(reply)
@@ -169,7 +169,7 @@ async def direct_get_last(js: JetStream, stream: str, subject: str) -> StoredMes
 async def direct_page(
     js: JetStream, stream: str, subject: str, start: dict[str, Any], *, messages: int, size: int
 ) -> tuple[list[StoredMessage], bool]:
-    """Up to `messages` messages of a subject (wildcards allowed), about `size` bytes, and whether there may be more.
+    """Return up to `messages` messages, about `size` bytes, of a subject (with wildcards), and whether more may follow.
 
     `start`: `{"seq": n}` or `{"start_time": <RFC 3339>}`.
     """
@@ -189,7 +189,7 @@ async def direct_page(
 
 
 async def count_from(js: JetStream, stream: str, subject: str, start_seq: int) -> int:
-    """How many messages of a subject (wildcards allowed) there are from a sequence on, by direct get."""
+    """Return the number of messages of a subject (wildcards allowed) from a sequence on, by direct get."""
     body = orjson.dumps({"next_by_subj": subject, "seq": start_seq, "batch": 1})
     answers = js.stream(f"{js.api_prefix}.DIRECT.GET.{stream}", body)
     try:
@@ -204,7 +204,7 @@ async def count_from(js: JetStream, stream: str, subject: str, start_seq: int) -
 
 
 async def delete(js: JetStream, stream: str, seq: int) -> bool:
-    """Remove one message by sequence; False when it was gone already."""
+    """Remove one message by sequence; False when it was removed before."""
     try:
         await call(js, f"STREAM.MSG.DELETE.{stream}", {"seq": seq, "no_erase": True})
     except ApiError as error:
@@ -215,9 +215,9 @@ async def delete(js: JetStream, stream: str, seq: int) -> bool:
 
 
 async def purge(js: JetStream, stream: str, subject: str, up_to: int | None = None) -> int:
-    """Remove the messages of a subject (wildcards allowed) and return how many there were.
+    """Remove the messages of a subject (wildcards allowed) and return their number.
 
-    `up_to`: sequence of the last one to be removed; None = all.
+    `up_to`: sequence of the last message to remove; None = all.
     """
     body: dict[str, Any] = {"filter": subject}
     if up_to is not None:

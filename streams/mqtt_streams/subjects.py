@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MQTT topic names and filters <-> NATS subjects.
+"""Mapping between MQTT topic names and filters, and NATS subjects.
 
-nats-server's own MQTT mapping: a level becomes a token, an empty level the token `/`, a `.` in a level `//`.
-That mapping never puts another character after a `/` inside a token, which leaves room to escape what NATS
-cannot carry: a space is `/_`, the rest `/~` and a letter (`ESCAPES`). nats-server drops only the slash of such
-an escape. Escaped are exactly the characters that
-  - end a word of the NATS protocol: space, TAB, LF, CR, and VT, on which nats-py's parser gives up;
-  - JetStream refuses in a filter or cannot look up: FF and DEL;
-  - are NATS wildcards, or look like one: `*` and `>`.
-So the mapping is one-to-one on all legal topics, and the same as nats-server's for every topic without these.
+The mapping extends nats-server's own: a level becomes a token, an empty level the token `/`, a `.` in a level `//`.
+nats-server's mapping never puts another character after a `/` inside a token. So a `/` and another character can
+escape characters that a subject cannot contain: a space is `/_`, the others are `/~` and a letter (`ESCAPES`).
+nats-server drops only the slash of such an escape. Exactly these characters are escaped:
+  - characters that end a word of the NATS protocol: space, TAB, LF, CR, and VT (nats-py's parser fails on VT);
+  - characters that JetStream refuses in a filter or cannot look up: FF and DEL;
+  - NATS wildcards: `*` and `>`.
+So the mapping is one-to-one on all legal topics, and equals nats-server's for every topic without these characters.
 """
 
 from typing import Final
 
 MAX_SUBJECT_BYTES: Final = 3800
-"""Longest encoded subject: nats-server drops the connection on a control line over 4096 bytes."""
+"""Longest encoded subject: nats-server ends a connection that sends a control line of more than 4096 bytes."""
 
 MAX_TOPIC_BYTES: Final = 65535
 """Longest MQTT string [MQTT-4.7.3-3] (3.1.1, 5.0)."""
@@ -33,16 +33,16 @@ ESCAPES: Final[dict[str, str]] = {
 
 SYSTEM_LEVEL: Final = "$SYS"
 SYSTEM_ROOT: Final = "$MQTT_SYS"
-"""Where MQTT's `$SYS/...` lives: `$SYS.>` is nats-server's own."""
+"""Root of the subjects of MQTT's `$SYS/...` topics; `$SYS.>` belongs to nats-server."""
 
 REPLY_LEVEL: Final = "$reply"
-"""Below it are topics on which MQTT clients answer NATS clients; they are no subjects."""
+"""First level of topics on which MQTT clients answer NATS clients; these topics have no subject."""
 
 _HIDDEN: Final = frozenset(("_INBOX", "_R_", "_GR_"))
 RESERVED_ROOTS: Final = _HIDDEN | frozenset(
     ("$MQTT", SYSTEM_ROOT, SYSTEM_LEVEL, REPLY_LEVEL, "$JS", "$JSC", "$KV", "$O", "$OBJ", "$NRG", "$GNR", "$GR", "$LDS")
 )
-"""First tokens that belong to nats-server, to JetStream, to replies in flight, or to the gateways."""
+"""First tokens of subjects that belong to nats-server, JetStream, reply inboxes or the gateways."""
 
 _ENCODE: Final = str.maketrans({".": "//", **ESCAPES})
 _READABLE: Final = str.maketrans({char: code[1:] for char, code in ESCAPES.items()})
@@ -87,21 +87,21 @@ def topic_to_subject(topic: str) -> str:
 
 
 def readable_topic(topic: str) -> str:
-    """The name under which nats-server's listener knows a topic: the topic itself, unless it needed escapes."""
+    """Return the name of a topic at nats-server's listener: the topic itself, unless it needed escapes."""
     return topic.translate(_READABLE)
 
 
 def system_subject(topic: str) -> str:
-    """The subject under which gateways publish the topic name `$SYS/<...>`; raises SubjectTooLong, ValueError."""
+    """Return the subject on which gateways publish the topic `$SYS/<...>`; raises SubjectTooLong, ValueError."""
     if not topic.startswith("$SYS/"):
         raise ValueError("not a $SYS/ topic")
     return _checked(SYSTEM_ROOT + _levels(topic)[len(SYSTEM_LEVEL) :])
 
 
 def filter_to_subjects(topic_filter: str) -> tuple[str, ...]:
-    """Map a topic filter to what to subscribe: `a/#` is (`a.>`, `a`), a bare `#` (`>`,), all others one subject.
+    """Map a topic filter to subjects to subscribe: `a/#` to (`a.>`, `a`), a bare `#` to (`>`,), any other to one.
 
-    `$SYS/...` is found under SYSTEM_ROOT. Raises SubjectTooLong, ReservedSubject, and ValueError for an illegal
+    `$SYS/...` is mapped to SYSTEM_ROOT. Raises SubjectTooLong, ReservedSubject, and ValueError for an illegal
     filter [MQTT-4.7.1-2] [MQTT-4.7.1-3]. A shared subscription's `$share/<group>/` must have been removed.
     """
     if not topic_filter:
@@ -130,9 +130,9 @@ def filter_to_subjects(topic_filter: str) -> tuple[str, ...]:
 
 
 def subject_to_topic(subject: str) -> str:
-    """Map any subject to a topic as nats-server does (a lone `/` is dropped), and our escapes exactly.
+    """Map any subject to a topic as nats-server does (a lone `/` is dropped), and decode the escapes of this module.
 
-    Total, so what a NATS client chose as subject need not give a legal topic name: see `wire_topic`.
+    The subject of a NATS client may give an illegal topic name: see `wire_topic`.
     """
     if subject.startswith(SYSTEM_ROOT) and (len(subject) == len(SYSTEM_ROOT) or subject[len(SYSTEM_ROOT)] == "."):
         subject = SYSTEM_LEVEL + subject[len(SYSTEM_ROOT) :]
@@ -140,7 +140,7 @@ def subject_to_topic(subject: str) -> str:
 
 
 def _decoded(subject: str) -> str:
-    """The reverse of encoding levels, for tokens anywhere in a subject: none of them is a root."""
+    """Decode tokens from anywhere in a subject; no token is treated as a root."""
     if "/" not in subject:
         return subject.replace(".", "/")
     parts = iter(subject.split("/"))
@@ -164,9 +164,9 @@ def _decoded(subject: str) -> str:
 
 
 def wire_topic(subject: bytes) -> str | None:
-    """The topic name under which to send a message of `subject` to a client, None when no legal one exists.
+    """Return the topic name with which a message on `subject` is sent to a client, None when no legal one exists.
 
-    NATS clients may use subjects with bytes that are no UTF-8, with NUL, `+` or `#`, or too long.
+    Subjects of NATS clients may contain bytes that are no UTF-8, NUL, `+` or `#`, or may be too long.
     """
     try:
         topic = subject_to_topic(subject.decode())
@@ -190,14 +190,14 @@ def subject_to_filter(subject: str) -> str:
         elif token == ">" and index == last:
             levels.append("#")
         elif token == SYSTEM_ROOT:
-            levels.append(token if index else SYSTEM_LEVEL)  # it is special at the beginning only
+            levels.append(token if index else SYSTEM_LEVEL)  # only the first token is a root
         else:
             levels.append(_decoded(token))
     return "/".join(levels)
 
 
 def root_of(subject: str) -> str:
-    """The first token of a subject."""
+    """Return the first token of a subject."""
     return subject.partition(".")[0]
 
 
@@ -207,12 +207,12 @@ def is_reserved(subject: str) -> bool:
 
 
 def starts_with_wildcard(subject: str) -> bool:
-    """Whether a subject of `filter_to_subjects` matches any first level."""
+    """Whether a subject from `filter_to_subjects` matches any first level."""
     return subject in (">", "*") or subject.startswith("*.")
 
 
 def visible_to_wildcard(subject: str) -> bool:
-    """Whether a filter that starts with a wildcard may match [MQTT-4.7.2-1]; reply inboxes are hidden too."""
+    """Whether a filter that starts with a wildcard may match a subject [MQTT-4.7.2-1]; reply inboxes are hidden too."""
     first = subject[:1]
     if first == "$":
         return False

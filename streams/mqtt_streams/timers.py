@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`$MQTT_timers`: deadlines kept by JetStream, so that they hold while no gateway runs.
+"""`$MQTT_timers`: timers in JetStream, which fire also while no gateway runs.
 
-A timer is a scheduled message (nats-server ADR-51) on `$MQTT.timers.<kind>.<key>`; when due, the server replaces it by
-a message on `$MQTT.timers.fired.<kind>.<key>`. Core subscribers do not see that one: gateways take it from one shared
-consumer. A time that has passed fires at once; a second schedule for a subject replaces the first.
+A timer is a scheduled message (nats-server ADR-51) on `$MQTT.timers.<kind>.<key>`. When due, nats-server replaces it by
+a message on `$MQTT.timers.fired.<kind>.<key>`. Core subscribers do not receive that message: gateways take it from one
+shared consumer. A timer for a time in the past fires at once; a second schedule for a subject replaces the first.
 """
 
 from collections.abc import Iterable
@@ -21,17 +21,17 @@ PREFIX: Final = "$MQTT.timers."
 FIRED_PREFIX: Final = "$MQTT.timers.fired."
 CONSUMER: Final = "gateways"
 EXPIRY: Final = "expiry"
-"""Kind of the session expiry timer; its key is the client's hash."""
+"""Kind of the session expiry timer; its key is the key of the session."""
 WILL: Final = "will"
-"""Kind of the timer of a delayed will; its key is the gateway under which the will is stored and the client's hash."""
+"""Kind of the timer of a delayed will; its key is the will's gateway and the key of the session."""
 MESSAGE: Final = "message"
-"""Kind of a message that is to be published later; its key is the message's own id."""
+"""Kind of a message that is published later; its key is the message's id."""
 
 _NOTHING: Final = (404, 408, 409)
 
 
 class FiredTimer(NamedTuple):
-    """A due timer; `epoch` as scheduled, `seq` its stream sequence, `ack` its acknowledgement subject."""
+    """A fired timer; `epoch`: as scheduled, `seq`: stream sequence, `ack`: acknowledgement subject."""
 
     kind: str
     key: str
@@ -43,12 +43,12 @@ class FiredTimer(NamedTuple):
 
 
 def timer_subject(kind: str, key: str) -> str:
-    """Where a timer is scheduled; `key` may have several tokens, `kind` is one and not `fired`."""
+    """Return the subject on which a timer is scheduled; `key` may have several tokens, `kind` is one, not `fired`."""
     return f"{PREFIX}{kind}.{key}"
 
 
 def schedule_block(kind: str, key: str, at: float, epoch: int, pairs: Iterable[tuple[str, str]] = ()) -> bytes:
-    """Header block of a timer due at Unix time `at` (seconds; the server's resolution is 0.25 s)."""
+    """Return the header block of a timer due at Unix time `at` (seconds; nats-server's resolution is 0.25 s)."""
     due = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     return headers.build(
         (
@@ -61,7 +61,7 @@ def schedule_block(kind: str, key: str, at: float, epoch: int, pairs: Iterable[t
 
 
 class TimerStore:
-    """Schedules, cancels and takes timers."""
+    """Store that schedules, cancels and takes timers."""
 
     def __init__(self, js: JetStream) -> None:
         self._js = js
@@ -75,13 +75,13 @@ class TimerStore:
         payload: bytes = b"",
         pairs: Iterable[tuple[str, str]] = (),
     ) -> int:
-        """Set (or replace) a timer for Unix time `at` in seconds; returns the schedule's sequence."""
+        """Set (or replace) a timer for Unix time `at` in seconds; return the schedule's sequence."""
         return await publish(self._js, timer_subject(kind, key), payload, schedule_block(kind, key, at, epoch, pairs))
 
     async def cancel(self, kind: str, key: str, epoch: int) -> bool:
         """Remove a timer; True = it will never fire, False = there was none or it has fired.
 
-        One of a later epoch than `epoch` is left alone: whoever removes this one is late.
+        A timer with a later epoch than `epoch` stays: a later connection has set it.
         """
         found = await stored.get_last(self._js, STREAM, timer_subject(kind, key))
         if found is None or (headers.get_int(found.headers, headers.EPOCH) or 0) > epoch:
@@ -89,12 +89,12 @@ class TimerStore:
         return await stored.delete(self._js, STREAM, found.seq)
 
     async def fired(self, kind: str, key: str) -> int:
-        """The epoch of a timer that has fired and was not dealt with yet; 0 = there is none."""
+        """Return the epoch of a timer that has fired and was not dealt with yet; 0 = none."""
         found = await stored.get_last(self._js, STREAM, f"{FIRED_PREFIX}{kind}.{key}")
         return 0 if found is None else headers.get_int(found.headers, headers.EPOCH) or 0
 
     async def ensure_consumer(self) -> None:
-        """Create the consumer that all gateways share; creating it again is no error."""
+        """Create the consumer that all gateways share; creating the consumer again is no error."""
         config = {
             "durable_name": CONSUMER,
             "deliver_policy": "all",
@@ -107,12 +107,12 @@ class TimerStore:
         await call(self._js, f"CONSUMER.DURABLE.CREATE.{STREAM}.{CONSUMER}", body)
 
     async def fetch(self, wait: float, most: int) -> list[FiredTimer]:
-        """Take up to `most` due timers, waiting up to `wait` seconds for the first.
+        """Take up to `most` fired timers; wait up to `wait` seconds for the first.
 
-        Another gateway gets those that are not `done` 30 s later. Raises NoResponders, RequestTimeout, ApiError.
+        A timer without `done` is redelivered after 30 s. Raises NoResponders, RequestTimeout, ApiError.
         """
         found: list[FiredTimer] = []
-        # Those that are due already come at once; only for the first one is waited.
+        # The first request takes the timers that have fired; only without any does the second wait for one.
         for body in ({"batch": most, "no_wait": True}, {"batch": 1, "expires": int(wait * 1e9)}):
             subject = f"{self._js.api_prefix}.CONSUMER.MSG.NEXT.{STREAM}.{CONSUMER}"
             answers = self._js.stream(subject, orjson.dumps(body), timeout=wait + 5)
@@ -138,7 +138,7 @@ class TimerStore:
         return found
 
     async def done(self, timer: FiredTimer) -> bool:
-        """Remove a timer that has been dealt with (do that first: nobody gets it again); False when it was gone."""
+        """Remove a fired timer after it was dealt with: it is not redelivered. False when it was removed before."""
         removed = await stored.delete(self._js, STREAM, timer.seq)
         await self._js.request(timer.ack, b"+ACK")
         return removed

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`$MQTT_wills`: the will of each connected client that has one, under its gateway.
+"""`$MQTT_wills`: the will of each connected client with a will, under its gateway.
 
-It is stored at CONNECT and removed when it is published or no longer wanted, so that the wills of a gateway that has
-died are found and published by another.
+A will is stored at CONNECT and removed when it is published or discarded. So another gateway finds and publishes the
+wills of a dead gateway.
 """
 
 from typing import Final, NamedTuple
@@ -20,9 +20,9 @@ _OURS: Final = (b"Nmqtt-Pub:", b"Nmqtt-Subject:", b"Nmqtt-Epoch:", b"Nmqtt-Delay
 class StoredWill(NamedTuple):
     """A stored will.
 
-    `gateway`, `client_hash`: whose. `seq`: of this record. `epoch`: sequence of the write that claimed the session.
-    `delay`: will delay interval in seconds. `subject`: where it is to be published. `lines`: ready header lines of
-    publisher and properties.
+    `gateway`, `client_hash`: gateway and client of the will. `seq`: sequence of this record. `epoch`: sequence of the
+    write that claimed the session. `delay`: will delay interval in seconds. `subject`: subject of the will message.
+    `lines`: ready header lines of publisher and properties.
     """
 
     gateway: str
@@ -38,17 +38,17 @@ class StoredWill(NamedTuple):
 
     @property
     def release(self) -> bytes:
-        """Nats-Msg-Id of the message: it is published once, whoever does it."""
+        """Nats-Msg-Id of the will message: the same at every gateway, so that the stream recognises a repetition."""
         return b"will-%d" % self.epoch
 
 
 def will_subject(gateway: str, client_hash: str) -> str:
-    """Where the will of a client is stored."""
+    """Return the subject under which the will of a client is stored."""
     return f"{PREFIX}{gateway}.{client_hash}"
 
 
 def will_block(subject: bytes, qos: int, retain: bool, epoch: int, delay: int, lines: bytes) -> bytes:
-    """Header block of a stored will; for the arguments see StoredWill."""
+    """Return the header block of a stored will; for the arguments see StoredWill."""
     return b"NATS/1.0\r\nNmqtt-Pub:%d\r\nNmqtt-Subject:%b\r\nNmqtt-Epoch:%d\r\nNmqtt-Delay:%d\r\n%b%b\r\n" % (
         qos,
         subject,
@@ -60,7 +60,7 @@ def will_block(subject: bytes, qos: int, retain: bool, epoch: int, delay: int, l
 
 
 def parse(message: StoredMessage) -> StoredWill | None:
-    """Read a stored will; None when it is unusable."""
+    """Read a stored will; None for an unusable record."""
     gateway, _, client_hash = message.subject.removeprefix(PREFIX).partition(".")
     block = message.headers
     qos = headers.get_int(block, headers.PUB)
@@ -83,18 +83,18 @@ def parse(message: StoredMessage) -> StoredWill | None:
 
 
 class WillStore:
-    """Reads and removes wills; the gateway's data path stores them."""
+    """Store that reads and removes wills; the gateway's data path stores them."""
 
     def __init__(self, js: JetStream) -> None:
         self._js = js
 
     async def load(self, gateway: str, client_hash: str) -> StoredWill | None:
-        """The will of a client, None when there is none."""
+        """Return the will of a client, None without a usable record."""
         message = await stored.get_last(self._js, STREAM, will_subject(gateway, client_hash))
         return None if message is None else parse(message)
 
     async def of_gateway(self, gateway: str) -> list[StoredWill]:
-        """The wills of a gateway's clients; unusable records are deleted."""
+        """Return the wills of a gateway's clients; unusable records are deleted."""
         found = []
         async for message in stored.scan(self._js, STREAM, f"{PREFIX}{gateway}.*"):
             will = parse(message)
@@ -105,5 +105,5 @@ class WillStore:
         return found
 
     async def delete(self, seq: int) -> bool:
-        """Remove a will; False when it was gone."""
+        """Remove a will; False when it was removed before."""
         return await stored.delete(self._js, STREAM, seq)
