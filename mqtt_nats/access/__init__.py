@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may connect: the interface of authenticators, and those that there are."""
+"""Access control: interfaces of authenticators, credentials and their files, access rules."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may publish and subscribe what: ordered rules, the first that applies decides.
+"""Access rules for publishing and subscribing: an ordered list, of which the first rule that applies decides.
 
-A rule about subscriptions is held against the whole filter that is asked for. An allowing rule has to cover all its
-topics; a denying one applies as soon as it has a topic in common with it. So what a subscription brings need not be
-looked at again: whoever has one may have every message that it matches. Where each message is looked at (setting
-``acl_subscribe``), a filter only has to have a topic in common with what is allowed.
+A rule about subscriptions is compared with the whole requested filter. An allowing rule applies when it covers all
+topics of the filter; a denying rule applies when it has a topic in common with the filter. So deliveries need no check:
+every message that a granted subscription matches is allowed. Where each message is checked (setting
+``acl_subscribe``), a filter only has to have a topic in common with an allowing rule.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ USER: Final = "%u"
 CLIENT: Final = "%c"
 
 PRESENCE: Final = "$SYS/brokers/+/clients/#"
-"""Who comes and goes, with names and addresses: nobody reads it whom a rule does not permit it."""
+"""Filter of the presence topics, which name clients and addresses: only clients that a rule permits may read them."""
 
 _PLACEHOLDER: Final = re.compile(f"{USER}|{CLIENT}")
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a client is.
+    """Identity of a client, with which rules are compared.
 
     Attributes:
-        user: whom the authentication has proved it to be; None for an anonymous client, whatever it calls itself.
-        address: the peer's IP address; empty where there is none.
-        groups: those that the authentication has put the user into.
+        user: authenticated user; None for an anonymous client, whatever user name it presents.
+        address: the peer's IP address; empty without one.
+        groups: groups of the user according to the authenticator.
     """
 
     user: str | None
@@ -46,7 +46,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A group, and the users that are always in it; the authentication may put more into it."""
+    """A group and its users in the ACL file; an authenticator may add users."""
 
     name: str
     users: frozenset[str]
@@ -54,9 +54,9 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Who:
-    """Whom a rule is about: everybody who is in each of the lists that are given (None: not given).
+    """Clients to which a rule applies: a client must be in each given list (None: the list is not given).
 
-    A client id that ends in ``*`` stands for all that begin so.
+    A client id that ends in ``*`` is a prefix of client ids.
     """
 
     users: tuple[str, ...] | None = None
@@ -65,7 +65,7 @@ class Who:
     addresses: tuple[IPv4Network | IPv6Network, ...] | None = None
 
     def includes(self, one: Identity) -> bool:
-        """Whether the rule is about this client."""
+        """Whether the rule applies to this client."""
         if self.users is not None and one.user not in self.users:
             return False
         if self.groups is not None and not any(
@@ -91,7 +91,7 @@ def _named(client_id: str, pattern: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A topic filter of a rule, which may have placeholders; ``literal``: only this very text is meant."""
+    """A topic filter of a rule, possibly with placeholders; ``literal``: the rule applies to exactly this text."""
 
     text: str
     literal: bool = False
@@ -99,7 +99,7 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule; ``qos`` and ``retain`` None: any. ``retain`` is about publishing only."""
+    """One rule; ``qos`` and ``retain`` None: any. ``retain`` applies to publishing only."""
 
     allow: bool
     who: Who
@@ -111,14 +111,14 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """All rules, in their order."""
+    """The ordered rules of an ACL file or of one client."""
 
     rules: tuple[Rule, ...] = ()
     default: bool = False
-    """What happens where no rule applies."""
+    """Decision where no rule applies; True = allow."""
 
     def permissions(self, one: Identity) -> Permissions:
-        """What this client may do."""
+        """Return the permissions of a client."""
         found: list[_Bound] = []
         for rule in self.rules:
             if rule.who.includes(one):
@@ -130,10 +130,10 @@ class Rules:
 
 
 def _bind(pattern: Pattern, one: Identity, allow: bool) -> Pattern | None:
-    """The pattern with the client's names in it; None: it is not about this client.
+    """Return the pattern with the client's names in place of placeholders; None: it does not apply to this client.
 
-    A name that would change the pattern's meaning (wildcard, slash, a ``$`` at its beginning) is never put in: an
-    allowing rule then allows nothing, and a denying one denies everything from this level on.
+    A name that would change the meaning of the pattern (wildcard, slash, ``$`` at the beginning) is never inserted: an
+    allowing pattern then allows nothing, and a denying pattern denies everything from this level on.
     """
     names = {USER: one.user, CLIENT: one.client_id}
     levels: list[str] = []
@@ -155,7 +155,7 @@ class _Bound:
 
 
 class Permissions:
-    """What one client may do."""
+    """Permissions of one client to publish and subscribe."""
 
     __slots__ = ("_default", "_publish", "_subscribe")
 
@@ -165,7 +165,7 @@ class Permissions:
         self._default = default
 
     def publish(self, key: bytes, qos: int, retain: bool) -> bool:
-        """Whether a message may be published; ``key`` is the topic as it stands in a packet, length first."""
+        """Whether a message may be published; ``key`` is the topic as encoded in a packet, length first."""
         return self.may_publish(key[2:].decode(), qos, retain)
 
     def may_publish(self, topic: str, qos: int, retain: bool) -> bool:
@@ -190,25 +190,26 @@ class Permissions:
         return self._default if rule is None else rule.allow
 
     def touches(self, topic_filter: str, qos: int) -> bool:
-        """Whether some topic of a filter may be subscribed, as far as single rules tell: for who looks at each."""
+        """Whether a topic of a filter may be subscribed according to single rules, where each message is checked."""
         rule = self._touched_rule(topic_filter, qos)
         return self._default if rule is None else rule.allow
 
     def names(self, topic_filter: str, qos: int) -> bool:
-        """Whether a rule permits a filter, and not only the default."""
+        """Whether a rule, not only the default, permits a filter."""
         rule = self._subscribe_rule(topic_filter, qos)
         return rule is not None and rule.allow
 
     def may_subscribe(self, topic_filter: str, qos: int) -> bool:
-        """Whether a filter may be subscribed; one that touches `PRESENCE` only where a rule says so."""
+        """Whether a filter may be subscribed; a filter that overlaps `PRESENCE` needs a rule, not only the default."""
         if not self.subscribe(topic_filter, qos):
             return False
-        if not topic_filter.startswith("$SYS/") or not overlaps(PRESENCE, topic_filter):  # most are told by the first
+        # The prefix is compared first because it is cheaper.
+        if not topic_filter.startswith("$SYS/") or not overlaps(PRESENCE, topic_filter):
             return True
         return self.names(topic_filter, qos)
 
     def may_touch(self, topic_filter: str, qos: int) -> bool:
-        """Whether a filter may be subscribed of which each message is looked at by `may_subscribe`."""
+        """Whether a filter may be subscribed whose messages are each checked by `may_subscribe`."""
         if covers(PRESENCE, topic_filter):
             return self.may_subscribe(topic_filter, qos)
         return self.touches(topic_filter, qos)
@@ -225,7 +226,7 @@ class Permissions:
         return None
 
     def _touched_rule(self, topic_filter: str, qos: int) -> Rule | None:
-        """The first rule that allows a topic of a filter, or denies all of them."""
+        """Return the first rule that allows a topic of the filter or denies all its topics; None without one."""
         for one in self._subscribe:
             if one.rule.qos is not None and qos not in one.rule.qos:
                 continue
@@ -236,10 +237,10 @@ class Permissions:
     def explain(
         self, access: Literal["publish", "subscribe"], topic: str, qos: int, retain: bool, touching: bool = False
     ) -> tuple[bool, Rule | None]:
-        """Whether something is permitted, and the rule that has decided it; None: none has.
+        """Return whether a publish or subscription is permitted, and the deciding rule; None: the default decides.
 
         Args:
-            touching: each message of a subscription is looked at, and ``topic`` may be a filter.
+            touching: each message of a subscription is checked, and ``topic`` may be a filter.
         """
         if access == "publish":
             return self.may_publish(topic, qos, retain), self._publish_rule(topic, qos, retain)
@@ -251,18 +252,18 @@ class Permissions:
 
 
 EVERYTHING: Final = Permissions((), True)
-"""Where there are no rules."""
+"""Permissions of every client without rules."""
 
 
 class OwnRules(Protocol):
-    """What one client may do at most, whatever the rules for all allow: its authentication has said so."""
+    """Rules for one client, from its authenticator, which restrict the rules of the ACL file."""
 
     def permissions(self, one: Identity) -> Permissions:
-        """What this client may do."""
+        """Return the permissions of the client."""
 
 
 class Both(Permissions):
-    """What is permitted by two."""
+    """Intersection of two permissions."""
 
     __slots__ = ("_first", "_second")
 
@@ -272,24 +273,24 @@ class Both(Permissions):
         self._second = second
 
     def may_publish(self, topic: str, qos: int, retain: bool) -> bool:
-        """Whether both permit it."""
+        """Whether both permissions allow the message."""
         return self._first.may_publish(topic, qos, retain) and self._second.may_publish(topic, qos, retain)
 
     def subscribe(self, topic_filter: str, qos: int) -> bool:
-        """Whether both permit it."""
+        """Whether both permissions allow the filter."""
         return self._first.subscribe(topic_filter, qos) and self._second.subscribe(topic_filter, qos)
 
     def touches(self, topic_filter: str, qos: int) -> bool:
-        """Whether each permits some topic of it."""
+        """Whether each permission allows a topic of the filter."""
         return self._first.touches(topic_filter, qos) and self._second.touches(topic_filter, qos)
 
     def names(self, topic_filter: str, qos: int) -> bool:
-        """Whether a rule of one of them permits a filter."""
+        """Whether a rule of either permission permits a filter."""
         return self._first.names(topic_filter, qos) or self._second.names(topic_filter, qos)
 
 
 def covers(wide: str, narrow: str) -> bool:
-    """Whether every topic that the filter ``narrow`` matches is matched by ``wide``."""
+    """Whether the filter ``wide`` matches every topic that the filter ``narrow`` matches."""
     wanted, given = wide.split("/"), narrow.split("/")
     if _begins_with_wildcard(wanted) and given[0].startswith("$"):
         return False
@@ -300,12 +301,12 @@ def covers(wide: str, narrow: str) -> bool:
             return False
         if given[at] == "#" or (level != "+" and level != given[at]):
             return False
-    # `a/#` matches `a` too, `a` does not match what is below.
+    # `a/#` also matches `a`, but `a` matches no lower level.
     return len(given) == len(wanted)
 
 
 def overlaps(one: str, other: str) -> bool:
-    """Whether there is a topic that both filters match."""
+    """Whether both filters match a common topic."""
     first, second = one.split("/"), other.split("/")
     if (_begins_with_wildcard(first) and second[0].startswith("$")) or (
         _begins_with_wildcard(second) and first[0].startswith("$")
@@ -322,7 +323,7 @@ def overlaps(one: str, other: str) -> bool:
 
 
 def _decides(pattern: Pattern, topic_filter: str, allow: bool) -> bool:
-    """Whether a rule allows a topic of a filter, or denies all of them; no message has a literal with wildcards."""
+    """Whether a rule allows a topic of a filter or denies all its topics; no topic equals a literal with wildcards."""
     if allow:
         return not (pattern.literal and _has_wildcards(pattern.text)) and overlaps(pattern.text, topic_filter)
     return pattern.text == topic_filter if pattern.literal else covers(pattern.text, topic_filter)

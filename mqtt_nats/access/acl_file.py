@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file with the rules of who may publish and subscribe what (TOML, docs/acl.md)."""
+"""File with the access rules for publishing and subscribing (TOML, docs/acl.md)."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ class _File(_Model):
 
 
 def load(path: Path) -> Rules:
-    """Read the rules.
+    """Read the rules of an ACL file.
 
     Raises:
-        StartupError: one line that says what is wrong, and in which rule (the first is 1).
+        StartupError: one line with the error and the number of the rule (the first is 1).
     """
     values, _ = read_toml(path, "ACL file")
     try:
@@ -100,16 +100,16 @@ def load(path: Path) -> Rules:
 
 
 OWN_MOST: Final = 1000
-"""Rules that one client may bring."""
+"""Most rules that an authenticator may give one client."""
 
 _OWN: Final = TypeAdapter(Annotated[list[_OwnRule], Field(max_length=OWN_MOST)])
 
 
 def own_rules(values: Any) -> Rules:
-    """Rules that are about one client: a list of entries as in the file, which do not say who. The end denies.
+    """Return rules for one client from a list of entries as in the file, without clients; the default is deny.
 
     Raises:
-        ValueError: one line that says what is wrong.
+        ValueError: one line with the error.
     """
     try:
         found = _OWN.validate_python(values)

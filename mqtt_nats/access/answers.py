@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a service that is asked over HTTP is told, and what it may answer."""
+"""Requests to an HTTP authentication service, and its answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mqtt_nats.access.acl_file import own_rules
 from mqtt_nats.access.authenticator import IGNORE, Allow, Credentials, Denied, Ignore
 from mqtt_nats.codec import ReasonCode
 
-# Bytes of an answer.
+# Most bytes of an answer.
 ANSWER_MOST: Final = 256 * 1024
 
 
@@ -29,7 +29,7 @@ class _Answer(BaseModel):
 
 
 def question(credentials: Credentials) -> bytes | None:
-    """The body of the request; None when the password is no text, so that it cannot be asked about."""
+    """Return the body of the request; None for a password that is not UTF-8, which JSON cannot carry."""
     try:
         password = None if credentials.password is None else credentials.password.decode()
     except UnicodeDecodeError:
@@ -45,10 +45,10 @@ def question(credentials: Credentials) -> bytes | None:
 
 
 def check_keys(body: bytes) -> None:
-    """See that no object of a JSON text has a key twice: two readers could take it for two different things.
+    """Check that no object of a JSON text has a key twice, which two parsers could read differently.
 
     Raises:
-        ValueError: one has, or it is not JSON.
+        ValueError: an object has a key twice, or the text is not JSON.
     """
     try:
         json.loads(body, object_pairs_hook=_unique)
@@ -64,7 +64,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def verdict(status: int, body: bytes, credentials: Credentials) -> Allow | Ignore | Denied:
-    """What an answer means. Whatever is not exactly as it has to be denies."""
+    """Return the verdict of an answer. Any deviation from the format denies the client."""
     if status != 200:
         return Denied(f"the service answers with status {status}")
     try:

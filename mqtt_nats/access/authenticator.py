@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the gateway asks of whoever decides who may connect."""
+"""Interfaces between the gateway and authenticators: credentials, verdicts, exchanges."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a client presents in its CONNECT packet."""
+    """Credentials of a client in its CONNECT packet."""
 
     client_id: str
     username: str | None
     password: bytes | None
     connection: Connection
-    """Where the client comes from."""
+    """The client's connection, with its address and certificate."""
 
     def __repr__(self) -> str:
-        """Without the password."""
+        """Return a text without the password."""
         return f"Credentials(client_id={self.client_id!r}, username={self.username!r}, peer={self.connection.peer!r})"
 
 
@@ -35,15 +35,15 @@ def _always() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Allow:
-    """The client gets in.
+    """Verdict: the client is admitted.
 
     Attributes:
-        user: whom it has proved to be; None: it is anonymous.
-        groups: of the user, beside those that the ACL file puts it into.
-        rules: what it may do at most; None: the ACL file alone says.
-        expires: Unix time at which its connection has to end; None: it does not.
-        valid: false as soon as what it has presented would not let it in any more. Asked when files were read again.
-        tenant: that it belongs to; None: that of the listener.
+        user: authenticated user; None: anonymous client.
+        groups: groups of the user beside its groups in the ACL file.
+        rules: rules that restrict the client beside the ACL file; None: only the ACL file applies.
+        expires: Unix time in seconds at which the connection has to end; None: never.
+        valid: returns whether the credentials would still be accepted. Called when files were reloaded.
+        tenant: tenant of the client; None: the tenant of the listener.
     """
 
     user: str | None
@@ -56,12 +56,12 @@ class Allow:
 
 @dataclass(frozen=True, slots=True)
 class Ignore:
-    """It is for another authenticator to decide."""
+    """Verdict: this authenticator does not know the client; the next authenticator decides."""
 
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """The client does not get in. ``why`` is for the log, never for the client."""
+    """Verdict: the client is denied. ``why`` is for the log, never for the client."""
 
     why: str
     reason: ReasonCode = ReasonCode.NOT_AUTHORIZED
@@ -69,20 +69,20 @@ class Denied:
 
 ANONYMOUS = Allow(None)
 ADMINISTRATOR = Allow("administrator")
-"""Who came in by the admin listener: no rule holds."""
+"""Verdict for the admin listener, to which no access rule applies."""
 IGNORE = Ignore()
 
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """The client has to send more; ``data`` is for it."""
+    """Step of an exchange: ``data`` is sent to the client, which has to answer."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Success:
-    """The client is ``user``; ``data`` is for it. ``valid`` is that of :class:`Allow`."""
+    """End of an exchange: the client is ``user``; ``data`` is sent to it. ``valid`` as in :class:`Allow`."""
 
     data: bytes
     user: str
@@ -90,36 +90,36 @@ class Success:
 
 
 class Exchange(Protocol):
-    """One run of an enhanced authentication method. It does no input or output of MQTT by itself."""
+    """One exchange of an enhanced authentication method. It sends and receives no MQTT packets itself."""
 
     async def step(self, data: bytes | None) -> Challenge | Success | Denied:
-        """Take what the client has sent, None where it sent no data. An exception denies, and so does being slow."""
+        """Process the client's authentication data (None: no data). An exception or a time-out denies the client."""
 
 
 class Authenticator(Protocol):
-    """A link of the chain: knows some clients."""
+    """Authenticator of a chain, which knows some of the clients."""
 
     @property
     def name(self) -> str:
-        """As the settings call it."""
+        """Name of the authenticator in the settings."""
 
     async def check(self, credentials: Credentials) -> Allow | Ignore | Denied:
-        """Decide about a client, or leave that to the next one. An exception denies."""
+        """Decide about a client, or leave the decision to the next authenticator. An exception denies the client."""
 
 
 class Door(Protocol):
-    """Decides who may connect by one listener."""
+    """Authentication of the clients of one listener."""
 
     @property
     def immediate(self) -> bool:
-        """:meth:`authenticate` waits for nothing, and needs no limit of time."""
+        """Whether :meth:`authenticate` returns without waiting, so that it needs no time-out."""
 
     @property
     def methods(self) -> Collection[str]:
-        """Names of the enhanced authentication methods that are served."""
+        """Names of the supported enhanced authentication methods."""
 
     async def authenticate(self, credentials: Credentials) -> Allow | Denied:
-        """Decide about a client that names no method. An exception denies."""
+        """Decide about a client without an authentication method. An exception denies the client."""
 
     async def begin(self, method: str, client_id: str, connection: Connection) -> Exchange:
-        """Begin an exchange by one of :attr:`methods`, for a CONNECT or a re-authentication. An exception denies."""
+        """Begin an exchange of a method of :attr:`methods`, for CONNECT or re-authentication. An exception denies."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who a client is by its certificate."""
+"""Authentication by the client's TLS certificate."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _SAN: Final = {"dns": "DNS", "email": "email", "uri": "URI"}
 
 
 class CertificateUsers:
-    """The user is whom the certificate names; who has none, or gives another name, does not get in.
+    """Authenticator that takes the user from the certificate; denies without a name or with another user name.
 
-    It ignores nobody: where it is asked, no password lets anybody in.
+    It never ignores a client: on its listener no password admits a client.
     """
 
     name = "certificate"
@@ -26,7 +26,7 @@ class CertificateUsers:
         self._kind = kind
 
     async def check(self, credentials: Credentials) -> Allow | Denied:
-        """Look at the certificate that TLS has verified."""
+        """Take the user from the certificate that TLS has verified."""
         transport = credentials.connection.transport
         tls = None if transport is None else transport.get_extra_info("ssl_object")
         names = [] if tls is None else identities(tls.getpeercert() or {}, self._kind)
@@ -42,7 +42,7 @@ class CertificateUsers:
 
 
 def identities(certificate: Mapping[str, Any], kind: Kind) -> list[str]:
-    """The names of a kind in a certificate, as :meth:`ssl.SSLSocket.getpeercert` returns it."""
+    """Return the names of a kind in a certificate; the form of :meth:`ssl.SSLSocket.getpeercert`."""
     if kind == "cn":
         parts = (part for group in certificate.get("subject", ()) for part in group)
         return [value for key, value in parts if key == "commonName"]

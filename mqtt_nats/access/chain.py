@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chain of authenticators: the first that does not ignore a client decides, and the end denies.
+"""Chain of authenticators: the first that does not ignore a client decides; if all ignore the client, it is denied.
 
-Nothing but success lets a client in: who fails, for whatever reason, denies.
+Only a successful authenticator admits a client: an authenticator that fails for any reason denies.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ log = logging.getLogger("mqtt_nats.access")
 
 
 class Chain:
-    """Who may connect by one listener.
+    """Authentication of the clients of one listener.
 
     Args:
-        authenticators: are asked in this order about who names no method.
-        users: finds those who may authenticate by SCRAM-SHA-256, as they are now; None: nobody.
-        anonymous: clients that present no user name and no password get in. Without authenticators there is nobody
-            to look at these, so then all get in.
+        authenticators: asked in this order about a client without an authentication method.
+        users: returns the present users for SCRAM-SHA-256; None: no SCRAM.
+        anonymous: admit clients without user name and password; without authenticators, which would check user names
+            and passwords, all clients are admitted.
     """
 
     def __init__(
@@ -50,20 +50,20 @@ class Chain:
 
     @property
     def immediate(self) -> bool:
-        """Nobody is asked about a client that names no method."""
+        """Whether no authenticator is asked about a client without an authentication method."""
         return not self._authenticators
 
     @property
     def methods(self) -> Collection[str]:
-        """SCRAM-SHA-256 where there is a file of users."""
+        """SCRAM-SHA-256 if the listener has SCRAM users, else no method."""
         if self._users is None:
             return ()
-        from mqtt_nats.access.scram import METHOD  # not needed where nobody has SCRAM
+        from mqtt_nats.access.scram import METHOD  # imported only where SCRAM is used
 
         return (METHOD,)
 
     async def authenticate(self, credentials: Credentials) -> Allow | Denied:
-        """Ask one authenticator after the other."""
+        """Ask the authenticators in order until one decides."""
         for one in self._authenticators:
             try:
                 verdict = await one.check(credentials)
@@ -85,7 +85,7 @@ class Chain:
         return ANONYMOUS if self._anonymous else Denied("anonymous clients are not allowed")
 
     async def begin(self, method: str, client_id: str, connection: Connection) -> Exchange:
-        """Begin an exchange."""
+        """Begin a SCRAM exchange."""
         from mqtt_nats.access.scram import ScramExchange
 
         assert self._users is not None

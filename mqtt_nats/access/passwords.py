@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of users whose passwords come in CONNECT, hashed by Argon2id (RFC 9106).
+"""File of users with hashed passwords (Argon2id, RFC 9106), against which passwords of CONNECT are verified.
 
 One line per user::
 
     user:$argon2id$v=19$m=<KiB>,t=<passes>,p=<lanes>$<salt>$<hash>
 
-and at the end of it, after another colon, the tenant of the user, where it has one.
-A user that does not exist is verified against a hash that no password fits, at the cost that most users have, so that
-the time does not tell who is in the file.
+A user of a tenant has another colon and the tenant's name at the end of the line.
+The password of an unknown user is verified against a hash that no password fits, with the cost parameters of most
+users, so that the time does not show whether the user exists.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from argon2.low_level import ARGON2_VERSION, verify_secret
 
 from mqtt_nats.access.user_file import changing, read
 
-# What OWASP asks for at least: some 20 ms and 19 MiB. Whole fleets connect at once, so not more.
+# The minimum that OWASP recommends: some 20 ms and 19 MiB. No more, since many clients may connect at the same time.
 HASHER: Final = PasswordHasher(time_cost=2, memory_cost=19 * 1024, parallelism=1, hash_len=32, salt_len=16)
 
-# A line may ask for so much at most: 1 GiB, 100 passes, 64 lanes.
+# Highest cost parameters of a line: 1 GiB, 100 passes, 64 lanes.
 MEMORY_MOST: Final = 1024 * 1024
 TIME_MOST: Final = 100
 LANES_MOST: Final = 64
@@ -44,17 +44,17 @@ _TENANT: Final = re.compile(r"[\w.-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class PasswordHash:
-    """What has to be known about a password to check it."""
+    """Hash of a user's password, and the user's tenant (None: no tenant)."""
 
     text: str = field(repr=False)
     tenant: str | None = None
 
     def __str__(self) -> str:
-        """As it stands in the file, after the name."""
+        """Return the text of the entry in the file, behind the user's name."""
         return self.text if self.tenant is None else f"{self.text}:{self.tenant}"
 
     def fits(self, password: bytes) -> bool:
-        """Whether it is the password's: takes long, and lets other threads run meanwhile."""
+        """Whether the hash is the password's hash. Slow, but releases the GIL."""
         try:
             return verify_secret(self.text.encode(), password, Type.ID)
         except Argon2Error:
@@ -62,7 +62,7 @@ class PasswordHash:
 
 
 class PasswordUsers:
-    """The users of a file, and those that are not in it."""
+    """Users of a password file; verifies passwords of unknown users at the same cost."""
 
     def __init__(self, users: Mapping[str, PasswordHash]) -> None:
         self._users = dict(users)
@@ -70,21 +70,21 @@ class PasswordUsers:
         self._nobody = _nobody(costs.most_common(1)[0][0] if costs else (2, 19 * 1024, 1))
 
     def find(self, name: str) -> PasswordHash | None:
-        """The hash of a user; None for one that does not exist."""
+        """Return the hash of a user; None for an unknown user."""
         return self._users.get(name)
 
     def verify(self, name: str, password: bytes) -> PasswordHash | None:
-        """The user's hash when the password fits; it takes as long when there is no such user."""
+        """Return the user's hash if the password fits, else None; takes the same time for an unknown user."""
         found = self._users.get(name)
         fits = (found or self._nobody).fits(password)
         return found if fits else None
 
 
 def load(path: Path) -> dict[str, PasswordHash]:
-    """Read the file.
+    """Read the password file.
 
     Raises:
-        StartupError: it cannot be read, or a line is wrong.
+        StartupError: the file cannot be read, or a line is wrong.
     """
     return read(path, _parse)
 
@@ -116,17 +116,17 @@ def _costs(one: PasswordHash) -> tuple[int, int, int]:
 
 
 def _nobody(costs: tuple[int, int, int]) -> PasswordHash:
-    """A hash that no password is known for."""
+    """Return a random hash, to which no password is known, with these cost parameters."""
     passes, memory, lanes = costs
     salt, digest = (base64.b64encode(secrets.token_bytes(size)).decode().rstrip("=") for size in (16, 32))
     return PasswordHash(f"$argon2id$v={ARGON2_VERSION}$m={memory},t={passes},p={lanes}${salt}${digest}")
 
 
 def check_name(name: str) -> str:
-    """A user name that may be in the file.
+    """Return a user name that is allowed in the file.
 
     Raises:
-        ValueError: it may not.
+        ValueError: the name is not allowed.
     """
     if not name or not name.isprintable() or len(name.encode()) > NAME_MOST:
         raise ValueError(f"a user name must have 1 to {NAME_MOST} bytes, and no control characters")
@@ -134,10 +134,10 @@ def check_name(name: str) -> str:
 
 
 def check_tenant(name: str) -> str:
-    """A tenant's name that may be in the file.
+    """Return a tenant's name that is allowed in the file.
 
     Raises:
-        ValueError: it may not.
+        ValueError: the name is not allowed.
     """
     if not _TENANT.fullmatch(name):
         raise ValueError("the name of a tenant must have 1 to 64 letters, digits, dots, dashes and underscores")
@@ -145,14 +145,14 @@ def check_tenant(name: str) -> str:
 
 
 def set_password(path: Path, name: str, password: str, tenant: str | None = None) -> bool:
-    """Make or replace the entry of a user, and the file where there is none; returns whether the user is new.
+    """Write the entry of a user, in a new file if none exists; return whether the user is new.
 
     Args:
-        tenant: of the user; None: that which the entry has.
+        tenant: tenant of the user; None: the tenant of the present entry stays.
 
     Raises:
         StartupError: the file cannot be read or written.
-        ValueError: name or password are not possible.
+        ValueError: name, password or tenant are not allowed.
     """
     check_name(name)
     if not password:
@@ -169,11 +169,11 @@ def set_password(path: Path, name: str, password: str, tenant: str | None = None
 
 
 def delete_user(path: Path, name: str) -> bool:
-    """Remove the entry of a user; returns whether there was one.
+    """Remove the entry of a user; return whether an entry existed.
 
     Raises:
         StartupError: the file cannot be read or written.
-        ValueError: the name is not possible.
+        ValueError: the name is not allowed.
     """
     check_name(name)
     with changing(path, load, must_exist=True) as users:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """SCRAM-SHA-256 (RFC 5802, RFC 7677), without channel binding.
 
-A user that does not exist is taken through the same exchange, with a salt and keys that are made from its name, and
-fails where a wrong password fails. They are made for every user, so that the time that it takes does not tell either.
+The exchange of an unknown user uses a salt and keys derived from its name, and fails at the same step as a wrong
+password. Salt and keys are derived for every user, so that the time does not show whether the user exists.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from mqtt_nats.access.verifiers import ITERATIONS, MECHANISM, NOBODY, Verifier
 
 METHOD: Final = "SCRAM-SHA-256"
 
-# Bytes of a message. Preparing a name costs a microsecond or more per character, and a stranger may send it.
+# Most bytes of a message. SASLprep takes a microsecond or more per character, before the client is authenticated.
 MESSAGE_MOST: Final = 1024
 
 
 class Users:
-    """The users of a file, and those that are not in it."""
+    """SCRAM users of a file; derives verifiers for unknown users."""
 
     def __init__(self, verifiers: Mapping[str, Verifier]) -> None:
         self._verifiers = {name: verifier for name, verifier in verifiers.items() if name != NOBODY}
@@ -37,7 +37,7 @@ class Users:
         self._iterations, self._salt_size = shapes.most_common(1)[0][0] if shapes else (ITERATIONS, 16)
 
     def find(self, name: str) -> Verifier:
-        """The verifier of a user. That of one that does not exist is always the same, and no password fits it."""
+        """Return the verifier of a user; for an unknown user always the same one, which no password fits."""
         salt, stored, server = (self._derive(b"%b:%b" % (kind, name.encode())) for kind in (b"salt", b"key", b"server"))
         while len(salt) < self._salt_size:
             salt += self._derive(salt)
@@ -45,7 +45,7 @@ class Users:
         return self._verifiers.get(name, made)
 
     def known(self, name: str) -> Verifier | None:
-        """The verifier of a user that exists."""
+        """Return the verifier of a user in the file, None for an unknown user."""
         return self._verifiers.get(name)
 
     def _derive(self, text: bytes) -> bytes:
@@ -53,23 +53,23 @@ class Users:
 
 
 class ScramExchange:
-    """One run of SCRAM-SHA-256.
+    """One exchange of SCRAM-SHA-256.
 
     Args:
-        users: finds the users, as they are now.
-        nonce: the server's part of the nonce; printable ASCII without comma, different each time.
+        users: returns the present users.
+        nonce: the server's part of the nonce; printable ASCII without comma, new for each exchange.
     """
 
     def __init__(self, users: Callable[[], Users], nonce: str) -> None:
         self._users = users
         self._verifier: Verifier | None = None
         self._server: ScramServer | None = MECHANISM.make_server(self._find, s_nonce=nonce)
-        """None when it is over."""
+        """State of the exchange; None when the exchange has ended."""
         self._begun = False
         self._user = ""
 
     async def step(self, data: bytes | None) -> Challenge | Success | Denied:
-        """Take the client's next message. Without the first one it is asked for (RFC 4422, section 5.1)."""
+        """Process the client's next message; an empty challenge asks for a missing first one (RFC 4422, 5.1)."""
         server = self._server
         if server is None:
             return Denied("the exchange is over")

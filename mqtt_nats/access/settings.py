@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of who may connect: those of the gateway, and of one authenticator (``[[authenticators]]``)."""
+"""Access settings of the gateway, and settings of one authenticator (``[[authenticators]]``)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Algorithm = Literal[
 ]
 
 ANY: Final = "*"
-"""As account of :class:`NatsSettings`: users of every account."""
+"""Value of ``account`` of :class:`NatsSettings` for users of every account."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address by that name."""
+    """Whether a host name or address is reachable from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -33,7 +33,7 @@ def is_loopback(host: str) -> bool:
 
 
 def parse_host(listen: str) -> str:
-    """The host of ``HOST:PORT``, without brackets."""
+    """Return the host of ``HOST:PORT``, without brackets."""
     return listen.rpartition(":")[0].removeprefix("[").removesuffix("]")
 
 
@@ -95,12 +95,12 @@ class _Settings(BaseModel):
 
     @property
     def called(self) -> str:
-        """Its name, given or not."""
+        """Name of the authenticator; its type if no name is set."""
         return self.name or str(self.type)  # type: ignore[attr-defined]
 
 
 class PasswordSettings(_Settings):
-    """Users of a file."""
+    """Settings of an authenticator with a password file."""
 
     type: Literal["password"]
     file: FilePath = Field(description="File with the users and their hashed passwords, written by `mqtt-nats passwd`.")
@@ -110,7 +110,7 @@ class PasswordSettings(_Settings):
 
 
 class TokenSettings(_Settings):
-    """JSON Web Tokens in place of passwords."""
+    """Settings of an authenticator for JSON Web Tokens in place of passwords."""
 
     type: Literal["jwt"]
     keys: Annotated[str, BeforeValidator(_check_keys)] = Field(
@@ -155,7 +155,7 @@ class TokenSettings(_Settings):
 
 
 class HttpSettings(_Settings):
-    """A service that is asked over HTTP."""
+    """Settings of an authenticator that asks an HTTP service."""
 
     type: Literal["http"]
     url: Url = Field(description="Where to ask, by POST: https, or http on loopback.")
@@ -178,7 +178,7 @@ class HttpSettings(_Settings):
 
 
 class NatsSettings(_Settings):
-    """The users of nats-server."""
+    """Settings of an authenticator for users of nats-server."""
 
     type: Literal["nats"]
     servers: Annotated[Texts, BeforeValidator(_check_servers)] | None = Field(
@@ -212,16 +212,16 @@ AuthenticatorSettings = Annotated[AnySettings, Field(discriminator="type")]
 KINDS: dict[str, type[AnySettings]] = {
     get_args(kind.model_fields["type"].annotation)[0]: kind for kind in get_args(AnySettings)
 }
-"""The models by ``type``."""
+"""Models of authenticator settings by ``type``."""
 
 SCRAM: Final = "scram"
-"""What `scram_file` is called in the `authenticators` of a listener."""
+"""Name of `scram_file` in the `authenticators` of a listener."""
 
 
 class AccessSettings(BaseModel):
-    """Settings of the gateway: who may connect, and what they may do."""
+    """Access settings of the gateway: authenticators and access rules."""
 
-    model_config = ConfigDict(defer_build=True)  # it is a part of others
+    model_config = ConfigDict(defer_build=True)  # only models that inherit from this one are built
 
     allow_anonymous: bool | None = Field(
         default=None,
@@ -252,19 +252,19 @@ class AccessSettings(BaseModel):
 
     @property
     def all_authenticators(self) -> tuple[AnySettings, ...]:
-        """That of ``password_file``, and ``authenticators``."""
+        """Authenticator of ``password_file``, if set, and ``authenticators``."""
         if self.password_file is None:
             return self.authenticators
         return (PasswordSettings(type="password", file=self.password_file), *self.authenticators)
 
     def chain_of(self, listener: ListenerSettings) -> tuple[str, ...]:
-        """Names of the authenticators that are asked at a listener, and `scram` where that is possible there."""
+        """Return the names of a listener's authenticators, `scram` included where it is allowed."""
         if listener.authenticators is not None:
             return listener.authenticators
         return (*(one.called for one in self.all_authenticators), *((SCRAM,) if self.scram_file else ()))
 
     def is_open(self, listener: ListenerSettings) -> bool:
-        """Whether anonymous clients are let in at a listener."""
+        """Whether a listener admits anonymous clients."""
         if listener.allow_anonymous is not None:
             return listener.allow_anonymous
         if self.allow_anonymous is not None:
@@ -272,17 +272,17 @@ class AccessSettings(BaseModel):
         return not self.chain_of(listener)
 
     def is_near(self, listener: ListenerSettings) -> bool:
-        """Whether only clients on this machine reach a listener."""
+        """Whether a listener is reachable from this machine only."""
         return is_loopback(parse_host(listener.listen)) and not listener.proxy_protocol
 
     def check_access(self, listeners: Sequence[ListenerSettings], entries: Sequence[ListenerSettings]) -> None:
-        """Whether somebody may connect by each listener, and not everybody unless that was said.
+        """Check that each listener admits some clients, and all clients only where a setting allows it.
 
         Args:
-            entries: those that have settings of their own.
+            entries: listeners with settings of their own.
 
         Raises:
-            ValueError: what is wrong.
+            ValueError: a setting is wrong; the text names it.
         """
         names = [one.called for one in self.all_authenticators]
         for name in names:
@@ -292,7 +292,7 @@ class AccessSettings(BaseModel):
             self._check(one, one in entries)
 
     def _check(self, one: ListenerSettings, entry: bool) -> None:
-        """A listener that strangers reach is not open because nobody has thought of it."""
+        """Check one listener: a listener reachable from other machines is open only by an explicit setting."""
         chain = self.chain_of(one)
         known = {*(each.called for each in self.all_authenticators), *((SCRAM,) if self.scram_file else ())}
         for name in chain:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON Web Tokens (RFC 7519) and the keys that they are signed with (RFC 7517). No clock here, no input or output.
+"""JSON Web Tokens (RFC 7519) and their signing keys (RFC 7517). This module has no clock, input or output.
 
-The algorithm of a token is one of those that the settings name, and its key is of the kind that the algorithm needs: so
-nobody signs with a public key as if it were a shared one, and nobody does without a signature.
+The settings name the algorithms of tokens, and a key must have the type that the algorithm needs. So a token without a
+signature, or signed with a public key as if it were a shared key, is refused.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from mqtt_nats.access.acl import Rules
 from mqtt_nats.access.acl_file import own_rules
 from mqtt_nats.access.settings import TokenSettings
 
-# Bytes of a set of keys, and keys in it that are looked at.
+# Most bytes of a set of keys, and most keys in it.
 KEYS_BYTES: Final = 1024 * 1024
 KEYS_MOST: Final = 100
 
-# Keys without `kid` that are tried for one token.
+# Most keys that are tried for a token without `kid`.
 TRIED: Final = 8
 
-# Bytes of a head; one with `kid` and `typ` has less than 200.
+# Most bytes of a token's header; a header with `kid` and `typ` has less than 200.
 HEAD_MOST: Final = 4096
 
 RSA_BITS: Final = 2048
 SHARED_BYTES: Final = 32
 
-# What a key has to be for an algorithm: `kty`, and `crv` where that matters.
+# Required `kty` of a key by algorithm, and the allowed `crv` (None: any).
 _NEEDED: Final[dict[str, tuple[str, Collection[str] | None]]] = {
     **dict.fromkeys(("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"), ("RSA", None)),
     **dict.fromkeys(("HS256", "HS384", "HS512"), ("oct", None)),
@@ -47,7 +47,7 @@ _NEEDED: Final[dict[str, tuple[str, Collection[str] | None]]] = {
 
 
 class BadToken(Exception):
-    """The token lets nobody in; the text says why, without the token."""
+    """The token is not valid; the text gives the reason and does not contain the token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,11 @@ class Key:
 
     @property
     def id(self) -> Any:
-        """Its ``kid``."""
+        """``kid`` of the key."""
         return self.values.get("kid")
 
     def serves(self, algorithm: str) -> bool:
-        """Whether it may verify signatures of this algorithm."""
+        """Whether the key may verify signatures of this algorithm."""
         kind, curves = _NEEDED[algorithm]
         return (
             self.values.get("kty") == kind
@@ -80,7 +80,7 @@ class Keys:
         self.fingerprints = frozenset(one.fingerprint for one in keys)
 
     def find(self, head: Head) -> list[Key]:
-        """The keys that may have signed a token."""
+        """Return the keys that may have signed a token."""
         found = [one for one in self._keys if one.serves(head.algorithm)]
         return found[:TRIED] if head.key is None else [one for one in found if one.id == head.key]
 
@@ -89,7 +89,7 @@ def parse_keys(data: bytes, algorithms: Sequence[str]) -> Keys:
     """Read a set of keys (JWKS).
 
     Raises:
-        ValueError: it is none, a key of it cannot be used, or none is for the algorithms.
+        ValueError: the data is no set of keys, a key cannot be used, or no key is for the algorithms.
     """
     if len(data) > KEYS_BYTES:
         raise ValueError(f"it has more than {KEYS_BYTES} bytes")
@@ -131,19 +131,19 @@ def _check_key(key: Key, algorithm: str, number: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a token says of itself before it is verified."""
+    """Unverified fields of a token: algorithm, ``kid`` and issuer."""
 
     algorithm: str
     key: str | None
-    """``kid``"""
+    """``kid``; None: the token has none."""
     issuer: str | None
 
 
 def read_head(password: bytes, settings: TokenSettings) -> Head | None:
-    """What a password says when it is a token; None when it is none, or one of another issuer.
+    """Return the head of the token in a password; None for no token, or a token of another issuer.
 
     Raises:
-        BadToken: it is one, and not for the settings.
+        BadToken: the token does not conform to the settings.
     """
     parts = password.split(b".")
     if len(parts) != 3 or len(parts[0]) > HEAD_MOST:
@@ -151,7 +151,7 @@ def read_head(password: bytes, settings: TokenSettings) -> Head | None:
     head, claims = _json(parts[0]), _json(parts[1])
     if head is None or "alg" not in head:
         return None
-    if claims is None:  # also where a number in it is none, or infinite
+    if claims is None:  # orjson refuses NaN and infinite numbers too
         raise BadToken("its claims cannot be read")
     issuer = claims.get("iss")
     if settings.issuer is not None and issuer != settings.issuer:
@@ -175,10 +175,10 @@ def _json(part: bytes) -> dict[str, Any] | None:
 
 
 def verify(password: bytes, head: Head, keys: Sequence[Key]) -> tuple[dict[str, Any], Key]:
-    """The claims of a token, and the key that has signed them.
+    """Return the claims of a token, and the key that has signed the token.
 
     Raises:
-        BadToken: none of the keys has.
+        BadToken: no key fits the signature.
     """
     for key in keys:
         try:
@@ -194,21 +194,21 @@ def verify(password: bytes, head: Head, keys: Sequence[Key]) -> tuple[dict[str, 
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What a token says that counts."""
+    """Checked claims of a token."""
 
     user: str
     groups: frozenset[str]
     rules: Rules | None
     expires: float
-    """Unix time, leeway included."""
+    """Unix time in seconds, leeway included."""
     tenant: str | None
 
 
 def check_claims(claims: dict[str, Any], settings: TokenSettings, client_id: str, now: float) -> Claims:
-    """Look at the claims of a token whose signature is good; ``now`` is Unix time.
+    """Check the claims of a token with a valid signature; ``now`` is Unix time in seconds.
 
     Raises:
-        BadToken: they let nobody in.
+        BadToken: the claims are not valid.
     """
     if settings.issuer is not None and claims.get("iss") != settings.issuer:
         raise BadToken("its issuer is another one")
@@ -260,6 +260,6 @@ def _time(claims: dict[str, Any], name: str) -> float | None:
         found = math.nan if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
     except OverflowError:
         found = math.inf
-    if not math.isfinite(found):  # such a token would be valid for ever
+    if not math.isfinite(found):  # a token with an infinite or NaN `exp` would never expire
         raise BadToken(f"{name} is not a time")
     return found

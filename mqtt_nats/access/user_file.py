@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file with one line per user, which is replaced as a whole when it is changed."""
+"""File with one line per user; a change replaces the whole file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ E = TypeVar("E")
 
 
 def read(path: Path, parse: Callable[[str], tuple[str, E]]) -> dict[str, E]:
-    """The entries by user; ``parse`` splits a line and raises ValueError.
+    """Return the entries of the file by user; ``parse`` splits a line and raises ValueError.
 
     Raises:
         StartupError: the file cannot be read, or a line is wrong.
@@ -37,7 +37,7 @@ def read(path: Path, parse: Callable[[str], tuple[str, E]]) -> dict[str, E]:
             name, entry = parse(line)
         except ValueError as error:
             raise StartupError(f"{path}, line {number}: {error}") from None
-        if name in users:  # the name is not shown: where an end of line is lost it has a hash in it
+        if name in users:  # the name is not shown: where a line end is missing, it contains a hash
             raise StartupError(f"{path}, line {number}: the user of line {where[name]} is there twice")
         users[name], where[name] = entry, number
     return users
@@ -45,12 +45,12 @@ def read(path: Path, parse: Callable[[str], tuple[str, E]]) -> dict[str, E]:
 
 @contextmanager
 def changing(path: Path, load: Callable[[Path], dict[str, E]], *, must_exist: bool = False) -> Iterator[dict[str, E]]:
-    """The users, to be changed; what is left at the end is written in one step. Others who change it wait.
+    """Yield the entries for a change; at the end the changed entries replace the file. A lock excludes other changes.
 
     Raises:
         StartupError: the file cannot be read or written.
     """
-    path = path.resolve()  # a link stays one
+    path = path.resolve()  # a symbolic link stays a link: its target is replaced
     try:
         directory = os.open(path.parent, os.O_RDONLY)
     except OSError as error:
@@ -71,7 +71,7 @@ def changing(path: Path, load: Callable[[Path], dict[str, E]], *, must_exist: bo
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace a file, which keeps its owner where we may set it, with one that only its owner may read."""
+    """Replace a file by one that only its owner may read; as root the file keeps its owner."""
     new = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

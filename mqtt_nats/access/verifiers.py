@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of users for SCRAM-SHA-256: what the gateway reads and ``mqtt-nats passwd`` writes.
+"""File of users for SCRAM-SHA-256, which the gateway reads and ``mqtt-nats passwd`` writes.
 
-One line per user, in the form in which PostgreSQL keeps its verifiers; the name is in the form that SASLprep (RFC 4013)
-gives it::
+One line per user, in PostgreSQL's form of verifiers; the name is normalized by SASLprep (RFC 4013)::
 
     user:SCRAM-SHA-256$<iterations>:<salt>$<StoredKey>:<ServerKey>
 
-The line without a name belongs to nobody. Its key decides what users that do not exist look like, so that they look
-the same on every gateway that has the file.
+The line without a name belongs to no user. Its key determines the salts of unknown users, so that every gateway with
+the file answers for an unknown user with the same salt.
 """
 
 from __future__ import annotations
@@ -26,19 +25,20 @@ from mqtt_nats.access.user_file import changing, read
 MECHANISM: Final = ScramMechanism("SCRAM-SHA-256")
 
 NOBODY: Final = ""
-"""The name in the line that belongs to nobody; no user has it (RFC 5802)."""
+"""Name in the line that belongs to no user; no user can have this name (RFC 5802)."""
 
 ITERATIONS: Final = 4096
-"""Of new entries: what RFC 7677 asks for at least. It is the client, maybe a small one, that has to do them."""
+"""Iterations of new entries: the minimum of RFC 7677, because the client, perhaps a small device, computes them."""
 
-_SALT: Final = 16  # bytes, as PostgreSQL
+_SALT: Final = 16
+"""Bytes of a new salt, as in PostgreSQL."""
 
 _MARK: Final = ":SCRAM-SHA-256$"
 
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """What has to be known about a password to check it, and not enough to use it."""
+    """Data to verify a password by SCRAM; it does not suffice to log in."""
 
     iterations: int
     salt: bytes
@@ -46,20 +46,20 @@ class Verifier:
     server_key: bytes
 
     def __str__(self) -> str:
-        """As it stands in the file, after the name."""
+        """Return the text of the entry in the file, behind the user's name."""
         salt, stored, server = (base64.b64encode(one).decode() for one in (self.salt, self.stored_key, self.server_key))
         return f"SCRAM-SHA-256${self.iterations}:{salt}${stored}:{server}"
 
     def __repr__(self) -> str:
-        """Without the keys."""
+        """Return a text without salt and keys."""
         return f"Verifier(iterations={self.iterations})"
 
 
 def load(path: Path) -> dict[str, Verifier]:
-    """Read the file.
+    """Read the file of verifiers.
 
     Raises:
-        StartupError: it cannot be read, or a line is wrong.
+        StartupError: the file cannot be read, or a line is wrong.
     """
     return read(path, _parse)
 
@@ -86,10 +86,10 @@ def _parse(line: str) -> tuple[str, Verifier]:
 
 
 def normalize(name: str) -> str:
-    """A user name as it is compared.
+    """Return a user name in the normal form of SASLprep, in which names are compared.
 
     Raises:
-        ValueError: it is empty, or has characters that SASLprep does not allow.
+        ValueError: the name is empty, or has characters that SASLprep does not allow.
     """
     try:
         found: str = saslprep(name)
@@ -101,7 +101,7 @@ def normalize(name: str) -> str:
 
 
 def make(password: str) -> Verifier:
-    """A verifier with a new salt.
+    """Return a verifier of a password with a new salt.
 
     Raises:
         ValueError: the password is empty, or has characters that SASLprep does not allow.
@@ -118,11 +118,11 @@ def make(password: str) -> Verifier:
 
 
 def set_password(path: Path, name: str, password: str) -> bool:
-    """Make or replace the entry of a user, and the file where there is none; returns whether the user is new.
+    """Write the entry of a user, in a new file if none exists; return whether the user is new.
 
     Raises:
         StartupError: the file cannot be read or written.
-        ValueError: name or password are not possible.
+        ValueError: name or password are not allowed.
     """
     name = normalize(name)
     verifier = make(password)
@@ -134,11 +134,11 @@ def set_password(path: Path, name: str, password: str) -> bool:
 
 
 def delete_user(path: Path, name: str) -> bool:
-    """Remove the entry of a user; returns whether there was one.
+    """Remove the entry of a user; return whether an entry existed.
 
     Raises:
         StartupError: the file cannot be read or written.
-        ValueError: the name is not possible.
+        ValueError: the name is not allowed.
     """
     name = normalize(name)
     with changing(path, load, must_exist=True) as users:
