@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The authenticators that do input and output, or compute for long; they decide by :mod:`mqtt_nats.access`."""
+"""Authenticators with input and output or long computations; their decisions are made in :mod:`mqtt_nats.access`."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may connect by which listener, and what they may do: made from the settings, and read again on SIGHUP."""
+"""Authenticators of the listeners and access rules, made from the settings and reloaded on SIGHUP."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ log = logging.getLogger("mqtt_nats.access")
 
 
 class Part(Authenticator, Protocol):
-    """An authenticator that has files or connections."""
+    """An authenticator with files or connections."""
 
     def reload(self) -> Callable[[], None]:
-        """Read files again; what is returned puts them in force. Raises StartupError."""
+        """Read the files again; the returned function puts them in force. Raises StartupError."""
 
     async def keep(self) -> None:
-        """What it does while the gateway runs."""
+        """Run background work while the gateway runs."""
 
     async def close(self) -> None:
-        """Give back what it has."""
+        """Close connections and threads."""
 
 
 class AccessControl:
-    """All authenticators, and the rules.
+    """The gateway's authenticators and access rules.
 
     Raises:
         StartupError: a file cannot be used.
@@ -61,7 +61,7 @@ class AccessControl:
         self._parts = {one.called: self._make(one) for one in settings.all_authenticators}
 
     def _make(self, one: AnySettings) -> Part:
-        # What is not asked for is not loaded.
+        # Modules of authenticators that are not configured are not imported.
         match one:
             case PasswordSettings():
                 from mqtt_nats.authenticators.passwords import PasswordFile
@@ -81,7 +81,7 @@ class AccessControl:
                 return NatsUsers(one, self._nats_access(self._settings.of(one.tenant or "")))
 
     def door(self, listener: ListenerSettings) -> Door:
-        """Who may connect by a listener."""
+        """Return the authentication of a listener's clients."""
         settings = self._settings
         if listener.use_identity is not None:
             return Chain([CertificateUsers(listener.use_identity)], None, False)
@@ -97,10 +97,10 @@ class AccessControl:
         return self._users
 
     def reload(self) -> None:
-        """Read all files again; who is not let in any more, or has what is not permitted any more, loses it.
+        """Reload all files; connections and subscriptions that are not allowed any more are ended.
 
         Raises:
-            StartupError: one of them cannot be used; everything stays as it was.
+            StartupError: a file cannot be used; then nothing has changed.
         """
         settings = self._settings
         commits = [part.reload() for part in self._parts.values()]
@@ -113,24 +113,24 @@ class AccessControl:
             self._on_rules(rules)
 
     def tell(self, on_rules: Callable[[Rules], None], on_revoked: Callable[[], None]) -> None:
-        """Call ``on_rules`` with new rules, and ``on_revoked`` when a client that was let in may have lost that."""
+        """Set the callbacks: ``on_rules`` for new rules, ``on_revoked`` when admitted clients may not be valid now."""
         self._on_rules, self._on_revoked = on_rules, on_revoked
 
     def _changed(self) -> None:
         self._on_revoked()
 
     async def keep(self) -> None:
-        """What authenticators do while the gateway runs."""
+        """Run the background work of the authenticators while the gateway runs."""
         await asyncio.gather(*(part.keep() for part in self._parts.values()))
 
     async def close(self) -> None:
-        """Give back what they have."""
+        """Close the authenticators."""
         for part in self._parts.values():
             await part.close()
 
 
 def _nobody(*changes: object) -> None:
-    """Nobody is told yet."""
+    """Ignore changes until `tell` has set the callbacks."""
 
 
 def _rules(settings: Settings) -> Rules | None:

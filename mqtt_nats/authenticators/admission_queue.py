@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work for CONNECTs that is bounded: so much at the same time, so many that wait, one source after the other."""
+"""Bounded authentication work: limits of concurrent and waiting CONNECTs, and fair turns of their sources."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from mqtt_nats.codec import MqttError, ReasonCode
 T = TypeVar("T")
 
 WAITING_MOST: Final = 1000
-"""CONNECTs that wait for one authenticator."""
+"""Most CONNECTs that wait for one authenticator."""
 
 WAIT: Final = 5.0
-"""Seconds for which one waits: about as long as clients do."""
+"""Most seconds for which a CONNECT waits: about as long as clients wait for CONNACK."""
 
 
 class Crowd:
-    """Lets so many work at the same time.
+    """Limit of the concurrent work of one authenticator.
 
     Args:
-        concurrency: how many.
+        concurrency: most jobs at the same time.
+        waiting: most jobs that wait.
     """
 
     def __init__(self, concurrency: int, waiting: int = WAITING_MOST) -> None:
@@ -31,19 +32,19 @@ class Crowd:
         self._turns: AuthenticationQueue[asyncio.Future[None]] = AuthenticationQueue(waiting)
 
     async def run(self, host: str, work: Callable[[], Awaitable[T]]) -> T:
-        """Do the work of a client at ``host`` when its turn comes.
+        """Do the work of a client at ``host`` when its turn comes, and return the result.
 
         Raises:
-            MqttError: too many wait already.
+            MqttError: too many CONNECTs wait, or the turn has not come within `WAIT`.
         """
         await self._enter(source_of(host))
         try:
             task = asyncio.ensure_future(work())
-        except RuntimeError:  # the threads have been ended
+        except RuntimeError:  # the thread pool has been shut down
             self._next()
             raise
         task.add_done_callback(self._leave)
-        # What has begun in a thread goes on when nobody waits for it any more, and counts until it has ended.
+        # Work in a thread cannot be cancelled: it goes on when its client has left, and counts until it has ended.
         return await asyncio.shield(task)
 
     async def _enter(self, source: str) -> None:
@@ -67,11 +68,11 @@ class Crowd:
 
     def _leave(self, task: asyncio.Future[T]) -> None:
         if not task.cancelled():
-            task.exception()  # it has been seen, also where nobody waits for it any more
+            task.exception()  # retrieved, so that asyncio logs nothing where the client has left
         self._next()
 
     def _next(self) -> None:
-        """A place has become free."""
+        """Give a free place to the next waiting CONNECT."""
         while (turn := self._turns.next()) is not None:
             if not turn.done():
                 turn.set_result(None)

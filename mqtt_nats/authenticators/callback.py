@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A service that is asked over HTTP who may connect."""
+"""Authenticator that asks an HTTP service."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Asks ``settings.url``. Clients that present nothing are left to the next authenticator.
+    """Authenticator that asks ``settings.url``; ignores clients without user name and password.
 
     Raises:
         StartupError: a file cannot be used.
@@ -39,7 +39,7 @@ class Callback:
         self._token = _read_token(where, settings.token_file)
 
     async def check(self, credentials: Credentials) -> Allow | Ignore | Denied:
-        """Ask; without a good answer in time the client is denied."""
+        """Ask the service; a time-out or a wrong answer denies the client."""
         if credentials.username is None and credentials.password is None:
             return IGNORE
         body = question(credentials)
@@ -60,10 +60,10 @@ class Callback:
         return verdict(status, answer, credentials)
 
     def reload(self) -> Callable[[], None]:
-        """Read the token again; what is returned puts it in force.
+        """Read the token file again; the returned function puts the token in force.
 
         Raises:
-            StartupError: it cannot be read.
+            StartupError: the file cannot be read.
         """
         token = _read_token(f"authenticator {self.name}", self._settings.token_file)
 
@@ -73,10 +73,10 @@ class Callback:
         return commit
 
     async def keep(self) -> None:
-        """Nothing to be done meanwhile."""
+        """Do nothing: there is no background work."""
 
     async def close(self) -> None:
-        """Close its connections."""
+        """Close the connections of the HTTP client."""
         await self._client.aclose()
 
 

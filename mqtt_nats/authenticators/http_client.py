@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP clients of authenticators: they follow no redirect, use no proxy of the environment, and read only so much."""
+"""HTTP clients of authenticators: no redirects, no proxy from the environment, answers of limited size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import httpx
 
 from mqtt_nats.base.errors import StartupError
 
-# They tell of each request.
+# These loggers log each request at INFO.
 for _name in ("httpx", "httpcore"):
     logging.getLogger(_name).setLevel(logging.WARNING)
 
@@ -19,7 +19,7 @@ for _name in ("httpx", "httpcore"):
 def make_client(
     where: str, timeout: float, connections: int, ca: Path | None, cert: Path | None = None, key: Path | None = None
 ) -> httpx.AsyncClient:
-    """A client; ``where`` is what an error begins with.
+    """Return an HTTP client; ``where`` is the beginning of error texts.
 
     Raises:
         StartupError: a file cannot be used.
@@ -42,15 +42,15 @@ def make_client(
 
 
 class TooLong(Exception):
-    """The answer is longer than it may be."""
+    """The answer is longer than the limit."""
 
 
 async def fetch(client: httpx.AsyncClient, request: httpx.Request, most: int) -> tuple[int, bytes]:
-    """Status and body of the answer.
+    """Send a request and return status and body of the answer.
 
     Raises:
-        httpx.HTTPError: there is none.
-        TooLong: it has more than ``most`` bytes.
+        httpx.HTTPError: there is no answer.
+        TooLong: the body has more than ``most`` bytes.
     """
     response = await client.send(request, stream=True)
     try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The users of nats-server: a client is let in when nats-server would let it in, and may do what it may do there.
+"""Authenticator for users of nats-server: nats-server decides about the login, and its permissions restrict the client.
 
-For each login a connection is made with what the client presents, and closed again. Over it nats-server is asked who
-that is and what it may do, where the user has the permission to ask.
+For each login the gateway opens a connection to nats-server with the client's credentials, and closes it again. Over
+that connection it requests user, account and permissions, if the user is allowed to request them.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ log = logging.getLogger("mqtt_nats.access")
 
 ASK: Final = b"$SYS.REQ.USER.INFO"
 
-# Bytes of a line, and of an answer.
+# Most bytes of a protocol line, and of an answer.
 LINE_MOST: Final = 64 * 1024
 ANSWER_MOST: Final = 1024 * 1024
 
-# Seconds for which a server that was seen to refuse bad credentials is taken to refuse them.
+# Seconds for which the check that nats-server refuses wrong credentials is valid.
 CHECKED: Final = 60.0
 
-# Seconds to wait for an answer after a user has been let in; one that may not ask has none.
+# Seconds to wait for the answer to `ASK`; a user without the permission gets none.
 ANSWERED: Final = 2.0
 
 
 class Refused(Exception):
-    """nats-server does not accept the credentials."""
+    """nats-server refuses the credentials."""
 
 
 @dataclass(frozen=True, slots=True)
 class NatsAccess:
-    """How nats-server is reached, and how the gateway itself logs in, as fields of its CONNECT.
+    """Servers and TLS settings of nats-server, and the gateway's own login as fields of CONNECT.
 
-    ``login`` None: that is not known, since it takes an nkey.
+    ``login`` None: not usable here, since the gateway logs in by an nkey.
     """
 
     servers: tuple[str, ...]
@@ -59,7 +59,7 @@ class NatsAccess:
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """What nats-server says of a user."""
+    """User, account and permissions in nats-server's answer."""
 
     user: str
     account: str
@@ -68,7 +68,7 @@ class Info:
 
 
 class NatsUsers:
-    """Clients with the user name and password of a user of nats-server, or with its token or JWT as password."""
+    """Authenticator for user name and password of a user of nats-server, or a token or JWT of one as password."""
 
     def __init__(self, settings: NatsSettings, access: NatsAccess) -> None:
         self.name = settings.called
@@ -78,14 +78,14 @@ class NatsUsers:
         self._requires_tls = access.tls is not None or any(urlsplit(url).scheme == "tls" for url in self._servers)
         self._crowd = Crowd(settings.concurrency)
         self._checked: dict[str, float] = {}
-        """When bad credentials were refused last, by their form."""
+        """Time (`monotonic`, seconds) at which wrong credentials were refused last, by the form of the credentials."""
         self._checking = asyncio.Lock()
         self._account = settings.account
 
     async def check(self, credentials: Credentials) -> Allow | Ignore | Denied:
-        """Log in to nats-server as the client; without an answer in time it is denied."""
+        """Log in to nats-server as the client; a time-out denies the client."""
         user, password = credentials.username or "", credentials.password
-        if not password:  # there are users without: `no_auth_user`, or by their certificate
+        if not password:  # nats-server may admit users without a password: `no_auth_user`, or by certificate
             return IGNORE
         try:
             login = _login(user, password.decode())
@@ -107,7 +107,7 @@ class NatsUsers:
             return Denied(why, ReasonCode.SERVER_UNAVAILABLE)
         if info is None:
             if wanted and account is None:
-                if "jwt" in login:  # nobody has compared it with the user name of CONNECT
+                if "jwt" in login:  # nats-server has not compared the JWT with the user name of CONNECT
                     return Denied("nats-server does not say whose JWT it is: it may not ask on $SYS.REQ.USER.INFO")
                 return Allow(user or None)
             return Denied("nats-server does not say what the user may do: it may not ask on $SYS.REQ.USER.INFO")
@@ -116,7 +116,7 @@ class NatsUsers:
         return Allow(info.user if "jwt" in login else user or None, rules=info.rules, expires=info.expires)
 
     async def _own_account(self) -> str | None:
-        """The account that users have to be of; None: any."""
+        """Return the account to which users have to belong; None: any."""
         if self._account == ANY:
             return None
         if self._account is None:
@@ -130,9 +130,10 @@ class NatsUsers:
         return self._account
 
     async def _must_refuse(self, login: Mapping[str, str]) -> None:
-        """A server that lets everybody in, or goes by the gateway's certificate, proves nothing.
+        """Check that nats-server refuses random credentials of this form; raise MqttError if it accepts them.
 
-        It may do so for some forms of credentials only: for tokens, when it looks at no token.
+        A nats-server that accepts any credentials, or goes by the gateway's certificate, authenticates no client. It
+        may do so for one form of credentials only, for instance ignore tokens.
         """
         form = next(iter(login))
         async with self._checking:
@@ -147,11 +148,11 @@ class NatsUsers:
         raise MqttError("nats-server accepts anybody", ReasonCode.NOT_AUTHORIZED)
 
     async def _ask(self, login: Mapping[str, str]) -> Info | None:
-        """Log in to the first server that answers; None when the user may not ask who it is.
+        """Log in to the first server that answers, and return its answer; None: the user may not use `ASK`.
 
         Raises:
-            Refused: nats-server does.
-            OSError, EOFError, ValueError: no server answers as one.
+            Refused: nats-server refuses the credentials.
+            OSError, EOFError, ValueError: no server answers as a nats-server.
         """
         failure: Exception = OSError("no server")
         for url in self._servers:
@@ -190,7 +191,7 @@ class NatsUsers:
                 pass
 
     def reload(self) -> Callable[[], None]:
-        """Nothing to be read; what nats-server does is looked at again."""
+        """Return a function that discards the check of wrong credentials and the account; there is no file to read."""
 
         def commit() -> None:
             self._checked.clear()
@@ -199,17 +200,17 @@ class NatsUsers:
         return commit
 
     async def keep(self) -> None:
-        """Nothing to be done meanwhile."""
+        """Do nothing: there is no background work."""
 
     async def close(self) -> None:
-        """Nothing to be closed."""
+        """Do nothing: there is nothing to close."""
 
 
 async def _greeting(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """INFO, which is all that comes first: what follows it could be taken for something that is said under TLS.
+    """Return the INFO of nats-server. Bytes behind INFO are an error: they would be read as if received under TLS.
 
     Raises:
-        EOFError, ValueError: it is not that.
+        EOFError, ValueError: the data is not exactly INFO.
     """
     data = b""
     while b"\n" not in data:
@@ -236,7 +237,7 @@ async def _pong(reader: asyncio.StreamReader) -> None:
 
 
 async def _answer(reader: asyncio.StreamReader) -> Info | None:
-    """What nats-server says of the user; None when it may not ask."""
+    """Return nats-server's answer to `ASK`; None when the user may not ask."""
     while True:
         line = await reader.readline()
         if not line:
@@ -244,19 +245,19 @@ async def _answer(reader: asyncio.StreamReader) -> Info | None:
         if line.startswith(b"-ERR"):
             if b"Permissions Violation" in line:
                 return None
-            raise Refused  # it has been let in, and is thrown out: revoked, or too many connections
+            raise Refused  # disconnected after the login: revoked, or too many connections
         if line.startswith((b"MSG ", b"HMSG ")):
             size = int(line.split()[-1])
             if size > ANSWER_MOST:
                 raise ValueError("the answer is too long")
             payload = await reader.readexactly(size)
-            if line.startswith(b"HMSG "):  # nobody answers: an old server
+            if line.startswith(b"HMSG "):  # "no responders": an old nats-server
                 return None
             return parse_info(payload, time())
 
 
 def parse_info(payload: bytes, now: float) -> Info:
-    """The answer of nats-server; ``now`` is Unix time. Raises ValueError."""
+    """Parse the answer of nats-server; ``now`` is Unix time in seconds. Raises ValueError."""
     data: Any = orjson.loads(payload)
     found = data.get("data") if isinstance(data, dict) else None
     if not isinstance(found, dict) or not isinstance(found.get("account"), str):
@@ -276,14 +277,14 @@ def parse_info(payload: bytes, now: float) -> Info:
 
 
 def _login(user: str, password: str) -> dict[str, str]:
-    """The fields of CONNECT: a JWT of NATS stands for itself, a password without user is a token."""
+    """Return the login fields of CONNECT: a JWT of NATS alone, a password without user as token."""
     if password.startswith("eyJ") and password.count(".") == 2:
         return {"jwt": password, "sig": ""}
     return {"user": user, "pass": password} if user else {"auth_token": password}
 
 
 def own_login(url: str, user: str | None, password: str | None, token: str | None) -> dict[str, str]:
-    """How the gateway logs in, by its settings or by what stands in the first URL."""
+    """Return the gateway's own login fields of CONNECT, from its settings or from the first URL."""
     parts = urlsplit(url)
     if user is not None:
         return {"user": user, "pass": password or ""}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Users of a file, by the password in CONNECT, which is verified in a thread."""
+"""Authenticator for users of a password file; passwords are verified in threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mqtt_nats.codec import ReasonCode
 
 
 class PasswordFile:
-    """The users of ``settings.file``. Those who are not in it are left to the next authenticator.
+    """Authenticator for the users of ``settings.file``; ignores unknown users.
 
     Raises:
         StartupError: the file cannot be used.
@@ -29,7 +29,7 @@ class PasswordFile:
         self._threads = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="passwords")
 
     async def check(self, credentials: Credentials) -> Allow | Ignore | Denied:
-        """Verify the password; that of a user who does not exist takes as long."""
+        """Verify the password; an unknown user takes the same time."""
         user, password = credentials.username, credentials.password
         if user is None or password is None:
             return IGNORE
@@ -40,17 +40,17 @@ class PasswordFile:
         )
         if found is not None:
             allow = Allow(user, valid=lambda: self._users.find(user) == found, tenant=found.tenant)
-            if allow.valid():  # the file may have been read again meanwhile
+            if allow.valid():  # the file may have been reloaded meanwhile
                 return allow
         elif users.find(user) is None:
             return IGNORE
         return Denied(f"user {user!r}: wrong password", ReasonCode.BAD_USER_NAME_OR_PASSWORD)
 
     def reload(self) -> Callable[[], None]:
-        """Read the file again; what is returned puts it in force.
+        """Read the file again; the returned function puts it in force.
 
         Raises:
-            StartupError: it cannot be used.
+            StartupError: the file cannot be used.
         """
         users = PasswordUsers(load(self._file))
 
@@ -60,8 +60,8 @@ class PasswordFile:
         return commit
 
     async def keep(self) -> None:
-        """Nothing to be done meanwhile."""
+        """Do nothing: there is no background work."""
 
     async def close(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)

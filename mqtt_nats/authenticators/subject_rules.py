@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The permissions of a user of nats-server, as what an MQTT client may do."""
+"""Permissions of a user of nats-server, applied to MQTT topics and filters."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from mqtt_streams.subjects import encode_topic, filter_to_subjects
 
 @dataclass(frozen=True, slots=True)
 class Subjects:
-    """Allowed and denied subjects, with wildcards; what is denied wins. ``allow`` None: all."""
+    """Allowed and denied subjects, with wildcards; a denied subject overrides an allowed one. ``allow`` None: all."""
 
     allow: tuple[str, ...] | None
     deny: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, values: Any) -> Self:
-        """From what nats-server says; raises ValueError."""
+        """Parse one entry of nats-server's permissions; raises ValueError."""
         if values is None:
             return cls(None)
         if not isinstance(values, Mapping):
@@ -29,25 +29,26 @@ class Subjects:
         for one in (allow, deny):
             if not isinstance(one, Sequence) or isinstance(one, str) or not all(isinstance(each, str) for each in one):
                 raise ValueError("expected lists of subjects")
-        # `foo queue` is about members of a queue group. It allows nothing else, and denies more than it has to.
+        # `foo queue` applies to members of a queue group. As an allow entry it is ignored; as a deny entry it denies
+        # `foo` altogether, which is stricter than nats-server.
         plain = tuple(one for one in allow if " " not in one)
         return cls(plain if allow else None, tuple(one.partition(" ")[0] for one in deny))
 
     def permits(self, subject: str, *, hidden: bool = True) -> bool:
-        """Whether all that ``subject`` matches is allowed and nothing denied; ``hidden``: subjects with `$` count."""
+        """Whether everything that ``subject`` matches is allowed; ``hidden`` False: ignore denied subjects with `$`."""
         if self.allow is not None and not any(_covers(one, subject) for one in self.allow):
             return False
         return not any(_overlaps(one, subject) for one in self.deny if hidden or not one.startswith("$"))
 
     def touches(self, subject: str) -> bool:
-        """Whether some of what ``subject`` matches is allowed, as far as single entries tell."""
+        """Whether a subject that ``subject`` matches is allowed according to single entries."""
         if self.allow is not None and not any(_overlaps(one, subject) for one in self.allow):
             return False
         return not any(_covers(one, subject) for one in self.deny)
 
 
 class SubjectRules(Permissions):
-    """What one user of NATS may do."""
+    """Permissions of one user of NATS."""
 
     __slots__ = ("_publish_subjects", "_subscribe_subjects")
 
@@ -57,11 +58,11 @@ class SubjectRules(Permissions):
         self._subscribe_subjects = subscribe
 
     def permissions(self, one: Identity) -> Permissions:
-        """They are that user's already."""
+        """Return these permissions: they belong to one user."""
         return self
 
     def may_publish(self, topic: str, qos: int, retain: bool) -> bool:
-        """Whether the user may publish to the subject."""
+        """Whether the user may publish to the topic's subject."""
         try:
             return self._publish_subjects.permits(encode_topic(topic))
         except ValueError:
@@ -77,7 +78,7 @@ class SubjectRules(Permissions):
         return all(self._subscribe_subjects.permits(one, hidden=hidden) for one in subjects)
 
     def touches(self, topic_filter: str, qos: int) -> bool:
-        """Whether the user may subscribe some subject of the filter."""
+        """Whether the user may subscribe a subject of the filter."""
         try:
             subjects = filter_to_subjects(topic_filter)
         except ValueError:
@@ -85,7 +86,7 @@ class SubjectRules(Permissions):
         return any(self._subscribe_subjects.touches(one) for one in subjects)
 
     def names(self, topic_filter: str, qos: int) -> bool:
-        """Whether the user has permissions, and these are among them: one without any has no rule."""
+        """Whether an allow entry covers the filter; a user without allow entries has no rule."""
         return self._subscribe_subjects.allow is not None and self.subscribe(topic_filter, qos)
 
 

@@ -9,7 +9,7 @@ from mqtt_nats.access.authenticator import Allow, Authenticator, Credentials, De
 
 
 class Bound:
-    """An authenticator all of whose users are of ``tenant``; one that it says to be of another is denied."""
+    """Authenticator whose users all belong to ``tenant``; denies a user whose verdict names another tenant."""
 
     def __init__(self, authenticator: Authenticator, tenant: str) -> None:
         self._authenticator = authenticator
@@ -17,11 +17,11 @@ class Bound:
 
     @property
     def name(self) -> str:
-        """As the settings call it."""
+        """Name of the authenticator in the settings."""
         return self._authenticator.name
 
     async def check(self, credentials: Credentials) -> Allow | Ignore | Denied:
-        """Ask the authenticator."""
+        """Ask the wrapped authenticator and set the tenant in its verdict."""
         verdict = await self._authenticator.check(credentials)
         if not isinstance(verdict, Allow) or verdict.tenant == self._tenant:
             return verdict
@@ -31,5 +31,5 @@ class Bound:
 
 
 def bound(authenticator: Authenticator, tenant: str | None) -> Authenticator:
-    """The authenticator, for users of ``tenant`` where there is one."""
+    """Return the authenticator restricted to ``tenant``; without a tenant the authenticator itself."""
     return authenticator if tenant is None else Bound(authenticator, tenant)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON Web Tokens in place of passwords, and the keys to verify them: from a file, or from a URL that changes them."""
+"""Authenticator for JSON Web Tokens in place of passwords; the keys come from a file or from a URL."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.access")
 
-# Seconds between two readings of a URL, however many unknown keys are asked for.
+# Least seconds between two requests to a URL, also when tokens with unknown keys arrive.
 PAUSE: Final = 10.0
 
-# Seconds in which a URL must answer.
+# Time-out of a request to a URL, in seconds.
 ANSWER: Final = 5.0
 
-# Seconds for which keys are used when their URL does not answer any more.
+# Seconds since the last good answer of a URL after which its keys are dropped.
 KEPT: Final = 86_400.0
 
 
 class FileKeys:
-    """Keys of a file.
+    """Keys from a file.
 
     Raises:
-        StartupError: it cannot be used.
+        StartupError: the file cannot be used.
     """
 
     def __init__(self, settings: TokenSettings) -> None:
@@ -52,11 +52,11 @@ class FileKeys:
             raise StartupError(f"the keys in {path} cannot be used: {error}") from None
 
     async def renewed(self) -> bool:
-        """Whether there are other keys than before."""
+        """Return False: a file is read again by `reload` only."""
         return False
 
     def reload(self) -> Callable[[], None]:
-        """Read the file again; what is returned puts it in force."""
+        """Read the file again; the returned function puts it in force."""
         keys = self._load()
 
         def commit() -> None:
@@ -65,24 +65,24 @@ class FileKeys:
         return commit
 
     async def keep(self) -> None:
-        """Nothing to be done meanwhile."""
+        """Do nothing: there is no background work."""
 
     async def close(self) -> None:
-        """Nothing to be closed."""
+        """Do nothing: there is nothing to close."""
 
 
 class RemoteKeys:
-    """Keys of a URL. Until it has answered, and when it has not for a day, there are none.
+    """Keys from a URL. Before its first good answer, and a day after its last one, there are no keys.
 
     Args:
-        changed: is called when a key is not there any more.
+        changed: called when a key was removed.
 
     Raises:
         StartupError: a file cannot be used.
     """
 
     def __init__(self, settings: TokenSettings, changed: Callable[[], None]) -> None:
-        from mqtt_nats.authenticators.http_client import make_client  # not needed for files
+        from mqtt_nats.authenticators.http_client import make_client  # imported only for URLs
 
         self.keys = Keys()
         self._settings = settings
@@ -90,13 +90,13 @@ class RemoteKeys:
         self._client: httpx.AsyncClient = make_client(f"authenticator {settings.called}", ANSWER, 2, settings.tls_ca)
         self._wanted = asyncio.Event()
         self._done = asyncio.Event()
-        """Set when a reading has ended, and replaced."""
-        self._reading = True  # as soon as the gateway runs
+        """Set when the running or next request has ended; then replaced by a new event."""
+        self._reading = True  # `keep` begins with a request
         self._read = -PAUSE
         self._good = monotonic()
 
     async def keep(self) -> None:
-        """Read the URL again and again."""
+        """Read the URL at intervals."""
         while True:
             self._reading = True
             self._wanted.clear()
@@ -106,14 +106,14 @@ class RemoteKeys:
             done, self._done = self._done, asyncio.Event()
             done.set()
             try:
-                # Soon, as long as there are none.
+                # Without keys the next request comes after the shortest pause.
                 async with asyncio.timeout(self._settings.refresh if self.keys.fingerprints else PAUSE):
                     await self._wanted.wait()
             except TimeoutError:
                 pass
 
     async def renewed(self) -> bool:
-        """Read it again, unless that has just been done; whether it was."""
+        """Read the URL again unless its last request is less than `PAUSE` ago; return whether it was read."""
         if not self._reading:
             if monotonic() - self._read < PAUSE:
                 return False
@@ -133,7 +133,7 @@ class RemoteKeys:
             keys = parse_keys(body, settings.algorithms)
         except ValueError as error:
             self._failed(str(error))
-        except Exception as error:  # whatever it is, it is tried again
+        except Exception as error:  # every failure is retried
             self._failed(type(error).__name__)
         else:
             self._good = monotonic()
@@ -151,19 +151,19 @@ class RemoteKeys:
             self._changed()
 
     def reload(self) -> Callable[[], None]:
-        """Read it again soon."""
+        """Return a function that starts the next request at once."""
         return self._wanted.set
 
     async def close(self) -> None:
-        """Close its connections."""
+        """Close the connections of the HTTP client."""
         await self._client.aclose()
 
 
 class Tokens:
-    """Clients whose password is a token. Others, and tokens of another issuer, are left to the next authenticator.
+    """Authenticator for clients whose password is a token; ignores other passwords and tokens of another issuer.
 
     Args:
-        changed: is called when tokens that were good may be so no more.
+        changed: called when accepted tokens may not be valid any more.
 
     Raises:
         StartupError: a file cannot be used.
@@ -180,7 +180,7 @@ class Tokens:
         self.close = self._source.close
 
     async def check(self, credentials: Credentials) -> Allow | Ignore | Denied:
-        """Verify the token."""
+        """Verify the token in the password."""
         password, source = credentials.password, self._source
         if password is None:
             return IGNORE

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is next: those who wait are taken from one source after the other, so that none keeps the others waiting."""
+"""Fair queue of waiting CONNECTs: items are taken from the sources in turn, so that no source delays the others."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ T = TypeVar("T")
 
 
 class AuthenticationQueue(Generic[T]):
-    """What waits, by source.
+    """Waiting items by source.
 
     Args:
-        most: how many may wait. When there are more, the source that has the most loses its last.
+        most: most waiting items. One item more drops the last item of the source with the most items.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._sources: dict[str, deque[T]] = {}  # in the order of their turns
+        self._sources: dict[str, deque[T]] = {}  # the first source is served next
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def add(self, source: str, item: T) -> T | None:
-        """Let it wait; returns who has to go for that, maybe itself."""
+        """Add an item; return the item that is dropped for it (perhaps itself), None = no item."""
         self._sources.setdefault(source, deque()).append(item)
         self._count += 1
         if self._count <= self._most:
             return None
-        # The last of those that have as many: who has come just now has to go before who waits.
+        # Of several sources with the most items the last one in the row: a new item is dropped before older ones.
         crowded = max(reversed(self._sources), key=lambda one: len(self._sources[one]))
         dropped = self._sources[crowded].pop()
         self._taken(crowded)
         return dropped
 
     def next(self) -> T | None:
-        """Take who is next; None when nobody waits."""
+        """Take the next item; None for an empty queue."""
         for source, waiting in self._sources.items():
             item = waiting.popleft()
             self._taken(source)
-            if waiting:  # to the end of the row
+            if waiting:  # the source goes to the end of the row
                 self._sources[source] = self._sources.pop(source)
             return item
         return None
 
     def remove(self, source: str, item: T) -> None:
-        """Who has given up does not wait any more."""
+        """Remove an item that does not wait any more."""
         waiting = self._sources.get(source)
         if waiting is not None and item in waiting:
             waiting.remove(item)
@@ -61,7 +61,7 @@ class AuthenticationQueue(Generic[T]):
 
 
 def source_of(host: str) -> str:
-    """What counts as one source: an IPv4 address, or the 64 bits of an IPv6 address that a customer is given."""
+    """Return the source of an address: an IPv4 address, or the first 64 bits of an IPv6 address (one customer)."""
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:
