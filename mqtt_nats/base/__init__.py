@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors, log, tasks, the clock of nats-server, configuration files; counting: buckets, bans, admission."""
+"""Foundations: errors, logs, tasks, nats-server's clock, configuration files; rates, bans, admission."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is let in at a listener: rules about addresses, bans, and how many there are already.
+"""Admission of connections at a listener: rules about addresses, bans, limits and rates of connections.
 
-Everything here happens before a byte of the client is read. Behind a proxy an address is known a little later, so
-what is about it is asked separately.
+All checks precede the first read from the client. Behind a proxy the client's address is known later, so the checks of
+addresses are separate (`Door.visit`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Verdict(Enum):
-    """What becomes of a connection."""
+    """Decision about a connection."""
 
     IN = "it is let in"
     LATER = "it is told to come later"
@@ -33,7 +33,7 @@ class Verdict(Enum):
 
 
 class House:
-    """What all listeners of a process share."""
+    """Connection count and limit that all listeners of a process share."""
 
     def __init__(self, settings: Settings) -> None:
         self.limit = settings.max_connections
@@ -41,25 +41,25 @@ class House:
 
 
 class Pace:
-    """A rate of connections. Who is over it is told so; who comes faster than one can tell is not."""
+    """Rate of connections. Connections beyond it are admitted for a refusal in CONNACK, up to the same rate again."""
 
     def __init__(self, rate: float, seconds: float) -> None:
         burst = depth(rate, seconds)
         self._in, self._told = Bucket(rate, burst, 0.0), Bucket(rate, burst, 0.0)
 
     def judge(self, now: float) -> Verdict:
-        """Count a connection."""
+        """Count a connection and return the decision about it."""
         if self._in.take(now):
             return Verdict.IN
         return Verdict.LATER if self._told.take(now) else Verdict.RATE
 
 
 class Door:
-    """One listener's admission.
+    """Admission of connections at one listener.
 
     Args:
-        settings: those that hold at the listener.
-        own: what is set for it alone.
+        settings: settings in force at the listener.
+        own: the listener's own settings.
     """
 
     def __init__(self, house: House, settings: Settings, own: ListenerSettings) -> None:
@@ -70,7 +70,7 @@ class Door:
         self.banned: Callable[[str], bool] = lambda host: False
         """Whether an address is banned."""
         self.connections = 0
-        """Sockets that are open, also those whose TLS handshake is not complete."""
+        """Number of open sockets, including sockets in the TLS handshake."""
         self._by_address: dict[str, int] = {}
         seconds = settings.rate_burst
         self._pace = None if settings.connect_rate is None else Pace(settings.connect_rate, seconds)
@@ -80,15 +80,15 @@ class Door:
 
     @property
     def counts_addresses(self) -> bool:
-        """Whether connections of an address are counted, so whether :meth:`depart` has anything to undo."""
+        """Whether connections are counted by address, so that :meth:`depart` has to be called."""
         return self._each is not None or self._ins is not None
 
     def admits(self, host: str) -> bool:
-        """Whether the rules let an address in; all of them have to."""
+        """Whether the gateway's and the listener's rules both allow an address."""
         return all(admitted(rules, host) for rules in self._rules)
 
     def enter(self, now: float) -> Verdict:
-        """Count a connection, whoever it is from."""
+        """Count a connection from any address and return the decision about it."""
         house = self._house
         if self._limit is not None and self.connections >= self._limit:
             return Verdict.FULL
@@ -101,12 +101,12 @@ class Door:
         return verdict
 
     def leave(self) -> None:
-        """The reverse of :meth:`enter`."""
+        """Undo :meth:`enter` when a connection ends."""
         self.connections -= 1
         self._house.connections -= 1
 
     def visit(self, host: str, now: float) -> Verdict:
-        """Count a connection of an address; to be undone by :meth:`depart` where it is let in, or told."""
+        """Count a connection of an address. :meth:`depart` has to undo an admission (`IN`) or a refusal by `LATER`."""
         if not self.admits(host):
             return Verdict.RULES
         if self.banned(host):
@@ -126,7 +126,7 @@ class Door:
         return verdict
 
     def depart(self, host: str) -> None:
-        """The reverse of :meth:`visit`."""
+        """Undo :meth:`visit` when a connection ends."""
         key = household(host)
         left = self._by_address.get(key, 0) - 1
         if left > 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is banned, as far as this process knows."""
+"""Bans known to this process."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ PAIRS: Final = KINDS[3:]
 
 
 class Ban(NamedTuple):
-    """A client id, a user name or a network that may not connect, or a client id of a user or an address."""
+    """Ban of a client id, a user name or a network, or of a client id of one user or address."""
 
     kind: str
     """One of `KINDS`."""
     value: str
-    """For an address a network, as `parse_network` writes it; for a client id of somebody what `pair` says."""
+    """Of kind `address`: a network in the form of `parse_network`; of a kind in `PAIRS`: a value of `pair`."""
     until: float
-    """Unix time in seconds; 0 = for good."""
+    """End of the ban, Unix time in seconds; 0 = no end."""
     reason: str = ""
     by: str = ""
-    """Who has set it."""
+    """Administrator or gateway that has set the ban."""
 
     def holds(self, now: float) -> bool:
-        """Whether it has not ended at Unix time ``now``."""
+        """Whether the ban is in force at Unix time ``now``."""
         return not self.until or self.until > now
 
     def __str__(self) -> str:
@@ -36,9 +36,9 @@ class Ban(NamedTuple):
 
 
 def pair(client: str, user: str | None, host: str) -> tuple[str, str]:
-    """Kind and value of a ban of a client id as used by a user, or by anonymous clients of an address.
+    """Return kind and value of a ban of a client id of one user, or of the anonymous clients of one address.
 
-    Anybody who is let in may choose a client id, so by itself it says nothing about whose client it is.
+    An admitted client may choose any client id, so the client id alone does not identify a user.
     """
     if user:
         return "user-client", f"{quote(user, safe='')}/{client}"
@@ -46,10 +46,10 @@ def pair(client: str, user: str | None, host: str) -> tuple[str, str]:
 
 
 def ban(kind: str, value: str, until: float, reason: str = "", by: str = "") -> Ban:
-    """A ban that can be put into `Bans`.
+    """Return a checked ban for `Bans`.
 
     Raises:
-        ValueError: there is no such kind, or the value is no network, or empty.
+        ValueError: the kind is unknown, or the value is empty or no network.
     """
     if kind not in KINDS:
         raise ValueError(f"{kind!r} cannot be banned: expected {', '.join(KINDS)}")
@@ -63,7 +63,7 @@ def ban(kind: str, value: str, until: float, reason: str = "", by: str = "") -> 
 
 
 class Bans:
-    """Bans by what they are about."""
+    """Bans by kind and value."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], Ban] = {}
@@ -76,11 +76,11 @@ class Bans:
         return iter(self._found.values())
 
     def get(self, kind: str, value: str) -> Ban | None:
-        """The ban about this, whether it has ended or not."""
+        """Return the ban of this kind and value, also one that has ended; None without one."""
         return self._found.get((kind, value))
 
     def put(self, one: Ban) -> None:
-        """Add a ban, or another end for one that there is."""
+        """Add a ban, or replace the ban of the same kind and value."""
         self._found[one.kind, one.value] = one
         if one.kind == "address":
             self._networks.put(parse_network(one.value), one)
@@ -91,17 +91,17 @@ class Bans:
             self._networks.remove(parse_network(value))
 
     def expire(self, now: float) -> None:
-        """Forget what has ended at Unix time ``now``."""
+        """Remove bans that have ended at Unix time ``now``."""
         for one in [one for one in self._found.values() if not one.holds(now)]:
             self.remove(one.kind, one.value)
 
     def find(
         self, now: float, *, client: str = "", user: str | None = None, host: str = "", proved: bool = False
     ) -> Ban | None:
-        """The ban that keeps somebody out at Unix time ``now``, of those about what is given.
+        """Return a ban in force at Unix time ``now`` for one of the given names; None without one.
 
         Args:
-            proved: ``user`` is known, or known to be nobody.
+            proved: the authentication is done: ``user`` is the authenticated user, or None for an anonymous client.
         """
         if not self._found:
             return None

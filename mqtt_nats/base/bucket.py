@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leaky buckets: what comes in a burst is let through, what comes all the time only at the rate. Budgets of memory."""
+"""Leaky buckets, which allow a burst and then a rate; and budgets of memory."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Hashable
 from typing import Final
 
 KEYS_MOST: Final = 50_000
-"""Buckets of one kind that are kept; the one that was used least recently makes room."""
+"""Most buckets of one `Buckets`; beyond it the least recently used bucket is removed."""
 
 
 class Bucket:
-    """Runs out at ``rate`` per second, and holds ``depth``. Times are seconds of any clock that does not go back."""
+    """Leaky bucket: empties at ``rate`` per second and holds ``depth``. Times are seconds of any monotonic clock."""
 
     __slots__ = ("_level", "_since", "depth", "rate")
 
@@ -22,16 +22,16 @@ class Bucket:
         self._since = now
 
     def level(self, now: float) -> float:
-        """How much is in it."""
+        """Return the present level."""
         return max(0.0, self._level - (now - self._since) * self.rate)
 
     def pour(self, amount: float, now: float) -> float:
-        """Put something in, however much it is; returns the seconds until it holds no more than it should."""
+        """Add any amount; return the seconds until the level is not above ``depth``."""
         self._level, self._since = self.level(now) + amount, now
         return max(0.0, (self._level - self.depth) / self.rate)
 
     def take(self, now: float) -> bool:
-        """Put one in where there is room for it; false: there is none."""
+        """Add one if there is room for it; return whether there was."""
         level = self.level(now)
         if level + 1 > self.depth:
             return False
@@ -40,12 +40,12 @@ class Bucket:
 
 
 def depth(rate: float, seconds: float) -> float:
-    """What a bucket of a rate holds: what comes in so many seconds, and at least one."""
+    """Return the depth of a bucket of a rate: the amount of ``seconds`` seconds, at least one."""
     return max(1.0, rate * seconds)
 
 
 class Buckets:
-    """One bucket for each key; however many keys there are, the memory is bounded."""
+    """Buckets by key, of bounded number."""
 
     __slots__ = ("_buckets", "_most", "depth", "rate")
 
@@ -56,7 +56,7 @@ class Buckets:
         self._buckets: dict[Hashable, Bucket] = {}
 
     def of(self, key: Hashable, now: float) -> Bucket:
-        """The bucket of a key, which is now the one that was used last."""
+        """Return the bucket of a key and mark it as the most recently used one."""
         found = self._buckets.pop(key, None)
         if found is None:
             if len(self._buckets) >= self._most:
@@ -66,7 +66,7 @@ class Buckets:
         return found
 
     def forget(self, key: Hashable) -> None:
-        """Begin anew with a key."""
+        """Remove the bucket of a key, so that the key starts empty."""
         self._buckets.pop(key, None)
 
     def __len__(self) -> int:
@@ -74,17 +74,17 @@ class Buckets:
 
 
 KEPT_FREE: Final = 16 * 1024
-"""Bytes that a share may keep however much the others keep: `max_connections` bounds what that is together."""
+"""Bytes that every share may keep whatever the other shares keep; `max_connections` bounds their sum."""
 
 
 class MemoryBudget:
-    """Memory for what clients make a gateway remember. Sizes are estimates, in bytes.
+    """Memory budget for data that clients cause a gateway to store. Sizes are estimates in bytes.
 
-    Most of it is a cache: the share that has begun to fill first is emptied when there is no room.
+    Most of the data is cached: without room, the share that has begun to fill first is emptied.
 
     Args:
-        limit: of all shares together.
-        each: of one share, unless it has a limit of its own.
+        limit: bytes of all shares together.
+        each: bytes of one share without a limit of its own.
     """
 
     __slots__ = ("_filled", "each", "kept", "limit", "used")
@@ -95,12 +95,12 @@ class MemoryBudget:
         self.used = 0
         """Bytes in caches."""
         self.kept = 0
-        """Bytes that cannot be forgotten."""
+        """Bytes that cannot be dropped."""
         self._filled: dict[Share, None] = {}
-        """Shares with something in their caches, the one that has begun to fill first in front."""
+        """Shares with cached data, in the order in which they have begun to fill."""
 
     def count(self, share: Share, used: int, kept: int) -> None:
-        """A share has changed by so much."""
+        """Count a share's change of cached (``used``) and kept bytes."""
         self.used += used
         self.kept += kept
         if share.used:
@@ -109,13 +109,13 @@ class MemoryBudget:
             self._filled.pop(share, None)
 
     def make_room(self, size: int) -> None:
-        """Empty caches until there is room for ``size`` bytes, or nothing is left in them."""
+        """Empty caches until there is room for ``size`` bytes, or all caches are empty."""
         while self._filled and self.used + self.kept + size > self.limit:
             next(iter(self._filled)).forget()
 
 
 class Share:
-    """What one client, or one part of the gateway, has of a budget.
+    """Share of a memory budget that belongs to one client or one part of the gateway.
 
     Args:
         clear: empties the caches of the share.
@@ -129,12 +129,12 @@ class Share:
         self._clear = clear
         self._limit = budget.each if limit is None else limit
         self.used = 0
-        """Bytes in its caches."""
+        """Bytes in the caches of the share."""
         self.kept = 0
-        """Bytes that it cannot forget."""
+        """Bytes of the share that cannot be dropped."""
 
     def add(self, size: int) -> None:
-        """Something is put into a cache, or has changed its size; caches are emptied first where there is no room."""
+        """Count bytes added to (negative: removed from) a cache; without room caches are emptied first."""
         if size > 0:
             if self.used + self.kept + size > self._limit:
                 self.forget()
@@ -144,7 +144,7 @@ class Share:
         self._budget.count(self, size, 0)
 
     def keep(self, size: int) -> bool:
-        """Something is kept that cannot be forgotten, or ends (a negative size); false: there is no room for it."""
+        """Count bytes that cannot be dropped (negative: released); return False, uncounted, without room for them."""
         if size > 0 and self.kept + size > KEPT_FREE:
             if self.kept + size > self._limit:
                 return False
@@ -156,12 +156,12 @@ class Share:
         return True
 
     def forget(self) -> None:
-        """Empty the caches."""
+        """Empty the caches of the share."""
         used, self.used = self.used, 0
         self._budget.count(self, -used, 0)
         self._clear()
 
     def end(self) -> None:
-        """Give everything back."""
+        """Return all bytes of the share to the budget."""
         self.forget()
         self.keep(-self.kept)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where settings come from: the TOML file, and what may be shown of them."""
+"""Reading of the TOML configuration file, and removal of secrets from shown settings."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _KEY: Final = re.compile(r"""\s*\[{0,2}\s*(?:"([^"]+)"|'([^']+)'|([\w-]+))""")
 
 
 HIDDEN: Final = "(hidden)"
-"""What is shown in the place of a secret."""
+"""Text shown in place of a secret."""
 
 _QUERY: Final = re.compile(r"[?#](?=.)")
 
 
 def without_userinfo(url: str) -> str:
-    """A URL without what stands before its ``@``."""
+    """Return a URL without user name and password."""
     scheme, separator, rest = url.partition("://")
     return scheme + separator + rest.rpartition("@")[2]
 
 
 def without_secrets(value: Any) -> Any:
-    """A value as it may be shown: URLs in it without what stands before the ``@``, and without query and fragment.
+    """Return a value for display: its URLs have no user name, password, query or fragment.
 
-    A query may have a key in it, and a fragment a token.
+    A query may contain a key, and a fragment a token.
     """
     if isinstance(value, str):
         if "://" not in value:
@@ -50,16 +50,16 @@ def without_secrets(value: Any) -> Any:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A question whether something known was meant; empty where nothing is like it."""
+    """Return a question that suggests the most similar known name; empty without a similar one."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean {near[0]!r}?" if near else ""
 
 
 def read_toml(path: Path, what: str) -> tuple[dict[str, Any], str]:
-    """What a file says, and its text; ``what`` is what it is called in errors.
+    """Return the values of a TOML file and its text; ``what`` is the name of the file in errors.
 
     Raises:
-        StartupError: it cannot be read, or is not valid.
+        StartupError: the file cannot be read, or is not valid.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -73,10 +73,10 @@ def read_toml(path: Path, what: str) -> tuple[dict[str, Any], str]:
 
 
 def read_file(path: Path, known: Iterable[str]) -> tuple[dict[str, Any], dict[str, list[int]]]:
-    """What the configuration file says, and the lines of each setting in it, and of each entry of a table.
+    """Return the values of the configuration file, and the lines of each setting and of each entry of a table.
 
     Raises:
-        StartupError: it cannot be read, or has settings that are not among ``known``.
+        StartupError: the file cannot be read, or has settings that are not in ``known``.
     """
     values, text = read_toml(path, "configuration file")
     names = list(known)
@@ -97,7 +97,7 @@ def _line(lines: Sequence[int]) -> str:
 
 
 def lines_of(text: str, values: Iterable[str]) -> dict[str, list[int]]:
-    """The lines, from 1, where each key of the top level stands in a TOML text, or a table of its name begins."""
+    """Return the lines (from 1) of each top-level key of a TOML text, and of each header of a table of its name."""
     found: dict[str, list[int]] = {name: [] for name in values}
     lines = text.splitlines(keepends=True)
     top = True
@@ -113,7 +113,7 @@ def lines_of(text: str, values: Iterable[str]) -> dict[str, list[int]]:
 
 
 def entries_of(text: str, values: Mapping[str, Any]) -> dict[str, list[int]]:
-    """The line, from 1, where each entry of a table of the top level begins, by the names of both: `tenants.acme`."""
+    """Return the line (from 1) of each entry of a top-level table, by the names of table and entry: `tenants.acme`."""
     found: dict[str, list[int]] = {}
     lines = text.splitlines(keepends=True)
     for table, entries in values.items():
@@ -126,10 +126,10 @@ def entries_of(text: str, values: Mapping[str, Any]) -> dict[str, list[int]]:
 
 
 def _defines(lines: Sequence[str], number: int, table: str, entry: str) -> bool:
-    """Whether what begins in a line is the first that a TOML text says of an entry of a table."""
+    """Whether the statement that begins in a line is the first about an entry of a table."""
     if not _begins("".join(lines[: number - 1])):
         return False
-    for end in range(number, len(lines) + 1):  # a list or a text may go on in other lines
+    for end in range(number, len(lines) + 1):  # a list or a string may continue on further lines
         try:
             said = tomllib.loads("".join(lines[:end]))
         except tomllib.TOMLDecodeError:
@@ -139,7 +139,7 @@ def _defines(lines: Sequence[str], number: int, table: str, entry: str) -> bool:
 
 
 def _begins(before: str) -> bool:
-    """Whether something begins after this part of a text, rather than goes on, as in a long string or list."""
+    """Whether a new statement begins behind this part of a TOML text; False inside a long string or list."""
     try:
         tomllib.loads(before)
     except tomllib.TOMLDecodeError:
@@ -148,7 +148,7 @@ def _begins(before: str) -> bool:
 
 
 def is_json(text: str | None) -> bool:
-    """Whether a variable has JSON, or nothing."""
+    """Whether an environment variable is valid JSON, or empty or unset."""
     try:
         json.loads(text or "[]")
     except ValueError:
@@ -157,18 +157,18 @@ def is_json(text: str | None) -> bool:
 
 
 def unknown_key(model: type[BaseModel], where: Sequence[int | str]) -> str:
-    """What is said of a key at this place of a model (``loc`` of pydantic) that the model does not have."""
+    """Return the error text for an unknown key at a place (``loc`` of pydantic) of a model."""
     kinds = [model]
     for part in where[:-1]:
         fields = [kind.model_fields[part] for kind in kinds if isinstance(part, str) and part in kind.model_fields]
-        if fields:  # otherwise it is a number, or which one of several
+        if fields:  # otherwise the part is an index, or the tag of a union
             kinds = [inner for one in fields for inner in _models(one.annotation)]
     known = nearest(str(where[-1]), [name for kind in kinds for name in kind.model_fields])
     return f"unknown setting: {known}" if known else "unknown setting"
 
 
 def _models(kind: Any) -> Iterator[type[BaseModel]]:
-    """The models in the type of a field."""
+    """Yield the models in the type of a field."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         yield kind
     for inner in get_args(kind):

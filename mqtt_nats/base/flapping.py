@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients that connect again and again: first they wait, then they are banned.
+"""Clients that connect too often: their CONNECTs are delayed, then the clients are banned.
 
-A count runs out evenly over the window, so nothing happens at the end of one. From half of the limit on each CONNECT
-waits, longer and longer; at the limit there is a ban.
+A count decreases evenly over the window, so that no time within a window is better than another. From half of the limit
+on each CONNECT is delayed, by an increasing time; at the limit the client is banned.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Final
 from mqtt_nats.base.bucket import Buckets
 
 SLOWEST: Final = 5.0
-"""Seconds that a CONNECT waits at most."""
+"""Longest delay of a CONNECT in seconds."""
 
 
 class Flapping:
-    """Counts connections by a name.
+    """Counter of connections by name.
 
     Args:
-        limit: connections that lead to a ban.
-        window: seconds in which they do.
+        limit: connections within the window that cause a ban.
+        window: length of the window in seconds.
     """
 
     __slots__ = ("_buckets", "_limit")
@@ -30,7 +30,7 @@ class Flapping:
         self._buckets = Buckets(limit / window, limit)
 
     def connects(self, name: str, now: float) -> float | None:
-        """Count a connection at ``now``: the seconds that it has to wait, or None when there is to be a ban."""
+        """Count a connection at ``now``; return its delay in seconds, None = ban."""
         bucket = self._buckets.of(name, now)
         bucket.pour(1.0, now)
         share = bucket.level(now) / self._limit

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings that bound what clients may do; most of them also for a single listener."""
+"""Settings of limits for clients; most can also be set for a single listener."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _check_networks(value: tuple[str, ...]) -> tuple[str, ...]:
 MOST_BYTES: Final = 2**63 - 1
 
 MOST_SECONDS: Final = 9_223_372_036
-"""In nanoseconds, as NATS has them, these are the last that fit into 64 bits."""
+"""Most seconds whose nanoseconds, the unit of NATS, fit into 64 bits."""
 
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -62,13 +62,13 @@ PER_LISTENER: Final = (
     "max_qos",
     "durable_sessions",
 )
-"""What may be another for a listener."""
+"""Settings that a listener may override."""
 
 
 class ClientLimits(BaseModel):
-    """Limits of the gateway. `PER_LISTENER` names those that a listener may have of its own."""
+    """Limits of the gateway for clients. `PER_LISTENER` names the limits that a listener may override."""
 
-    model_config = ConfigDict(defer_build=True)  # it is a part of others
+    model_config = ConfigDict(defer_build=True)  # only models that inherit from this one are built
 
     max_connections: Count | None = Field(
         default=None,
@@ -172,5 +172,5 @@ class ClientLimits(BaseModel):
 
 
 def at_listener(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a listener's settings change of the gateway's; ``given``: its settings by name."""
+    """Return the gateway's settings that a listener overrides; ``given``: the listener's settings by name."""
     return {name: given[name] for name in PER_LISTENER if given.get(name) is not None}

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log records as text or JSON, with the ids of what they are about, within a budget for each kind of record.
+"""Log records as text or JSON, with the ids of gateway, client and connection, and a budget for each kind of record.
 
-A record says which gateway it is from, and which client and connection it is about when one of its arguments is
-:class:`Loggable`. Nothing is worked out for records that nobody writes.
+A record names its gateway, and its client and connection when one of its arguments is :class:`Loggable`. Ids are
+computed only for records that are written.
 
-A client can cause most records as often as it likes, with names of its own choice. So the handler writes
-:data:`RECORDS_BURST` records of a kind at once and :data:`RECORDS_PER_S` for ever, and then how many it has left out.
-The kind of a record is its text before the arguments are put into it, unless the record names its kind. Records of
-level DEBUG have no budget. Every argument and every record is shortened.
+A client can cause most records at any rate, with names that it chooses. So the handler writes a burst of
+:data:`RECORDS_BURST` records of a kind, then :data:`RECORDS_PER_S`, and at intervals the number of omitted records.
+The kind of a record is its text without arguments, unless the record names its kind. Records of level DEBUG have no
+budget. Every argument and every record is shortened.
 """
 
 from __future__ import annotations
@@ -27,56 +27,56 @@ from mqtt_nats.base.bucket import Bucket
 Format = Literal["text", "json"]
 
 RECORDS_BURST: Final = 20.0
-"""Records of one kind that are written at once."""
+"""Records of one kind that are written in a burst."""
 
 RECORDS_PER_S: Final = 1.0
-"""Records of one kind that are written for as long as it goes on."""
+"""Records of one kind that are written per second after a burst."""
 
 SUMMARY_S: Final = 10.0
-"""Time after which the records that were left out are told, as one number for each kind."""
+"""Seconds between two summaries of the omitted records, one number for each kind."""
 
 REPEAT_S: Final = 60.0
-"""Time in which a record that :func:`once` marks is not repeated."""
+"""Seconds in which a record that :func:`once` marks is not repeated."""
 
 KINDS_MOST: Final = 1000
-"""Kinds, and texts that are not repeated, that are remembered; the oldest makes room."""
+"""Most kinds, and most texts of :func:`once`, that are stored; at the limit all are dropped."""
 
 NAME_LENGTH: Final = 100
-"""Characters of a name in a record."""
+"""Most characters of a name in a record."""
 
 TEXT_LENGTH: Final = 1000
-"""Characters of the text of a record."""
+"""Most characters of the text of a record."""
 
 TRACEBACK_LENGTH: Final = 8000
-"""Characters of the traceback of a record."""
+"""Most characters (about) of the traceback of a record."""
 
 GATEWAY: Final[ContextVar[Callable[[], str] | None]] = ContextVar("mqtt_nats_gateway", default=None)
-"""The id of the gateway whose task it is; its tasks and callbacks inherit it."""
+"""Function that returns the id of the present task's gateway; tasks and callbacks inherit it."""
 
 FAILURES: Final[Counter[str]] = Counter()
-"""Refusals and failures of the process since its start, by kind, whether they were logged or not."""
+"""Number of refusals and failures of the process since its start, by kind, logged or not."""
 
 
 @runtime_checkable
 class Loggable(Protocol):
-    """What a record can be about."""
+    """Argument of a record whose ids are added to the record, such as a client."""
 
     def log_fields(self) -> dict[str, Any]:
-        """Its ids, by the names that they have in a record."""
+        """Return the ids by their names in a record."""
 
 
 def about(**fields: Any) -> dict[str, Any]:
-    """The argument ``extra`` of a record with more fields."""
+    """Return the argument ``extra`` of a record with further fields."""
     return {"fields": fields}
 
 
 def once(text: str) -> dict[str, Any]:
-    """The argument ``extra`` of a record that is left out where one with the same ``text`` came lately."""
+    """Return the argument ``extra`` of a record that is omitted for `REPEAT_S` after one with the same ``text``."""
     return {"once": text}
 
 
 def spoken(text: str) -> dict[str, Any]:
-    """The argument ``extra`` of a record after which one that :func:`once` marks with ``text`` is left out."""
+    """Return the argument ``extra`` of a record that is written and makes :func:`once` omit later ones of ``text``."""
     return {"spoken": text}
 
 
@@ -86,7 +86,7 @@ def log_failure(
     """Count a refusal or a failure that a client can cause, and log it.
 
     Args:
-        kind: what the failures of :data:`FAILURES` are counted by; no text of a client's may be in it.
+        kind: key of :data:`FAILURES`; it must not contain text from a client.
     """
     FAILURES[kind] += 1
     if log.isEnabledFor(level):
@@ -94,12 +94,12 @@ def log_failure(
 
 
 def shorten(text: str, length: int = NAME_LENGTH) -> str:
-    """A text of a client's, as it is logged: its beginning, and how long it is where that is more than ``length``."""
+    """Return a client's text for the log; of one longer than ``length`` its beginning and its length."""
     return text if len(text) <= length else f"{text[:length]}... ({len(text)} characters)"
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """The ids of what a record is about, shortened."""
+    """Return the ids of a record's gateway, client and connection, and its further fields, shortened."""
     found = _fields_of(record)
     return {name: shorten(value) if isinstance(value, str) else value for name, value in found.items()}
 
@@ -118,14 +118,14 @@ def _fields_of(record: logging.LogRecord) -> dict[str, Any]:
 
 
 class Text(logging.Formatter):
-    """One line for people; ids that the line does not say come last, in brackets."""
+    """Formatter for readable text; fields except the client are appended in brackets."""
 
     def __init__(self, worker: int = 0) -> None:
         number = f" [{worker}]" if worker else ""
         super().__init__(f"%(asctime)s %(levelname)s %(name)s{number}: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """The line, without a traceback."""
+        """Return the line without a traceback."""
         line = super().formatMessage(record)
         fields = fields_of(record)
         fields.pop("client", None)
@@ -135,14 +135,14 @@ class Text(logging.Formatter):
 
 
 class Json(logging.Formatter):
-    """One JSON object in one line; the time is UTC."""
+    """Formatter for JSON, one object per line; the time is UTC."""
 
     def __init__(self, worker: int = 0) -> None:
         super().__init__()
         self._worker = worker
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Return the line."""
         when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         found: dict[str, Any] = {
             "time": when.removesuffix("+00:00") + "Z",
@@ -159,7 +159,7 @@ class Json(logging.Formatter):
 
 
 class _Kind:
-    """The budget of one kind of records, and how many were left out."""
+    """Budget of one kind of records, and the number of omitted records."""
 
     __slots__ = ("bucket", "left_out", "level", "logger", "text")
 
@@ -169,34 +169,34 @@ class _Kind:
         self.logger, self.level, self.text = record.name, record.levelno, str(record.msg)
 
     def admits(self, repeated: bool, now: float) -> bool:
-        """Whether a record is written; otherwise it is counted."""
+        """Whether a record is written; an omitted record is counted."""
         if not repeated and self.bucket.take(now):
             return True
         self.left_out += 1
         return False
 
     def summary(self) -> logging.LogRecord:
-        """The record that says how many were left out since the last one."""
+        """Return a record with the number of records omitted since the last summary."""
         count, self.left_out = self.left_out, 0
         text = "%d more like this were left out: %s"
         return logging.LogRecord(self.logger, self.level, "", 0, text, (count, self.text), None)
 
 
 class Budgeted(logging.StreamHandler[TextIO]):
-    """Writes the records for which there is a budget, shortened."""
+    """Handler that writes shortened records within the budgets of their kinds."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = monotonic) -> None:
         super().__init__(stream)
         self._clock = clock
         self._kinds: dict[object, _Kind] = {}
         self._written: dict[str, float] = {}
-        """When a record with each text that is not to be repeated was written."""
+        """Time of the clock at which a record of each :func:`once` text was written."""
         self._due = clock() + SUMMARY_S
         self.left_out = 0
-        """Records that were not written, since the start."""
+        """Number of omitted records since the start."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, or leave it out."""
+        """Write or omit a record."""
         now = self._clock()
         if record.levelno <= logging.DEBUG or self._kind(record, now).admits(self._repeated(record, now), now):
             self._write(record)
@@ -213,12 +213,12 @@ class Budgeted(logging.StreamHandler[TextIO]):
         super().emit(short)
 
     def tick(self) -> None:
-        """Say how many records were left out, where that is due."""
+        """Write the summaries when they are due."""
         if self._clock() >= self._due:
             self.summarize()
 
     def summarize(self) -> None:
-        """Say how many records were left out, of every kind of which some were."""
+        """Write a summary for every kind with omitted records."""
         self.acquire()
         try:
             self._due = self._clock() + SUMMARY_S
@@ -229,7 +229,7 @@ class Budgeted(logging.StreamHandler[TextIO]):
             self.release()
 
     def close(self) -> None:
-        """Say what was left out, and end."""
+        """Write the summaries and close the handler."""
         self.summarize()
         super().close()
 
@@ -256,7 +256,7 @@ class Budgeted(logging.StreamHandler[TextIO]):
 
 
 def _shortened(record: logging.LogRecord) -> logging.LogRecord:
-    """The record with arguments, text and traceback that are not too long."""
+    """Return the record with shortened arguments, text and traceback."""
     changes: dict[str, Any] = {}
     if isinstance(record.args, tuple):
         changes["args"] = tuple(map(_short_argument, record.args))
@@ -286,13 +286,13 @@ def _handlers() -> list[Budgeted]:
 
 
 def tick() -> None:
-    """Say how many records were left out lately; to be called now and then."""
+    """Write the summaries that are due; called at intervals."""
     for handler in _handlers():
         handler.tick()
 
 
 def left_out() -> int:
-    """Records that the process has not written since its start."""
+    """Return the number of records that the process has omitted since its start."""
     return sum(handler.left_out for handler in _handlers())
 
 
@@ -300,7 +300,7 @@ def configure(level: str, kind: Format, worker: int = 0) -> None:
     """Write records of at least ``level`` to standard error.
 
     Args:
-        worker: number of the process among several; 0: it is the only one.
+        worker: number of this worker process; 0: there is only one process.
     """
     handler = Budgeted(sys.stderr)
     handler.setFormatter(Json(worker) if kind == "json" else Text(worker))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections within this machine, where there is no network that could be congested."""
+"""TCP settings of connections within this machine, which need no congestion control."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import socket
 from typing import Any, Final
 
 PACED: Final = (b"bbr",)
-"""What the names of congestion controls begin with that let a timer decide when a packet leaves."""
+"""Prefixes of the names of congestion controls that delay packets by a timer (pacing)."""
 
 UNPACED: Final = b"reno"
-"""Every Linux has it, and lets everybody use it."""
+"""Congestion control without pacing; present on every Linux and allowed to every process."""
 
 
 def unpace(one: Any, host: str) -> None:
-    """Have packets within this machine leave at once, where the system's congestion control would pace them.
+    """Set a congestion control without pacing for a loopback socket, so that packets leave at once.
 
     Args:
-        one: a socket; what it accepts, if it listens, is like it.
-        host: the address that it listens on, or is connected to. Nothing is changed where that is not of the loopback.
+        one: a socket; connections that a listening socket accepts inherit the setting.
+        host: the address that the socket listens on or is connected to. Nothing is changed for other than loopback.
     """
     if not hasattr(socket, "TCP_CONGESTION") or not _is_loopback(host):
         return

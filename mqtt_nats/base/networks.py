@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""IP addresses and networks: what settings say of them, and looking them up."""
+"""IP addresses and networks: parsing, rules about addresses, look-up by address."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ T = TypeVar("T")
 EVERYBODY: Final = "all"
 
 HOUSEHOLD: Final = 64
-"""Bits of an IPv6 address that tell one customer from another; the rest is up to the customer."""
+"""Prefix length of IPv6 addresses that identifies one customer; the customer chooses the other bits."""
 
 
 @lru_cache(4096)
 def parse_host(host: str) -> Address | None:
-    """An address as a socket names it, IPv4 in IPv6 as IPv4; None for what is no IP address."""
+    """Return the address in a socket's host, IPv4 in IPv6 as IPv4; None for text that is no IP address."""
     try:
         found = ip_address(host.partition("%")[0])
     except ValueError:
@@ -30,7 +30,7 @@ def parse_host(host: str) -> Address | None:
 
 
 def household(host: str) -> str:
-    """What is counted as one address: an IPv4 address, or the first 64 bits of an IPv6 address."""
+    """Return the unit in which addresses are counted: an IPv4 address, or the first 64 bits of an IPv6 address."""
     found = parse_host(host)
     if isinstance(found, IPv6Address):
         return str(ip_network((found, HOUSEHOLD), strict=False).network_address)
@@ -38,10 +38,10 @@ def household(host: str) -> str:
 
 
 def parse_network(text: str) -> Network:
-    """``10.0.0.0/8``, ``2001:db8::/32``, or a single address.
+    """Parse ``10.0.0.0/8``, ``2001:db8::/32``, or a single address.
 
     Raises:
-        ValueError: it is neither; the text says what is expected.
+        ValueError: the text is no network; the error names the expected form.
     """
     try:
         return ip_network(text.strip())
@@ -52,7 +52,7 @@ def parse_network(text: str) -> Network:
 
 
 class Rule:
-    """``allow NETWORK``, ``deny NETWORK``, with ``all`` for everybody."""
+    """One rule about addresses: ``allow NETWORK`` or ``deny NETWORK``; ``all`` is any address."""
 
     __slots__ = ("allow", "network")
 
@@ -64,16 +64,16 @@ class Rule:
         self.network = None if where.strip() == EVERYBODY else parse_network(where)
 
     def __call__(self, address: Address) -> bool:
-        """Whether the rule is about an address."""
+        """Whether the rule applies to an address."""
         network = self.network
         return network is None or (network.version == address.version and address in network)
 
 
 def parse_rules(texts: tuple[str, ...]) -> tuple[Rule, ...]:
-    """Rules in their order, of which the last is about everybody.
+    """Parse ordered rules, of which the last applies to all addresses.
 
     Raises:
-        ValueError: one cannot be read, or nothing is said of those who are in none.
+        ValueError: a rule cannot be read, or the last rule does not apply to all addresses.
     """
     rules = tuple(map(Rule, texts))
     if rules and rules[-1].network is not None:
@@ -82,7 +82,7 @@ def parse_rules(texts: tuple[str, ...]) -> tuple[Rule, ...]:
 
 
 def admitted(rules: tuple[Rule, ...], host: str) -> bool:
-    """What the first rule about an address says; who has no IP address is only let in where there are no rules."""
+    """Whether the first applicable rule allows an address; a peer without IP address is allowed only without rules."""
     if not rules:
         return True
     address = parse_host(host)
@@ -90,18 +90,18 @@ def admitted(rules: tuple[Rule, ...], host: str) -> bool:
 
 
 class Networks(Generic[T]):
-    """Something for each of some networks. Looking an address up takes a step for each length of prefix there is."""
+    """Values by network. Looking up an address takes one step for each distinct prefix length."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[int, int], dict[int, T]] = {}
 
     def put(self, network: Network, value: T) -> None:
-        """Set what is kept for a network."""
+        """Set the value of a network."""
         key = (network.version, network.prefixlen)
         self._found.setdefault(key, {})[int(network.network_address)] = value
 
     def remove(self, network: Network) -> None:
-        """Keep nothing for a network."""
+        """Remove the value of a network."""
         key = (network.version, network.prefixlen)
         level = self._found.get(key, {})
         level.pop(int(network.network_address), None)
@@ -109,7 +109,7 @@ class Networks(Generic[T]):
             self._found.pop(key, None)
 
     def covering(self, host: str) -> list[T]:
-        """What is kept for the networks that an address is in."""
+        """Return the values of the networks that contain an address."""
         address = parse_host(host) if self._found else None
         if address is None:
             return []

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What time it is for nats-server, which stores messages and keeps deadlines by its own clock.
+"""Time of nats-server's clock, which determines store times and deadlines.
 
-A gateway whose clock differs would end sessions too early or too late, and drop messages that have not expired. So it
-finds out what time it is there, with every look at a stream, and counts from then on by a clock that nobody sets.
+A gateway with a different clock would end sessions too early or too late, and drop messages that have not expired. So
+a gateway reads nats-server's time with every request for a stream's state, and counts on by a clock that is never set.
 """
 
 from __future__ import annotations
@@ -14,42 +14,42 @@ from typing import Final
 log = logging.getLogger("mqtt_nats")
 
 TRUSTED: Final = 60.0
-"""Seconds after which what was found out is replaced by something less exact."""
+"""Seconds after which a less exact reading may replace the present one."""
 
 REMARKABLE: Final = 5.0
-"""Seconds of difference that are worth a line in the log."""
+"""Seconds of difference that are logged."""
 
 _BOOTTIME: Final = int(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def elapsed() -> float:
-    """Seconds since some moment in the past; it goes on while the machine sleeps, and no step of the time changes it.
+    """Return seconds of a clock that is never set and that counts while the machine sleeps (`CLOCK_BOOTTIME`).
 
-    Where there is no such clock, as on macOS, the monotonic one.
+    Where the system has no such clock, as on macOS, the monotonic clock is used.
     """
     return time.clock_gettime(_BOOTTIME)
 
 
 class NatsTime:
-    """The time of nats-server.
+    """Time of nats-server's clock.
 
     Attributes:
-        start: what it was there, in Unix time, when :func:`elapsed` was 0.
+        start: nats-server's Unix time in seconds when :func:`elapsed` was 0.
     """
 
     def __init__(self) -> None:
         self.start = time.time() - elapsed()
         self._exact = float("inf")
-        """It may be wrong by half of this (seconds)."""
+        """Round-trip time of the reading in seconds; half of it bounds the error."""
         self._found = 0.0
         self._told = 0.0
 
     def now(self) -> float:
-        """Unix time, as nats-server has it."""
+        """Return nats-server's Unix time in seconds."""
         return elapsed() + self.start
 
     def learn(self, there: float, asked: float, answered: float) -> None:
-        """nats-server has said that it was ``there``; `elapsed` was ``asked`` before, and ``answered`` after that."""
+        """Use a reading: nats-server's Unix time ``there``; `elapsed` was ``asked`` before, ``answered`` after it."""
         exact = answered - asked
         start = there - (asked + answered) / 2
         stepped = abs(start - self.start) > exact + self._exact
@@ -73,5 +73,5 @@ learn = _TIME.learn
 
 
 def converted(here: float) -> float:
-    """What time it was for nats-server when :func:`elapsed` was this."""
+    """Return nats-server's Unix time at a value of :func:`elapsed`."""
     return here + _TIME.start

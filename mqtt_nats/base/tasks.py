@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every task begins in, in the compiled build; not compiled itself. See docs/compiled.md#tasks."""
+"""Root coroutines of all tasks of the compiled build; this module is not compiled. See docs/compiled.md#tasks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ T = TypeVar("T")
 async def rooted(work: Coroutine[Any, Any, T]) -> T:
     """Run ``work`` below a coroutine that is not compiled.
 
-    Such a coroutine keeps to itself what is being handled in it while it is suspended. One that is compiled by mypyc
-    leaves it to whoever runs next: another task would raise it again.
+    A suspended coroutine of CPython keeps its handled exception (``sys.exc_info``) to itself. A coroutine compiled by
+    mypyc leaves that exception to the task that runs next, which would raise it again.
     """
     return await work
 
 
 async def rooted_call(begin: Callable[[], Awaitable[T]]) -> T:
-    """As :func:`rooted`, of what is made only when the task begins: a task that is cancelled before leaves nothing."""
+    """Run the awaitable of ``begin`` as :func:`rooted`; a task that is cancelled before its start makes none."""
     return await begin()
