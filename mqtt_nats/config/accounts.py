@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the way to a NATS account: the gateway's own, and those of its tenants (``[tenants.NAME]``)."""
+"""Settings of the connection to a NATS account, for the gateway and for its tenants (``[tenants.NAME]``)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mqtt_nats.base.limit_settings import Names
 from mqtt_nats.pubsub.subject_mapping import parse_mappings
 from mqtt_streams.subjects import RESERVED_ROOTS
 
-_URL_SCHEMES = ("nats", "tls")  # the data path is not for WebSocket
+_URL_SCHEMES = ("nats", "tls")  # the data path does not support WebSocket
 _PREFIX = re.compile(r"[^\s.*>]+(\.[^\s.*>]+)*")
 
 
@@ -59,9 +59,9 @@ TenantName = Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]
 
 
 class AccountSettings(BaseModel):
-    """How a gateway gets into an account, and what cannot be seen there."""
+    """Settings of login and TLS for an account, and of its subject mappings and reply prefixes."""
 
-    model_config = ConfigDict(defer_build=True)  # it is a part of others
+    model_config = ConfigDict(defer_build=True)  # only models that inherit from this one are built
 
     nats_user: str | None = Field(default=None, description="User name for NATS.")
     nats_password: SecretStr | None = Field(default=None, description="Password for NATS.")
@@ -105,31 +105,31 @@ class AccountSettings(BaseModel):
         return self
 
     def requires_tls(self, urls: tuple[str, ...]) -> bool:
-        """Whether nothing is said to nats-server without TLS: a setting of TLS, or one of its URLs, asks for that."""
+        """Whether connections to nats-server require TLS: by a TLS setting, or by one URL with `tls://`."""
         given = (self.nats_tls_ca, self.nats_tls_cert, self.nats_tls_hostname)
         return any(one is not None for one in given) or any(urlsplit(url).scheme == "tls" for url in urls)
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
-        """Keep what a NATS URL may hold before its ``@`` out of ``repr``."""
+        """Remove user names and passwords of NATS URLs from ``repr``."""
         for name, value in super().__repr_args__():
             yield name, tuple(map(without_userinfo, value)) if name == "nats" and value else value
 
 
 class TenantSettings(AccountSettings):
-    """An account beside the gateway's own; an entry of ``tenants``."""
+    """Settings of a tenant's account; an entry of ``tenants``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, defer_build=True)
 
     nats: Urls | None = Field(default=None, description="URLs of the nats-servers; unset: those of the gateway.")
 
     def over(self, general: AccountSettings, urls: tuple[str, ...]) -> dict[str, Any]:
-        """What it changes of the gateway's settings: whom NATS takes the gateway for is its own affair.
+        """Return the changes to the gateway's settings for this tenant. The login always comes from the tenant.
 
-        Where nats-server is, by what it is known, and whether TLS is required, is as for the gateway unless it says
-        otherwise.
+        URLs, authorities and host name of nats-server, and the requirement of TLS, are the gateway's unless the tenant
+        sets them.
 
         Args:
-            urls: of the gateway's nats-servers.
+            urls: URLs of the gateway's nats-servers.
         """
         changes = {name: getattr(self, name) for name in AccountSettings.model_fields}
         if self.nats_tls_ca is None:
@@ -138,6 +138,7 @@ class TenantSettings(AccountSettings):
             changes["nats_tls_hostname"] = general.nats_tls_hostname
         if self.nats is not None:
             return changes | {"nats": self.nats}
-        if general.nats_tls_cert is not None:  # it is the gateway's own; that it requires TLS is not
+        # The gateway's client certificate is not used for the tenant, but its requirement of TLS is.
+        if general.nats_tls_cert is not None:
             changes["nats"] = tuple(f"tls://{url.partition('://')[2]}" for url in urls)
         return changes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be set for the admin listener."""
+"""Settings of the admin listener."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ TOKEN_LEAST: Final = 16
 
 
 class AdminSettings(BaseModel):
-    """Where administrators connect, and how they prove who they are."""
+    """Settings of the admin listener: address, token and TLS."""
 
-    model_config = ConfigDict(defer_build=True)  # it is a part of others
+    model_config = ConfigDict(defer_build=True)  # only models that inherit from this one are built
 
     admin_listen: Address | None = Field(
         default=None,
@@ -48,13 +48,13 @@ class AdminSettings(BaseModel):
         return token
 
     def check_admin(self, taken: list[str]) -> None:
-        """Whether only administrators get in.
+        """Check that only administrators can use the admin listener.
 
         Args:
-            taken: the addresses of MQTT listeners.
+            taken: addresses of the MQTT listeners.
 
         Raises:
-            ValueError: what is wrong.
+            ValueError: a setting is wrong; the text names it.
         """
         listen = self.admin_listen
         given = [name for name in AdminSettings.model_fields if name != "admin_listen" and getattr(self, name)]
@@ -76,10 +76,10 @@ class AdminSettings(BaseModel):
 
     @property
     def admin_is_proved(self) -> bool:
-        """Whether administrators have to prove that they are."""
+        """Whether administrators have to authenticate, by token or certificate."""
         return self.admin_token is not None or self.admin_tls_client_ca is not None
 
     @property
     def admin_is_near(self) -> bool:
-        """Whether only who is on this machine reaches the admin listener."""
+        """Whether the admin listener is reachable from this machine only."""
         return self.admin_listen is None or is_loopback(parse_address(self.admin_listen)[0])

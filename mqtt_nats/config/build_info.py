@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of the two builds runs: the sources, or the modules compiled from them."""
+"""Name of the running build: pure Python, or compiled modules."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from mqtt_nats.codec import decoder
 
 
 def build() -> str:
-    """``compiled`` or ``pure Python``."""
+    """Return ``compiled`` or ``pure Python``."""
     return "pure Python" if str(decoder.__file__).endswith(".py") else "compiled"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The login at the embedded nats-server: an nkey of its data directory, and a context file for the nats CLI.
+"""Login at the embedded nats-server: an nkey in its data directory, and a context file for the nats CLI.
 
-Every user of a machine reaches what listens on 127.0.0.1. So the server lets nobody in but who can read the seed, which
-only the owner of the data directory can. The seed itself is sent nowhere: it signs what the server asks to be signed.
+Every user of a machine can connect to 127.0.0.1. So nats-server admits only processes that can read the seed, and only
+the owner of the data directory can read it. The seed is never sent: it signs the nonce of nats-server.
 """
 
 from __future__ import annotations
@@ -25,31 +25,32 @@ SEED: Final = "nats.nk"
 """File in the data directory with the seed of the nkey."""
 
 CONTEXT: Final = "nats.json"
-"""File in the data directory that says to the nats CLI where the server is, and how to log in: ``--context FILE``."""
+"""Context file in the data directory for the nats CLI (``--context FILE``), with URL and login of nats-server."""
 
 PORT: Final = 4222
 
 PRIVATE: Final = 0o600
 
 WAYS: Final = ("nats_user", "nats_password", "nats_token", "nats_nkey", "nats_creds")
-"""Settings of a login."""
+"""Settings of a login to NATS."""
 
 
 class Login(NamedTuple):
-    """Who may log in."""
+    """Login at the embedded nats-server."""
 
     seed: Path
+    """File with the seed."""
     public: str
-    """The public key, which nats-server is told."""
+    """Public key, which the configuration of nats-server contains."""
 
 
 def make_login(data: Path) -> Login:
-    """The login of a data directory, made where there is none yet.
+    """Return the login of a data directory; create a missing one.
 
     Raises:
-        StartupError: its file cannot be used.
+        StartupError: the file cannot be used.
     """
-    import nkeys  # takes memory that gateways without an nkey do not need
+    import nkeys  # imported only with an nkey, to save memory
 
     path = data.resolve() / SEED
     try:
@@ -65,7 +66,7 @@ def make_login(data: Path) -> Login:
 
 
 def _own(path: Path) -> bytes | None:
-    """What a file has that nobody else can have written, and from now on nobody else can read; None: there is none."""
+    """Return a file's content, None without the file. It must be the user's own; it is made private to the user."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -79,10 +80,10 @@ def _own(path: Path) -> bytes | None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read; what is there is replaced as a whole.
+    """Write a file that only its owner can read; an existing file is replaced as a whole.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     fresh.unlink(missing_ok=True)
@@ -95,7 +96,7 @@ def write_context(data: Path, login: Login, url: str) -> None:
     """Write the context file for the nats CLI.
 
     Raises:
-        StartupError: it cannot be written.
+        StartupError: the file cannot be written.
     """
     path = data / CONTEXT
     found = {"description": "the embedded nats-server of mqtt-nats", "url": url, "nkey": str(login.seed)}
@@ -106,14 +107,14 @@ def write_context(data: Path, login: Login, url: str) -> None:
 
 
 def logged_in(url: str, login: Login) -> dict[str, Any]:
-    """The settings with which a gateway uses its embedded server, in place of its own."""
+    """Return the NATS settings for the embedded nats-server, which replace the gateway's own."""
     return {**dict.fromkeys(WAYS), "nats": (url,), "nats_nkey": login.seed}
 
 
 def find_login(settings: Settings) -> Settings:
-    """The settings, with the login of the data directory where they have none and ``nats`` is the server of it.
+    """Return the settings with the login of the data directory, if they have none and ``nats`` is that nats-server.
 
-    So `mqtt-nats ctl`, and a second gateway, find by themselves how to log in at a server that another gateway has.
+    So `mqtt-nats ctl` and a second gateway find the login at the embedded nats-server of another gateway.
     """
     if any(getattr(settings, name) is not None for name in WAYS):
         return settings
@@ -122,7 +123,7 @@ def find_login(settings: Settings) -> Settings:
 
 
 def seed_for(data: Path, urls: tuple[str, ...]) -> Path | None:
-    """The file with the seed for these servers; None: they are not the embedded one, or it cannot be read."""
+    """Return the seed file for these servers; None: they are not the embedded one, or the file cannot be read."""
     try:
         context = orjson.loads((data / CONTEXT).read_bytes())
         here = _address(context["url"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections to NATS as the settings say."""
+"""Connections to NATS made from the settings."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ async def connect_link(
     on_online: Callable[[], Awaitable[None]],
     on_offline: Callable[[], Awaitable[None]],
 ) -> NatsConnection:
-    """Connect a :class:`NatsConnection`; the arguments are those of :func:`open_link`.
+    """Connect a :class:`NatsConnection`; arguments as for :func:`open_link`.
 
     Raises:
-        StartupError: one line that says what is wrong.
+        StartupError: one line with the error.
     """
     urls = settings.nats_display
     refused = f"nats-server at {urls} refuses the credentials: check the nats_* settings (of an embedded one: --data)"
@@ -54,7 +54,7 @@ async def connect_link(
 
 
 def nats_options(settings: Settings) -> dict[str, Any]:
-    """The settings as nats-py's ``connect`` takes them.
+    """Return the settings as options of nats-py's ``connect``.
 
     Raises:
         StartupError: a file cannot be used.
@@ -79,7 +79,7 @@ def nats_options(settings: Settings) -> dict[str, Any]:
 
 
 def nats_access(settings: Settings) -> NatsAccess:
-    """How the users of nats-server are checked; see :mod:`mqtt_nats.authenticators.nats_users`."""
+    """Return the access to nats-server for :mod:`mqtt_nats.authenticators.nats_users`."""
     from mqtt_nats.authenticators.nats_users import NatsAccess, own_login
 
     nkey = settings.nats_nkey is not None or settings.nats_creds is not None
@@ -105,10 +105,10 @@ MINIMUM_SERVER: Final = (2, 12)
 
 
 def check_version(link: NatsConnection, urls: str) -> None:
-    """Whether the nats-server that a gateway is connected to is new enough.
+    """Check that the connected nats-server is new enough.
 
     Raises:
-        StartupError: it is not.
+        StartupError: nats-server is too old.
     """
     if server_version(link) < MINIMUM_SERVER:
         raise StartupError(
@@ -118,7 +118,7 @@ def check_version(link: NatsConnection, urls: str) -> None:
 
 
 def server_version(link: NatsConnection) -> tuple[int, int]:
-    """Major and minor version of the nats-server that a gateway is connected to; 0.0 when it does not say."""
+    """Return major and minor version of the connected nats-server; (0, 0) when it announces none."""
     parts = str(link.server.get("version", "0")).split(".")
     try:
         return int(parts[0]), int(parts[1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of ``nats_nkey`` and ``nats_creds``, looked at before nats-py reads them: it raises what says nothing."""
+"""Files of ``nats_nkey`` and ``nats_creds``, checked before nats-py reads them: its errors do not name the cause."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Final
 from mqtt_nats.base.errors import StartupError
 
 SEED_BYTES: Final = 36
-"""Two say what it is, 32 are the seed, two the checksum of the others."""
+"""Bytes of a decoded seed: two of type, 32 of seed, two of checksum."""
 
 _JWT: Final = b"BEGIN NATS USER JWT"
 _SEED: Final = b"BEGIN USER NKEY SEED"
 
 
 def nkey_file(path: Path) -> str:
-    """The path of a file that holds the seed of a user's nkey.
+    """Return the path of a file after a check that it contains the seed of a user's nkey.
 
     Raises:
-        StartupError: it does not.
+        StartupError: the file does not contain such a seed.
     """
     if not is_seed(_read("nats_nkey", path).strip()):
         raise StartupError(
@@ -34,19 +34,19 @@ def nkey_file(path: Path) -> str:
 
 
 def creds_login(path: Path) -> dict[str, Callable[..., bytes]]:
-    """A credentials file as the options of nats-py's ``connect`` that ask for what is in it, each time.
+    """Return options of nats-py's ``connect`` with callbacks that read a credentials file at each login.
 
-    nats-py itself would look for ever for what is not in the file, where that is being replaced.
+    nats-py's own reading would loop forever over a file that is incomplete because it is being replaced.
 
     Raises:
-        StartupError: it is none; what is called later raises that too.
+        StartupError: the file is no credentials file; the callbacks raise it too.
     """
 
     def jwt() -> bytes:
         return _creds(path)[0]
 
     def sign(nonce: str) -> bytes:
-        import nkeys  # takes memory that gateways without such a file do not need
+        import nkeys  # imported only with a credentials file, to save memory
 
         pair = nkeys.from_seed(bytearray(_creds(path)[1]))
         signed = b64encode(pair.sign(nonce.encode()))
@@ -58,7 +58,7 @@ def creds_login(path: Path) -> dict[str, Callable[..., bytes]]:
 
 
 def _creds(path: Path) -> tuple[bytes, bytes]:
-    """The user's JWT and seed."""
+    """Return the user's JWT and seed."""
     lines = _read("nats_creds", path).splitlines()
     jwt, seed = _behind(lines, _JWT).strip(), _behind(lines, _SEED).strip()
     if not jwt or not is_seed(seed):
@@ -80,12 +80,12 @@ def _read(setting: str, path: Path) -> bytes:
 
 
 def _behind(lines: list[bytes], heading: bytes) -> bytes:
-    """The line after a heading; empty where there is none."""
+    """Return the line after a heading; empty without one."""
     return next((after for line, after in pairwise(lines) if heading in line), b"")
 
 
 def is_seed(seed: bytes) -> bool:
-    """Whether this is the seed of a user's nkey."""
+    """Whether the bytes are the seed of a user's nkey."""
     try:
         raw = b32decode(seed + b"=" * (-len(seed) % 8))
     except ValueError:

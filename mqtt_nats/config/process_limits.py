@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the process has of file descriptors and memory: for the standard streams, and for each connection."""
+"""File descriptors and memory of the process: standard streams, and limits of connections."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.gateway")
 
 BESIDES: Final = 200
-"""Descriptors for all that is no connection of a client: NATS, listeners, files, administrators."""
+"""File descriptors for everything except clients: NATS, listeners, files, administrators."""
 
 
 CONNECTION_BYTES: Final = 32 * 1024
-"""Memory of a connection: docs/sizing.md has 21 KB for a durable session that is connected, TLS takes some more."""
+"""Memory of a connection: 21 KB for a connected durable session (docs/sizing.md), and more for TLS."""
 
 CONNECTS_PER_S_MIN: Final = 100.0
 CONNECTS_PER_S_MAX: Final = 2000.0
-"""Connections per second that are let in, however few or many there may be: a gateway does not answer more CONNECTs."""
+"""Bounds of the default connection rate per second; a gateway does not answer more CONNECTs than the upper one."""
 
 OPEN_FILES: Final = (1 << 20, 10_240)
-"""Limits of open files that are tried, where the hard limit allows them."""
+"""Limits of open files that are tried in order, within the hard limit."""
 
 CGROUP_FILES: Final = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Where Linux has the memory limit of a container, in bytes; `max`: there is none."""
+"""Files of Linux with the memory limit of a container in bytes; `max`: no limit."""
 
 
 def raise_open_files() -> None:
-    """Raise the soft limit of open files as far as the hard one allows: each connection is one."""
+    """Raise the soft limit of open files as far as the hard limit allows: each connection needs a descriptor."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for wanted in OPEN_FILES:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -48,12 +48,12 @@ def raise_open_files() -> None:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         except (OSError, ValueError):
-            continue  # the system has a limit of its own
+            continue  # the system has a lower limit
         return
 
 
 def memory_bytes() -> int:
-    """Memory that the process may use: that of the machine, or of its container."""
+    """Return the bytes of memory of the machine or of the container, whichever is less."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for file in CGROUP_FILES:
         with contextlib.suppress(OSError, ValueError):
@@ -62,9 +62,9 @@ def memory_bytes() -> int:
 
 
 def within_process(settings: Settings) -> Settings:
-    """The settings with limits of connections that follow from open files, and from memory where none are given.
+    """Return the settings with a limit of connections derived from open files, and from memory if none is set.
 
-    A connection for which there is no descriptor would be closed without a word, and administrators would not get in.
+    Without free descriptors the system closes connections, also of administrators, without an error for the client.
     """
     changes: dict[str, Any] = {}
     most = settings.max_connections
@@ -82,7 +82,7 @@ def within_process(settings: Settings) -> Settings:
 
 
 def warn_of_few(settings: Settings) -> None:
-    """Say so when `max_connections` needs more open files than there may be: fewer clients are let in."""
+    """Log a warning when the limit of open files is too low for `max_connections`: fewer clients can connect."""
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if settings.max_connections is None or allowed == resource.RLIM_INFINITY:
         return
@@ -99,23 +99,23 @@ def warn_of_few(settings: Settings) -> None:
 
 
 def complete() -> None:
-    """Open those of the standard ones that are closed: what takes their place is mistaken for them, as by uvloop."""
+    """Open closed standard streams: libraries such as uvloop mistake other files with these descriptors for them."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free: this one
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # `open` takes the lowest free number: this one
             setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
 
 
 def say(text: str, *, until_left: bool = True) -> None:
-    """Print lines.
+    """Print lines to standard output.
 
     Args:
-        until_left: whoever reads may leave, as `head` does; click ends the command then, and says nothing.
+        until_left: the reader may close the pipe, as `head` does; click then ends the command without an error.
 
     Raises:
-        StartupError: they cannot be written.
+        StartupError: the lines cannot be written.
     """
     try:
         click.echo(text)
@@ -123,6 +123,6 @@ def say(text: str, *, until_left: bool = True) -> None:
         if until_left and isinstance(error, BrokenPipeError):
             raise
         nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, 1)  # what is left for it would be tried again at the end
+        os.dup2(nothing, 1)  # otherwise Python writes the buffered rest again at exit, and fails again
         os.close(nothing)
         raise StartupError(f"standard output cannot be written: {error.strerror}") from None

@@ -41,7 +41,7 @@ from mqtt_nats.transport.listener_settings import Address, ListenerSettings, par
 ENV_PREFIX = "MQTT_NATS_"
 
 TABLES = ("listeners", "authenticators", "plugins", "tenants", "mappings")
-"""Settings that have entries with settings of their own."""
+"""Settings that are tables or lists of tables; they have no flag."""
 
 _MIB = 1024 * 1024
 
@@ -55,7 +55,7 @@ def _lower(value: Any) -> Any:
 
 
 class Settings(ClientLimits, AccessSettings, AdminSettings, AccountSettings, BaseSettings):
-    """Everything that can be set. Constructing it reads neither environment nor file: ``load`` does."""
+    """All settings of a gateway. The constructor reads neither environment nor file; ``load`` does."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX,
@@ -283,7 +283,7 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, AccountSettings, Bas
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only what is passed in: ``load`` merges the sources itself, to know the file by its name."""
+        """Return the constructor's arguments as only source; ``load`` merges the sources to name the file in errors."""
         return (init_settings,)
 
     @model_validator(mode="after")
@@ -306,18 +306,18 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, AccountSettings, Bas
 
     @property
     def all_listeners(self) -> tuple[ListenerSettings, ...]:
-        """``listen``, unless it is left out, and ``listeners``."""
+        """All listeners: ``listeners``, and ``listen`` if it is set or ``listeners`` is empty."""
         if self.listeners and "listen" not in self.model_fields_set:
             return self.listeners
         return (ListenerSettings(listen=self.listen), *self.listeners)
 
     def at(self, listener: ListenerSettings) -> Self:
-        """What holds at a listener."""
+        """Return the settings in force at a listener."""
         changes = at_listener(dict(listener))
         return self.model_copy(update=changes) if changes else self
 
     def of(self, tenant: str) -> Self:
-        """What holds for a tenant."""
+        """Return the settings in force for a tenant; "" = the gateway's own account."""
         return self.model_copy(update=self.tenants[tenant].over(self, self.nats)) if tenant else self
 
     @property
@@ -347,11 +347,11 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, AccountSettings, Bas
 
 
 def gather(flags: Mapping[str, Any], config: Path | None = None) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """What flags, environment and file say, and where each value comes from; of the file with its lines.
+    """Return the merged values of flags, environment and file, and the origins of each value (for the file with lines).
 
-    An entry of a table that has names in the file is there by both names too, as `tenants.acme`.
+    The origins also contain the named entries of tables in the file, as `tenants.acme`.
 
-    The arguments are those of :meth:`Settings.load`.
+    Arguments as for :meth:`Settings.load`.
 
     Raises:
         StartupError: a source cannot be read, or has unknown settings.
@@ -365,30 +365,30 @@ def gather(flags: Mapping[str, Any], config: Path | None = None) -> tuple[dict[s
         origins = {name: [f"{config}:{line}" for line in found] or [str(config)] for name, found in lines.items()}
     try:
         environment = EnvSettingsSource(Settings)()
-    except SettingsError:  # the only ones that are not plain text
+    except SettingsError:  # raised for wrong JSON only: `TABLES` are the only settings that are no plain text
         names = [name for name in TABLES if not is_json(os.environ.get(env_name(name)))]
         what = "a list of objects" if {*names} & {"listeners", "authenticators"} else "an object"
         text = " and ".join(map(env_name, names))
         raise StartupError(f"{text} is not valid JSON: expected {what}") from None
     given = {name: value for name, value in flags.items() if value is not None}
-    # What is said elsewhere takes the place of a table as a whole.
+    # A flag or an environment variable replaces a table of the file as a whole.
     origins = {name: where for name, where in origins.items() if name.partition(".")[0] not in environment | given}
     origins |= {name: [env_name(name)] for name in environment} | {name: [flag_name(name)] for name in given}
     return values | environment | given, origins
 
 
 def env_name(setting: str) -> str:
-    """The environment variable of a setting."""
+    """Return the environment variable of a setting."""
     return ENV_PREFIX + setting.upper()
 
 
 def flag_name(setting: str) -> str:
-    """The command line flag of a setting."""
+    """Return the command line flag of a setting."""
     return "--" + setting.replace("_", "-")
 
 
 def is_secret(field: FieldInfo) -> bool:
-    """Whether the setting has no flag, because every user of the machine could read it there."""
+    """Whether the setting is a secret; a secret has no flag, because every user of the machine can read flags."""
     return SecretStr in get_args(field.annotation)
 
 
@@ -398,7 +398,7 @@ def has_flag(name: str) -> bool:
 
 
 def cannot_listen(address: str, error: OSError) -> str:
-    """What is said when an address is not to be had."""
+    """Return the error text for an address on which the process cannot listen."""
     return (
         f"cannot listen on {address}: {error.strerror or error}; "
         "stop what listens there or choose another address with --listen"
@@ -406,7 +406,7 @@ def cannot_listen(address: str, error: OSError) -> str:
 
 
 def _of_entry(where: tuple[int | str, ...], kind: str, message: str) -> str:
-    """What is wrong with an entry of `TABLES`; those without names count from 1."""
+    """Return the error text for an entry of `TABLES`; entries without names are counted from 1."""
     parts, fields = list(where), ListenerSettings.model_fields
     if where[0] == "tenants":
         fields = TenantSettings.model_fields
@@ -422,7 +422,7 @@ def _of_entry(where: tuple[int | str, ...], kind: str, message: str) -> str:
 
 
 def _one_line(error: ValidationError, values: Mapping[str, Any]) -> str:
-    """All that is wrong, in one line, without the value of a secret."""
+    """Return all errors in one line, without the values of secrets."""
     problems = []
     for detail in error.errors(include_url=False, include_context=False):
         message = worded(detail)

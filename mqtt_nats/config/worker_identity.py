@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of several gateways that were started together this process is."""
+"""Identity of a worker among the gateway processes of one supervisor, and the default name of a gateway."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from contextvars import ContextVar
 from typing import Final, NamedTuple
 
 NAME_LENGTH_MAX: Final = 60
-"""Characters of a host's name that become the name of its gateway."""
+"""Most characters of a host name in the default name of a gateway."""
 
 
 class WorkerIdentity(NamedTuple):
-    """One worker among its siblings."""
+    """Identity of a worker in its group."""
 
     group: str
-    """The same for all that one supervisor has started; nobody else has it."""
+    """Random id of the group: all workers of one supervisor have the same."""
     number: int
-    """From 1 on."""
+    """Number of the worker, from 1."""
     workers: int
-    """How many there are."""
+    """Number of workers in the group."""
 
 
 PLACE: Final[ContextVar[WorkerIdentity | None]] = ContextVar("place", default=None)
-"""Set once, before the gateway of a worker is made."""
+"""Identity of this worker, set once before its gateway is made; None: a gateway without a supervisor."""
 
 
 def default_name() -> str:
-    """The name of a gateway that was given none: its host's, with the number of the worker where there are several."""
+    """Return the name of a gateway without a configured one: the host name, with the worker's number if several run."""
     name = re.sub(r"[^\w.-]", "-", socket.gethostname(), flags=re.ASCII)[:NAME_LENGTH_MAX] or "gateway"
     place = PLACE.get()
     return name if place is None or place.workers == 1 else f"{name}-{place.number}"
 
 
 def own_place() -> WorkerIdentity:
-    """The place of a gateway that is made now; one without siblings is a group of its own."""
+    """Return the identity of the gateway that is being made; one without a supervisor is a group of its own."""
     return PLACE.get() or WorkerIdentity(secrets.token_hex(8), 1, 1)
