@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers to questions and orders over NATS."""
+"""Answers of a gateway to questions and requests of administrators over NATS."""

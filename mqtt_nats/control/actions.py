@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions about what a gateway has and allows, and what it can be asked to do."""
+"""Answers to questions about counters, listeners, hooks and rules, and actions on request."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.audit")
 
 CONNECTED: Final = "the client is connected"
+"""Reason why a session is not ended: its client is connected to this gateway."""
 RECONNECTED: Final = "the client has connected meanwhile"
-"""Why a session is not ended."""
+"""Reason why a session is not ended: its record was written since it was read."""
 
 
 async def _counters(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
@@ -65,7 +66,7 @@ async def _hooks(control: Control, question: dict[str, Any]) -> AsyncIterator[An
 
 
 async def _acl(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
-    """What the rules say of one user and one topic, at every QoS, and which of them."""
+    """Yield the decision of the rules about one user and one topic, at every QoS, and the deciding rule."""
     broker = control.broker
     topic, asked = str(question.get("topic")), question.get("access")
     name = str(question.get("client") or "")
@@ -115,7 +116,7 @@ async def _acl(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]
 
 
 def _check(topic: str) -> None:
-    """Raises MqttError, ValueError: it is no topic name."""
+    """Check a topic name. Raises MqttError, ValueError: the text is no topic name."""
     encoded = topic.encode()
     if len(encoded) > MAX_BYTES:
         raise ValueError(f"the topic name has more than {MAX_BYTES} bytes")
@@ -134,7 +135,7 @@ def _decision(
     retain: bool,
     touching: bool,
 ) -> tuple[bool, str]:
-    """Whether it is allowed, and what has decided that: the part that denies it, or the last one."""
+    """Return whether the access is allowed, and the deciding part: the one that denies it, or the last one."""
     allowed, why = True, "there are no rules"
     for name, rules, permissions in parts:
         allowed, rule = permissions.explain(access, topic, qos, retain, touching)
@@ -187,7 +188,7 @@ async def _unretain(control: Control, question: dict[str, Any]) -> AsyncIterator
 
 
 async def _end_sessions(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
-    """End sessions whose clients are not connected, with everything that they have left."""
+    """End sessions whose clients are not connected, and remove everything that is stored for them."""
     broker = control.broker
     written = question.get("written")
     async for name in sliced(list(question.get("clients") or ())):
@@ -197,10 +198,10 @@ async def _end_sessions(control: Control, question: dict[str, Any]) -> AsyncIter
 
 
 async def _end(control: Control, name: str, written: object) -> str:
-    """Empty when it is ended, or else why not.
+    """End one session; return "" when it has ended, else the reason why not.
 
     Args:
-        written: sequence of its record before it was asked who is connected; None: not known.
+        written: sequence of its record before the gateways were asked for connected clients; None: not known.
     """
     broker = control.broker
     try:
@@ -226,13 +227,13 @@ async def _end(control: Control, name: str, written: object) -> str:
 
 
 async def _key(broker: Broker, name: str, written: object) -> str:
-    """The key of a client's session: that of the record ``written``, if it is there still."""
+    """Return the key of a client's session: from the record ``written`` if it exists, else the first key."""
     message = await get_sequence(broker.inbox, SESSIONS, written) if isinstance(written, int) and written else None
     return name_hash(name) if message is None else message.subject.rpartition(".")[2]
 
 
 async def _is_heard(broker: Broker, record: SessionRecord) -> bool:
-    """Whether somebody listens for what the consumers of a session bring."""
+    """Whether the deliver subject of a consumer of the session has interest."""
     for ref in record.cons.values():
         info = await consumer_info(broker.inbox, MESSAGES, ref.durable_name)
         if info is not None and info.push_bound:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions about the clients of a gateway and what they have subscribed."""
+"""Answers to questions about the clients of a gateway and their subscriptions."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.audit")
 
 HEARD: Final = 5.0
-"""Seconds after which who has asked hears that something is still being done."""
+"""Seconds after which a gateway reports that a request is still in progress."""
 
 PATIENCE: Final = 20.0
-"""Seconds after which clients are left in peace when who has asked for their end says nothing any more."""
+"""Seconds without renewal by the requester after which a gateway stops disconnecting clients."""
 
 VERSIONS: Final = {3: "3.1", 4: "3.1.1", 5: "5.0"}
 
@@ -41,11 +41,11 @@ HOLDS: Final = {
     Hold.RATE: "it sends more than its rate",
     Hold.HOOKS: "a hook looks at what it published",
 }
-"""Why nothing is read from a client, for people."""
+"""Texts of the reasons why the gateway does not read from a client."""
 
 
 def brief(control: Control, client: Client) -> dict[str, Any]:
-    """What a list says of a client; times are Unix times."""
+    """Return the entry of a client in a list; times are Unix times in seconds."""
     connection, outlet = client.connection, client.outlet
     now = time.time()
     back = now - control.broker.clock.now
@@ -88,7 +88,7 @@ async def _connected(control: Control, question: dict[str, Any]) -> AsyncIterato
 
 
 def _loaded(client: Client) -> dict[str, Any]:
-    """What is in memory for a client, and up to where it has been given what it has missed, if it still is."""
+    """Return the numbers of messages in memory for a client, and the sequence that its catch-up has reached, if any."""
     inflight, queued, _ = load(client)
     catching = client.durable_side.catching if client.durable_side is not None else None
     taken = None if catching is None else catching.position
@@ -147,7 +147,7 @@ async def _subscriptions(control: Control, question: dict[str, Any]) -> AsyncIte
 
 
 def _reaches(topic_filter: str, topic: str) -> bool:
-    """Whether a subscription, perhaps a shared one, brings messages of a topic."""
+    """Whether a subscription, perhaps a shared one, matches a topic."""
     if topic_filter.startswith("$share/"):
         topic_filter = topic_filter.split("/", 2)[2]
     return matches(topic_filter, topic)
@@ -161,7 +161,7 @@ async def _topics(control: Control, question: dict[str, Any]) -> AsyncIterator[A
 
 
 async def _filters(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
-    """How many clients have a filter, and whether NATS lets the gateway have it."""
+    """Yield the filters with the number of their clients, and whether NATS denies the subscription to the gateway."""
     filters: list[Filter] = list(control.broker.table.filters.values())
     async for found in sliced(filters):
         yield {"filter": found.text, "clients": len(found.members), "denied": found.denied}
@@ -181,7 +181,7 @@ async def _kick(control: Control, question: dict[str, Any]) -> AsyncIterator[Any
     why = str(question.get("reason") or "disconnected by an administrator")
     error = MqttError(why, ReasonCode.ADMINISTRATIVE_ACTION)
     pause = float(question.get("over") or 0.0) / max(len(found), 1)
-    name = str(question.get("kick") or "") if pause else ""  # only newer command lines give one, and renew it
+    name = str(question.get("kick") or "") if pause else ""  # older command lines send no name and no renewals
     clock = asyncio.get_running_loop().time
     if found:
         log.warning("%d clients are disconnected: %s", len(found), why)
@@ -199,7 +199,7 @@ async def _kick(control: Control, question: dict[str, Any]) -> AsyncIterator[Any
                     log.warning("nobody waits for it any more: %d clients stay", len(found) - number)
                     return
                 if left > HEARD:
-                    yield Total(len(found))  # or who has asked would take the gateway for gone
+                    yield Total(len(found))  # otherwise the requester would consider the gateway gone
             if not pause and not number % SLICE:
                 await asyncio.sleep(0)
     finally:
@@ -207,7 +207,7 @@ async def _kick(control: Control, question: dict[str, Any]) -> AsyncIterator[Any
 
 
 async def _kicking(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
-    """Go on with disconnecting clients one after the other, or stop."""
+    """Renew or stop a `_kick` that disconnects clients one after the other."""
     name = str(question.get("kick"))
     known = name in control.kicks
     if known:

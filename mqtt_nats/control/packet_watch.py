@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The packets of one connection, as somebody sees them who watches it: what they are, and how long answers take.
+"""Packets of one connection as events of a trace: kinds and fields of packets, and response times.
 
-No payload, no password and no property of a packet is shown.
+No event contains a payload, a password or a property.
 """
 
 from __future__ import annotations
@@ -38,28 +38,29 @@ ANSWERED: Final = {
     PacketKind.UNSUBACK: PacketKind.UNSUBSCRIBE,
     PacketKind.PINGRESP: PacketKind.PINGREQ,
 }
-"""What each of these answers."""
+"""Packet kind by the kind that answers it: answer -> answered packet."""
 
 WAITED: Final = frozenset(ANSWERED.values())
+"""Packet kinds that have an answer."""
 
 WAITING_MOST: Final = 70_000
-"""Packets whose answer is waited for; there are not so many packet identifiers."""
+"""Most packets without an answer whose times are stored; more than there are packet identifiers."""
 
 Event = dict[str, Any]
 
 
 class Watch:
-    """One connection. Times are in seconds, on whatever clock the caller has."""
+    """Watch of one connection. Times are seconds of the caller's clock."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._reader = DeliveryHooks(client, lambda data: None, False)
         self._begun: dict[tuple[bool, int, int], float] = {}
-        """When something was sent (True) or received that is to be answered, by its kind and packet identifier."""
+        """Time of each unanswered packet, by direction (True: sent to the client), kind and packet identifier."""
         self._aliases: dict[int, str] = {}
 
     def received(self, packets: Sequence[Packet], now: float) -> list[Event]:
-        """What the client has sent."""
+        """Return the events of packets from the client."""
         found: list[Event] = []
         for packet in packets:
             match packet:
@@ -106,7 +107,7 @@ class Watch:
         return found
 
     def sent(self, data: bytes, now: float) -> list[Event]:
-        """What the gateway has sent; whole packets."""
+        """Return the events of whole packets sent to the client."""
         found: list[Event] = []
         at = 0
         while at < len(data):
@@ -151,7 +152,7 @@ class Watch:
             self._begun.setdefault((sent, kind, identifier), now)
 
     def _answer(self, sent: bool, kind: PacketKind, identifier: int, reason: int, now: float) -> Event:
-        """An answer to what the other side has sent; what itself is answered is noted."""
+        """Return the event of an answering packet with its response time; note the packet if it has an answer too."""
         event: Event = {"packet": kind.name}
         if identifier:
             event["id"] = identifier
@@ -185,17 +186,17 @@ def _reason(number: int) -> str:
 
 
 class WatchedSend:
-    """Takes the place of a socket's ``write``: sees what is sent."""
+    """Replacement of a socket's ``write`` that passes the sent bytes to a watch."""
 
     def __init__(self, send: Callable[[bytes | bytearray], None], see: Callable[[bytes], None]) -> None:
         self.send = send
         self._see = see
 
     def __call__(self, data: bytes | bytearray) -> None:
-        """Send, then look."""
+        """Send the bytes, then pass them to the watch."""
         self.send(data)
         self._see(bytes(data))
 
     def is_of(self, see: Callable[[bytes], None]) -> bool:
-        """Whether it is this one that is told."""
+        """Whether the sent bytes are passed to ``see``."""
         return self._see == see

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What answers to questions have in common: which clients are meant, and turns for others in between."""
+"""Common parts of the answers to questions: selection of clients, and walking in slices."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SLICE: Final = 200
-"""Clients, or whatever is walked through, before everything else of the gateway has a turn."""
+"""Clients or other items after which `sliced` gives way to the other tasks of the gateway."""
 
 
 class Refusal(Exception):
-    """A question cannot be answered; one line that says why."""
+    """A question cannot be answered; the text is one line with the reason."""
 
 
 class Total(NamedTuple):
-    """How many items an answer is going to have; given before them."""
+    """Number of items that an answer will have; yielded before the items."""
 
     items: int
 
 
 async def sliced(things: Iterable[T]) -> AsyncIterator[T]:
-    """All of them, with turns for others in between. What may change meanwhile has to be a copy."""
+    """Yield all items, and give way to other tasks after each slice. A collection that may change has to be copied."""
     for number, one in enumerate(things, 1):
         yield one
         if not number % SLICE:
@@ -41,10 +41,10 @@ async def sliced(things: Iterable[T]) -> AsyncIterator[T]:
 
 
 def chosen(control: Control, question: dict[str, Any]) -> Callable[[Client], bool]:
-    """Whether a client is one of those that a question is about: all of what it says must be so.
+    """Return a test whether a client is selected by a question: all criteria of the question must hold.
 
     Raises:
-        Refusal: it names a network that is none.
+        Refusal: the address in the question is no network.
     """
     tests: list[Callable[[Client], bool]] = []
     if names := frozenset(question.get("clients") or ()):
@@ -66,7 +66,7 @@ def chosen(control: Control, question: dict[str, Any]) -> Callable[[Client], boo
 
         tests.append(near)
     if listener := question.get("listener"):
-        # `tcp://` may be left out, and the rest is as the list of clients has it.
+        # `tcp://` may be omitted; the rest has the form of the list of clients.
         tests.append(lambda client: control.listener_of(client.access) == listener.removeprefix("tcp://"))
     if question.get("slow"):
         tests.append(is_slow)
@@ -74,7 +74,7 @@ def chosen(control: Control, question: dict[str, Any]) -> Callable[[Client], boo
 
 
 def load(client: Client) -> tuple[int, int, int]:
-    """Messages in flight to a client, those that wait for a place there, and how many places there are."""
+    """Return the numbers of messages in flight, of messages that wait for a place in the window, and of its places."""
     side, regular = client.durable_side, client.regular_side
     if side is not None:
         machine = side.machine
@@ -87,7 +87,7 @@ def load(client: Client) -> tuple[int, int, int]:
 
 
 def is_slow(client: Client) -> bool:
-    """Whether a client does not take what is there for it: it does not read, or does not acknowledge."""
+    """Whether messages wait for a client because it does not read or does not acknowledge."""
     side = client.durable_side
     if client.outlet.clogged or (side is not None and side.stall is not None):
         return True
@@ -96,6 +96,6 @@ def is_slow(client: Client) -> bool:
         return True
     if side is None or not inflight:
         return False
-    # All places of one subscription may be taken, and those of others free.
+    # The window of one subscription may be full while the windows of other subscriptions have places.
     taken = Counter(delivery.source for delivery in side.machine.inflight.values())
     return any(taken[one.source] >= one.consumer.max_ack_pending for one in side.attachments.values())

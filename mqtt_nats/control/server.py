@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a gateway answers to ``mqtt-nats ctl``: requests over NATS, on subjects that MQTT clients cannot reach."""
+"""Server side of ``mqtt-nats ctl``: answers to requests over NATS, on subjects that MQTT clients cannot reach."""
 
 from __future__ import annotations
 
@@ -41,38 +41,38 @@ ANSWERS: Final[dict[str, Answering]] = {
     **controlrules.ANSWERS,
     **controltrace.ANSWERS,
 }
-"""What can be asked."""
+"""Answering functions by the name of the question."""
 
 PAGE_ITEMS: Final = 500
 PAGE_BYTES: Final = 256 * 1024
-"""Bounds of one message: NATS takes a megabyte, unless it was told otherwise."""
+"""Bounds of one message; NATS allows a megabyte unless `max_payload` is set."""
 
 PAGE_SECONDS: Final = 1.0
-"""Who has asked hears at least this often what has become of it, where there is anything to hear."""
+"""Seconds after which a page with fewer items is sent."""
 
 
 class Powers(NamedTuple):
-    """What the gateway around the broker can be asked for."""
+    """Parts of the gateway outside the broker that requests may use."""
 
     doors: Mapping[Listener, Door]
-    """Its listeners, and who decides who gets in there."""
+    """Listeners of the gateway, each with its authentication."""
     stop: Callable[[], None] | None
-    """Has it end in good order; None: that is not for who asks here, in the account of a tenant."""
+    """Stops the gateway in good order; None in the account of a tenant, where it is not allowed."""
 
 
 class Control:
-    """The subscriptions of one gateway."""
+    """Subscriptions of one gateway for requests, and the state of traces and disconnections in progress."""
 
     def __init__(self, broker: Broker, lease: Lease, powers: Powers) -> None:
         self.broker = self._broker = broker
         self._lease = lease
         self.powers = powers
         self.traces: dict[str, controltrace.Trace] = {}
-        """By the name that who wants to see it has given it."""
+        """Running traces by the name that the viewer has chosen."""
         self.traces_over: deque[str] = deque(maxlen=controltrace.TRACES_OVER)
-        """Names of traces that have ended since their time or budget was over."""
+        """Names of traces that have ended because their time or budget was used up."""
         self.kicks: dict[str, float] = {}
-        """When clients are left in peace that are being disconnected one after the other, by the name of that."""
+        """Loop time in seconds at which a disconnection of many clients stops without renewal, by its name."""
         subscribe = broker.link.subscribe_raw
         self._sids = [(subscribe(WHO, self._who), WHO), (subscribe(LOOK, self._look), LOOK)]
         self._sids.append((subscribe(PLUGINS, self._plugins), PLUGINS))
@@ -112,7 +112,7 @@ class Control:
             self._broker.spawn(self._respond(reply, str(what), question), f"answer to {what}")
 
     async def _respond(self, reply: bytes, what: str, question: dict[str, Any]) -> None:
-        """Answer in pages, each when the server has taken the one before."""
+        """Answer in pages; each page is made when nats-server has taken the page before."""
         answering = ANSWERS.get(what)
         error = ""
         items: list[bytes] = []
@@ -138,7 +138,7 @@ class Control:
             error = str(refusal)
         except (MqttError, ApiError, NoResponders, RequestTimeout) as failure:
             error = " ".join(str(failure).split()) or type(failure).__name__
-        except TimeoutError:  # nobody is there to be answered
+        except TimeoutError:  # nats-server takes nothing, so the requester cannot be answered
             return
         except Exception:
             log.exception("the question %r cannot be answered", what)
@@ -150,7 +150,7 @@ class Control:
         self.tell(reply, b'%b,"items":[%b]}' % (orjson.dumps(about)[:-1], b",".join(items)))
 
     def tell(self, reply: bytes, body: bytes) -> None:
-        """Send something to who has asked; NATS would end the connection over what is too large for it."""
+        """Send an answer; one above `max_payload` is replaced by an error, as nats-server would end the connection."""
         most = self._broker.link.max_payload
         if len(body) > most:
             text = f"an answer of {len(body)} bytes is larger than NATS takes ({most}): ask for less"
@@ -159,7 +159,7 @@ class Control:
         self._broker.link.kick()
 
     def listener_of(self, door: Door) -> str:
-        """The address of the listener by which a client came in."""
+        """Return the address of a client's listener, given by its authentication; "" for none."""
         for listener, its in self.powers.doors.items():
             if its is door:
                 return str(listener.bound[0]) if listener.bound else listener.settings.listen
@@ -169,7 +169,7 @@ class Control:
         self._lease.wake.set()
 
     def state(self) -> dict[str, Any]:
-        """What the gateway is, and what it has."""
+        """Return the description and the present state of the gateway."""
         broker = self._broker
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return {

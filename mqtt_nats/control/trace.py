@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces: the packets of one client, or what becomes of the messages of one topic, while somebody looks.
+"""Traces for administrators: the packets of one client, or the events of messages of some topics.
 
-Without a trace nothing of this is on the message path. A client's trace stands between its socket and its decoder; a
-topic's trace is made of hooks, and costs every client of the gateway what hooks cost. A trace ends when it is told to,
-when its time or its budget of events is over, and soon after who looks at it is gone: it has to be asked for again
-every few seconds.
+Without a trace the message path contains no code of this module. A client's trace is inserted between its socket and
+its decoder. A topic's trace consists of hooks, with the cost of hooks for every client of the gateway. A trace ends on
+request, when its time or its budget of events is used up, and when its viewer is gone: the viewer has to renew the
+trace every few seconds.
 """
 
 from __future__ import annotations
@@ -39,38 +39,39 @@ if TYPE_CHECKING:
     from mqtt_nats.control.server import Control
 
 PATIENCE: Final = 20.0
-"""Seconds after which a trace ends that nobody has asked for again."""
+"""Seconds without renewal after which a trace ends."""
 
 TRACES_MOST: Final = 16
-"""Traces of one gateway at a time."""
+"""Most traces of one gateway at a time."""
 
 TRACES_OVER: Final = 256
-"""Names of traces that are remembered after their end."""
+"""Most names of ended traces that are stored, so that a renewal does not begin them again."""
 
 FLUSH: Final = 0.05
-"""Seconds for which events are collected."""
+"""Seconds for which events are collected before they are published."""
 
 WAITING_MOST: Final = 5000
-"""Events that are collected in that time; more are only counted."""
+"""Most events collected in `FLUSH`; further events are only counted."""
 
 EVENTS_PER_SECOND: Final = 2000.0
-"""Events that a trace tells; more are only counted, but for `WAITING_MOST` at once."""
+"""Events per second of a trace, after a burst of `WAITING_MOST`; further events are only counted."""
 
 EVENTS_MOST: Final = 1_000_000
-"""Events after which a trace ends."""
+"""Number of events after which a trace ends."""
 
 LASTS_MOST: Final = 3600.0
 """Seconds after which a trace ends."""
 
 PAGE_BYTES: Final = 256 * 1024
-"""Events of one message, in bytes."""
+"""Most bytes of events in one message."""
 
 TEXT_MOST: Final = 256
+"""Most characters of a name, topic or filter in an event: clients choose them of any size."""
 TEXTS_MOST: Final = 20
-"""Characters of a name, topic or filter in an event, and filters: clients make them of any size."""
+"""Most filters in an event."""
 
 LAST: Final = -1_000_000_000
-"""Priority of the hooks: they see what all others have made of a message."""
+"""Priority of a trace's hooks: they run after all other hooks, and see the final message."""
 
 
 class Trace:
@@ -91,10 +92,10 @@ class Trace:
         self._owner = f"trace {name}"
 
     def begin(self) -> None:
-        """Look from now on."""
+        """Begin to watch."""
 
     def end(self) -> None:
-        """Look no more."""
+        """Stop watching and publish the collected events."""
         self._ending.cancel()
         self._limit.cancel()
         self.control.broker.hooks.remove_all(self._owner)
@@ -104,13 +105,13 @@ class Trace:
         self.control.traces.pop(self.name, None)
 
     def _over(self, reason: str) -> None:
-        """It has lasted long enough, and is not begun again by who goes on asking for it."""
+        """End the trace at its limit, and store its name so that a renewal does not begin it again."""
         self._add("", {"event": "ended", "reason": reason})
         self.control.traces_over.append(self.name)
         self.end()
 
     def tell(self, client: str, event: dict[str, Any]) -> None:
-        """Something has happened."""
+        """Add an event of a client, within the limits."""
         if len(self._events) >= WAITING_MOST or not self._budget.take(time.monotonic()):
             self._lost += 1
         elif self._told >= EVENTS_MOST:
@@ -139,13 +140,13 @@ class Trace:
             self._lost = 0
 
     def renew(self) -> None:
-        """Somebody is still looking."""
+        """Postpone the end of the trace: its viewer is there."""
         self._ending.cancel()
         self._ending = asyncio.get_running_loop().call_later(PATIENCE, self.end)
 
 
 class ClientTrace(Trace):
-    """All packets of one client, whichever connection it comes by."""
+    """Trace of all packets of one client, also over further connections."""
 
     def __init__(self, control: Control, name: str, to: bytes, client_id: str) -> None:
         super().__init__(control, name, to)
@@ -154,7 +155,7 @@ class ClientTrace(Trace):
         self._watch: Watch | None = None
 
     def begin(self) -> None:
-        """Look at its connection, and at those to come."""
+        """Watch the client's connection and its later connections."""
         hooks = self.control.broker.hooks
         hooks.add(CLIENT_CONNECTED, self._connected, priority=LAST, owner=self._owner)
         hooks.add(CLIENT_DISCONNECTED, self._disconnected, priority=LAST, owner=self._owner)
@@ -168,7 +169,7 @@ class ClientTrace(Trace):
         return self._client is not None
 
     def end(self) -> None:
-        """Leave its connection alone."""
+        """Remove the trace from the client's connection, and end."""
         self._detach()
         super().end()
 
@@ -206,7 +207,7 @@ class ClientTrace(Trace):
             return
         connection, outlet = client.connection, client.outlet
         connection.seen = tuple(see for see in connection.seen if see != self._received)
-        # Another trace of the same client may have come between: then this one stays, and sees nothing any more.
+        # A later trace of the same client may wrap this one: then this one stays there, without effect.
         send = outlet.send
         if isinstance(send, DeliveryHooks):
             if isinstance(send.send, WatchedSend) and send.send.is_of(self._sent):
@@ -226,14 +227,14 @@ class ClientTrace(Trace):
 
 
 class TopicTrace(Trace):
-    """What becomes of the messages of some topics: who publishes them, who gets and acknowledges them, who does not."""
+    """Trace of the messages of some topics: publish, delivery, acknowledgement and drop, with the clients."""
 
     def __init__(self, control: Control, name: str, to: bytes, topic_filter: str) -> None:
         super().__init__(control, name, to)
         self._filter = topic_filter
 
     def begin(self) -> None:
-        """Have hooks look at every message."""
+        """Add hooks that see every message."""
         hooks = self.control.broker.hooks
         hooks.add(MESSAGE_PUBLISH, self._published, priority=LAST, owner=self._owner)
         hooks.add(MESSAGE_DELIVERED, self._delivered, priority=LAST, owner=self._owner)
@@ -269,19 +270,19 @@ class TopicTrace(Trace):
 
 
 def _body(payload: bytes) -> dict[str, Any]:
-    """What tells one message of a topic from others, for the eye of who compares."""
+    """Return size and checksum of a payload, by which messages can be compared."""
     return {"bytes": len(payload), "crc": f"{crc32(payload):08x}"}
 
 
 def _shown(value: Any) -> Any:
-    """What is told of a value."""
+    """Return a value of an event, shortened."""
     if isinstance(value, str):
         return value if len(value) <= TEXT_MOST else f"{value[: TEXT_MOST - 1]}…"
     return [_shown(one) for one in value[:TEXTS_MOST]] if isinstance(value, list) else value
 
 
 async def _trace(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
-    """Begin a trace, have it go on, or end it."""
+    """Begin, renew or end a trace."""
     name, to = str(question.get("trace")), str(question.get("to"))
     known = control.traces.get(name)
     if question.get("stop"):
