@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks: code of others that is asked, or told, at named points; see docs/hooks.md.
+"""Hooks: callbacks of plugins and applications at named points of the gateway; see docs/hooks.md.
 
-``hooks.add(MESSAGE_PUBLISH, callback)`` with the ``hooks`` of a gateway, or ``gateway.on(...)`` in a plugin.
+A hook is added by ``hooks.add(MESSAGE_PUBLISH, callback)`` with a gateway's ``hooks``, or ``gateway.on(...)`` in a
+plugin.
 """
 
 from mqtt_nats.hooks.chain import Continue as Continue

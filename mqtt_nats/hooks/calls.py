@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks and tells hooks what is not on the message path."""
+"""Calls of the hooks outside the message path: connections, subscriptions, wills, dropped messages."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ async def _ask(chain: DecisionChain[E, V], event: E, value: V) -> V:
 
 
 async def admit(client: Client, connect: Connect, client_id: str) -> None:
-    """Ask whether a CONNECT goes on to its authentication.
+    """Run the hooks of ``client.connect``, which may refuse a CONNECT before its authentication.
 
     Raises:
-        MqttError: it does not.
+        MqttError: a hook refuses the CONNECT, or has failed.
     """
     chain = client.broker.hooks.deciding(CLIENT_CONNECT)
     if chain is None:
@@ -84,7 +84,7 @@ async def admit(client: Client, connect: Connect, client_id: str) -> None:
 
 
 async def verdict_of_hooks(client: Client, credentials: Credentials) -> Verdict:
-    """What hooks say of a client's user name and password, before any authenticator is asked."""
+    """Return the verdict of the hooks of ``client.authenticate``, which run before the authenticators."""
     chain = client.broker.hooks.deciding(CLIENT_AUTHENTICATE)
     if chain is None:
         return IGNORE
@@ -95,10 +95,10 @@ async def verdict_of_hooks(client: Client, credentials: Credentials) -> Verdict:
 
 
 async def ask_hooks_about_will(client: Client, will: Will) -> Will | None:
-    """A will as the hooks of published messages leave it; None: there is to be none.
+    """Return a will after the hooks of ``message.publish``; None: the will is dropped.
 
     Raises:
-        NotAuthorized: a hook has failed, or refuses it.
+        NotAuthorized: a hook refuses the will, or has failed.
     """
     broker = client.broker
     chain = broker.hooks.deciding(MESSAGE_PUBLISH)
@@ -125,7 +125,7 @@ async def ask_hooks_about_will(client: Client, will: Will) -> Will | None:
 
 
 def connected(client: Client, present: bool) -> None:
-    """CONNACK has been written."""
+    """Count and announce a connection whose CONNACK has been written."""
     client.broker.counters.connects += 1
     client.broker.presence.connected(client, present)
     chain = client.broker.hooks.noticing(CLIENT_CONNECTED)
@@ -134,7 +134,7 @@ def connected(client: Client, present: bool) -> None:
 
 
 def disconnected(client: Client) -> None:
-    """The connection has ended; nobody who was not told of its beginning is told."""
+    """Count and announce the end of a connection; a connection without CONNACK was not announced and is not here."""
     if client.taken and client.epoch:
         session(client.broker, SESSION_TAKEN_OVER, client.client_id, client.epoch)
     if not client.greeted:
@@ -155,7 +155,7 @@ def disconnected(client: Client) -> None:
 
 
 def session(broker: Broker, point: Notice[Session], client_id: str, epoch: int) -> None:
-    """Something has happened to a session."""
+    """Emit a notice about a session."""
     chain = broker.hooks.noticing(point)
     if chain is not None:
         chain.emit(Session(client_id, epoch))
@@ -165,7 +165,7 @@ def session(broker: Broker, point: Notice[Session], client_id: str, epoch: int) 
 
 
 async def ask_hooks_to_subscribe(client: Client, packet: Subscribe) -> tuple[Subscribe, dict[int, int]]:
-    """A SUBSCRIBE packet as the hooks leave it, and what they refuse, by place."""
+    """Return a SUBSCRIBE packet after the hooks, and the reason codes of refused filters by index."""
     chain = client.broker.hooks.deciding(CLIENT_SUBSCRIBE)
     if chain is None or not packet.packet_id:
         return packet, {}
@@ -181,7 +181,7 @@ async def ask_hooks_to_subscribe(client: Client, packet: Subscribe) -> tuple[Sub
 
 
 async def ask_hooks_to_unsubscribe(client: Client, packet: Unsubscribe) -> Unsubscribe:
-    """An UNSUBSCRIBE packet as the hooks leave it."""
+    """Return an UNSUBSCRIBE packet after the hooks."""
     chain = client.broker.hooks.deciding(CLIENT_UNSUBSCRIBE)
     if chain is None:
         return packet
@@ -189,7 +189,7 @@ async def ask_hooks_to_unsubscribe(client: Client, packet: Unsubscribe) -> Unsub
 
 
 def subscribed(client: Client, granted: Iterable[tuple[str, int]]) -> None:
-    """SUBACK has been written."""
+    """Emit the notices of granted subscriptions after SUBACK has been written."""
     chain = client.broker.hooks.noticing(SESSION_SUBSCRIBED)
     if chain is not None:
         view = ClientView(client)
@@ -199,7 +199,7 @@ def subscribed(client: Client, granted: Iterable[tuple[str, int]]) -> None:
 
 
 def unsubscribed(client: Client, filters: Iterable[str]) -> None:
-    """UNSUBACK has been written."""
+    """Emit the notices of ended subscriptions after UNSUBACK has been written."""
     chain = client.broker.hooks.noticing(SESSION_UNSUBSCRIBED)
     if chain is not None:
         view = ClientView(client)
@@ -217,8 +217,8 @@ def dropped(
     reason: Literal["denied", "expired", "hook", "not permitted", "slow client", "too large"],
     message_id: str = "",
 ) -> None:
-    """Somebody does not get a message."""
-    if reason != "slow client":  # those are counted where they are dropped
+    """Count and announce a message that a client does not get, or whose publish is dropped."""
+    if reason != "slow client":  # the outlet counts these itself
         client.broker.counters.drop(reason)
     chain = client.broker.hooks.noticing(MESSAGE_DROPPED)
     if chain is not None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chains of callbacks: the order, who decides, and what becomes of a callback that fails.
+"""Chains of callbacks: order of the callbacks, results, and failed callbacks.
 
-A point is either a *decision* (its callbacks pass a value on, each may replace it) or a *notice* (something has
-happened). Callbacks run by priority, highest first, those of the same in the order in which they were added. Any of
-them may stop the chain. What fails or takes too long is counted, logged and passed over; at a strict point, where
-passing it over could let something through, the whole decision fails instead.
+A point is either a *decision* (its callbacks pass on a value, which each may replace) or a *notice* (an event has
+happened). Callbacks run by priority, highest first; callbacks of the same priority in the order of their addition. Any
+callback may stop the chain. A callback that fails or takes too long is counted, logged and skipped; at a strict point,
+where skipping it could allow something forbidden, the whole decision fails instead.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ V = TypeVar("V")
 E_ = TypeVar("E_", contravariant=True)
 
 TIMEOUT: Final = 5.0
-"""Seconds that an async callback has, unless it was added with another number."""
+"""Default time-out of an async callback in seconds."""
 
 WAITING_MOST: Final = 10_000
-"""Notices that wait for async callbacks of one point; more are lost, and counted."""
+"""Most events that wait for the async callbacks of one notice; further events are dropped and counted."""
 
 _KEEP: Final[Any] = object()
 
 
 @dataclass(frozen=True)
 class Continue(Generic[V]):
-    """The next callback goes on with this value."""
+    """Result of a decision's callback: the next callback gets this value."""
 
     value: V
 
 
 @dataclass(frozen=True)
 class Stop(Generic[V]):
-    """No further callback is asked; the value stays as it is unless there is one here."""
+    """Result of a callback: no further callback runs. A value here replaces the value of the decision."""
 
     value: V = _KEEP
 
@@ -56,7 +56,7 @@ Observer = Callable[[E], "Noticed | Awaitable[Noticed]"]
 
 
 class HookFailed(Exception):
-    """A callback of a strict point has failed: what it was asked about must not happen."""
+    """A callback of a strict point has failed: the action that it decides about must not happen."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,9 +64,9 @@ class Decision(Generic[E, V]):
     """A point whose callbacks get an event and a value, and may replace the value.
 
     Attributes:
-        fits: whether a value may take the place of another; one that may not counts as a failure.
-        strict: a failure fails the decision.
-        waits: async callbacks are possible.
+        fits: whether a new value may replace the old one; a value that may not counts as a failure of its callback.
+        strict: a failed callback fails the decision.
+        waits: async callbacks are allowed.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Decision(Generic[E, V]):
 
 @dataclass(frozen=True, eq=False)
 class Notice(Generic[E]):
-    """A point whose callbacks are told of an event."""
+    """A point whose callbacks get an event that has happened."""
 
     name: str
 
@@ -86,7 +86,7 @@ Point = Decision[Any, Any] | Notice[Any]
 
 
 class Entry:
-    """One callback in a chain, and what it has done."""
+    """One callback in a chain, with the numbers of its calls and failures."""
 
     __slots__ = ("asynchronous", "callback", "calls", "failures", "owner", "point", "priority", "timeout")
 
@@ -99,16 +99,16 @@ class Entry:
         self.asynchronous = is_async(callback)
         self.calls = 0
         self.failures = 0
-        """Exceptions, results of a wrong type, and calls that took too long."""
+        """Number of exceptions, results of a wrong type, and time-outs."""
 
     @property
     def name(self) -> str:
-        """The callback's, for logs."""
+        """Name of the callback for logs."""
         return str(getattr(self.callback, "__qualname__", None) or type(self.callback).__name__)
 
 
 class Account(NamedTuple):
-    """What a callback has done, for people."""
+    """Calls and failures of one callback, for display."""
 
     point: str
     callback: str
@@ -126,7 +126,7 @@ def is_async(callback: Callable[..., Any]) -> bool:
 
 
 class Chain:
-    """The callbacks of one point, in their order."""
+    """The ordered callbacks of one point."""
 
     __slots__ = ("entries", "point", "waits")
 
@@ -134,14 +134,14 @@ class Chain:
         self.point = point
         self.entries: tuple[Entry, ...] = ()
         self.waits = False
-        """There are async callbacks."""
+        """Whether the chain has async callbacks."""
 
     def add(self, entry: Entry) -> None:
-        """Put a callback at its place."""
+        """Insert a callback by its priority."""
         self._set((*self.entries, entry))
 
     def remove(self, entry: Entry) -> None:
-        """Take a callback out."""
+        """Remove a callback."""
         self._set(tuple(one for one in self.entries if one is not entry))
 
     def _set(self, entries: tuple[Entry, ...]) -> None:
@@ -159,23 +159,23 @@ class Chain:
 
 
 class DecisionChain(Chain, Generic[E, V]):
-    """The callbacks of a decision."""
+    """Chain of the callbacks of a decision."""
 
     __slots__ = ()
 
     point: Decision[E, V]
 
     def decide(self, event: E, value: V) -> V:
-        """Ask every callback; there are no async ones.
+        """Run every callback of a chain without async callbacks, and return the value.
 
         Raises:
-            HookFailed: one of a strict point has failed.
+            HookFailed: a callback of a strict point has failed.
         """
         for entry in self.entries:
             entry.calls += 1
             try:
                 result = entry.callback(event, value)
-            except (Exception, asyncio.CancelledError) as error:  # it may ask for the result of a task
+            except (Exception, asyncio.CancelledError) as error:  # a callback may read a cancelled task's result
                 self._fail(entry, describe(error))
                 continue
             if result is not None:
@@ -185,10 +185,10 @@ class DecisionChain(Chain, Generic[E, V]):
         return value
 
     async def decide_later(self, event: E, value: V) -> V:
-        """Ask every callback, waiting for the async ones.
+        """Run every callback, await the async ones, and return the value.
 
         Raises:
-            HookFailed: one of a strict point has failed, or took too long.
+            HookFailed: a callback of a strict point has failed or took too long.
         """
         for entry in self.entries:
             entry.calls += 1
@@ -212,7 +212,7 @@ class DecisionChain(Chain, Generic[E, V]):
         return value
 
     def _taken(self, entry: Entry, value: V, result: Any) -> tuple[V, bool]:
-        """The value after a callback, and whether the chain ends."""
+        """Return the value after a callback, and whether the chain ends."""
         if isinstance(result, Continue | Stop):
             new = result.value
             stop = isinstance(result, Stop)
@@ -233,9 +233,9 @@ class DecisionChain(Chain, Generic[E, V]):
 
 
 class NoticeChain(Chain, Generic[E]):
-    """The callbacks that are told of something.
+    """Chain of the callbacks of a notice.
 
-    While there are async ones, events wait in a queue, so that each callback gets them in their order.
+    With async callbacks, events wait in a queue, so that each callback gets them in order.
     """
 
     __slots__ = ("_queue", "_spawn", "_working", "lost")
@@ -248,10 +248,10 @@ class NoticeChain(Chain, Generic[E]):
         self._queue: deque[E] = deque()
         self._working = False
         self.lost = 0
-        """Events that nobody was told of, because too many were waiting."""
+        """Number of events dropped because too many were waiting."""
 
     def emit(self, event: E) -> None:
-        """Tell every callback; never raises."""
+        """Pass an event to every callback; never raises."""
         if not self.waits and not self._working:
             self._tell(event)
             return
@@ -311,6 +311,6 @@ class NoticeChain(Chain, Generic[E]):
 
 
 def _discard(result: Any) -> None:
-    """A coroutine that nobody awaits is closed, so that it does not complain."""
+    """Close a coroutine that is not awaited, so that Python logs no warning."""
     if inspect.iscoroutine(result):
         result.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What callbacks are told, and the values that they decide about."""
+"""Events passed to callbacks, and the values that callbacks decide about."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REFUSALS: Final = frozenset(
         ReasonCode.PAYLOAD_FORMAT_INVALID,
     )
 )
-"""What a publish that is dropped may be answered with (sections 3.4.2.1 and 3.5.2.1)."""
+"""Reason codes with which a dropped publish may be acknowledged (sections 3.4.2.1 and 3.5.2.1)."""
 
 _SUBSCRIPTION_REFUSALS: Final = frozenset(
     (
@@ -36,7 +36,7 @@ _SUBSCRIPTION_REFUSALS: Final = frozenset(
 
 
 class ClientView:
-    """A connected client, as callbacks see it. It is the same as long as the connection."""
+    """View of a connected client for callbacks. Views of the same connection are equal."""
 
     __slots__ = ("_client",)
 
@@ -44,23 +44,23 @@ class ClientView:
         self._client = client
 
     def __repr__(self) -> str:
-        """Its name and address."""
+        """Return client id and address."""
         return f"ClientView({self.client_id!r}, {self.address!r})"
 
     def __str__(self) -> str:
-        """Its name, for logs."""
+        """Return the client's name for logs."""
         return str(self._client)
 
     def log_fields(self) -> dict[str, Any]:
-        """The ids of a log record about it."""
+        """Return the ids for a log record about the client."""
         return self._client.log_fields()
 
     def __eq__(self, other: object) -> bool:
-        """Whether it is the same connection."""
+        """Whether both views are of the same connection."""
         return isinstance(other, ClientView) and self._client is other._client
 
     def __hash__(self) -> int:
-        """That of the connection."""
+        """Return a hash of the connection."""
         return hash(self._client)
 
     @property
@@ -70,12 +70,12 @@ class ClientView:
 
     @property
     def user(self) -> str | None:
-        """Whom the authentication has proved it to be; None: it is anonymous, whatever it calls itself."""
+        """Authenticated user; None: an anonymous client, whatever user name it presents."""
         return self._client.user
 
     @property
     def address(self) -> str:
-        """Its IP address; empty where it has none, any more."""
+        """IP address of the client; empty without one, also after the connection has ended."""
         return self._client.connection.host
 
     @property
@@ -85,35 +85,35 @@ class ClientView:
 
     @property
     def durable(self) -> bool:
-        """Whether its session is kept in JetStream."""
+        """Whether the client's session is stored in JetStream."""
         return self._client.durable
 
     @property
     def epoch(self) -> int:
-        """Of its session: grows with every connection, so what has a lower one is older."""
+        """Epoch of the session: grows with every connection, so a lower epoch is older."""
         return self._client.epoch
 
 
 @dataclass(frozen=True, slots=True)
 class Connecting:
-    """A CONNECT packet, before anybody has looked at its password (which is not in here)."""
+    """A CONNECT packet before authentication, without its password."""
 
     client_id: str
-    """As the client gave it, or as it was assigned."""
+    """Client id from the client, or assigned by the gateway."""
     username: str | None
-    """What the client calls itself; nobody has checked it."""
+    """User name from the client, not authenticated."""
     address: str
     version: int
     clean_start: bool
     keepalive: int
-    """Seconds."""
+    """Keep alive in seconds."""
     has_will: bool
     properties: Properties
 
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """CONNACK has been written."""
+    """A client is connected: its CONNACK has been written."""
 
     client: ClientView
     session_present: bool
@@ -121,7 +121,7 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """The connection of a client that was connected has ended."""
+    """The connection of a connected client has ended."""
 
     client: ClientView
     reason: ReasonCode
@@ -130,7 +130,7 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Something has happened to a session; ``epoch`` is the one that it has, or had, then."""
+    """Event of a session; ``epoch`` is the session's epoch at that time."""
 
     client_id: str
     epoch: int
@@ -146,7 +146,7 @@ class Subscribing:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """In place of a subscription: the client does not get it."""
+    """Refusal in place of a subscription."""
 
     reason: ReasonCode = ReasonCode.NOT_AUTHORIZED
 
@@ -156,7 +156,7 @@ class Refused:
 
 
 Wanted = tuple[Subscription | Refused, ...]
-"""The subscriptions of a SUBSCRIBE packet, in their order."""
+"""The subscriptions of a SUBSCRIBE packet, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class Unsubscribing:
 
 @dataclass(frozen=True, slots=True)
 class Subscribed:
-    """A session has a subscription; ``qos`` as granted."""
+    """A session has a new or changed subscription; ``qos``: as granted."""
 
     client: ClientView
     topic_filter: str
@@ -177,7 +177,7 @@ class Subscribed:
 
 @dataclass(frozen=True, slots=True)
 class Unsubscribed:
-    """A session has had a subscription."""
+    """A subscription of a session has ended."""
 
     client: ClientView
     topic_filter: str
@@ -185,28 +185,28 @@ class Unsubscribed:
 
 @dataclass(frozen=True, slots=True)
 class Authorizing:
-    """Somebody wants to publish on a topic, or subscribe a filter."""
+    """A client wants to publish on a topic or to subscribe a filter."""
 
     client: ClientView
     access: Literal["publish", "subscribe"]
     topic: str
-    """Topic or filter; that of a shared subscription without ``$share/<group>/``."""
+    """Topic or filter; the filter of a shared subscription without ``$share/<group>/``."""
     qos: int
     retain: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Publishing:
-    """Where a message comes from."""
+    """Origin of a message: its publisher."""
 
     client: ClientView
     will: bool = False
-    """It is the will of a client that is connecting."""
+    """Whether the message is the will of a client that is connecting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A message on its way from its publisher. `dataclasses.replace` makes another one."""
+    """A message from its publisher. `dataclasses.replace` makes a changed message."""
 
     topic: str
     payload: bytes
@@ -214,7 +214,7 @@ class Published:
     retain: bool
     properties: Properties
     message_id: str = ""
-    """The 128-bit id that it will have, 32 hex digits; empty at QoS 0, and of a will. Changing it changes nothing."""
+    """128-bit id of the message, 32 hex digits; empty at QoS 0 and for a will. A changed id is ignored."""
 
     def __post_init__(self) -> None:
         if self.qos not in (0, 1, 2):
@@ -223,10 +223,10 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """In place of a message: nobody gets it.
+    """Value in place of a message that is not delivered to any subscriber.
 
-    With ``SUCCESS`` its publisher is none the wiser; any other reason is in the acknowledgement of a 5.0 client at
-    QoS 1 and 2, and cannot be said to others.
+    With ``SUCCESS`` the publisher gets a normal acknowledgement. Any other reason code is in the acknowledgement of a
+    5.0 client at QoS 1 and 2; other publishers cannot get it.
     """
 
     reason: ReasonCode = ReasonCode.SUCCESS
@@ -239,7 +239,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A PUBLISH packet has been handed to the client's socket."""
+    """A PUBLISH packet has been written to the client's socket."""
 
     client: ClientView
     topic: str
@@ -248,9 +248,9 @@ class Delivered:
     retain: bool
     dup: bool
     packet_id: int
-    """0 at QoS 0."""
+    """Packet identifier; 0 at QoS 0."""
     message_id: str = ""
-    """The id of a stored message that a durable session gets; empty where it is not known."""
+    """Id of a stored message for a durable session; empty where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,16 +261,16 @@ class Acked:
     packet_id: int
     failed: bool
     message: Delivered | None
-    """None when it was sent before anybody listened."""
+    """The acknowledged message; None when it was sent before a callback was added."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A message did not reach somebody: a subscriber, or all, where its publisher is the ``client``."""
+    """A message was not delivered to the subscriber ``client``, or to no subscriber if ``client`` is the publisher."""
 
     client: ClientView
     topic: str
     qos: int
     reason: Literal["denied", "expired", "hook", "not permitted", "slow client", "too large"]
     message_id: str = ""
-    """Where it is known."""
+    """Id of the message; empty where it is not known."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The points at which callbacks are asked or told: docs/hooks.md describes them all."""
+"""Points at which callbacks run; docs/hooks.md describes each of them."""
 
 from __future__ import annotations
 

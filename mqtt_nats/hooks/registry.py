@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All chains of one gateway."""
+"""Registry of the hook chains of one gateway."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ V = TypeVar("V")
 
 
 class Hooks:
-    """Who is asked, and told, at which point.
+    """The chains of callbacks of one gateway, by point.
 
-    Points without callbacks have no chain at all: whoever would ask finds nothing, and what is on the message path is
-    not even there (:mod:`mqtt_nats.client.message_hooks`).
+    A point without callbacks has no chain, and the code of hooks on the message path is installed only while there are
+    callbacks (:mod:`mqtt_nats.client.message_hooks`).
 
     Args:
         spawn: runs a coroutine in the gateway's task group.
@@ -39,7 +39,7 @@ class Hooks:
         self._spawn = spawn
         self._chains: dict[Point, Chain] = {}
         self.changed: Callable[[Point], None] = lambda point: None
-        """Called when a point has got a callback, or has lost one."""
+        """Called when a callback was added to or removed from a point."""
 
     @overload
     def add(
@@ -64,16 +64,16 @@ class Hooks:
         timeout: float = TIMEOUT,
         owner: str = "",
     ) -> Entry:
-        """Have a callback asked, or told, at a point.
+        """Add a callback to a point.
 
         Args:
-            priority: callbacks with a higher one come first.
+            priority: callbacks with a higher priority run first.
             timeout: seconds after which an async callback has failed.
-            owner: whose it is, for logs and :meth:`remove_all`.
+            owner: name of the callback's owner, for logs and :meth:`remove_all`.
 
         Raises:
             ValueError: ``timeout`` is not positive.
-            TypeError: it cannot be called, or is async where nothing can wait.
+            TypeError: the callback is not callable, or is async at a point that cannot wait.
         """
         if not callable(callback):
             raise TypeError(f"a hook at {point.name} cannot be called")
@@ -91,7 +91,7 @@ class Hooks:
         return entry
 
     def remove(self, entry: Entry) -> bool:
-        """Take a callback out; False when it was not there."""
+        """Remove a callback; False when it was not registered."""
         chain = self._chains.get(entry.point)
         if chain is None or entry not in chain.entries:
             return False
@@ -102,20 +102,20 @@ class Hooks:
         return True
 
     def remove_all(self, owner: str) -> int:
-        """Take out all callbacks of ``owner``; returns how many there were."""
+        """Remove all callbacks of ``owner`` and return their number."""
         entries = [entry for chain in self._chains.values() for entry in chain.entries if entry.owner == owner]
         return sum(self.remove(entry) for entry in entries)
 
     def deciding(self, point: Decision[E, V]) -> DecisionChain[E, V] | None:
-        """The chain of a decision; None where there are no callbacks."""
+        """Return the chain of a decision; None without callbacks."""
         return cast("DecisionChain[E, V] | None", self._chains.get(point))
 
     def noticing(self, point: Notice[E]) -> NoticeChain[E] | None:
-        """The chain of a notice; None where there are no callbacks."""
+        """Return the chain of a notice; None without callbacks."""
         return cast("NoticeChain[E] | None", self._chains.get(point))
 
     def accounts(self) -> list[Account]:
-        """What every callback has done, in the order in which they are asked."""
+        """Return calls and failures of every callback; the callbacks of a point are in their order."""
         return [
             Account(chain.point.name, one.name, one.owner, one.priority, one.calls, one.failures)
             for chain in self._chains.values()
